@@ -1,0 +1,1 @@
+"""The service: HTTP, settings, use cases, command line. The only package that imports the other two."""

@@ -1,0 +1,167 @@
+"""Codes fixed in advance: item vectors from co-occurrence, quantised by residual k-means.
+
+Codes that are learned end to end collapse into ties on sparse data; codes that stand before training starts cannot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from model.config import ModelConfig
+
+WINDOW = 30  # how many events apart two items may stand and still count as seen together
+DECAY_PER_EVENT = 0.05
+POWER_ITERATIONS = 6
+OVERSAMPLING = 32
+KMEANS_ITERATIONS = 25
+KMEANS_SAMPLE = 65_536  # more points than this do not move 256 means
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Codes and the codewords they point to.
+
+    codes      (N, books)            uint8
+    codewords  (books, words, dims)  float32; the sum of an item's codewords approximates its vector
+    """
+
+    codes: NDArray[np.uint8]
+    codewords: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ItemCodes:
+    """What an item is to the model: history codes psi (N, B) and target codes phi (N, B')."""
+
+    history: Quantised
+    target: Quantised
+
+
+def item_codes(
+    item: NDArray[np.int32], starts: NDArray[np.int64], items: int, config: ModelConfig, seed: int
+) -> ItemCodes:
+    """Codes of all items from the training histories.
+
+    item    (events,)     item of every event, users one behind the other
+    starts  (users + 1,)  where each user's events begin, and the end
+    """
+    vectors = item_vectors(cooccurrence(item, starts, items), config.width, seed)
+    history = residual_kmeans(vectors, config.history_codebooks, config.history_codewords, seed)
+    target = residual_kmeans(vectors, config.target_codebooks, config.target_codewords, seed + 1)
+    distinct = separate(target.codes, config.target_codewords)
+    return ItemCodes(history, Quantised(distinct, target.codewords))
+
+
+def cooccurrence(item: NDArray[np.int32], starts: NDArray[np.int64], items: int) -> sparse.csr_array:
+    """How often two items stand near each other in a history, nearer counting more: symmetric (N, N)."""
+    user = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    counts = sparse.csr_array((items, items), dtype=np.float32)
+    for distance in range(1, WINDOW + 1):
+        together = user[distance:] == user[:-distance]
+        earlier, later = item[:-distance][together], item[distance:][together]
+        weight = np.full(len(earlier), np.exp(-DECAY_PER_EVENT * (distance - 1)), np.float32)
+        counts += sparse.coo_array((weight, (earlier, later)), shape=(items, items)).tocsr()
+    counts = sparse.csr_array(counts + counts.T)
+    counts.setdiag(0)
+    counts.eliminate_zeros()
+    return counts
+
+
+def item_vectors(counts: sparse.csr_array, width: int, seed: int) -> NDArray[np.float32]:
+    """Item vectors (N, width): the strongest components of the positive pointwise mutual information.
+
+    Randomised eigendecomposition (Halko, Martinsson and Tropp, 2011); items never seen get the zero vector.
+    """
+    items = counts.shape[0]
+    association = _positive_mutual_information(counts)
+    sketch = min(width + OVERSAMPLING, items)
+    basis = np.random.default_rng(seed).standard_normal((items, sketch)).astype(np.float32)
+    for _ in range(POWER_ITERATIONS):
+        basis, _ = np.linalg.qr(association @ basis)
+    values, rotation = np.linalg.eigh(basis.T @ (association @ basis))
+    strongest = np.argsort(-np.abs(values))[:width]
+    components = (basis @ rotation[:, strongest]) * np.sqrt(np.abs(values[strongest]))
+    vectors = np.zeros((items, width), np.float32)
+    vectors[:, : components.shape[1]] = components
+    return vectors
+
+
+def _positive_mutual_information(counts: sparse.csr_array) -> sparse.csr_array:
+    pairs = counts.tocoo()
+    degree = np.maximum(np.asarray(counts.sum(axis=1)).ravel(), 1e-12)
+    expected = degree[pairs.row] * degree[pairs.col] / max(float(degree.sum()), 1e-12)
+    information = np.maximum(np.log(np.maximum(pairs.data / expected, 1e-12)), 0).astype(np.float32)
+    return sparse.csr_array((information, (pairs.row, pairs.col)), shape=counts.shape)
+
+
+def residual_kmeans(vectors: NDArray[np.float32], books: int, words: int, seed: int) -> Quantised:
+    """Quantise vectors codebook by codebook, each encoding what the ones before left over."""
+    rng = np.random.default_rng(seed)
+    residual = vectors.copy()
+    codes = np.empty((len(vectors), books), np.uint8)
+    codewords = np.empty((books, words, vectors.shape[1]), np.float32)
+    for book in range(books):
+        codewords[book] = _kmeans(residual, words, rng)
+        codes[:, book] = _nearest(residual, codewords[book])
+        residual -= codewords[book][codes[:, book]]
+    return Quantised(codes, codewords)
+
+
+def _kmeans(points: NDArray[np.float32], words: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Lloyd's algorithm; with fewer points than words the means left over stay zero."""
+    if len(points) > KMEANS_SAMPLE:
+        points = points[rng.choice(len(points), KMEANS_SAMPLE, replace=False)]
+    means = np.zeros((words, points.shape[1]), np.float32)
+    start = rng.choice(len(points), min(words, len(points)), replace=False)
+    means[: len(start)] = points[start]
+    for _ in range(KMEANS_ITERATIONS):
+        assigned = _nearest(points, means)
+        sums = sparse.csr_array(
+            (np.ones(len(points), np.float32), (assigned, np.arange(len(points)))), shape=(words, len(points))
+        )
+        sizes = np.bincount(assigned, minlength=words)
+        filled = sizes > 0
+        means[filled] = (sums @ points)[filled] / sizes[filled, None]
+        # a mean that lost all its points moves to a random one instead of being wasted
+        lost = np.flatnonzero(~filled)[: len(points)]
+        means[lost] = points[rng.choice(len(points), len(lost), replace=False)]
+    return means
+
+
+def _nearest(points: NDArray[np.float32], means: NDArray[np.float32]) -> NDArray[np.uint8]:
+    squares = (means**2).sum(axis=1)
+    nearest = np.empty(len(points), np.uint8)
+    for begin in range(0, len(points), 16_384):
+        block = points[begin : begin + 16_384]
+        nearest[begin : begin + 16_384] = np.argmin(squares - 2 * (block @ means.T), axis=1)
+    return nearest
+
+
+def separate(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
+    """Make equal codes distinct by counting up their last places, since items of equal codes would tie for ever.
+
+    raises ValueError when there are more items than code tuples.
+    """
+    if len(codes) > float(words) ** codes.shape[1]:
+        raise ValueError(f"{len(codes)} items do not fit into {codes.shape[1]} codebooks of {words} codewords")
+    distinct = codes.copy()
+    taken: set[bytes] = set()
+    _, first = np.unique(codes, axis=0, return_index=True)
+    taken.update(codes[row].tobytes() for row in first)
+    for row in np.setdiff1d(np.arange(len(codes)), first):
+        candidate = distinct[row]
+        while candidate.tobytes() in taken:
+            _count_up(candidate, words)
+        taken.add(candidate.tobytes())
+    return distinct
+
+
+def _count_up(codes: NDArray[np.uint8], words: int) -> None:
+    for place in range(len(codes) - 1, -1, -1):
+        codes[place] = (int(codes[place]) + 1) % words
+        if codes[place]:
+            return

@@ -1,0 +1,78 @@
+"""Frozen settings of a model, its training and its data; an unknown key is an error."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Protocol = Literal["loo_full", "loo_sampled100", "temporal"]
+SplitName = Literal["loo", "temporal"]
+TrainOn = Literal["train", "validation", "all"]
+SeenRule = Literal["none", "recent", "all"]
+
+EVENT_WEIGHTS = {"view": 1.0, "click": 1.0, "cart": 1.0, "purchase": 1.0, "like": 1.0, "dislike": 0.0}
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelConfig(Frozen):
+    """Shape of a LISA-Mini model; the letters are those of the dimension legend."""
+
+    preset: str = "lisa-mini"
+    width: int = Field(128, ge=1)  # D
+    decay_rates: tuple[float, ...] = Field((0.05, 0.25, 0.8), min_length=1)  # R, lambda per step
+    history_codebooks: int = Field(8, ge=1)  # B
+    history_codewords: int = Field(32, ge=2, le=256)  # W
+    target_codebooks: int = Field(8, ge=1)  # B'
+    target_codewords: int = Field(256, ge=2, le=256)  # W'
+    ffn_multiple: int = Field(4, ge=1)
+    dropout: float = Field(0.2, ge=0, lt=1)
+
+
+class TrainConfig(Frozen):
+    """How the weights are found. A batch is a number of positions, from many users' histories."""
+
+    epochs: int = Field(20, ge=1)
+    batch_size: int = Field(2048, ge=1)
+    learning_rate: float = Field(0.002, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_share: float = Field(0.05, ge=0, lt=1)
+    patience: int = Field(5, ge=1)  # epochs without a better validation NDCG@10
+    sampled_negatives: int = Field(4096, ge=1)
+    full_softmax_items: int = Field(20_000, ge=1)  # catalogues above it train with the sampled softmax
+    seed: int = 0
+
+
+class DataCard(Frozen):
+    """What the model was trained on, so that an evaluation can hold it to it."""
+
+    sha256: str = ""  # of the uncompressed interactions table
+    split: SplitName = "loo"
+    train_on: TrainOn = "train"
+    seen_rule: SeenRule = "all"
+    users: int = 0
+    events: int = 0
+
+
+class Config(Frozen):
+    """Everything ``config.json`` of a model directory says."""
+
+    model: ModelConfig = ModelConfig()
+    training: TrainConfig = TrainConfig()
+    data: DataCard = DataCard()
+    event_weights: dict[str, float] = EVENT_WEIGHTS
+
+
+PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {
+    "lisa-mini": (ModelConfig(), TrainConfig()),
+}
+
+
+def preset(name: str) -> tuple[ModelConfig, TrainConfig]:
+    """Return the named preset; raises ValueError with the known names otherwise."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; the presets are: {', '.join(sorted(PRESETS))}")
+    return PRESETS[name]

@@ -1,0 +1,350 @@
+"""Data directories: interactions, items, and the splits of the evaluation protocols."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from model.config import SplitName, TrainOn
+
+ID_PATTERN = r"\A[A-Za-z0-9_.:@-]{1,128}\z"
+_ID = re.compile(ID_PATTERN.replace(r"\z", r"\Z"))
+SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
+REQUIRED = ("user_id", "item_id", "timestamp")
+OPTIONAL = ("type", "value")
+REPEAT_SHARE_OF_SHOPS = 0.05
+
+
+class DataError(ValueError):
+    """A data directory that cannot be read; the message names the file, the line and the way out."""
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Events grouped by user, each user's in order of time (equal times keep the order of the file).
+
+    user, item, type  (events,)  int32, indices into user_ids, item_ids, type_names
+    timestamp_us      (events,)  int64, microseconds since the epoch
+    sha256            hex digest of the uncompressed table as it lay in the file
+    """
+
+    user_ids: list[str]
+    item_ids: list[str]
+    type_names: list[str]
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]
+    type: NDArray[np.int32]
+    timestamp_us: NDArray[np.int64]
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """Where each user's events begin, and the end: (users + 1,)."""
+        return np.searchsorted(self.user, np.arange(len(self.user_ids) + 1)).astype(np.int64)
+
+    @cached_property
+    def time_is_order(self) -> bool:
+        """Whether the timestamps only count the events of a user instead of telling a time."""
+        position = np.arange(len(self)) - self.starts[self.user]
+        seconds = self.timestamp_us // 1_000_000
+        return bool(np.all(seconds - seconds[self.starts[self.user]] == position))
+
+    def weights(self, event_weights: Mapping[str, float]) -> NDArray[np.float32]:
+        """Weight of every event by its type; raises DataError for a type without one."""
+        missing = sorted(set(self.type_names) - set(event_weights))
+        if missing:
+            known = ", ".join(sorted(event_weights))
+            raise DataError(f"event type {missing[0]!r} has no weight; the generation knows: {known}")
+        return np.array([event_weights[name] for name in self.type_names], np.float32)[self.type]
+
+    def stepping(self, event_weights: Mapping[str, float]) -> Interactions:
+        """Only the events that step a state: those of positive weight."""
+        keep = self.weights(event_weights) > 0
+        if keep.all():
+            return self
+        return Interactions(
+            self.user_ids,
+            self.item_ids,
+            self.type_names,
+            self.user[keep],
+            self.item[keep],
+            self.type[keep],
+            self.timestamp_us[keep],
+            self.sha256,
+        )
+
+
+@dataclass(frozen=True)
+class Split:
+    """What trains and what is held out. The input of a held-out event is everything before it of the same user.
+
+    train       (events,) bool   events the model may learn from; a prefix of every user
+    validation  (users',) int64  positions of the held-out validation events
+    test        (users'',) int64 positions of the held-out test events
+    """
+
+    train: NDArray[np.bool_]
+    validation: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ItemTexts:
+    """Titles and categories by item id, as far as the data directory has them."""
+
+    titles: dict[str, str]
+    categories: dict[str, tuple[str, ...]]
+
+
+def is_id(text: str) -> bool:
+    """Whether the text may name a user, an item or an event."""
+    return _ID.match(text) is not None and text not in (".", "..")
+
+
+def read_interactions(directory: Path) -> Interactions:
+    """Read ``interactions.*`` of a data directory; raises DataError with file and line."""
+    table = _read(_find(directory, "interactions"), REQUIRED, OPTIONAL)
+    frame = table.frame
+    if frame.is_empty():
+        raise DataError(f"{table.path} has no interactions; it needs a header and at least one line")
+    table.require_ids("user_id", "item_id")
+    timestamp_us = table.timestamps_us()
+    kind = frame["type"] if "type" in frame.columns else pl.repeat("click", len(frame), eager=True)
+    if "type" in frame.columns:
+        table.require_ids("type")
+    if "value" in frame.columns:
+        table.require_numbers("value")
+    user, user_ids = _indices(frame["user_id"])
+    item, item_ids = _indices(frame["item_id"])
+    type_, type_names = _indices(kind)
+    order = np.lexsort((timestamp_us, user))  # stable: equal times keep the order of the file
+    return Interactions(
+        user_ids, item_ids, type_names, user[order], item[order], type_[order], timestamp_us[order], table.sha256
+    )
+
+
+def read_items(directory: Path) -> ItemTexts:
+    """Read ``items.*`` of a data directory; without such a file no item has a title."""
+    path = _find(directory, "items", required=False)
+    if path is None:
+        return ItemTexts({}, {})
+    table = _read(path, ("item_id",), ("title", "categories"))
+    table.require_ids("item_id")
+    frame = table.frame
+    ids = frame["item_id"].to_list()
+    repeated = frame["item_id"].is_duplicated() & ~frame["item_id"].is_first_distinct()
+    table.refuse(repeated, "item_id {!r} stands here a second time", "item_id")
+    empty = pl.repeat("", len(frame), eager=True)
+    titles = (frame["title"] if "title" in frame.columns else empty).fill_null("")
+    categories = (frame["categories"] if "categories" in frame.columns else empty).fill_null("")
+    return ItemTexts(
+        dict(zip(ids, titles.to_list(), strict=True)),
+        {name: _categories(text) for name, text in zip(ids, categories.to_list(), strict=True)},
+    )
+
+
+def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "train") -> Split:
+    """Split as the protocols of the same name do.
+
+    loo       the last event of each user with at least 3 is the test event, the one before it validation
+    temporal  trains before the 90 % quantile of time, tests each later user's last event; the last earlier event of
+              each user with at least 3 earlier ones is validation; refused where timestamps are only an order
+
+    train_on ``validation`` trains on the validation events too, ``all`` on everything.
+    """
+    parts = _split_temporal(interactions) if name == "temporal" else _split_loo(interactions)
+    if train_on == "all":
+        return Split(np.ones(len(interactions), bool), parts.validation, parts.test)
+    if train_on == "validation":
+        train = parts.train.copy()
+        train[parts.validation] = True
+        return Split(train, parts.validation, parts.test)
+    return parts
+
+
+def repeat_share(interactions: Interactions) -> float:
+    """Share of the events whose item the same user had before: high in shops, near 0 for ratings."""
+    pairs = interactions.user.astype(np.int64) * len(interactions.item_ids) + interactions.item
+    return 1.0 - len(np.unique(pairs)) / max(len(pairs), 1)
+
+
+def _split_loo(interactions: Interactions) -> Split:
+    lengths = np.diff(interactions.starts)
+    last = interactions.starts[1:][lengths >= 3] - 1
+    train = np.ones(len(interactions), bool)
+    train[last] = train[last - 1] = False
+    return Split(train, last - 1, last)
+
+
+def _split_temporal(interactions: Interactions) -> Split:
+    if interactions.time_is_order:
+        raise DataError("the timestamps are only an order within each user, so there is no 'temporal' split; use 'loo'")
+    cutoff_us = np.quantile(interactions.timestamp_us, 0.9, method="lower")
+    earlier = interactions.timestamp_us < cutoff_us
+    users = len(interactions.user_ids)
+    earlier_events = np.bincount(interactions.user[earlier], minlength=users)
+    lengths = np.diff(interactions.starts)
+    train_ends = interactions.starts[:-1] + earlier_events
+    validation = train_ends[earlier_events >= 3] - 1
+    test = interactions.starts[1:][(lengths > earlier_events) & (lengths >= 2)] - 1
+    train = earlier.copy()
+    train[validation] = False
+    return Split(train, validation, test)
+
+
+def _indices(column: pl.Series) -> tuple[NDArray[np.int32], list[str]]:
+    """Indices in order of first appearance, and the names."""
+    names = column.unique(maintain_order=True)
+    index = pl.DataFrame({"name": names, "index": np.arange(len(names), dtype=np.int32)})
+    joined = pl.DataFrame({"name": column}).join(index, on="name", how="left", maintain_order="left")
+    return joined["index"].to_numpy().astype(np.int32), names.to_list()
+
+
+def _categories(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part for part in text.split("|") if part))
+
+
+def _find(directory: Path, stem: str, required: bool = True) -> Path:
+    if not directory.is_dir():
+        raise DataError(f"data directory {str(directory)!r} does not exist; 'lisarec data NAME' makes one")
+    found = [directory / f"{stem}{suffix}" for suffix in SUFFIXES if (directory / f"{stem}{suffix}").is_file()]
+    if len(found) > 1:
+        raise DataError(f"data directory {str(directory)!r} has {found[0].name} and {found[1].name}; keep one of them")
+    if not found:
+        if not required:
+            return None  # type: ignore[return-value]
+        raise DataError(f"data directory {str(directory)!r} has no {stem}.tsv.gz (or .tsv, .csv, .parquet)")
+    return found[0]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table as text columns; row i stands in line i + 2 of the file."""
+
+    path: Path
+    frame: pl.DataFrame
+    sha256: str
+
+    def refuse(self, bad: pl.Series, reason: str, column: str) -> None:
+        """Raise DataError for the first row where ``bad`` holds; ``{!r}`` in the reason becomes the cell."""
+        rows = bad.fill_null(True).arg_true()
+        if len(rows):
+            cell = self.frame[column][rows[0]]
+            raise DataError(
+                f"{self.path}, line {rows[0] + 2}: " + reason.format("" if cell is None else str(cell)[:80])
+            )
+
+    def require_ids(self, *columns: str) -> None:
+        for column in columns:
+            cells = self.frame[column]
+            header = cells == column
+            self.refuse(header, "the header is repeated; remove this line", column)
+            bad = ~cells.str.contains(ID_PATTERN) | cells.is_in([".", ".."])
+            self.refuse(bad, f"{column} {{!r}} is not an id (1 to 128 of A-Z a-z 0-9 _ . : @ -)", column)
+
+    def require_numbers(self, column: str) -> None:
+        cells = self.frame[column]
+        numbers = cells.cast(pl.Float64, strict=False)
+        bad = (numbers.is_null() | ~numbers.is_finite()) & cells.is_not_null() & (cells != "")
+        self.refuse(bad, f"{column} {{!r}} is not a finite number", column)
+
+    def timestamps_us(self) -> NDArray[np.int64]:
+        """Unix seconds or RFC 3339 times as microseconds."""
+        cells = self.frame["timestamp"]
+        seconds = cells.cast(pl.Float64, strict=False)
+        seconds = seconds.set(~seconds.is_finite(), None)
+        times = (seconds * 1e6).round().cast(pl.Int64, strict=False)
+        if times.null_count():
+            texts = cells.filter(times.is_null())
+            parsed = texts.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
+            times = times.scatter(times.is_null().arg_true(), parsed.dt.timestamp("us"))
+        self.refuse(times.is_null(), "timestamp {!r} is neither Unix seconds nor an RFC 3339 time", "timestamp")
+        return times.to_numpy().astype(np.int64)
+
+
+def _read(path: Path, required: Sequence[str], optional: Sequence[str]) -> _Table:
+    if path.suffix == ".parquet":
+        raw = path.read_bytes()
+        try:
+            frame = pl.read_parquet(io.BytesIO(raw))
+            frame = frame.select(pl.col(name).cast(pl.String) for name in frame.columns)
+        except pl.exceptions.PolarsError as exc:
+            raise DataError(f"{path} is not a Parquet table of numbers and texts: {str(exc)[:200]}") from exc
+    else:
+        raw = _uncompressed(path)
+        frame = _parse(path, raw)
+    _check_header(path, frame.columns, required, optional)
+    keep = [name for name in (*required, *optional) if name in frame.columns]
+    return _Table(path, frame.select(keep), hashlib.sha256(raw).hexdigest())
+
+
+def _uncompressed(path: Path) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as exc:
+        raise DataError(f"{path} cannot be read: {exc}") from exc
+
+
+def _check_header(path: Path, header: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> None:
+    for name in required:
+        if name not in header:
+            expected = " ".join(required) + "".join(f" [{name}]" for name in optional)
+            raise DataError(f"{path}, line 1: column {name!r} is missing; the header must name {expected}")
+
+
+def _separator(path: Path) -> str:
+    return "," if ".csv" in path.name else "\t"
+
+
+def _parse(path: Path, raw: bytes) -> pl.DataFrame:
+    if not raw.strip():
+        raise DataError(f"{path} is empty; it needs a header and at least one line")
+    separator = _separator(path)
+    try:
+        frame = pl.read_csv(
+            raw, separator=separator, infer_schema=False, quote_char='"' if separator == "," else None, encoding="utf8"
+        )
+    except pl.exceptions.PolarsError as exc:
+        raise _first_broken_line(path, raw, str(exc)) from exc
+    if frame.width > 1 and frame[:, -1].null_count():
+        error = _first_broken_line(path, raw, "")
+        if "fields" in str(error):
+            raise error
+    return frame
+
+
+def _lines(path: Path, raw: bytes) -> Iterator[list[str]]:
+    text = io.StringIO(raw.decode("utf-8", errors="strict"), newline="")
+    if _separator(path) == ",":
+        return csv.reader(text)
+    return csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def _first_broken_line(path: Path, raw: bytes, otherwise: str) -> DataError:
+    """Walk the file line by line to name the first one that has too few or too many fields."""
+    try:
+        lines = _lines(path, raw)
+        width = len(next(lines))
+        for number, fields in enumerate(lines, start=2):
+            if len(fields) != width:
+                return DataError(f"{path}, line {number}: {len(fields)} fields where the header has {width}")
+    except UnicodeDecodeError as exc:
+        number = raw[: exc.start].count(b"\n") + 1
+        return DataError(f"{path}, line {number}: not UTF-8 text")
+    except csv.Error as exc:
+        return DataError(f"{path}: {exc}")
+    return DataError(f"{path} cannot be read: {otherwise[:200]}")

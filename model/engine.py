@@ -1,0 +1,99 @@
+"""States to queries, queries to items: the same interface and the same answers on CPU and CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.artifact import Artifact
+from model.lisa import AttentionTables
+
+Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+class Engine:
+    """One generation on one device. Synchronous; keep it off an event loop.
+
+    raises ValueError for a device this machine does not have.
+    """
+
+    def __init__(self, artifact: Artifact, device: str = "cpu") -> None:
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"device {device!r} is not there: torch finds no GPU; use --device cpu")
+        self.device = torch.device(device)
+        self.items = len(artifact.items)
+        self._model = artifact.model.to(self.device)
+        self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
+        self._codes_by_book = self._model.target_codes.T.contiguous()  # (B', N): each look-up reads one row
+
+    @torch.inference_mode()
+    def step(self, histograms: NDArray[np.float32], last_codes: NDArray[np.uint8]) -> Tensor:
+        """States to queries.
+
+        histograms  (Q, R, B, W)  the scale of each row is free
+        last_codes  (Q, B)
+        returns     (Q, D)        float32, on the engine's device
+        raises      ValueError    when a row of a histogram is empty
+        """
+        rows = torch.from_numpy(np.ascontiguousarray(histograms, np.float32)).to(self.device)
+        if not bool((rows.sum(dim=-1) > 0).all()):
+            raise ValueError("a state without a single step has no query")
+        codes = torch.from_numpy(last_codes.astype(np.int64)).to(self.device)
+        return self._model.read(rows, codes, self._tables)
+
+    @torch.inference_mode()
+    def scores(self, queries: Tensor) -> Tensor:
+        """Score of every item: (Q, D) -> (Q, N), summed from the codebooks' inner products in a fixed order."""
+        products = torch.einsum("qd,bpd->bqp", queries, self._model.target_codebooks)  # (B', Q, W')
+        scores = self._model.bias.expand(len(queries), -1).clone()
+        for product, codes in zip(products, self._codes_by_book, strict=True):
+            scores += product.index_select(1, codes)
+        return scores
+
+    def top_k(self, queries: Tensor, k: int, excluded: NDArray[np.bool_] | None = None) -> Ranked:
+        """The k best items of each query, best first, ties by item order.
+
+        queries   (Q, D)
+        excluded  (Q, N)   True for what must not be shown
+        returns   items (Q, k') int64 and scores (Q, k') float32, k' = min(k, N); where fewer items are allowed the
+                  rest is -1 and -inf
+        """
+        scores = self.scores(queries).cpu()
+        if excluded is not None:
+            scores[torch.from_numpy(excluded)] = -torch.inf
+        k = min(k, self.items)
+        worst = scores.topk(k, dim=1).values[:, -1].numpy()
+        items = np.full((len(scores), k), -1, np.int64)
+        best = np.full((len(scores), k), -np.inf, np.float32)
+        for row, (values, threshold) in enumerate(zip(scores.numpy(), worst, strict=True)):
+            found, found_scores = _best(values, np.flatnonzero(values >= threshold), k)
+            items[row, : len(found)] = found
+            best[row, : len(found)] = found_scores
+        return items, best
+
+    @torch.inference_mode()
+    def rank_candidates(self, queries: Tensor, candidates: Sequence[NDArray[np.int64]], k: int) -> list[Ranked]:
+        """The k best of each query's own candidates, best first, ties by item order; only these are scored."""
+        products = torch.einsum("qd,bpd->qbp", queries, self._model.target_codebooks)
+        ranked = []
+        for product, indices in zip(products, candidates, strict=True):
+            distinct = np.unique(indices)
+            chosen = torch.from_numpy(distinct).to(self.device)
+            scores = self._model.bias[chosen].clone()
+            for row, codes in zip(product, self._codes_by_book[:, chosen], strict=True):
+                scores += row[codes]
+            values = scores.cpu().numpy()
+            found, found_scores = _best(values, np.arange(len(values)), k)
+            ranked.append((distinct[found], found_scores))
+        return ranked
+
+
+def _best(values: NDArray[np.float32], chosen: NDArray[np.int64], k: int) -> Ranked:
+    """The k best of the chosen places, which ascend; places at minus infinity are left out."""
+    chosen = chosen[~np.isneginf(values[chosen])]
+    order = chosen[np.argsort(-values[chosen], kind="stable")][:k]
+    return order, values[order]
