@@ -1,1 +1,1 @@
-"""User states and the event log. Numpy and bytes only: this package never sees a tensor and never imports ``app`` or ``model``."""
+"""User states and the event log, in numpy and bytes: this package sees no tensor and imports neither other room."""

@@ -1,0 +1,55 @@
+"""A small catalogue, generations of it, and random events on it."""
+
+from itertools import count
+
+import numpy as np
+from hypothesis import strategies as st
+
+from storage.state import Event, Generation
+
+KNOWN_ITEMS = 12
+RATES = (0.0, 0.05, 0.8)
+WEIGHTS = {"click": 1.0, "buy": 3.5, "view": 0.25, "dislike": -1.0, "impression": 0.0}
+START_US = 1_700_000_000_000_000
+
+
+def make_generation(
+    tag: bytes = b"gen one\0",  # ends in a zero byte, which a numpy string would lose
+    rates: tuple[float, ...] = RATES,
+    codebooks: int = 8,
+    codewords: int = 32,
+    items: int = KNOWN_ITEMS,
+    seed: int = 0,
+    id_ring: int = 20,
+) -> Generation:
+    codes = np.random.default_rng(seed).integers(0, codewords, (items, codebooks), dtype=np.uint8)
+    index = {f"item{row}": row for row in range(items)}
+    return Generation(tag, rates, codewords, index, codes, WEIGHTS, id_ring=id_ring)
+
+
+def click(event_id: str, user_id: str = "u", item: int = 0, timestamp_us: int = START_US) -> Event:
+    return Event(event_id, user_id, f"item{item}", "click", timestamp_us, timestamp_us)
+
+
+_numbers = count()
+
+
+def fresh_user() -> str:
+    """A user id that no other example has used, so that examples can share a store."""
+    return f"user-{next(_numbers)}"
+
+
+def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
+    """Events of one user, with duplicates (by id), late, unknown and zero-weight ones."""
+    event = st.builds(
+        Event,
+        event_id=st.integers(0, 30).map("e{}".format),
+        user_id=st.just("u"),
+        item_id=st.integers(0, KNOWN_ITEMS + 2).map("item{}".format),
+        type=st.sampled_from([*WEIGHTS, "click", "click", "never heard of"]),
+        timestamp_us=st.integers(0, 5).map(lambda step: START_US + step),
+        id_time_us=st.none() | st.integers(0, 40).map(lambda second: START_US + second * 1_000_000),
+        value=st.none() | st.floats(-1e6, 1e6),
+        recommendation_id=st.none() | st.just("r1"),
+    )
+    return st.lists(event, max_size=max_size)

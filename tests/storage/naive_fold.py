@@ -1,0 +1,86 @@
+"""The oracle: what a state means, written as plainly as possible and without a line of ``storage.state``'s fold.
+
+Everything decays in place at every step, in float64; ids are a set; nothing is bounded.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.state import Event, Generation, recent_items
+
+
+@dataclass
+class NaiveUser:
+    generation: Generation
+    ids: set[str] = field(default_factory=set)
+    bins: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    steps: int = 0
+    last: tuple[int, int] | None = None  # (row, timestamp_us)
+    items: list[int] = field(default_factory=list)
+
+    def receive(self, event: Event) -> tuple[bool, bool, bool]:
+        """Returns duplicate, unknown_item, late."""
+        if event.event_id in self.ids:
+            return True, False, False
+        self.ids.add(event.event_id)
+        if event.item_id not in self.generation.item_index:
+            return False, True, False
+        row = self.generation.item_index[event.item_id]
+        self.items.append(row)
+        weight = self.generation.event_weights.get(event.type, 0)
+        if weight <= 0:
+            return False, False, False
+        self._step(row, weight)
+        if self.last is not None and event.timestamp_us < self.last[1]:
+            return False, False, True
+        self.last = row, event.timestamp_us
+        return False, False, False
+
+    def _step(self, row: int, weight: float) -> None:
+        self.steps += 1
+        for rate, book, word in self.bins:
+            self.bins[rate, book, word] *= float(np.exp(-self.generation.decay_rates[rate]))
+        for rate in range(len(self.generation.decay_rates)):
+            for book, word in enumerate(self.generation.codes[row].tolist()):
+                self.bins[rate, book, word] = self.bins.get((rate, book, word), 0.0) + weight
+
+    def histogram(self) -> NDArray[np.float64]:
+        rates, books = len(self.generation.decay_rates), self.generation.codes.shape[1]
+        dense = np.zeros((rates, books, self.generation.codewords))
+        for cell, amount in self.bins.items():
+            dense[cell] = amount
+        return dense
+
+
+def fold(generation: Generation, events: Iterable[Event]) -> NaiveUser:
+    user = NaiveUser(generation)
+    for event in events:
+        user.receive(event)
+    return user
+
+
+def assert_state_is(value: bytes | None, expected: NaiveUser) -> None:
+    """The encoded state says what the naive fold says; histograms to 1e-5 of their row's sum."""
+    if not expected.ids:
+        assert value is None
+        return
+    assert value is not None
+    generation = expected.generation
+    state = generation.decode(value)
+    assert state["event_count"] == len(expected.ids)
+    assert state["n"] == expected.steps
+    assert recent_items(state).tolist() == expected.items[::-1][:24]
+    if expected.last is None:
+        assert state["last_item"] == -1
+    else:
+        assert (state["last_item"], state["last_timestamp_us"]) == expected.last
+        assert state["last_codes"].tolist() == generation.codes[expected.last[0]].tolist()
+    assert_histogram_is(generation.histograms(generation.decode_many([value]))[0], expected.histogram())
+
+
+def assert_histogram_is(histogram: NDArray[np.float32], expected: NDArray[np.float64]) -> None:
+    error = np.abs(histogram - expected).max(axis=-1)
+    assert np.all(error <= 1e-5 * expected.sum(axis=-1))

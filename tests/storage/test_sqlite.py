@@ -1,0 +1,164 @@
+"""What only the embedded store has: its file, its schema, its queue and its groups."""
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+import storage.sqlite
+from storage.sqlite import FILE_NAME, SCHEMA_VERSION, SQLiteStore
+from storage.store import StorageBusy, StorageError, StorageUnavailable
+from tests.storage.catalogue import click, make_generation
+from tests.storage.naive_fold import assert_state_is, fold
+
+GENERATION = make_generation()
+
+
+@contextmanager
+def write_lock(directory: Path) -> Iterator[None]:
+    """Hold the file's write lock, so that everything the store accepts has to wait."""
+    with closing(sqlite3.connect(directory / FILE_NAME, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+def change(directory: Path, sql: str) -> None:
+    with closing(sqlite3.connect(directory / FILE_NAME)) as connection, connection:
+        connection.execute(sql)
+
+
+def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Path) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION], max_waiting_events=10)
+        with write_lock(tmp_path):
+            first = asyncio.ensure_future(store.append("main", [click("first")]))
+            await asyncio.sleep(0.1)  # now it has left the queue and waits for the lock
+            accepted = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(10)]
+            await asyncio.sleep(0)
+            with pytest.raises(StorageBusy):
+                await store.append("main", [click("too much")])
+        await asyncio.gather(first, *accepted)
+        log = await store.events("main", "u")
+        assert [entry.event.event_id for entry in log] == ["first", *(f"e{number}" for number in range(10))]
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_waiter_cancelled_in_the_queue_is_taken_back(tmp_path: Path) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        with write_lock(tmp_path):
+            first = asyncio.ensure_future(store.append("main", [click("first")]))
+            await asyncio.sleep(0.1)
+            waiting = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(3)]
+            await asyncio.sleep(0)
+            first.cancel()  # its group has begun: it is applied, nobody hears of it
+            waiting[1].cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(waiting[0], waiting[2])
+        assert [entry.event.event_id for entry in await store.events("main", "u")] == ["first", "e0", "e2"]
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path: Path) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        too_large_for_sqlite = [click("half applied?"), click("odd", timestamp_us=2**70)]
+        with write_lock(tmp_path):  # so that the requests form a group
+            first = asyncio.ensure_future(store.append("main", [click("first")]))
+            await asyncio.sleep(0.1)
+            requests = [[click("a")], too_large_for_sqlite, [click("b")]]
+            waiting = [asyncio.ensure_future(store.append("main", events)) for events in requests]
+            await asyncio.sleep(0)
+        before, odd, after = await asyncio.gather(*waiting, return_exceptions=True)
+        await first
+        assert isinstance(odd, StorageError)
+        assert not isinstance(before, BaseException)
+        assert not isinstance(after, BaseException)
+        log = [entry.event for entry in await store.events("main", "u")]
+        assert [event.event_id for event in log] == ["first", "a", "b"]
+        assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, log))
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_file_locked_for_too_long_fails_every_waiter_and_the_store_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage.sqlite, "BUSY_TIMEOUT_S", 0.2)
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        with write_lock(tmp_path):
+            waiting = [store.append("main", [click(f"e{number}")]) for number in range(5)]
+            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [StorageUnavailable] * 5
+        assert len({id(outcome) for outcome in outcomes}) == 5
+        await store.append("main", [click("later")])
+        assert [entry.event.event_id for entry in await store.events("main", "u")] == ["later"]
+        await store.close()
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM states",
+        "UPDATE states SET value = x'00'",
+        "UPDATE states SET value = CAST(x'63' || substr(value, 2) AS BLOB)",  # another layout version
+    ],
+)
+def test_a_state_that_is_gone_or_unreadable_is_folded_again(tmp_path: Path, damage: str) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        events = [click(f"e{number}", item=number % 12) for number in range(30)]
+        await store.append("main", events)
+        (value,) = await store.states("main", ["u"], GENERATION)
+        change(tmp_path, damage)
+        assert await store.states("main", ["u"], GENERATION) == [value]
+        change(tmp_path, damage)
+        await store.append("main", [click("one more")])
+        assert_state_is(
+            (await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, [*events, click("one more")])
+        )
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    async def law() -> None:
+        await (await SQLiteStore.open(tmp_path, [GENERATION])).close()
+        change(tmp_path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        with pytest.raises(StorageError, match=r"newer lisarec.*another directory"):
+            await SQLiteStore.open(tmp_path, [GENERATION])
+
+    asyncio.run(law())
+
+
+def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    (tmp_path / FILE_NAME).write_text("not a database, but long enough to be looked at as one" * 100)
+    for directory in (tmp_path / "file", tmp_path):
+        with pytest.raises(StorageUnavailable, match=FILE_NAME):
+            asyncio.run(SQLiteStore.open(directory, [GENERATION]))
+    with pytest.raises(ValueError, match="at least one live generation"):
+        asyncio.run(SQLiteStore.open(tmp_path, []))
+
+
+def test_commits_are_synced(tmp_path: Path) -> None:
+    """The durability of an acknowledgement at a power cut; kill -9 alone would not show it."""
+    store = asyncio.run(SQLiteStore.open(tmp_path, [GENERATION]))
+    asyncio.run(store.close())
+    with closing(storage.sqlite._connect(tmp_path / FILE_NAME)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)

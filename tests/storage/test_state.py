@@ -1,0 +1,228 @@
+"""Laws of the state: the fold against the naive fold, the dedupe decision against a set, and the codec."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.state import Effect, Event, Generation, State, StateError, already_seen, id_time_us, recent_items
+from tests.storage.catalogue import START_US, click, logs, make_generation
+from tests.storage.naive_fold import NaiveUser, assert_histogram_is, assert_state_is, fold
+
+
+def folded(generation: Generation, events: list[Event]) -> State:
+    state = generation.empty()
+    for event in events:
+        generation.apply(state, event)
+    return state
+
+
+class TestFold:
+    @given(logs())
+    @settings(max_examples=60, deadline=None)
+    def test_the_fold_equals_the_naive_fold(self, events: list[Event]) -> None:
+        generation = make_generation()
+        naive = NaiveUser(generation)
+        fresh = [event for event in events if not naive.receive(event)[0]]
+        if fresh:
+            assert_state_is(generation.encode(folded(generation, fresh)), naive)
+
+    @pytest.mark.parametrize(
+        ("rates", "length"),
+        [
+            ((0.05, 0.25, 0.8), 1500),  # rescaled every 50 steps
+            ((0.0,), 2500),  # nothing decays
+            ((0.0, 1e-4), 2500),
+            ((3.0, 0.001), 600),  # every 13 steps, so that old bins fall below float32
+            ((100.0, 0.1), 100),  # every step
+        ],
+    )
+    def test_histograms_stay_exact_when_the_exponent_is_rescaled_many_times(
+        self, rates: tuple[float, ...], length: int
+    ) -> None:
+        generation = make_generation(rates=rates)
+        items = np.random.default_rng(1).integers(0, 12, length)
+        types = np.random.default_rng(2).choice(["click", "buy", "view"], length)
+        state, naive = generation.empty(), NaiveUser(generation)
+        for number, (item, event_type) in enumerate(zip(items, types, strict=True)):
+            event = Event(f"e{number}", "u", f"item{item}", event_type, number, None)
+            generation.apply(state, event)
+            naive.receive(event)
+            if number % 97 == 0 or number == length - 1:
+                states = generation.decode_many([generation.encode(state)])
+                assert_histogram_is(generation.histograms(states)[0], naive.histogram())
+                assert np.all(generation.histograms(states)[0].max(axis=-1) > 0)
+
+    def test_bins_never_hold_denormals_and_never_overflow_at_the_extreme_weights(self) -> None:
+        base = make_generation(rates=(0.05, 0.25, 0.8))
+        weights = {"light": 1e-6, "heavy": 1e6}
+        generation = Generation(base.tag, base.decay_rates, 32, base.item_index, base.codes, weights)
+        state = generation.empty()
+        smallest = np.finfo(np.float32).smallest_normal
+        for number in range(600):
+            event_type = "heavy" if number < 50 else "light"
+            generation.apply(state, Event(f"e{number}", "u", f"item{number % 12}", event_type, number, None))
+            for values in (state["bins"], generation.histograms(np.array([state]))):
+                assert np.all(np.isfinite(values))
+                assert np.all((values == 0) | (values >= smallest))
+
+    def test_a_late_event_steps_without_becoming_the_last_item_and_an_equal_time_is_not_late(self) -> None:
+        generation = make_generation()
+        state = generation.empty()
+        assert generation.apply(state, click("a", item=1, timestamp_us=10)) is Effect.STEPPED
+        assert generation.apply(state, click("b", item=2, timestamp_us=9)) is Effect.STEPPED_LATE
+        assert (state["n"], state["last_item"], state["last_timestamp_us"]) == (2, 1, 10)
+        assert generation.apply(state, click("c", item=3, timestamp_us=10)) is Effect.STEPPED
+        assert state["last_item"] == 3
+
+    def test_what_does_not_step_is_told_and_only_known_items_count_as_recent(self) -> None:
+        generation = make_generation()
+        state = generation.empty()
+        assert generation.apply(state, Event("a", "u", "item1", "dislike", 10, None)) is Effect.WEIGHTLESS
+        assert generation.apply(state, Event("b", "u", "nowhere", "click", 10, None)) is Effect.UNKNOWN_ITEM
+        assert (state["n"], state["last_item"], state["event_count"]) == (0, -1, 2)
+        assert recent_items(state).tolist() == [1]
+
+
+class TestDedupe:
+    @given(st.data())
+    @settings(max_examples=150, deadline=None)
+    def test_the_decision_equals_a_set_of_all_ids(self, data: st.DataObject) -> None:
+        generation = make_generation(codebooks=1, codewords=32, id_ring=data.draw(st.integers(1, 4)))
+        # Ids are sent in any order and any number of times; a resend carries the time of the original.
+        times = st.lists(st.none() | st.integers(0, 6_000_000), min_size=1, max_size=25)
+        time_of = {f"e{number}": time_us for number, time_us in enumerate(data.draw(times))}
+        sent = data.draw(st.lists(st.sampled_from(sorted(time_of)), max_size=60))
+        state = generation.empty()
+        seen: set[str] = set()
+        for event_id in sent:
+            event = Event(event_id, "u", "item1", "click", START_US, time_of[event_id])
+            duplicate = already_seen(state, event, lambda event_id=event_id: event_id in seen)
+            assert duplicate == (event_id in seen)
+            if not duplicate:
+                generation.apply(state, event)
+                seen.add(event_id)
+
+    def test_the_log_is_not_asked_while_ids_arrive_in_the_order_of_their_times(self) -> None:
+        generation = make_generation(id_ring=4)
+        state = generation.empty()
+        for second in range(50):
+            event = click(f"e{second}", timestamp_us=START_US + second * 1_000_000)
+            assert not already_seen(state, event, in_log=refuse_to_look)
+            generation.apply(state, event)
+            assert already_seen(state, event, in_log=refuse_to_look)
+
+    def test_the_log_is_not_asked_before_the_ring_has_evicted(self) -> None:
+        generation = make_generation(id_ring=4)
+        state = generation.empty()
+        for number in range(4):
+            event = Event(f"e{number}", "u", "item1", "click", START_US, None)
+            assert not already_seen(state, event, in_log=refuse_to_look)
+            generation.apply(state, event)
+
+    @pytest.mark.parametrize("time_us", [None, START_US, -5, 0, 2**62])
+    def test_an_evicted_id_is_looked_up_whatever_its_time(self, time_us: int | None) -> None:
+        generation = make_generation(id_ring=1)
+        evicted = Event("first", "u", "item1", "click", START_US, time_us)
+        state = folded(generation, [evicted, click("second", timestamp_us=START_US + 10_000_000)])
+        assert already_seen(state, evicted, in_log=lambda: True)
+        assert not already_seen(state, evicted, in_log=lambda: False)
+
+
+def refuse_to_look() -> bool:
+    raise AssertionError("the log was asked")
+
+
+class TestIdTime:
+    def test_a_uuid7_carries_its_own_time(self) -> None:
+        # RFC 9562, appendix A.6: Tuesday, February 22, 2022 2:22:22.00 PM GMT-05:00
+        event_id = "017F22E2-79B0-7CC3-98C4-DC0C0C07398F"
+        assert id_time_us(event_id, 5) == id_time_us(event_id.lower(), None) == 1_645_557_742_000_000
+
+    @pytest.mark.parametrize(
+        "event_id",
+        ["order-17", "919108f7-52d1-4320-9bac-f847db4148a8", "017F22E2-79B0-7CC3-C8C4-DC0C0C07398F"],
+        ids=["no uuid", "uuid4", "another variant"],
+    )
+    def test_any_other_id_has_the_clients_time_or_none(self, event_id: str) -> None:
+        assert id_time_us(event_id, 5) == 5
+        assert id_time_us(event_id, None) is None
+
+
+class TestCodec:
+    @given(logs())
+    @settings(max_examples=20, deadline=None)
+    def test_decoding_gives_back_what_was_encoded_and_folding_goes_on(self, events: list[Event]) -> None:
+        generation = make_generation()
+        half = len(events) // 2
+        resumed = generation.decode(generation.encode(folded(generation, events[:half])))
+        for event in events[half:]:
+            generation.apply(resumed, event)
+        assert generation.encode(resumed) == generation.encode(folded(generation, events))
+
+    def test_the_size_stays_below_3500_bytes_after_any_number_of_events(self) -> None:
+        generation = make_generation(rates=(0.05, 0.25, 0.8), codebooks=8, codewords=32)
+        state = generation.empty()
+        sizes = {len(generation.encode(state))}
+        for number in range(300):
+            generation.apply(state, click(f"e{number}", item=number % 12))
+            sizes.add(len(generation.encode(state)))
+        assert sizes == {generation.dtype.itemsize}
+        assert generation.dtype.itemsize < 3500
+
+    def test_many_states_are_decoded_at_once(self) -> None:
+        generation = make_generation()
+        values = [generation.encode(folded(generation, [click("a", item=item)])) for item in (3, 1, 2)]
+        states = generation.decode_many(values)
+        assert states["last_item"].tolist() == [3, 1, 2]
+        assert generation.decode_many([]).shape == (0,)
+        singles = [generation.histograms(generation.decode_many([value]))[0] for value in values]
+        assert np.array_equal(generation.histograms(states), np.stack(singles))
+
+    def test_what_is_no_state_of_this_generation_and_layout_is_refused(self) -> None:
+        generation = make_generation()
+        value = generation.encode(generation.empty())
+        other = make_generation(tag=b"gen two\0")
+        for bad in (b"", value[:-1], value + b"\0", bytes([99]) + value[1:], other.encode(other.empty())):
+            with pytest.raises(StateError):
+                generation.decode(bad)
+            with pytest.raises(StateError):
+                generation.decode_many([value, bad])
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"tag": b"short"},
+            {"decay_rates": ()},
+            {"decay_rates": (-0.1,)},
+            {"decay_rates": (float("nan"),)},
+            {"codewords": 2},
+            {"codewords": 257},
+            {"codes": np.zeros((3, 2), np.int64)},
+            {"event_weights": {"click": 1e30}},
+            {"event_weights": {"click": float("nan")}},
+        ],
+        ids=str,
+    )
+    def test_a_generation_that_does_not_fit_together_is_refused(self, wrong: dict[str, object]) -> None:
+        fitting: dict[str, object] = {
+            "tag": b"12345678",
+            "decay_rates": (0.1,),
+            "codewords": 4,
+            "item_index": {"a": 0},
+            "codes": np.full((1, 2), 3, np.uint8),
+            "event_weights": {"click": 1.0},
+        }
+        Generation(**fitting)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"tag|rates|code|weight"):
+            Generation(**(fitting | wrong))  # type: ignore[arg-type]
+
+
+def test_the_naive_fold_of_a_hand_made_log() -> None:
+    """The oracle itself, once by hand: two steps at one rate, one codebook."""
+    generation = make_generation(rates=(0.5,), codebooks=1, items=2)
+    first, second = generation.codes[:, 0].tolist()
+    assert first != second
+    histogram = fold(generation, [click("a", item=0), click("b", item=1), click("b", item=1)]).histogram()
+    assert histogram[0, 0, first] == pytest.approx(np.exp(-0.5))
+    assert histogram[0, 0, second] == 1
