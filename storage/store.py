@@ -11,11 +11,11 @@ class StorageError(Exception):
     """A request could not be applied. Nothing of it was."""
 
 
-class StorageUnavailable(StorageError):  # noqa: N818, it reads as what it says
+class StorageUnavailable(StorageError):
     """The store cannot be reached or written, or is closed. What was sent may be sent again: ids make that safe."""
 
 
-class StorageBusy(StorageError):  # noqa: N818
+class StorageBusy(StorageError):
     """Too much is waiting to be written. Nothing was accepted; come back later."""
 
 

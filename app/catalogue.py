@@ -1,0 +1,88 @@
+"""The items of one generation: ids, titles, categories and popularity, by their rows."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.schemas import Item, ScoredItem
+from model.artifact import Items
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class Catalogue:
+    """N items; a row is an item's place in the generation's item order."""
+
+    def __init__(self, items: Items) -> None:
+        self.item_ids = items.ids
+        self.row_of = {item_id: row for row, item_id in enumerate(items.ids)}
+        self.counts = items.counts
+        self.popular_rows: Rows = np.argsort(-items.counts, kind="stable")  # ties stay in item order
+        self._titles = items.titles
+        self._categories = items.categories
+        self._rows_of_category = _rows_by_category(items.categories)
+        self._search_texts = [
+            f"{title}\n{item_id}".casefold() for title, item_id in zip(items.titles, items.ids, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.item_ids)
+
+    def rows(self, item_ids: Iterable[str]) -> Rows:
+        """Rows of those ids that are known, in the order given."""
+        return np.array([self.row_of[item_id] for item_id in item_ids if item_id in self.row_of], np.int64)
+
+    def in_categories(self, categories: Iterable[str]) -> Mask:
+        """(N,) whether an item has at least one of the categories; an unknown category has no items."""
+        mask = np.zeros(len(self), np.bool_)
+        for category in categories:
+            mask[self._rows_of_category.get(category, [])] = True
+        return mask
+
+    def scored_item(self, row: int, score: float) -> ScoredItem:
+        item: ScoredItem = {"item_id": self.item_ids[row], "score": score}
+        if self._titles[row]:
+            item["title"] = self._titles[row]
+        return item
+
+    def popular(self, k: int, allowed: Mask | None = None) -> list[ScoredItem]:
+        """The k most popular items, of those allowed if not of all."""
+        rows = self.popular_rows if allowed is None else self.popular_rows[allowed[self.popular_rows]]
+        return [self.scored_item(row, float(self.counts[row])) for row in rows[:k].tolist()]
+
+    def search(self, query: str, limit: int) -> list[Item]:
+        """Items whose title or id contains the query, whatever the case; the most popular ones for an empty query.
+
+        Whole titles and ids come first, then those that begin with the query, then those with a word that does, then
+        the others; popular items first in each.
+        """
+        wanted = query.strip().casefold()
+        if not wanted:
+            return [self._item(row) for row in self.popular_rows[:limit].tolist()]
+        found: tuple[list[int], ...] = ([], [], [], [])
+        for row in self.popular_rows.tolist():
+            text = self._search_texts[row]
+            if wanted in text:
+                found[_closeness(text, wanted)].append(row)
+        return [self._item(row) for rows in found for row in rows][:limit]
+
+    def _item(self, row: int) -> Item:
+        return Item(item_id=self.item_ids[row], title=self._titles[row], categories=list(self._categories[row]))
+
+
+def _closeness(text: str, wanted: str) -> int:
+    if wanted in text.split("\n"):
+        return 0
+    if text.startswith(wanted) or f"\n{wanted}" in text:
+        return 1
+    return 2 if f" {wanted}" in text else 3
+
+
+def _rows_by_category(categories: Sequence[Sequence[str]]) -> dict[str, Rows]:
+    rows: dict[str, list[int]] = {}
+    for row, names in enumerate(categories):
+        for name in names:
+            rows.setdefault(name, []).append(row)
+    return {name: np.array(members, np.int64) for name, members in rows.items()}

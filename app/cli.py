@@ -1,0 +1,235 @@
+"""The command line. Commands import what they need when they run: torch takes seconds, ``--help`` should not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from model.config import PRESETS, Config, DataCard, Protocol, SeenRule, TrainOn
+from model.config import preset as preset_of
+
+if TYPE_CHECKING:
+    from app.replay import ReplayCounts
+    from app.settings import Settings
+    from model.evaluate import Report
+
+cli = typer.Typer(
+    help="Online recommendation: every user's whole history as one codeword histogram of constant size.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console()
+complaints = Console(stderr=True)
+
+Device = Literal["cpu", "cuda"]
+DataOption = Annotated[Path, typer.Option("--data", help="Data directory with interactions.tsv.gz.", metavar="DIR")]
+ModelOption = Annotated[Path, typer.Option("--model", help="Model directory that 'train' wrote.", metavar="DIR")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command. A failure prints one line that says what to do and exits 1; wrong usage exits 2."""
+    try:
+        cli(arguments, prog_name="lisarec")
+    except Exception as exc:
+        if not isinstance(exc, _expected_failures()):
+            raise
+        complaints.print(f"lisarec: {exc}", style="red", highlight=False, markup=False, soft_wrap=True)
+        raise SystemExit(1) from None
+
+
+def _expected_failures() -> tuple[type[Exception], ...]:
+    """Failures whose message says what to do; the rooms' own errors of data, model and training are ValueErrors."""
+    from app.demo import DemoError
+    from app.download import DownloadError
+    from app.replay import ReplayError
+    from storage.store import StorageError
+
+    return DemoError, DownloadError, ReplayError, StorageError, ValueError, OSError
+
+
+def _known_preset(name: str) -> str:
+    if name not in PRESETS:
+        raise typer.BadParameter(f"{name!r} is none of: {', '.join(sorted(PRESETS))}")
+    return name
+
+
+@cli.command()
+def train(
+    data: DataOption,
+    out: Annotated[Path, typer.Option(help="Model directory to write.", metavar="DIR")],
+    preset: Annotated[str, typer.Option(help="Shape and training settings.", callback=_known_preset)] = "lisa-mini",
+    protocol: Annotated[Protocol, typer.Option(help="What to hold out for this protocol's test.")] = "loo_full",
+    train_on: Annotated[TrainOn, typer.Option(help="'all' leaves nothing to evaluate; for production.")] = "train",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
+    device: Device = "cpu",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+) -> None:
+    """Train a model on a data directory."""
+    from app.training_progress import TrainingProgress
+    from model.train import train as train_model
+
+    shape, training = preset_of(preset)
+    training = training.model_copy(update={"epochs": epochs or training.epochs, "seed": seed})
+    card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
+    config = Config(model=shape, training=training, data=card)
+    with TrainingProgress(training.epochs, console) as progress:
+        artifact = train_model(data, out, config, device=device, resume=resume, progress=progress)
+    _say(f"{out}: {len(artifact.items):,} items, generation {artifact.tag}; try 'lisarec serve --model {out}'")
+
+
+@cli.command()
+def evaluate(
+    model: ModelOption,
+    data: DataOption,
+    protocol: Annotated[Protocol | None, typer.Option(help="Default: the one the model was trained for.")] = None,
+    seen: Annotated[SeenRule | None, typer.Option(help="Which seen items may not be recommended.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Measure a model on the events held out of its data."""
+    from model.artifact import load
+    from model.evaluate import evaluate as evaluate_model
+
+    report = evaluate_model(load(model), data, protocol, seen)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+    console.print(_report_table(report))
+
+
+@cli.command()
+def serve(
+    model: Annotated[Path | None, typer.Option(help="Model directory that 'train' wrote.", metavar="DIR")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Keep users in Redis.", metavar="URL")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Keep users in SQLite in this directory.", metavar="DIR")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any free one.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes.")] = None,
+    device: Device | None = None,
+) -> None:
+    """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults."""
+    from app.main import serve as serve_http
+
+    given = {
+        "model_dir": model,
+        "redis_url": redis_url,
+        "data_dir": data_dir,
+        "host": host,
+        "port": port,
+        "workers": workers,
+        "device": device,
+    }
+    serve_http(_settings({name: value for name, value in given.items() if value is not None}))
+
+
+@cli.command()
+def replay(
+    data: DataOption,
+    url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
+    batch: Annotated[int, typer.Option(min=1, max=1000, help="Events in one request.")] = 500,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time, never two of one user.")] = 4,
+    hold_out: Annotated[int, typer.Option(min=0, help="How many last events of each user to leave out.")] = 0,
+) -> None:
+    """Post a data set as events into a running service. Repeating it counts nothing twice."""
+    from app.replay import histories
+    from app.replay import replay as replay_events
+    from model.data import read_interactions
+
+    interactions = read_interactions(data)
+    lengths = interactions.starts[1:] - interactions.starts[:-1]
+    events = int((lengths - hold_out).clip(0).sum())
+    with Progress(
+        TextColumn("events"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    ) as bar:
+        task = bar.add_task("events", total=events)
+        counts = asyncio.run(
+            replay_events(
+                histories(interactions, hold_out),
+                url,
+                batch_size=batch,
+                concurrency=concurrency,
+                on_sent=lambda sent: bar.advance(task, sent),
+            )
+        )
+    _say(_replay_summary(counts))
+
+
+@cli.command("data")
+def download_data(
+    name: Annotated[str, typer.Argument(help="ml-1m, beauty or ml-latest-small.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Data directory to write; default: data/NAME.", metavar="DIR")
+    ] = None,
+) -> None:
+    """Download a public data set and check its hash."""
+    from app.download import download, find
+
+    public_set = find(name)
+    target = out or Path("data") / name
+    _say(f"{public_set.title}\nTerms of use: {public_set.terms}; {public_set.terms_url}")
+    with Progress(TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(name, total=None)
+        download(name, target, lambda done, size: bar.update(task, completed=done, total=size))
+    _say(f"{target} is ready; try 'lisarec train --data {target} --out models/{name}'")
+
+
+@cli.command()
+def demo(
+    data: Annotated[Path | None, typer.Option(help="Use this instead of the made-up shop.", metavar="DIR")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of 127.0.0.1 to serve on.")] = 8000,
+) -> None:
+    """Train on a made-up shop, serve it, say what to try."""
+    from app.demo import demo as run_demo
+
+    run_demo(data, port, console)
+
+
+def _settings(given: dict[str, object]) -> Settings:
+    from pydantic import ValidationError
+
+    from app.settings import Settings
+
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as exc:
+        if "model_dir" in (error["loc"][0] for error in exc.errors() if error["type"] == "missing"):
+            raise typer.BadParameter(
+                "give the model with --model DIR, or LISAREC_MODEL_DIR in the environment"
+            ) from exc
+        faults = (f"{error['loc'][0]}: {error['msg']}" for error in exc.errors())
+        raise typer.BadParameter("; ".join(faults)) from exc
+
+
+def _report_table(report: Report) -> Table:
+    found = report.to_json()
+    rules = f"ties {found['tie_rule']}, seen items left out: {found['seen_rule']}"
+    about = f"{found['users']:,} users, {found['items']:,} items, {rules}, table {found['data_sha256'][:16]}"
+    table = Table("metric", "value", "95 % interval", title=found["protocol"], caption=about)
+    for name, value in found["metrics"].items():
+        low, high = found["interval_95"].get(name, (None, None))
+        table.add_row(name, f"{value:.4f}", "" if low is None else f"{low:.4f} to {high:.4f}")
+    return table
+
+
+def _replay_summary(counts: ReplayCounts) -> str:
+    return (
+        f"{counts.accepted:,} events accepted, {counts.duplicates:,} known before, "
+        f"{counts.unknown_items:,} of unknown items; {counts.requests:,} requests, {counts.retries:,} sent again"
+    )
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

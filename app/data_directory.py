@@ -1,0 +1,56 @@
+"""Writing data directories: tables that are the same byte for byte, directories that are whole or not there."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+INTERACTION_COLUMNS = ("user_id", "item_id", "timestamp")
+ITEM_COLUMNS = ("item_id", "title", "categories")
+
+Row = tuple[object, ...]
+
+
+@contextmanager
+def new_directory(target: Path) -> Iterator[Path]:
+    """Give an empty directory that becomes ``target`` when the block ends well and vanishes when it does not.
+
+    raises FileExistsError when there is something at ``target`` already
+    """
+    if target.exists():
+        raise FileExistsError(f"{str(target)!r} exists already; remove it or choose another directory with --out")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+        unfinished = Path(scratch) / target.name
+        unfinished.mkdir()
+        yield unfinished
+        unfinished.rename(target)
+
+
+def write_interactions(directory: Path, rows: Iterable[Row]) -> str:
+    """Write ``interactions.tsv.gz``; returns the SHA-256 of the uncompressed table, in hex."""
+    return _write_table(directory / "interactions.tsv.gz", INTERACTION_COLUMNS, rows)
+
+
+def write_items(directory: Path, rows: Iterable[Row]) -> str:
+    """Write ``items.tsv.gz``; returns the SHA-256 of the uncompressed table, in hex."""
+    return _write_table(directory / "items.tsv.gz", ITEM_COLUMNS, rows)
+
+
+def _write_table(path: Path, columns: Row, rows: Iterable[Row]) -> str:
+    digest = hashlib.sha256()
+    # neither the name of the file nor the time of writing may enter its bytes
+    with (
+        path.open("wb") as file,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed,
+    ):
+        for row in chain([columns], rows):
+            line = ("\t".join(map(str, row)) + "\n").encode()
+            digest.update(line)
+            packed.write(line)
+    return digest.hexdigest()

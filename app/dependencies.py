@@ -1,0 +1,95 @@
+"""What endpoints ask for by type: the running service, the parsed body, ids of the path."""
+
+import json
+from collections import Counter
+from typing import Annotated, Any
+
+from fastapi import Depends, Path
+from starlette.requests import Request
+
+from app.errors import BodyTooLarge, InvalidJson, InvalidRequest, UnsupportedMediaType
+from app.schemas import Id
+from app.service import Service
+
+REPEATABLE = frozenset({"categories", "exclude"})
+
+
+async def running_service(request: Request) -> Service:
+    service: Service = request.state.service
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(running_service)]
+UserId = Annotated[Id, Path(examples=["ada"])]
+
+
+async def json_body(request: Request, service: ServiceDep) -> object:
+    """The body, read no further than the limit and parsed strictly.
+
+    raises  BodyTooLarge, UnsupportedMediaType, InvalidJson
+    """
+    content_type = request.headers.get("content-type")
+    if content_type is not None and content_type.partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMediaType("the body must be JSON; send Content-Type: application/json")
+    body = await _read(request, service.max_body_bytes)
+    try:
+        return json.loads(body.decode(), object_pairs_hook=_without_repeats)
+    except UnicodeDecodeError:
+        raise InvalidJson("the body is not UTF-8") from None
+    except RecursionError:
+        raise InvalidJson("the body is nested too deeply") from None
+    except ValueError as exc:
+        raise InvalidJson(_json_fault(exc)) from None
+
+
+JsonBody = Annotated[object, Depends(json_body)]
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    too_large = BodyTooLarge(f"a body has at most {limit:,} bytes; split it")
+    if _declared_length(request) > limit:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
+
+
+def _declared_length(request: Request) -> int:
+    try:
+        return int(request.headers.get("content-length", 0))
+    except ValueError:
+        return 0  # nonsense declares nothing, and what comes is counted
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a field appears twice in one object")
+    return fields
+
+
+def _json_fault(fault: ValueError) -> str:
+    if isinstance(fault, json.JSONDecodeError):
+        return f"the body is not JSON: {fault.msg} at character {fault.pos:,}"
+    if "digits" in str(fault):
+        return "the body has an integer of too many digits"
+    return str(fault)
+
+
+async def only_known_lists_repeat(request: Request) -> None:
+    """Refuse a query parameter that is given twice and is no list; the framework would silently take the last."""
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    if any(count > 1 and name not in REPEATABLE for name, count in counts.items()):
+        raise InvalidRequest("a query parameter that is not a list is given more than once")
+
+
+async def no_query(request: Request) -> None:
+    """Refuse any query parameter."""
+    if request.query_params:
+        raise InvalidRequest("this call takes no query parameters")
+
+
+NO_QUERY = Depends(no_query)

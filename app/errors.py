@@ -1,0 +1,170 @@
+"""Every way in which a request can fail: one table from exceptions to answers, one shape of the answer."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from storage.store import StorageBusy, StorageUnavailable
+
+logger = logging.getLogger(__name__)
+
+MAX_DETAILS = 20
+MAX_REASON_CHARS = 120  # 20 details of this length stay well below the 4 kB that an error may have
+
+
+class ErrorDetail(BaseModel):
+    """One thing that is wrong. The field is never a name that the request made up, the reason never its value."""
+
+    index: int | None = None
+    field: str | None = None
+    reason: str
+
+
+class Error(BaseModel):
+    code: str
+    message: str
+    details: list[ErrorDetail] = []
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: Error
+
+    model_config = {
+        "json_schema_extra": {
+            "examples": [
+                {
+                    "error": {
+                        "code": "invalid_events",
+                        "message": "nothing was applied; correct the events named here and send them all again",
+                        "details": [{"index": 3, "field": "timestamp", "reason": "has no time zone"}],
+                    }
+                }
+            ]
+        }
+    }
+
+
+class RequestError(Exception):
+    """The client can do better. Messages and details are the service's own words, never the request's."""
+
+    def __init__(self, message: str, details: Sequence[ErrorDetail] = ()) -> None:
+        super().__init__(message)
+        self.details = list(details[:MAX_DETAILS])
+
+
+class InvalidJson(RequestError):
+    """The body cannot be read as JSON."""
+
+
+class InvalidRequest(RequestError):
+    """The body, path or query says something the service does not take."""
+
+
+class InvalidEvents(RequestError):
+    """At least one event is invalid, and so none was applied."""
+
+
+class BodyTooLarge(RequestError):
+    """The body has more bytes than the service reads."""
+
+
+class UnsupportedMediaType(RequestError):
+    """The body says that it is not JSON."""
+
+
+class UserNotFound(RequestError):
+    """No event of the user was ever logged."""
+
+
+class Draining(Exception):
+    """The process is shutting down and wants no further requests."""
+
+
+class Answer(NamedTuple):
+    """How one exception is answered; without a message of its own, the exception's is used."""
+
+    status: int
+    code: str
+    message: str | None = None
+
+
+ANSWERS: dict[type[Exception], Answer] = {
+    InvalidJson: Answer(400, "invalid_json"),
+    InvalidRequest: Answer(422, "invalid_request"),
+    InvalidEvents: Answer(422, "invalid_events"),
+    BodyTooLarge: Answer(413, "body_too_large"),
+    UnsupportedMediaType: Answer(415, "unsupported_media_type"),
+    UserNotFound: Answer(404, "user_not_found"),
+    Draining: Answer(503, "draining", "this process is shutting down; ask another one"),
+    StorageBusy: Answer(503, "storage_busy", "too much is waiting to be written; nothing was applied, try again"),
+    StorageUnavailable: Answer(503, "storage_unavailable", "the store cannot be reached; send the same again later"),
+    # Nobody reads this answer, but an unhandled exception would be logged as a fault of ours.
+    ClientDisconnect: Answer(400, "client_disconnected", "the request ended before its body did"),
+    Exception: Answer(500, "internal_error", "the service failed; its log says why"),
+}
+
+HTTP_ERRORS = {
+    404: Answer(404, "not_found", "there is nothing at this path; /openapi.json lists what there is"),
+    405: Answer(405, "method_not_allowed", "this path does not take this method; the Allow header names those it does"),
+}
+
+RETRY_AFTER_S = "1"
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception in the one shape, also those of the framework."""
+    for exception in ANSWERS:
+        app.add_exception_handler(exception, _answer_own)
+    app.add_exception_handler(RequestValidationError, _answer_validation)
+    app.add_exception_handler(HTTPException, _answer_http)
+
+
+def details_of(failure: ValidationError, index: int | None = None) -> list[ErrorDetail]:
+    """The first details of a failed validation, of the event at that index if it was an array of events."""
+    return _details(failure.errors(include_url=False, include_context=False, include_input=False), index)
+
+
+def _details(errors: Sequence[Any], index: int | None = None) -> list[ErrorDetail]:
+    return [
+        ErrorDetail(index=index, field=_field(error["loc"]), reason=error["msg"][:MAX_REASON_CHARS])
+        for error in errors[:MAX_DETAILS]
+    ]
+
+
+def _field(location: Sequence[int | str]) -> str | None:
+    path = [part for part in location if part not in ("query", "path")]
+    return ".".join(map(str, path)) or None
+
+
+async def _answer_own(_request: Request, exc: Exception) -> JSONResponse:
+    answer = next(ANSWERS[kind] for kind in type(exc).__mro__ if kind in ANSWERS)
+    details = exc.details if isinstance(exc, RequestError) else []
+    headers = {"Retry-After": RETRY_AFTER_S} if answer.status == 503 else None
+    return _response(answer, answer.message or str(exc), details, headers)
+
+
+async def _answer_validation(_request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, RequestValidationError)
+    answer = ANSWERS[InvalidRequest]
+    return _response(answer, "the path or the query is not valid", _details(exc.errors()))
+
+
+async def _answer_http(_request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, HTTPException)
+    answer = HTTP_ERRORS.get(exc.status_code, Answer(exc.status_code, "http_error", "the request was refused"))
+    return _response(answer, str(answer.message), headers=exc.headers)
+
+
+def _response(answer: Answer, message: str, details: Sequence[ErrorDetail] = (), headers: Any = None) -> JSONResponse:
+    body = ErrorBody(error=Error(code=answer.code, message=message, details=list(details)))
+    content = body.model_dump()
+    return JSONResponse(content, answer.status, headers)

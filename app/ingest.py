@@ -1,0 +1,73 @@
+"""The first use case: events are validated, logged and folded, all of a request or nothing of it."""
+
+import time
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, details_of
+from app.metrics import Metrics
+from app.schemas import MAX_EVENTS, EventCounts, PostedEvent
+from app.uuid7 import uuid7
+from storage.state import Event, id_time_us
+from storage.store import UserStore
+
+REFUSED = "nothing was applied; correct the events named here and send them all again"
+
+
+class Ingest:
+    """Takes in the events of one tenant."""
+
+    def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._metrics = metrics
+
+    async def append(self, body: object) -> EventCounts:
+        """Apply the parsed body of ``POST /v1/events``; when this returns, the events are durable.
+
+        raises  InvalidEvents  when one event is invalid, or there are none or too many
+                StorageError   when the store did not take them; sending them again is safe where they have ids
+        """
+        now_us = time.time_ns() // 1_000
+        posted = validated(body if isinstance(body, list) else [body], now_us)
+        appended = await self._store.append(self._tenant, [_event(event, now_us) for event in posted])
+        self._metrics.count_events(appended)
+        duplicates = sum(one.duplicate for one in appended)
+        return EventCounts(
+            accepted=len(appended) - duplicates,
+            duplicates=duplicates,
+            unknown_items=sum(one.unknown_item for one in appended),
+        )
+
+
+def validated(bodies: Sequence[object], now_us: int) -> list[PostedEvent]:
+    """The events, if all of them are valid; InvalidEvents names the first few that are not."""
+    if not 1 <= len(bodies) <= MAX_EVENTS:
+        raise InvalidEvents(f"a request has 1 to {MAX_EVENTS:,} events; nothing was applied")
+    events: list[PostedEvent] = []
+    details: list[ErrorDetail] = []
+    for index, body in enumerate(bodies):
+        try:
+            events.append(PostedEvent.model_validate(body, context={"now_us": now_us}))
+        except ValidationError as exc:
+            details += details_of(exc, index)
+        if len(details) >= MAX_DETAILS:
+            break
+    if details:
+        raise InvalidEvents(REFUSED, details)
+    return events
+
+
+def _event(posted: PostedEvent, now_us: int) -> Event:
+    """What is logged. An id made here has no id-time: a resend would come with another one anyway."""
+    return Event(
+        event_id=posted.event_id or uuid7(),
+        user_id=posted.user_id,
+        item_id=posted.item_id,
+        type=posted.type,
+        timestamp_us=now_us if posted.timestamp_us is None else posted.timestamp_us,
+        id_time_us=id_time_us(posted.event_id, posted.timestamp_us) if posted.event_id else None,
+        value=posted.value,
+        recommendation_id=posted.recommendation_id,
+    )

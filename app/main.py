@@ -1,0 +1,145 @@
+"""The application: `create_app` puts it together, `serve` runs it."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from types import FrameType
+from typing import Any, TypedDict
+
+import uvicorn
+from fastapi import Depends, FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app import errors, openapi
+from app.dependencies import only_known_lists_repeat
+from app.metrics import Metrics, RequestTimer
+from app.routes import events, health, items, model, recommendations, users
+from app.service import Service, running
+from app.settings import Settings
+from model import artifact
+
+logger = logging.getLogger(__name__)
+
+
+class State(TypedDict):
+    """What the lifespan hands to every request."""
+
+    service: Service
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service over the model directory of the settings.
+
+    raises  ArtifactError  when the model directory cannot be used
+    """
+    loaded = artifact.load(settings.model_dir)
+    metrics = Metrics()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[State]:
+        async with running(settings, loaded, metrics) as service:
+            with _draining_first(service, settings.drain_s):
+                yield {"service": service}
+
+    app = FastAPI(
+        title="lisarec",
+        version="1",
+        description="Online recommendations from constant-size user states.",
+        lifespan=lifespan,
+        # The framework's pages load their scripts from elsewhere; the service works offline.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        dependencies=[Depends(only_known_lists_repeat)],
+        responses=openapi.errors(422, 503),
+    )
+    for routes in (events, recommendations, users, items, model, health):
+        app.include_router(routes.router)
+    errors.install(app)
+    app.add_middleware(RequestTimer, metrics=metrics)
+    app.add_middleware(CloseWhenDraining)
+    return app
+
+
+def create_worker_app() -> FastAPI:
+    """The app of one of several worker processes, which find their settings in the environment."""
+    return create_app(Settings())
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
+
+    raises  ArtifactError, StorageError, ValueError  when the model, the store or the device cannot be used
+    """
+    # Until the server listens to signals, and again after it has shut down and repeats the one that ended it.
+    signal.signal(signal.SIGTERM, _exit)
+    app = create_app(settings)
+    # Once up and down, so that what is wrong is said here in one sentence, not in a traceback of every worker.
+    asyncio.run(_rehearse(app))
+    options: dict[str, Any] = {
+        "host": settings.host,
+        "port": settings.port,
+        "log_level": settings.log_level,
+        "access_log": False,
+        "server_header": False,
+        "ws": "none",
+        "lifespan": "on",
+        "timeout_graceful_shutdown": settings.shutdown_timeout_s,
+    }
+    if settings.workers == 1:
+        uvicorn.run(app, **options)
+    else:
+        settings.export()
+        uvicorn.run("app.main:create_worker_app", factory=True, workers=settings.workers, **options)
+
+
+class CloseWhenDraining:
+    """ASGI middleware: while the process drains, let clients open their next connection elsewhere."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_closing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        draining = scope["type"] == "http" and scope["state"]["service"].draining
+        await self._app(scope, receive, send_closing if draining else send)
+
+
+@contextlib.contextmanager
+def _draining_first(service: Service, drain_s: float) -> Iterator[None]:
+    """Let SIGTERM make the process unready at once, and pass it on to the server a little later.
+
+    The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice.
+    """
+    server = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or not callable(server):
+        yield  # in a test or another program: nobody here to hold back
+        return
+    loop = asyncio.get_running_loop()
+
+    def drain(signum: int, frame: FrameType | None) -> None:
+        service.draining = True
+        loop.call_soon_threadsafe(loop.call_later, drain_s, server, signum, frame)
+
+    signal.signal(signal.SIGTERM, drain)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, server)
+
+
+async def _rehearse(app: FastAPI) -> None:
+    async with app.router.lifespan_context(app):
+        pass
+
+
+def _exit(_signum: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)

@@ -1,0 +1,223 @@
+"""The second use case: what is known of those who ask becomes their best items, for any number of them at once."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from app.catalogue import Catalogue, Mask, Rows
+from app.errors import InvalidRequest, details_of
+from app.metrics import Metrics
+from app.schemas import RecommendationBatch, RecommendationRequest, Recommendations, ScoredItem, Source
+from app.uuid7 import uuid7
+from model.engine import Engine, Ranked
+from model.histogram import history_histogram
+from storage.state import Generation, recent_items
+from storage.store import StorageError, UserStore
+
+logger = logging.getLogger(__name__)
+
+NO_ROWS: Rows = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the store said about the users of some requests.
+
+    states  encoded, by user; who has no event is missing
+    logged  item ids of the whole log, by user, for those whose request wants them left out
+    """
+
+    states: Mapping[str, bytes]
+    logged: Mapping[str, set[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What the model makes its query from: histogram (R, B, W) float32, last_codes (B,) uint8."""
+
+    histogram: NDArray[np.float32]
+    last_codes: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What one asker did; `recent` and `logged` are the rows that the two seen rules leave out."""
+
+    steps: Steps | None
+    recent: Rows
+    logged: Rows
+
+
+NOBODY = Past(None, recent=NO_ROWS, logged=NO_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request in rows of the catalogue: excluded (N,) bool; candidates, only allowed ones, None for every item."""
+
+    request: RecommendationRequest
+    steps: Steps | None
+    excluded: Mask
+    candidates: Rows | None
+
+
+def validated(body: object) -> RecommendationRequest | RecommendationBatch:
+    """The parsed body of ``POST /v1/recommendations``; InvalidRequest says what is wrong with it."""
+    schema = RecommendationBatch if isinstance(body, dict) and "requests" in body else RecommendationRequest
+    try:
+        return schema.model_validate(body)
+    except ValidationError as exc:
+        raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
+
+
+class Recommender:
+    """Answers recommendation requests from one generation."""
+
+    def __init__(
+        self,
+        name: str,
+        generation: Generation,
+        catalogue: Catalogue,
+        engine: Engine,
+        engine_thread: Executor,
+        store: UserStore,
+        tenant: str,
+        metrics: Metrics,
+    ) -> None:
+        self._name = name
+        self._generation = generation
+        self._catalogue = catalogue
+        self._engine = engine
+        self._engine_thread = engine_thread
+        self._store = store
+        self._tenant = tenant
+        self._metrics = metrics
+
+    async def recommend(self, requests: Sequence[RecommendationRequest]) -> list[Recommendations]:
+        """One answer for each request, in order, from one read of the states and one turn of the engine.
+
+        Who is unknown gets popular items, and so does every user while the store cannot be read.
+        """
+        stored = await self._read(requests)
+        loop = asyncio.get_running_loop()
+        answers = await loop.run_in_executor(self._engine_thread, self._answer, requests, stored)
+        for answer in answers:
+            self._metrics.count_recommendations(answer.source)
+        return answers
+
+    async def _read(self, requests: Sequence[RecommendationRequest]) -> Stored:
+        user_ids = _distinct(request.user_id for request in requests)
+        leaving_out_all = _distinct(request.user_id for request in requests if request.exclude_seen == "all")
+        if not user_ids:
+            return Stored({}, {})
+        try:
+            states = await self._store.states(self._tenant, user_ids, self._generation)
+            logged = await asyncio.gather(
+                *(self._store.seen_items(self._tenant, user_id) for user_id in leaving_out_all)
+            )
+        except StorageError as exc:
+            logger.warning("answering with popular items, as the store cannot be read: %s", exc)
+            self._metrics.count_failed_read()
+            return Stored({}, {})
+        known = {user_id: state for user_id, state in zip(user_ids, states, strict=True) if state is not None}
+        return Stored(known, dict(zip(leaving_out_all, logged, strict=True)))
+
+    def _answer(self, requests: Sequence[RecommendationRequest], stored: Stored) -> list[Recommendations]:
+        """All that computes; it runs in the engine's thread."""
+        users = self._pasts(stored)
+        asks = [self._ask(request, users) for request in requests]
+        rankings = iter(self._rank([ask for ask in asks if ask.steps]))
+        return [self._personalised(ask, next(rankings)) if ask.steps else self._popular(ask) for ask in asks]
+
+    def _pasts(self, stored: Stored) -> dict[str, Past]:
+        """The pasts of the known users."""
+        states = self._generation.decode_many(list(stored.states.values()))
+        histograms = self._generation.histograms(states)
+        return {
+            user_id: Past(
+                steps=Steps(histogram, state["last_codes"]) if state["n"] else None,
+                recent=recent_items(state).astype(np.int64),
+                logged=self._catalogue.rows(stored.logged.get(user_id, ())),
+            )
+            for user_id, state, histogram in zip(stored.states, states, histograms, strict=True)
+        }
+
+    def _past_of_history(self, item_ids: Sequence[str]) -> Past:
+        """As if each of the known items, oldest first, had been an event of weight 1."""
+        rows = self._catalogue.rows(item_ids)
+        if not len(rows):
+            return NOBODY
+        codes = self._generation.codes[rows]
+        histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
+        return Past(Steps(histogram, codes[-1]), recent=rows[-self._generation.item_ring :], logged=rows)
+
+    def _ask(self, request: RecommendationRequest, users: Mapping[str, Past]) -> Ask:
+        if request.history is not None:
+            past = self._past_of_history(request.history)
+        else:
+            past = users.get(str(request.user_id), NOBODY)
+        excluded = self._excluded(request, past)
+        candidates = None
+        if request.candidates is not None:
+            rows = self._catalogue.rows(request.candidates)
+            candidates = rows[~excluded[rows]]
+        return Ask(request, past.steps, excluded, candidates)
+
+    def _excluded(self, request: RecommendationRequest, past: Past) -> Mask:
+        """(N,) what the request's filters leave out."""
+        excluded = np.zeros(len(self._catalogue), np.bool_)
+        if request.categories:
+            excluded = ~self._catalogue.in_categories(request.categories)
+        excluded[self._catalogue.rows(request.exclude)] = True
+        excluded[{"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen]] = True
+        return excluded
+
+    def _rank(self, asks: Sequence[Ask]) -> list[Ranked]:
+        """The best items of each ask that has steps, at least as many as it wants if they are there; -1 is no item."""
+        steps = [ask.steps for ask in asks if ask.steps]
+        if not steps:
+            return []
+        histograms, last_codes = zip(*((step.histogram, step.last_codes) for step in steps), strict=True)
+        queries = self._engine.step(np.stack(histograms), np.stack(last_codes))
+        k = max(ask.request.k for ask in asks)
+        ranked: dict[int, Ranked] = {}
+        wide = {place: ask.excluded for place, ask in enumerate(asks) if ask.candidates is None}
+        if wide:
+            items, scores = self._engine.top_k(queries[list(wide)], k, np.stack(list(wide.values())))
+            ranked |= zip(wide, zip(items, scores, strict=True), strict=True)
+        narrow = {place: ask.candidates for place, ask in enumerate(asks) if ask.candidates is not None}
+        if narrow:
+            rankings = self._engine.rank_candidates(queries[list(narrow)], list(narrow.values()), k)
+            ranked |= zip(narrow, rankings, strict=True)
+        return [ranked[place] for place in range(len(asks))]
+
+    def _personalised(self, ask: Ask, ranked: Ranked) -> Recommendations:
+        rows, scores = (best[: ask.request.k].tolist() for best in ranked)
+        items = [self._catalogue.scored_item(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
+        return self._recommendations(ask, "personalised", items)
+
+    def _popular(self, ask: Ask) -> Recommendations:
+        allowed = ~ask.excluded
+        if ask.candidates is not None:
+            allowed = np.zeros_like(allowed)
+            allowed[ask.candidates] = True
+        return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, allowed))
+
+    def _recommendations(self, ask: Ask, source: Source, items: list[ScoredItem]) -> Recommendations:
+        return Recommendations(
+            recommendation_id=uuid7(),
+            user_id=ask.request.user_id,
+            generation=self._name,
+            source=source,
+            items=items,
+        )
+
+
+def _distinct(user_ids: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(user_id for user_id in user_ids if user_id is not None))

@@ -1,0 +1,175 @@
+"""Posting a data set as events into a running service, each user's in order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import httpx
+
+from model.data import Interactions
+
+EventJson = dict[str, str | float]
+
+BATCH_LIMIT = 1000  # events the service takes in one request
+TIMEOUT_S = 30.0
+PATIENCE_S = 60.0  # how long a service may stay away before the replay gives up
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+WORTH_A_RETRY = frozenset({429, 502, 503, 504})
+
+
+class ReplayError(Exception):
+    """The service refused an event or stayed away; the message says what to do."""
+
+
+@dataclass
+class ReplayCounts:
+    """What the service said became of the events. A batch that was sent again may have duplicates of itself."""
+
+    accepted: int = 0
+    duplicates: int = 0
+    unknown_items: int = 0
+    requests: int = 0
+    retries: int = 0
+
+
+def histories(interactions: Interactions, hold_out: int = 0) -> Iterator[list[EventJson]]:
+    """One user after the other, the events as ``POST /v1/events`` takes them, without each user's last ``hold_out``.
+
+    The ids follow from the data alone, so that a replay may be repeated and nothing counts twice.
+    """
+    namespace = uuid5(NAMESPACE_URL, interactions.sha256)
+    for begin, end in pairwise(interactions.starts.tolist()):
+        events = [_event(interactions, row, row - begin, namespace) for row in range(begin, end - hold_out)]
+        if events:
+            yield events
+
+
+def _event(interactions: Interactions, row: int, position: int, namespace: UUID) -> EventJson:
+    user_id = interactions.user_ids[interactions.user[row]]
+    seconds, rest_us = divmod(int(interactions.timestamp_us[row]), 1_000_000)
+    return {
+        "event_id": str(uuid5(namespace, f"{user_id}/{position}")),
+        "user_id": user_id,
+        "item_id": interactions.item_ids[interactions.item[row]],
+        "type": interactions.type_names[interactions.type[row]],
+        "timestamp": seconds + rest_us / 1e6 if rest_us else seconds,
+    }
+
+
+async def replay(
+    histories: Iterable[Sequence[EventJson]],
+    url: str,
+    *,
+    batch_size: int = 500,
+    concurrency: int = 4,
+    patience_s: float = PATIENCE_S,
+    on_sent: Callable[[int], None] = lambda events: None,
+) -> ReplayCounts:
+    """Post the histories, a user's events in order and never two requests with events of the same user at a time.
+
+    histories   the events of one user each
+    on_sent     told how many events were acknowledged, request by request
+    patience_s  how long the service may be unreachable or busy; the same events are sent again until then
+    raises      ReplayError when the service refuses events or stays away for longer
+    """
+    _require_address(url)
+    counts = ReplayCounts()
+    waiting = iter(histories)
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
+        await _require_service(client)
+
+        async def send_users() -> None:
+            for batch in _batches(waiting, batch_size):
+                await _send(client, batch, patience_s, counts)
+                on_sent(len(batch))
+
+        try:
+            async with asyncio.TaskGroup() as senders:
+                for _ in range(concurrency):
+                    senders.create_task(send_users())
+        except ExceptionGroup as failures:
+            # the first failure has stopped the others; it alone tells the story
+            raise failures.exceptions[0] from None
+    return counts
+
+
+def _batches(waiting: Iterator[Sequence[EventJson]], batch_size: int) -> Iterator[list[EventJson]]:
+    """Take whole users from those that wait, so that one sender has all events of a user."""
+    pending: list[EventJson] = []
+    for history in waiting:
+        pending += history
+        while len(pending) >= batch_size:
+            yield pending[:batch_size]
+            del pending[:batch_size]
+    if pending:
+        yield pending
+
+
+async def _send(client: httpx.AsyncClient, batch: list[EventJson], patience_s: float, counts: ReplayCounts) -> None:
+    give_up_s = time.monotonic() + patience_s
+    pause_s = FIRST_PAUSE_S
+    while (trouble := await _post(client, batch, counts)) is not None:
+        if time.monotonic() + pause_s > give_up_s:
+            raise ReplayError(
+                f"{client.base_url} {trouble}; gave up after {patience_s:g} s. "
+                "Run the same command again when it is back: nothing is counted twice"
+            )
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        counts.retries += 1
+
+
+async def _post(client: httpx.AsyncClient, batch: list[EventJson], counts: ReplayCounts) -> str | None:
+    """Post once; returns what stood in the way, None when the events were acknowledged."""
+    counts.requests += 1
+    try:
+        answer = await client.post("/v1/events", json=batch)
+    except httpx.TransportError as exc:
+        return f"cannot be reached ({str(exc) or type(exc).__name__})"
+    if answer.status_code == httpx.codes.OK:
+        _add(counts, answer)
+        return None
+    trouble = f"answers {answer.status_code}: {_message(answer)}"
+    if answer.status_code not in WORTH_A_RETRY:
+        raise ReplayError(f"{client.base_url} {trouble}")
+    return trouble
+
+
+def _add(counts: ReplayCounts, answer: httpx.Response) -> None:
+    try:
+        found = answer.json()
+        counts.accepted += int(found["accepted"])
+        counts.duplicates += int(found["duplicates"])
+        counts.unknown_items += int(found["unknown_items"])
+    except (ValueError, TypeError, LookupError) as exc:
+        raise ReplayError(f"{answer.url} does not answer as lisarec does; is the address right?") from exc
+
+
+def _message(answer: httpx.Response) -> str:
+    """What the service says about its refusal, as far as it says it in the form of lisarec."""
+    try:
+        return str(answer.json()["error"]["message"])[:500]
+    except (ValueError, TypeError, LookupError):
+        return answer.reason_phrase or "no reason"
+
+
+def _require_address(url: str) -> None:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as exc:
+        raise ReplayError(f"{url!r} is not an address ({exc}); try http://127.0.0.1:8000") from exc
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ReplayError(f"{url!r} is not an http address; try http://127.0.0.1:8000")
+
+
+async def _require_service(client: httpx.AsyncClient) -> None:
+    """Fail at once where nobody answers; patience is for a service that was there and went away."""
+    try:
+        await client.get("/healthz")
+    except httpx.TransportError as exc:
+        raise ReplayError(f"{client.base_url} cannot be reached ({exc}); start it with 'lisarec serve'") from exc

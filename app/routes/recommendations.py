@@ -1,0 +1,60 @@
+"""Recommendations go out."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from app.dependencies import NO_QUERY, JsonBody, ServiceDep, UserId
+from app.openapi import errors, json_request
+from app.recommend import validated
+from app.schemas import (
+    MAX_REQUESTS,
+    RecommendationBatch,
+    RecommendationQuery,
+    RecommendationRequest,
+    RecommendationResults,
+    Recommendations,
+)
+
+router = APIRouter(tags=["recommendations"])
+
+REQUEST_SCHEMA = RecommendationRequest.model_json_schema()
+BODY = json_request(
+    {
+        "anyOf": [
+            REQUEST_SCHEMA,
+            {
+                "type": "object",
+                "properties": {
+                    "requests": {"type": "array", "items": REQUEST_SCHEMA, "minItems": 1, "maxItems": MAX_REQUESTS}
+                },
+                "required": ["requests"],
+                "additionalProperties": False,
+            },
+        ]
+    },
+    {
+        "user": {"user_id": "ada", "k": 5, "categories": ["tea"]},
+        "history": {"history": ["cup-1", "tea-2"], "exclude_seen": "all"},
+        "several": {"requests": [{"user_id": "ada"}, {"history": ["cup-1"], "candidates": ["tea-2", "tea-3"]}]},
+    },
+)
+
+
+@router.get("/v1/users/{user_id}/recommendations")
+async def get_recommendations(
+    user_id: UserId, query: Annotated[RecommendationQuery, Query()], service: ServiceDep
+) -> Recommendations:
+    """The user's best items; popular ones for who is unknown."""
+    (answer,) = await service.recommender.recommend([RecommendationRequest(user_id=user_id, **query.model_dump())])
+    return answer
+
+
+@router.post("/v1/recommendations", openapi_extra=BODY, responses=errors(400, 413, 415), dependencies=[NO_QUERY])
+async def post_recommendations(body: JsonBody, service: ServiceDep) -> Recommendations | RecommendationResults:
+    """The best items for a user or for a history that is not stored; or for up to 100 of them at once."""
+    asked = validated(body)
+    if isinstance(asked, RecommendationBatch):
+        return RecommendationResults(results=await service.recommender.recommend(asked.requests))
+    (answer,) = await service.recommender.recommend([asked])
+    return answer

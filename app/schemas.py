@@ -1,0 +1,309 @@
+"""What requests may say and what answers look like."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Annotated, Any, Literal, NotRequired, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from model.config import SeenRule
+
+MAX_EVENTS = 1_000
+MAX_REQUESTS = 100
+MAX_ITEM_IDS = 10_000
+MAX_K = 1_000
+MAX_AHEAD_US = 5 * 60 * 1_000_000  # a client's clock may be this far ahead of ours
+
+_RFC_3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})?"
+)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
+
+
+def _no_path_step(value: str) -> str:
+    if value in (".", ".."):
+        raise PydanticCustomError("path_step", "'.' and '..' are not ids")
+    return value
+
+
+def _timestamp_us(value: object, info: ValidationInfo) -> int:
+    """Microseconds since the epoch, at most MAX_AHEAD_US after the context's ``now_us``."""
+    time_us = _rfc_3339_us(value) if isinstance(value, str) else _unix_seconds_us(value)
+    assert info.context is not None
+    if time_us > info.context["now_us"] + MAX_AHEAD_US:
+        raise PydanticCustomError("ahead", "is more than 5 minutes ahead of the server's clock (the unit is seconds)")
+    return time_us
+
+
+def _rfc_3339_us(text: str) -> int:
+    match = _RFC_3339.fullmatch(text)
+    if match is None:
+        raise PydanticCustomError("not_a_time", "is neither an RFC 3339 time nor a number of Unix seconds")
+    if match[2] is None:
+        raise PydanticCustomError("no_zone", "has no time zone; end it with Z or an offset such as +01:00")
+    try:
+        return (datetime.fromisoformat(text.upper()) - EPOCH) // timedelta(microseconds=1)
+    except ValueError:
+        raise PydanticCustomError("not_a_time", "names a date or time that does not exist") from None
+
+
+def _unix_seconds_us(seconds: object) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise PydanticCustomError("not_a_time", "is neither an RFC 3339 time nor a number of Unix seconds")
+    if not abs(seconds) <= _LAST_SECOND:  # so that NaN is refused too
+        raise PydanticCustomError("not_a_time", "is out of range for a number of Unix seconds")
+    return round(seconds * 1_000_000)
+
+
+Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$"), AfterValidator(_no_path_step)]
+# fail_fast: one bad id is reason enough, and a list of a million has no million reasons.
+ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
+Categories = Annotated[
+    list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=MAX_K, fail_fast=True)
+]
+ResultCount = Annotated[int, Field(ge=1, le=MAX_K)]
+Timestamp = Annotated[
+    int,
+    PlainValidator(_timestamp_us),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}],
+            "description": "RFC 3339 with a time zone, or Unix seconds; at most 5 minutes ahead of the server",
+        }
+    ),
+]
+
+
+class Closed(BaseModel):
+    """Takes the fields it names and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_fields(cls, data: Any) -> Any:
+        # Pydantic's own refusal would name each unknown field: the request's words, and any number of them.
+        if isinstance(data, Mapping) and not _field_names(cls).issuperset(data):
+            known = ", ".join(sorted(_field_names(cls)))
+            raise PydanticCustomError(
+                "unknown_field", "has an unknown field; the known ones are: {known}", {"known": known}
+            )
+        return data
+
+
+@cache
+def _field_names(schema: type[Closed]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in schema.model_fields.items())
+
+
+class PostedEvent(Closed):
+    """One interaction of a user with an item."""
+
+    model_config = ConfigDict(strict=True)
+
+    event_id: Id | None = Field(None, description="best a UUIDv7; without one, a retry may count twice")
+    user_id: Id
+    item_id: Id
+    type: Id = "click"
+    timestamp_us: Timestamp | None = Field(None, alias="timestamp")
+    value: float | None = Field(None, description="logged, for training")
+    recommendation_id: Id | None = Field(None, description="of the answer that led here")
+
+
+class EventCounts(BaseModel):
+    """What became of the events; accepted and duplicates add up to the number sent."""
+
+    accepted: int
+    duplicates: int
+    unknown_items: int
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"accepted": 2, "duplicates": 1, "unknown_items": 0}]})
+
+
+class RecommendationQuery(Closed):
+    """The wishes that fit into a query string."""
+
+    k: ResultCount = 10
+    exclude_seen: SeenRule = "recent"
+    categories: Categories = Field([], description="an item needs one of them")
+    exclude: ItemIds = []
+
+
+class RecommendationRequest(RecommendationQuery):
+    """Who asks, a known user or a history, and what may be answered."""
+
+    model_config = ConfigDict(strict=True)
+
+    user_id: Id | None = None
+    history: ItemIds | None = Field(None, description="item ids, oldest first; nothing is stored")
+    candidates: ItemIds | None = Field(None, description="rank just these")
+
+    @model_validator(mode="after")
+    def _one_asker(self) -> Self:
+        if (self.user_id is None) == (self.history is None):
+            raise PydanticCustomError("one_asker", "takes exactly one of user_id and history")
+        return self
+
+
+class RecommendationBatch(Closed):
+    """Up to 100 requests, answered in order."""
+
+    model_config = ConfigDict(strict=True)
+
+    requests: Annotated[list[RecommendationRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
+
+
+class ScoredItem(TypedDict):
+    """The higher the score, the better; scores of one answer compare with each other only."""
+
+    item_id: str
+    score: float
+    title: NotRequired[str]
+
+
+Source = Literal["personalised", "popular"]
+
+
+class Recommendations(BaseModel):
+    """The best items that were allowed, best first; fewer than k where fewer were."""
+
+    recommendation_id: str
+    user_id: str | None
+    generation: str
+    source: Source
+    items: list[ScoredItem]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "recommendation_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+                    "user_id": "ada",
+                    "generation": "shop",
+                    "source": "personalised",
+                    "items": [{"item_id": "tea-2", "score": 4.25, "title": "Green tea"}],
+                }
+            ]
+        }
+    )
+
+
+class RecommendationResults(BaseModel):
+    """One answer for each request of a batch, in order."""
+
+    results: list[Recommendations]
+
+
+class UserState(BaseModel):
+    """What the service remembers of a user, whatever the length of the history."""
+
+    user_id: str
+    generation: str
+    event_count: int
+    last_item_id: str | None
+    recent_items: list[str] = Field(description="newest first")
+    histogram: list[list[list[float]]] = Field(description="[R][B][W]: uses of each codeword, decayed")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "user_id": "ada",
+                    "generation": "shop",
+                    "event_count": 2,
+                    "last_item_id": "tea-2",
+                    "recent_items": ["tea-2", "cup-1"],
+                    "histogram": [[[1.0, 0.95], [0.0, 1.95]]],
+                }
+            ]
+        }
+    )
+
+
+class PopularQuery(Closed):
+    k: ResultCount = 10
+
+
+class PopularItems(BaseModel):
+    """Items by their number of training events, most first; that number is the score."""
+
+    generation: str
+    items: list[ScoredItem]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 311.0, "title": "Green tea"}]}]
+        }
+    )
+
+
+class SearchQuery(Closed):
+    query: Annotated[str, StringConstraints(max_length=256)] = Field("", description="part of a title or id")
+    limit: ResultCount = 20
+
+
+class Item(BaseModel):
+    item_id: str
+    title: str
+    categories: list[str]
+
+
+class Items(BaseModel):
+    """Items that match, the closest match first, then the most popular."""
+
+    items: list[Item]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"items": [{"item_id": "tea-2", "title": "Green tea", "categories": ["tea", "organic"]}]}]
+        }
+    )
+
+
+class ServedModel(BaseModel):
+    """The generation that is served, what it was trained on and how it measured."""
+
+    generation: str
+    tag: str
+    device: str
+    items: int
+    config: dict[str, Any]
+    metrics: dict[str, Any]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "generation": "shop",
+                    "tag": "9f86d081884c7d65",
+                    "device": "cpu",
+                    "items": 240,
+                    "config": {"model": {"preset": "lisa-mini", "width": 128}},
+                    "metrics": {"hr_at_10_full": 0.26},
+                }
+            ]
+        }
+    )
+
+
+class Health(BaseModel):
+    """What a load balancer asks for; the status code says it all."""
+
+    status: Literal["ok", "ready"]
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "ok"}]})

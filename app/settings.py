@@ -1,0 +1,36 @@
+"""What an operator can set. The only reader of the environment."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "LISAREC_"
+
+
+class Settings(BaseSettings):
+    """One service. Each field is also an environment variable, ``LISAREC_MODEL_DIR`` and so on; arguments win."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, protected_namespaces=())
+
+    model_dir: Path
+    data_dir: Path = Path("state")  # of the embedded store
+    redis_url: str | None = None
+    tenant: str = "main"
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)  # 0: any free one
+    workers: int = Field(1, ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    max_body_bytes: int = Field(1 << 20, ge=1)
+    drain_s: float = Field(1.0, ge=0)  # after SIGTERM: still answering, no longer ready
+    shutdown_timeout_s: int = Field(30, ge=1)  # for what was accepted before the door closed
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+
+    def export(self) -> None:
+        """Put these settings into the environment, where the worker processes started next find them."""
+        for name, value in self.model_dump(mode="json", exclude_none=True).items():
+            os.environ[PREFIX + name.upper()] = str(value)

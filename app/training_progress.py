@@ -1,0 +1,43 @@
+"""A training run, drawn on a terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from model.train import EpochReport
+
+
+class TrainingProgress:
+    """A bar for the whole run and a line for every epoch; a context manager."""
+
+    def __init__(self, epochs: int, console: Console) -> None:
+        self._epochs = epochs
+        self._console = console
+        columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task("preparing", total=epochs)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def batch(self, epoch: int, share: float, loss: float) -> None:
+        description = f"epoch {epoch + 1} of {self._epochs}, loss {loss:.3f}"
+        self._bar.update(self._task, completed=epoch + share, description=description)
+
+    def epoch(self, report: EpochReport) -> None:
+        validation = ""
+        if report.ndcg_at_10 is not None and report.hr_at_10 is not None:
+            validation = f", validation HR@10 {report.hr_at_10:.4f} NDCG@10 {report.ndcg_at_10:.4f}"
+        self._console.print(
+            f"epoch {report.epoch + 1}: loss {report.loss:.4f}{validation} ({report.elapsed_s:.0f} s)", highlight=False
+        )

@@ -1,0 +1,155 @@
+"""A tiny model, and the real app over it: real engine, real SQLite, requests through ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from starlette.types import Receive, Scope, Send
+
+from app.main import create_app
+from app.service import Service, generation_of
+from app.settings import Settings
+from model import artifact
+from model.config import Config, DataCard, ModelConfig
+from model.lisa import LisaMini
+from storage.sqlite import SQLiteStore
+from storage.state import Event
+
+ITEMS = 60
+SHAPE = ModelConfig(
+    width=16,
+    decay_rates=(0.05, 0.8),
+    history_codebooks=3,
+    history_codewords=8,
+    target_codebooks=3,
+    target_codewords=16,
+)
+CATEGORIES = ("tea", "cup", "pot")
+WEIGHTS = {"click": 1.0, "purchase": 2.0, "dislike": 0.0}
+
+
+def item_id(row: int) -> str:
+    return f"item-{row}"
+
+
+def categories_of(row: int) -> tuple[str, ...]:
+    """Every item has one category, every fourth has two, and every eleventh none."""
+    if row % 11 == 0:
+        return ()
+    return (CATEGORIES[row % 3], CATEGORIES[(row + 1) % 3]) if row % 4 == 0 else (CATEGORIES[row % 3],)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with random weights and codes; every fifth item has no title."""
+    rng = np.random.default_rng(7)
+    torch.manual_seed(7)
+    history = torch.from_numpy(rng.integers(0, SHAPE.history_codewords, (ITEMS, SHAPE.history_codebooks)))
+    target = torch.from_numpy(rng.integers(0, SHAPE.target_codewords, (ITEMS, SHAPE.target_codebooks)))
+    model = LisaMini(SHAPE, history, target)
+    with torch.no_grad():
+        model.target_codebooks.normal_()  # far from ties
+    items = artifact.Items(
+        [item_id(row) for row in range(ITEMS)],
+        ["" if row % 5 == 0 else f"{'Green' if row % 2 else 'Black'} thing number {row}" for row in range(ITEMS)],
+        [categories_of(row) for row in range(ITEMS)],
+        rng.integers(0, 20, ITEMS),
+    )
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    artifact.save(directory, model, Config(model=SHAPE, data=DataCard(), event_weights=WEIGHTS), items, {"loss": 1.5})
+    return directory
+
+
+async def logged_events(settings: Settings, user_id: str) -> list[Event]:
+    """The user's log as it is on disk."""
+    generation = generation_of(artifact.load(settings.model_dir))
+    store = await SQLiteStore.open(settings.data_dir, [generation])
+    try:
+        return [entry.event for entry in await store.events(settings.tenant, user_id, limit=100_000)]
+    finally:
+        await store.close()
+
+
+class Client:
+    """Blocking requests to an app whose lifespan is running; a fault in the app fails the test."""
+
+    def __init__(self, settings: Settings) -> None:
+        app = create_app(settings)
+        self._settings = settings
+        self._runner = asyncio.Runner()
+        self._stack = AsyncExitStack()
+        state = self._runner.run(self._stack.enter_async_context(app.router.lifespan_context(app)))
+        assert state is not None
+        self.service: Service = state["service"]
+
+        async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, "state": dict(state)}, receive, send)
+
+        transport = httpx.ASGITransport(with_state)
+        self._http = httpx.AsyncClient(transport=transport, base_url="http://service")
+
+    def request(self, method: str, url: str, **options: Any) -> httpx.Response:
+        return self._runner.run(self._http.request(method, url, **options))
+
+    def get(self, url: str, **options: Any) -> httpx.Response:
+        return self.request("GET", url, **options)
+
+    def post(self, url: str, **options: Any) -> httpx.Response:
+        return self.request("POST", url, **options)
+
+    def click(self, user_id: str, *item_ids: str) -> None:
+        """Post a click on each item, in order."""
+        events = [{"user_id": user_id, "item_id": item_id} for item_id in item_ids]
+        assert self.post("/v1/events", json=events).json()["accepted"] == len(item_ids)
+
+    def recommend(self, user_id: str, **params: Any) -> Any:
+        response = self.get(f"/v1/users/{user_id}/recommendations", params=params)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def log(self, user_id: str) -> list[Event]:
+        """What is durable of the user, read through a store of its own."""
+        return self._runner.run(logged_events(self._settings, user_id))
+
+    def close_store(self) -> None:
+        """Let every further use of the store fail."""
+        self._runner.run(self.service.store.close())
+
+    def close(self) -> None:
+        self._runner.run(self._http.aclose())
+        self._runner.run(self._stack.aclose())
+        self._runner.close()
+
+
+@pytest.fixture(scope="session")
+def start(model_dir: Path) -> Callable[..., Client]:
+    """Start a client of its own app; the caller closes it."""
+
+    def start_client(data_dir: Path, **settings: Any) -> Client:
+        return Client(Settings(model_dir=model_dir, data_dir=data_dir, **settings))
+
+    return start_client
+
+
+@pytest.fixture
+def client(start: Callable[..., Client], tmp_path: Path) -> Iterator[Client]:
+    """A service without any user."""
+    client = start(tmp_path)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def shared_client(start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """One service for tests that change nothing, or only users of their own."""
+    client = start(tmp_path_factory.mktemp("state"))
+    yield client
+    client.close()

@@ -1,0 +1,83 @@
+"""The catalogue, and the calls that show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.catalogue import Catalogue
+from model.artifact import Items
+from tests.app.conftest import ITEMS, Client
+
+TITLES = {
+    "a": "Blue kettle",
+    "b": "Kettle, steel",
+    "c": "Teakettle",
+    "d": "kettle",
+    "e": "",
+    "f": "STRASSE in Köln",
+    "kettle": "Red pot",
+}
+COUNTS = [1, 2, 9, 1, 9, 0, 0]
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    categories = [("pots", "blue"), ("pots",), (), ("pots",), ("blue",), (), ()]
+    return Catalogue(Items(list(TITLES), list(TITLES.values()), categories, np.array(COUNTS, np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("kettle", "d kettle b a c"),  # whole title or id, beginning, beginning of a word, anywhere
+        ("  KETTLE ", "d kettle b a c"),
+        ("Straße", "f"),
+        ("KÖLN", "f"),
+        ("", "c e b a d f kettle"),  # by popularity, ties in item order
+        ("kettle\n", "d kettle b a c"),
+        ("nothing like it", ""),
+    ],
+)
+def test_search_finds_titles_and_ids_closest_first(catalogue: Catalogue, query: str, found: str) -> None:
+    assert [item.item_id for item in catalogue.search(query, 10)] == found.split()
+    assert [item.item_id for item in catalogue.search(query, 2)] == found.split()[:2]
+
+
+def test_popular_items_tie_in_item_order(catalogue: Catalogue) -> None:
+    assert [(item["item_id"], item["score"]) for item in catalogue.popular(4)] == [
+        ("c", 9),
+        ("e", 9),
+        ("b", 2),
+        ("a", 1),
+    ]
+
+
+def test_unknown_ids_and_categories_match_nothing(catalogue: Catalogue) -> None:
+    assert catalogue.rows(["z", "b", "z", "a", "b"]).tolist() == [1, 0, 1]
+    assert np.flatnonzero(catalogue.in_categories(["blue", "red"])).tolist() == [0, 4]
+    assert not catalogue.in_categories(["red"]).any()
+
+
+def get(client: Client, url: str) -> Any:
+    response = client.get(url)
+    assert response.status_code == 200
+    return response.json()
+
+
+def test_popular_items_are_served(shared_client: Client) -> None:
+    answer = get(shared_client, f"/v1/items/popular?k={ITEMS + 1}")
+    assert answer["generation"] == "tiny"
+    scores = [item["score"] for item in answer["items"]]
+    assert len(scores) == ITEMS
+    assert scores == sorted(scores, reverse=True)
+    assert get(shared_client, "/v1/items/popular")["items"] == answer["items"][:10]
+
+
+def test_search_is_served(shared_client: Client) -> None:
+    item = {"item_id": "item-17", "title": "Green thing number 17", "categories": ["pot"]}
+    assert get(shared_client, "/v1/items?query=green%20THING%20number%2017")["items"] == [item]
+    assert len(get(shared_client, "/v1/items?query=thing&limit=3")["items"]) == 3
+    assert len(get(shared_client, "/v1/items")["items"]) == 20

@@ -1,0 +1,130 @@
+"""What those who run the service read: health, metrics, the model, the description of the interface, settings."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import Settings
+from app.uuid7 import uuid7
+from model.artifact import load
+from tests.app.conftest import ITEMS, Client
+
+
+def test_a_draining_process_lives_but_is_not_ready(client: Client) -> None:
+    assert client.get("/readyz").json() == {"status": "ready"}
+    client.service.draining = True
+    draining = client.get("/readyz")
+    assert (draining.status_code, draining.json()["error"]["code"]) == (503, "draining")
+    assert client.get("/healthz").json() == {"status": "ok"}
+    client.click("ada", "item-1")  # what comes is still answered
+
+
+def test_the_model_is_described(shared_client: Client, model_dir: Path) -> None:
+    model = shared_client.get("/v1/model").json()
+    assert (model["generation"], model["tag"], model["items"]) == ("tiny", load(model_dir).tag, ITEMS)
+    assert model["config"]["model"]["history_codebooks"] == 3
+    assert model["metrics"] == {"loss": 1.5}
+
+
+def test_metrics_count_events_answers_and_requests(client: Client) -> None:
+    events = [
+        {"user_id": "ada", "item_id": "item-1", "event_id": "a", "timestamp": 2_000},
+        {"user_id": "ada", "item_id": "item-1", "event_id": "a", "timestamp": 2_000},
+        {"user_id": "ada", "item_id": "item-2", "timestamp": 1_000},
+        {"user_id": "ada", "item_id": "not-in-the-catalogue"},
+    ]
+    client.post("/v1/events", json=events)
+    client.recommend("ada")
+    client.recommend("nobody")
+    client.get("/v1/users/nobody")
+    client.get("/no/such/path")
+    client.request("BREW", "/healthz")
+    lines = client.get("/metrics").text.splitlines()
+    for line in (
+        'lisarec_events_total{outcome="accepted"} 3.0',
+        'lisarec_events_total{outcome="duplicate"} 1.0',
+        'lisarec_events_total{outcome="unknown_item"} 1.0',
+        'lisarec_events_total{outcome="late"} 1.0',
+        'lisarec_recommendations_total{source="personalised"} 1.0',
+        'lisarec_recommendations_total{source="popular"} 1.0',
+        'lisarec_request_seconds_count{method="GET",route="/v1/users/{user_id}/recommendations",status="200"} 2.0',
+        'lisarec_request_seconds_count{method="GET",route="/v1/users/{user_id}",status="404"} 1.0',
+        'lisarec_request_seconds_count{method="GET",route="unmatched",status="404"} 1.0',
+    ):
+        assert line in lines
+    assert not any("ada" in line or "BREW" in line for line in lines)
+
+
+def test_two_services_in_a_process_count_apart(client: Client, shared_client: Client) -> None:
+    client.click("ada", "item-1")
+    shared_client.click("ada", "item-1", "item-2")
+    assert 'lisarec_events_total{outcome="accepted"} 1.0' in client.get("/metrics").text
+
+
+def test_the_interface_is_described_with_examples_and_the_one_error(shared_client: Client) -> None:
+    document = shared_client.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    assert "HTTPValidationError" not in schemas
+    operations = {
+        (method, path): operation
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert len(operations) == 10
+    for (method, path), operation in operations.items():
+        if method == "post":
+            assert operation["requestBody"]["content"]["application/json"]["examples"]
+        for status, response in operation["responses"].items():
+            if path == "/metrics" and status == "200":
+                assert response["content"]["text/plain"]["example"]
+                continue
+            schema = response["content"]["application/json"]["schema"]
+            name = schema.get("anyOf", [schema])[0]["$ref"].rpartition("/")[2]
+            assert schemas[name]["examples"]
+            assert (name == "ErrorBody") == (int(status) >= 400)
+
+
+def test_the_examples_of_the_interface_are_taken(client: Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for path in ("/v1/events", "/v1/recommendations"):
+        examples = paths[path]["post"]["requestBody"]["content"]["application/json"]["examples"]
+        for example in examples.values():
+            assert client.post(path, json=example["value"]).status_code == 200
+
+
+def test_settings_come_from_arguments_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISAREC_MODEL_DIR", "models/a")
+    monkeypatch.setenv("LISAREC_PORT", "9000")
+    monkeypatch.setenv("LISAREC_REDIS_URL", "")
+    settings = Settings(port=9001)
+    assert (settings.model_dir, settings.port, settings.redis_url) == (Path("models/a"), 9001, None)
+    assert settings.host == "127.0.0.1"
+
+
+def test_exported_settings_are_what_another_process_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(model_dir=Path("models/a b"), drain_s=0.5, workers=3, tenant="shop")
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"LISAREC_{name.upper()}", raising=False)
+        monkeypatch.setenv(f"LISAREC_{name.upper()}", "")  # so that what is exported is taken back afterwards
+    settings.export()
+    assert Settings() == settings
+
+
+@pytest.mark.parametrize("wrong", [{"port": 70_000}, {"workers": 0}, {"device": "tpu"}, {"drain_s": -1}])
+def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Settings(model_dir=Path("models/a"), **wrong)
+
+
+def test_uuid7_is_of_its_time_and_unique() -> None:
+    begin_ms = time.time_ns() // 1_000_000
+    ids = [uuid7() for _ in range(1_000)]
+    assert len(set(ids)) == 1_000
+    for made in map(UUID, ids):
+        assert (made.version, made.variant) == (7, "specified in RFC 4122")
+        assert begin_ms <= made.int >> 80 <= time.time_ns() // 1_000_000

@@ -1,0 +1,253 @@
+"""Both recommendation calls: they learn, their filters never leak, and a batch is its single answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.schemas import MAX_ITEM_IDS, MAX_REQUESTS
+from model.artifact import load
+from model.engine import Engine
+from storage.state import ITEM_RING
+from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id
+
+ALL_ITEMS = [item_id(row) for row in range(ITEMS)]
+
+
+def item_ids(answer: Any) -> list[str]:
+    return [item["item_id"] for item in answer["items"]]
+
+
+def post(client: Client, **body: Any) -> Any:
+    response = client.post("/v1/recommendations", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def same_items(one: Any, other: Any) -> bool:
+    scores = [[item["score"] for item in answer["items"]] for answer in (one, other)]
+    return item_ids(one) == item_ids(other) and np.allclose(*scores, rtol=1e-4, atol=1e-4)
+
+
+class TestLearning:
+    def test_every_click_changes_what_is_recommended(self, client: Client) -> None:
+        rankings = [item_ids(client.recommend("ada", exclude_seen="none"))]
+        for item in ("item-1", "item-2", "item-3"):
+            client.click("ada", item)
+            rankings.append(item_ids(client.recommend("ada", exclude_seen="none")))
+        assert len({tuple(ranking) for ranking in rankings}) == len(rankings)
+
+    def test_an_answer_names_its_items_and_itself(self, client: Client) -> None:
+        client.click("ada", "item-1")
+        answer = client.recommend("ada", k=ITEMS, exclude_seen="none")
+        assert (answer["user_id"], answer["generation"], answer["source"]) == ("ada", "tiny", "personalised")
+        assert answer["recommendation_id"] != client.recommend("ada")["recommendation_id"]
+        assert sorted(item_ids(answer)) == sorted(ALL_ITEMS)
+        scores = [item["score"] for item in answer["items"]]
+        assert scores == sorted(scores, reverse=True)
+        titles = {item["item_id"]: item.get("title") for item in answer["items"]}
+        assert titles["item-7"] == "Green thing number 7"
+        assert titles["item-5"] is None  # it has none
+
+    def test_scores_are_the_engine_s_on_the_state(self, client: Client, model_dir: Any) -> None:
+        client.click("ada", "item-9", "item-4", "item-9")
+        user = client.get("/v1/users/ada").json()
+        model = load(model_dir)
+        queries = Engine(model).step(np.array([user["histogram"]], np.float32), model.history_codes[[9]])
+        (rows,), (scores,) = Engine(model).top_k(queries, 5)
+        answer = client.recommend("ada", k=5, exclude_seen="none")
+        assert item_ids(answer) == [item_id(row) for row in rows]
+        np.testing.assert_allclose([item["score"] for item in answer["items"]], scores, rtol=1e-5)
+
+    def test_a_history_is_answered_like_a_user_who_clicked_it(self, client: Client) -> None:
+        history = ["item-1", "item-2", "item-1", "item-30"]
+        client.click("ada", *history)
+        for rule in ("none", "recent", "all"):
+            as_history = post(client, history=history, exclude_seen=rule)
+            assert as_history["user_id"] is None
+            assert same_items(as_history, client.recommend("ada", exclude_seen=rule))
+        assert client.get("/v1/users/None").status_code == 404  # nothing was stored
+
+    def test_a_late_event_steps_but_is_not_the_last_item(self, client: Client) -> None:
+        for item, timestamp in (("item-1", 2_000), ("item-2", 1_000)):
+            client.post("/v1/events", json={"user_id": "ada", "item_id": item, "timestamp": timestamp})
+        assert client.get("/v1/users/ada").json()["last_item_id"] == "item-1"
+
+
+class TestPopular:
+    def test_who_is_unknown_gets_popular_items(self, shared_client: Client) -> None:
+        popular = shared_client.get("/v1/items/popular").json()["items"]
+        for answer in (shared_client.recommend("nobody"), post(shared_client, user_id="nobody")):
+            assert (answer["source"], answer["items"]) == ("popular", popular)
+
+    def test_so_does_a_history_of_unknown_items_only(self, shared_client: Client) -> None:
+        for history in ([], ["nothing", "known"]):
+            assert post(shared_client, history=history)["source"] == "popular"
+
+    def test_so_does_a_user_without_a_step_but_not_what_was_seen(self, client: Client) -> None:
+        favourite = client.get("/v1/items/popular").json()["items"][0]["item_id"]
+        client.post("/v1/events", json={"user_id": "ada", "item_id": favourite, "type": "dislike"})
+        client.post("/v1/events", json={"user_id": "ada", "item_id": "not-in-the-catalogue"})
+        answer = client.recommend("ada")
+        assert answer["source"] == "popular"
+        assert favourite not in item_ids(answer)
+        assert favourite in item_ids(client.recommend("ada", exclude_seen="none"))
+
+    def test_so_does_everybody_when_the_store_fails(self, client: Client) -> None:
+        client.click("ada", "item-1")
+        client.close_store()
+        for rule in ("none", "recent", "all"):
+            assert client.recommend("ada", exclude_seen=rule)["source"] == "popular"
+        assert post(client, history=["item-1"])["source"] == "personalised"
+        assert "lisarec_failed_state_reads_total 3.0" in client.get("/metrics").text
+        assert client.get("/readyz").status_code == 200
+
+
+class TestSeen:
+    def test_recent_is_the_ring_and_all_is_the_log(self, client: Client) -> None:
+        clicked = [item_id(row) for row in range(ITEM_RING + 6)]
+        client.click("ada", *clicked)
+        shown = {rule: set(item_ids(client.recommend("ada", k=ITEMS, exclude_seen=rule))) for rule in ("recent", "all")}
+        assert set(ALL_ITEMS) - shown["recent"] == set(clicked[-ITEM_RING:])
+        assert set(ALL_ITEMS) - shown["all"] == set(clicked)
+        assert set(item_ids(client.recommend("ada", k=ITEMS, exclude_seen="none"))) == set(ALL_ITEMS)
+        assert set(item_ids(client.recommend("ada", k=ITEMS))) == shown["recent"]  # the default
+
+    def test_the_rules_hold_for_a_history_too(self, shared_client: Client) -> None:
+        history = [item_id(row) for row in range(ITEM_RING + 6)]
+        left_out = {"none": [], "recent": history[-ITEM_RING:], "all": history}
+        for rule, seen in left_out.items():
+            answer = post(shared_client, history=history, k=ITEMS, exclude_seen=rule)
+            assert set(item_ids(answer)) == set(ALL_ITEMS) - set(seen)
+
+
+CLICKS = [item_id(row % 37) for row in range(0, 200, 3)]  # many more than the ring holds
+SEEN = {"clicker": CLICKS, "disliker": ["item-3", "item-4"], "nobody": []}
+
+some_items = st.lists(st.sampled_from([*ALL_ITEMS, "unknown"]), max_size=30)
+askers = st.one_of(
+    st.fixed_dictionaries({"user_id": st.sampled_from(sorted(SEEN))}), st.fixed_dictionaries({"history": some_items})
+)
+wishes = st.fixed_dictionaries(
+    {"k": st.integers(1, ITEMS + 5), "exclude_seen": st.sampled_from(["none", "recent", "all"])},
+    optional={
+        "exclude": some_items,
+        "candidates": some_items,
+        "categories": st.lists(st.sampled_from([*CATEGORIES, "unknown"]), max_size=2),
+    },
+)
+requests = st.tuples(askers, wishes).map(lambda parts: {**parts[0], **parts[1]})
+
+
+@pytest.fixture(scope="module")
+def filled(shared_client: Client) -> Client:
+    """A service that knows the users of SEEN."""
+    shared_client.click("clicker", *SEEN["clicker"])
+    dislikes = [{"user_id": "disliker", "item_id": item, "type": "dislike"} for item in SEEN["disliker"]]
+    assert shared_client.post("/v1/events", json=dislikes).json()["accepted"] == len(dislikes)
+    return shared_client
+
+
+def allowed_items(request: dict[str, Any]) -> set[str]:
+    """The filters of a request, spelled out."""
+    past = [item for item in request.get("history", SEEN.get(request.get("user_id", ""))) if item in ALL_ITEMS]
+    seen = {"none": [], "recent": past[-ITEM_RING:], "all": past}[request["exclude_seen"]]
+    wanted = request.get("categories")
+    return {
+        item
+        for row, item in enumerate(ALL_ITEMS)
+        if item not in seen
+        and item not in request.get("exclude", [])
+        and ("candidates" not in request or item in request["candidates"])
+        and (not wanted or set(wanted) & set(categories_of(row)))
+    }
+
+
+class TestLaws:
+    @given(request=requests)
+    @settings(max_examples=150, deadline=None)
+    def test_filters_never_leak_and_never_hold_back(self, filled: Client, request: dict[str, Any]) -> None:
+        answer = post(filled, **request)
+        shown, allowed = item_ids(answer), allowed_items(request)
+        assert set(shown) <= allowed
+        assert len(set(shown)) == len(shown) == min(request["k"], len(allowed))
+        scores = [item["score"] for item in answer["items"]]
+        assert scores == sorted(scores, reverse=True)
+        has_steps = request.get("user_id") == "clicker" or set(request.get("history", [])) & set(ALL_ITEMS)
+        assert answer["source"] == ("personalised" if has_steps else "popular")
+
+    @given(batch=st.lists(requests, min_size=1, max_size=6))
+    @settings(max_examples=40, deadline=None)
+    def test_a_batch_is_its_single_answers(self, filled: Client, batch: list[dict[str, Any]]) -> None:
+        results = post(filled, requests=batch)["results"]
+        for request, result in zip(batch, results, strict=True):
+            alone = post(filled, **request)
+            assert same_items(result, alone)
+            assert (result["source"], result["user_id"]) == (alone["source"], alone["user_id"])
+
+    @given(wish=wishes, user_id=st.sampled_from(sorted(SEEN)))
+    @settings(max_examples=40, deadline=None)
+    def test_get_is_post_with_a_query(self, filled: Client, wish: dict[str, Any], user_id: str) -> None:
+        wish.pop("candidates", None)
+        assert same_items(filled.recommend(user_id, **wish), post(filled, user_id=user_id, **wish))
+
+
+REFUSED: dict[str, tuple[Any, str | None]] = {
+    "nobody asks": ({}, None),
+    "both ask": ({"user_id": "ada", "history": []}, None),
+    "not an object": ([], None),
+    "null": (None, None),
+    "bad user": ({"user_id": "a b"}, "user_id"),
+    "dots": ({"user_id": ".."}, "user_id"),
+    "history of no ids": ({"history": [1]}, "history.0"),
+    "bad id in the history": ({"history": ["item-1", "a/b"]}, "history.1"),
+    "history as text": ({"history": "item-1"}, "history"),
+    "long history": ({"history": ["i"] * (MAX_ITEM_IDS + 1)}, "history"),
+    "bad candidate": ({"user_id": "ada", "candidates": [None]}, "candidates.0"),
+    "bad exclusion": ({"user_id": "ada", "exclude": [""]}, "exclude.0"),
+    "category of no text": ({"user_id": "ada", "categories": [1]}, "categories.0"),
+    "lone surrogate": ({"user_id": "ada", "categories": ["\ud800"]}, "categories.0"),
+    "unknown rule": ({"user_id": "ada", "exclude_seen": "some"}, "exclude_seen"),
+    "k of 0": ({"user_id": "ada", "k": 0}, "k"),
+    "k of 1,001": ({"user_id": "ada", "k": 1_001}, "k"),
+    "k as text": ({"user_id": "ada", "k": "5"}, "k"),
+    "k as a boolean": ({"user_id": "ada", "k": True}, "k"),
+    "k as a float": ({"user_id": "ada", "k": 5.0}, "k"),
+    "NaN": ({"user_id": "ada", "k": float("nan")}, "k"),
+    "huge k": ({"user_id": "ada", "k": 10**300}, "k"),
+    "unknown field": ({"user_id": "ada", "limit": 5}, None),
+    "no requests": ({"requests": []}, "requests"),
+    "too many requests": ({"requests": [{"user_id": "ada"}] * (MAX_REQUESTS + 1)}, "requests"),
+    "requests as an object": ({"requests": {"user_id": "ada"}}, "requests"),
+    "a field beside requests": ({"requests": [{"user_id": "ada"}], "k": 5}, None),
+    "one bad request": ({"requests": [{"user_id": "ada"}, {"user_id": "ada", "k": 0}]}, "requests.1.k"),
+    "requests within requests": ({"requests": [{"requests": []}]}, "requests.0"),
+}
+
+
+@pytest.mark.parametrize(("body", "field"), REFUSED.values(), ids=REFUSED)
+def test_an_invalid_request_is_refused(shared_client: Client, body: Any, field: str | None) -> None:
+    response = shared_client.post("/v1/recommendations", content=json.dumps(body))
+    assert response.status_code == 422
+    error = response.json()["error"]
+    assert error["code"] == "invalid_request"
+    assert [detail["field"] for detail in error["details"]] == [field]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["k=0", "k=1001", "k=five", "k=", "k=true", "k=NaN", "k=5&k=6", "exclude_seen=some", "exclude=a%20b", "limit=5"],
+)
+def test_an_invalid_query_is_refused(shared_client: Client, query: str) -> None:
+    response = shared_client.get(f"/v1/users/ada/recommendations?{query}")
+    assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_request")
+
+
+def test_a_full_batch_is_answered(shared_client: Client) -> None:
+    results = post(shared_client, requests=[{"user_id": f"u{n}", "k": 1} for n in range(MAX_REQUESTS)])["results"]
+    assert [result["user_id"] for result in results] == [f"u{n}" for n in range(MAX_REQUESTS)]

@@ -1,0 +1,209 @@
+"""What a request may look like at all: bodies, paths, queries, and the one shape of every refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.app.conftest import Client
+
+JSON = {"content-type": "application/json"}
+LIMIT = 1 << 20
+POSTS = ("/v1/events", "/v1/recommendations")
+SECRET = "Zaphod-Beeblebrox"  # an input that no answer may contain
+
+
+def assert_refused(response: httpx.Response, *statuses: int) -> None:
+    """An error in the one shape, of at most 4 kB, with nothing of the request in it."""
+    assert response.status_code in (statuses or range(400, 500)), response.text
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
+    assert set(error) == {"code", "message", "details"}
+    assert all(set(detail) == {"index", "field", "reason"} for detail in error["details"])
+    assert len(error["details"]) <= 20
+    assert len(response.content) <= 4_096
+    assert SECRET.lower() not in response.text.lower()
+
+
+MALFORMED: dict[str, tuple[int, bytes]] = {
+    "nothing": (400, b""),
+    "blank": (400, b" \n"),
+    "text": (400, b"hello"),
+    "half an object": (400, b'{"user_id": "ada"'),
+    "two objects": (400, b'{"user_id": "ada", "item_id": "i"}{}'),
+    "trailing comma": (400, b'{"user_id": "ada",}'),
+    "single quotes": (400, b"{'user_id': 'ada'}"),
+    "invalid UTF-8": (400, b'{"user_id": "\xff\xfe"}'),
+    "half a character": (400, b'{"user_id": "\xc3'),
+    "UTF-16": (400, '{"user_id": "ada"}'.encode("utf-16")),
+    "byte order mark": (400, b'\xef\xbb\xbf{"user_id": "ada"}'),
+    "control character": (400, b'{"user_id": "a\x00"}'),
+    "gzip": (400, b"\x1f\x8b\x08\x00\x00\x00\x00\x00"),
+    "deep arrays": (400, b"[" * 500_000),
+    "deep objects": (400, b'{"a":' * 150_000),
+    "an integer of 5,000 digits": (400, b'{"value": ' + b"9" * 5_000 + b"}"),
+    "a field twice": (400, b'{"user_id": "ada", "user_id": "ada", "item_id": "i"}'),
+    "a field twice, further in": (400, b'[{"requests": {"k": 1, "k": 1}}]'),
+    "deep, but closed": (422, b"[" * 100 + b"]" * 100),
+    "many unknown fields": (422, json.dumps({f"{SECRET}{n}": 0 for n in range(30_000)}).encode()),
+    "many bad ids": (422, json.dumps({"history": ["a b"] * 10_000}).encode()),
+    "many bad events": (422, json.dumps([{"user_id": SECRET + "!", "item_id": SECRET + "?"}] * 1_000).encode()),
+}
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize(("status", "body"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_body_is_refused(shared_client: Client, path: str, status: int, body: bytes) -> None:
+    assert_refused(shared_client.post(path, content=body, headers=JSON), status)
+
+
+class TestBodyLimit:
+    @pytest.mark.parametrize("path", POSTS)
+    def test_a_body_over_the_limit_is_refused_unread(self, shared_client: Client, path: str) -> None:
+        padding = b" " * LIMIT
+        assert_refused(shared_client.post(path, content=b"{}" + padding, headers=JSON), 413)
+
+    @pytest.mark.parametrize("path", POSTS)
+    def test_also_when_its_length_is_not_declared(self, shared_client: Client, path: str) -> None:
+        chunks_read = 0
+
+        async def chunks() -> AsyncIterator[bytes]:
+            nonlocal chunks_read
+            for _ in range(40):
+                chunks_read += 1
+                yield b" " * (LIMIT // 16)
+
+        assert_refused(shared_client.post(path, content=chunks(), headers=JSON), 413)
+        assert chunks_read == 17
+
+    def test_a_body_of_the_limit_is_read(self, client: Client) -> None:
+        event = b'{"user_id": "ada", "item_id": "item-1"}'
+        assert client.post("/v1/events", content=event.ljust(LIMIT), headers=JSON).status_code == 200
+        assert_refused(client.post("/v1/events", content=event.ljust(LIMIT + 1), headers=JSON), 413)
+        assert len(client.log("ada")) == 1
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "json", SECRET])
+def test_a_body_that_says_it_is_not_json_is_refused(shared_client: Client, path: str, content_type: str) -> None:
+    response = shared_client.post(path, content=b"{}", headers={"content-type": content_type})
+    assert_refused(response, 415)
+
+
+@pytest.mark.parametrize("headers", [{}, JSON, {"content-type": "Application/JSON; charset=utf-8"}])
+def test_json_may_be_declared_or_not(client: Client, headers: dict[str, str]) -> None:
+    event = b'{"user_id": "ada", "item_id": "item-1"}'
+    assert client.post("/v1/events", content=event, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("id_in_path", ["a%20b", "%2E", "%2e%2e", "%00", "%FF", "%C3%A4", "a%0A", "a" * 129, "a%25b"])
+@pytest.mark.parametrize("path", ["/v1/users/{}", "/v1/users/{}/recommendations"])
+def test_a_path_with_a_bad_id_is_refused(shared_client: Client, path: str, id_in_path: str) -> None:
+    assert_refused(shared_client.get(path.format(id_in_path)), 422, 404)
+
+
+@pytest.mark.parametrize("id_in_path", ["a%40b", "a:b", "A-z_0.9", "...", "a" * 128])
+def test_a_path_with_a_good_id_is_taken(shared_client: Client, id_in_path: str) -> None:
+    assert shared_client.get(f"/v1/users/{id_in_path}/recommendations").status_code == 200
+
+
+CALLS = [
+    ("POST", "/v1/events"),
+    ("POST", "/v1/recommendations"),
+    ("GET", "/v1/users/ada"),
+    ("GET", "/v1/users/ada/recommendations"),
+    ("GET", "/v1/items/popular"),
+    ("GET", "/v1/items"),
+    ("GET", "/v1/model"),
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS)
+def test_every_call_refuses_unknown_query_parameters(shared_client: Client, method: str, path: str) -> None:
+    body = {"user_id": "ada", "item_id": "item-1"} if path == "/v1/events" else {"user_id": "ada"}
+    options = {"json": body} if method == "POST" else {}
+    assert_refused(shared_client.request(method, f"{path}?{SECRET}={SECRET}", **options), 422)
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS)
+def test_every_call_refuses_other_methods(shared_client: Client, method: str, path: str) -> None:
+    other = shared_client.request("PATCH", path)
+    assert_refused(other, 405)
+    assert other.headers["allow"] == method
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v2/events", "/v1/events/", f"/{SECRET}", "/v1/users//", "/docs", "/%FF"]
+)
+def test_other_paths_are_not_found(shared_client: Client, path: str) -> None:
+    assert_refused(shared_client.get(path), 404)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["/v1/items/popular?k=0", "/v1/items/popular?k=1&k=1", "/v1/items?limit=1001", "/v1/items?query=" + "q" * 257],
+)
+def test_queries_of_the_catalogue_have_bounds(shared_client: Client, query: str) -> None:
+    assert_refused(shared_client.get(query), 422)
+
+
+# Values that are wrong nearly everywhere, mixed with those that are right somewhere.
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([10**30, 2**63, -(2**63) - 1, 10**400]),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from([SECRET + "?", "ada", "item-1", "..", "2024-01-01T00:00:00Z", "0000-00-00T00:00:00Z", "all"]),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = [
+    *("event_id", "user_id", "item_id", "type", "timestamp", "value", "recommendation_id"),
+    *("k", "history", "candidates", "exclude", "categories", "exclude_seen", "requests"),
+]
+objects = st.dictionaries(st.sampled_from(FIELDS), values, max_size=6)
+bodies = st.one_of(
+    objects, st.lists(objects, max_size=3), st.fixed_dictionaries({"requests": st.lists(objects)}), values
+)
+
+
+class TestNoInputIsAFault:
+    """A fault in the app is an exception here, and so fails the test."""
+
+    @given(path=st.sampled_from(POSTS), body=bodies)
+    @settings(max_examples=300, deadline=None)
+    def test_of_json(self, shared_client: Client, path: str, body: Any) -> None:
+        response = shared_client.post(path, content=json.dumps(body), headers=JSON)
+        if response.status_code != 200:
+            assert_refused(response)
+
+    @given(path=st.sampled_from(POSTS), body=st.binary(max_size=200))
+    @settings(max_examples=100, deadline=None)
+    def test_of_bytes(self, shared_client: Client, path: str, body: bytes) -> None:
+        assert_refused(shared_client.post(path, content=body, headers=JSON))
+
+    @given(
+        user_id=st.text(min_size=1, max_size=20), name=st.sampled_from(["k", "exclude", "query", "x"]), value=st.text()
+    )
+    @settings(max_examples=150, deadline=None)
+    def test_of_paths_and_queries(self, shared_client: Client, user_id: str, name: str, value: str) -> None:
+        query = f"{quote(name)}={quote(value, errors='replace')}"
+        for path in (f"/v1/users/{quote(user_id, safe='', errors='replace')}/recommendations", "/v1/items"):
+            response = shared_client.get(f"{path}?{query}")
+            if response.status_code != 200:
+                assert_refused(response)
