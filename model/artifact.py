@@ -138,7 +138,7 @@ def _checked_tag(directory: Path) -> str:
                 raise ArtifactError(
                     f"{directory / name} is not the file its manifest names; copy or train the model again"
                 )
-    except (KeyError, TypeError, json.JSONDecodeError) as exc:
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as exc:
         raise ArtifactError(f"{directory / MANIFEST} is broken; copy or train the model again") from exc
     except FileNotFoundError as exc:
         raise ArtifactError(
@@ -153,6 +153,16 @@ def _assemble(config: Config, tensors: dict[str, Tensor]) -> tuple[LisaMini, Att
         raise ValueError(f"{broken[0]} is not finite; train it again")
     history, target = tensors["codes.history"], tensors["codes.target"]
     shape = config.model
+    pairs = len(shape.decay_rates), shape.history_codebooks, shape.history_codewords
+    shapes = {
+        "codes.history": (len(target), shape.history_codebooks),
+        "codes.target": (len(target), shape.target_codebooks),
+        "tables.match": (*pairs, shape.history_codewords),
+        "tables.values": (*pairs, shape.width),
+    }
+    misfit = [name for name, expected in shapes.items() if tensors[name].shape != expected]
+    if misfit:
+        raise ValueError(f"{misfit[0]} does not have the shape that {CONFIG} tells")
     if int(history.max()) >= shape.history_codewords or int(target.max()) >= shape.target_codewords:
         raise ValueError("codes point beyond their codebooks")
     model = LisaMini(shape, history, target)

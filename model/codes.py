@@ -112,7 +112,7 @@ def residual_kmeans(vectors: NDArray[np.float32], books: int, words: int, seed: 
 
 
 def _kmeans(points: NDArray[np.float32], words: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Lloyd's algorithm; with fewer points than words the means left over stay zero."""
+    """Lloyd's algorithm; with fewer points than words some means are the same point twice."""
     if len(points) > KMEANS_SAMPLE:
         points = points[rng.choice(len(points), KMEANS_SAMPLE, replace=False)]
     means = np.zeros((words, points.shape[1]), np.float32)
@@ -152,11 +152,13 @@ def separate(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
     taken: set[bytes] = set()
     _, first = np.unique(codes, axis=0, return_index=True)
     taken.update(codes[row].tobytes() for row in first)
+    reached: dict[bytes, NDArray[np.uint8]] = {}  # where counting up stands, or thousands of equals would recount
     for row in np.setdiff1d(np.arange(len(codes)), first):
-        candidate = distinct[row]
+        candidate = reached.setdefault(codes[row].tobytes(), codes[row].copy())
         while candidate.tobytes() in taken:
             _count_up(candidate, words)
         taken.add(candidate.tobytes())
+        distinct[row] = candidate
     return distinct
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
 Protocol = Literal["loo_full", "loo_sampled100", "temporal"]
 SplitName = Literal["loo", "temporal"]
@@ -23,7 +23,7 @@ class ModelConfig(Frozen):
 
     preset: str = "lisa-mini"
     width: int = Field(128, ge=1)  # D
-    decay_rates: tuple[float, ...] = Field((0.05, 0.25, 0.8), min_length=1)  # R, lambda per step
+    decay_rates: tuple[NonNegativeFloat, ...] = Field((0.02, 0.2, 1.2), min_length=1)  # R, lambda per step
     history_codebooks: int = Field(8, ge=1)  # B
     history_codewords: int = Field(32, ge=2, le=256)  # W
     target_codebooks: int = Field(8, ge=1)  # B'
@@ -35,7 +35,7 @@ class ModelConfig(Frozen):
 class TrainConfig(Frozen):
     """How the weights are found. A batch is a number of positions, from many users' histories."""
 
-    epochs: int = Field(20, ge=1)
+    epochs: int = Field(14, ge=1)
     batch_size: int = Field(2048, ge=1)
     learning_rate: float = Field(0.002, gt=0)
     weight_decay: float = Field(0.0, ge=0)

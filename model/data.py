@@ -7,8 +7,9 @@ import gzip
 import hashlib
 import io
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Interactions:
 
     user, item, type  (events,)  int32, indices into user_ids, item_ids, type_names
     timestamp_us      (events,)  int64, microseconds since the epoch
+    time_is_order     whether the timestamps only count the events of a user instead of telling a time
     sha256            hex digest of the uncompressed table as it lay in the file
     """
 
@@ -46,6 +48,7 @@ class Interactions:
     item: NDArray[np.int32]
     type: NDArray[np.int32]
     timestamp_us: NDArray[np.int64]
+    time_is_order: bool
     sha256: str
 
     def __len__(self) -> int:
@@ -55,13 +58,6 @@ class Interactions:
     def starts(self) -> NDArray[np.int64]:
         """Where each user's events begin, and the end: (users + 1,)."""
         return np.searchsorted(self.user, np.arange(len(self.user_ids) + 1)).astype(np.int64)
-
-    @cached_property
-    def time_is_order(self) -> bool:
-        """Whether the timestamps only count the events of a user instead of telling a time."""
-        position = np.arange(len(self)) - self.starts[self.user]
-        seconds = self.timestamp_us // 1_000_000
-        return bool(np.all(seconds - seconds[self.starts[self.user]] == position))
 
     def weights(self, event_weights: Mapping[str, float]) -> NDArray[np.float32]:
         """Weight of every event by its type; raises DataError for a type without one."""
@@ -76,15 +72,12 @@ class Interactions:
         keep = self.weights(event_weights) > 0
         if keep.all():
             return self
-        return Interactions(
-            self.user_ids,
-            self.item_ids,
-            self.type_names,
-            self.user[keep],
-            self.item[keep],
-            self.type[keep],
-            self.timestamp_us[keep],
-            self.sha256,
+        return replace(
+            self,
+            user=self.user[keep],
+            item=self.item[keep],
+            type=self.type[keep],
+            timestamp_us=self.timestamp_us[keep],
         )
 
 
@@ -117,7 +110,10 @@ def is_id(text: str) -> bool:
 
 def read_interactions(directory: Path) -> Interactions:
     """Read ``interactions.*`` of a data directory; raises DataError with file and line."""
-    table = _read(_find(directory, "interactions"), REQUIRED, OPTIONAL)
+    path = _find(directory, "interactions")
+    if path is None:
+        raise DataError(f"data directory {str(directory)!r} has no interactions.tsv.gz (or .tsv, .csv, .parquet)")
+    table = _read(path, REQUIRED, OPTIONAL)
     frame = table.frame
     if frame.is_empty():
         raise DataError(f"{table.path} has no interactions; it needs a header and at least one line")
@@ -132,14 +128,23 @@ def read_interactions(directory: Path) -> Interactions:
     item, item_ids = _indices(frame["item_id"])
     type_, type_names = _indices(kind)
     order = np.lexsort((timestamp_us, user))  # stable: equal times keep the order of the file
+    user, timestamp_us = user[order], timestamp_us[order]
     return Interactions(
-        user_ids, item_ids, type_names, user[order], item[order], type_[order], timestamp_us[order], table.sha256
+        user_ids,
+        item_ids,
+        type_names,
+        user,
+        item[order],
+        type_[order],
+        timestamp_us,
+        _only_counts(user, timestamp_us),
+        table.sha256,
     )
 
 
 def read_items(directory: Path) -> ItemTexts:
     """Read ``items.*`` of a data directory; without such a file no item has a title."""
-    path = _find(directory, "items", required=False)
+    path = _find(directory, "items")
     if path is None:
         return ItemTexts({}, {})
     table = _read(path, ("item_id",), ("title", "categories"))
@@ -206,6 +211,12 @@ def _split_temporal(interactions: Interactions) -> Split:
     return Split(train, validation, test)
 
 
+def _only_counts(user: NDArray[np.int32], timestamp_us: NDArray[np.int64]) -> bool:
+    """Whether every event of a user stands one second after the one before."""
+    same_user = user[1:] == user[:-1]
+    return bool(np.all(np.diff(timestamp_us)[same_user] == 1_000_000))
+
+
 def _indices(column: pl.Series) -> tuple[NDArray[np.int32], list[str]]:
     """Indices in order of first appearance, and the names."""
     names = column.unique(maintain_order=True)
@@ -218,22 +229,18 @@ def _categories(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part for part in text.split("|") if part))
 
 
-def _find(directory: Path, stem: str, required: bool = True) -> Path:
+def _find(directory: Path, stem: str) -> Path | None:
     if not directory.is_dir():
         raise DataError(f"data directory {str(directory)!r} does not exist; 'lisarec data NAME' makes one")
     found = [directory / f"{stem}{suffix}" for suffix in SUFFIXES if (directory / f"{stem}{suffix}").is_file()]
     if len(found) > 1:
         raise DataError(f"data directory {str(directory)!r} has {found[0].name} and {found[1].name}; keep one of them")
-    if not found:
-        if not required:
-            return None  # type: ignore[return-value]
-        raise DataError(f"data directory {str(directory)!r} has no {stem}.tsv.gz (or .tsv, .csv, .parquet)")
-    return found[0]
+    return found[0] if found else None
 
 
 @dataclass(frozen=True)
 class _Table:
-    """A table as text columns; row i stands in line i + 2 of the file."""
+    """A table as text columns; row i stands in line i + 2 of a text file."""
 
     path: Path
     frame: pl.DataFrame
@@ -244,15 +251,13 @@ class _Table:
         rows = bad.fill_null(True).arg_true()
         if len(rows):
             cell = self.frame[column][rows[0]]
-            raise DataError(
-                f"{self.path}, line {rows[0] + 2}: " + reason.format("" if cell is None else str(cell)[:80])
-            )
+            place = f"row {rows[0] + 1}" if self.path.suffix == ".parquet" else f"line {rows[0] + 2}"
+            raise DataError(f"{self.path}, {place}: " + reason.format("" if cell is None else str(cell)[:80]))
 
     def require_ids(self, *columns: str) -> None:
         for column in columns:
             cells = self.frame[column]
-            header = cells == column
-            self.refuse(header, "the header is repeated; remove this line", column)
+            self.refuse(cells.eq_missing(column), "the header is repeated; remove this line", column)
             bad = ~cells.str.contains(ID_PATTERN) | cells.is_in([".", ".."])
             self.refuse(bad, f"{column} {{!r}} is not an id (1 to 128 of A-Z a-z 0-9 _ . : @ -)", column)
 
@@ -277,15 +282,14 @@ class _Table:
 
 
 def _read(path: Path, required: Sequence[str], optional: Sequence[str]) -> _Table:
+    raw = _uncompressed(path)
     if path.suffix == ".parquet":
-        raw = path.read_bytes()
         try:
             frame = pl.read_parquet(io.BytesIO(raw))
             frame = frame.select(pl.col(name).cast(pl.String) for name in frame.columns)
         except pl.exceptions.PolarsError as exc:
             raise DataError(f"{path} is not a Parquet table of numbers and texts: {str(exc)[:200]}") from exc
     else:
-        raw = _uncompressed(path)
         frame = _parse(path, raw)
     _check_header(path, frame.columns, required, optional)
     keep = [name for name in (*required, *optional) if name in frame.columns]
@@ -295,13 +299,15 @@ def _read(path: Path, required: Sequence[str], optional: Sequence[str]) -> _Tabl
 def _uncompressed(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as exc:
+    except (OSError, EOFError, zlib.error) as exc:
         raise DataError(f"{path} cannot be read: {exc}") from exc
 
 
 def _check_header(path: Path, header: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> None:
-    for name in required:
-        if name not in header:
+    for name in (*required, *optional):
+        if f"{name}_duplicated_0" in header:  # what polars calls the second column of a name
+            raise DataError(f"{path}, line 1: column {name!r} stands there twice; keep one of them")
+        if name in required and name not in header:
             expected = " ".join(required) + "".join(f" [{name}]" for name in optional)
             raise DataError(f"{path}, line 1: column {name!r} is missing; the header must name {expected}")
 

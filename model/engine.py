@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +27,8 @@ class Engine:
             raise ValueError(f"device {device!r} is not there: torch finds no GPU; use --device cpu")
         self.device = torch.device(device)
         self.items = len(artifact.items)
-        self._model = artifact.model.to(self.device)
+        # a copy, or the artifact and every engine made of it before would move along
+        self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
         self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
         self._codes_by_book = self._model.target_codes.T.contiguous()  # (B', N): each look-up reads one row
 
@@ -39,10 +41,10 @@ class Engine:
         returns     (Q, D)        float32, on the engine's device
         raises      ValueError    when a row of a histogram is empty
         """
-        rows = torch.from_numpy(np.ascontiguousarray(histograms, np.float32)).to(self.device)
+        rows = torch.tensor(histograms, dtype=torch.float32, device=self.device)
         if not bool((rows.sum(dim=-1) > 0).all()):
             raise ValueError("a state without a single step has no query")
-        codes = torch.from_numpy(last_codes.astype(np.int64)).to(self.device)
+        codes = torch.tensor(last_codes, dtype=torch.int64, device=self.device)
         return self._model.read(rows, codes, self._tables)
 
     @torch.inference_mode()
@@ -54,6 +56,7 @@ class Engine:
             scores += product.index_select(1, codes)
         return scores
 
+    @torch.inference_mode()
     def top_k(self, queries: Tensor, k: int, excluded: NDArray[np.bool_] | None = None) -> Ranked:
         """The k best items of each query, best first, ties by item order.
 

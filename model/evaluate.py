@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
-from model.config import DataCard, Protocol, SeenRule
+from model.config import DataCard, Protocol, SeenRule, TrainOn
 from model.data import DataError, Interactions, read_interactions, split
 from model.engine import Engine
 from model.histogram import history_histogram
@@ -49,8 +49,10 @@ class HeldOut:
 class Report:
     """What an evaluation came to, with all that is needed to repeat it."""
 
+    generation: str
     protocol: Protocol
     data_sha256: str
+    train_on: TrainOn
     seen_rule: SeenRule
     items: int
     users: NDArray[np.int32]
@@ -60,8 +62,10 @@ class Report:
         """Metrics with their protocol in the name, e.g. ``hr_at_10_full``, and 95 % intervals for the cutoff 10."""
         suffix = {"loo_full": "full", "loo_sampled100": "sampled100", "temporal": "temporal"}[self.protocol]
         return {
+            "generation": self.generation,
             "protocol": self.protocol,
             "data_sha256": self.data_sha256,
+            "train_on": self.train_on,
             "seen_rule": self.seen_rule,
             "tie_rule": "against the model",
             "users": len(self.ranks),
@@ -171,20 +175,25 @@ def evaluate(model: Artifact, directory: Path, protocol: Protocol | None, seen_r
 
     protocol   None: the one of the model's own split
     seen_rule  None: the one the model was chosen with
-    raises     DataError when the model has seen the test events or another table
+    raises     DataError when the model has seen the test events or another table, or nothing is held out
     """
     card = model.config.data
     protocol = protocol or ("temporal" if card.split == "temporal" else "loo_full")
     seen_rule = seen_rule or card.seen_rule
     interactions = read_interactions(directory).stepping(model.config.event_weights)
     _require_honest(card, interactions, protocol)
-    events = held_out_of(model, interactions, split(interactions, card.split).test)
+    positions = split(interactions, card.split).test
+    if not len(positions):
+        raise DataError(f"the split {card.split!r} leaves no event to test; evaluate on a larger table")
+    events = held_out_of(model, interactions, positions)
     engine = Engine(model)
     if protocol == "loo_sampled100":
+        seen_rule = "all"  # the negatives lie outside the history
         ranks = ranks_sampled(events, engine_scorer(engine), seed=0)
     else:
         ranks = ranks_full(events, engine_scorer(engine), seen_rule)
-    return Report(protocol, card.sha256, seen_rule, len(interactions.item_ids), events.users, ranks)
+    items = len(interactions.item_ids)
+    return Report(model.tag, protocol, card.sha256, card.train_on, seen_rule, items, events.users, ranks)
 
 
 def _require_honest(card: DataCard, interactions: Interactions, protocol: Protocol) -> None:

@@ -107,7 +107,7 @@ class LisaMini(nn.Module):
         position = torch.arange(length, device=items.device)
         age = (position[:, None] - position[None, :]).to(queries.dtype)  # (L, L), negative for the future
         rates = torch.tensor(self.config.decay_rates, dtype=queries.dtype, device=items.device)
-        log_weight = torch.zeros(length, dtype=queries.dtype) if weights is None else weights.to(queries.dtype).log()
+        log_weight = 0.0 if weights is None else weights.to(queries.dtype).log()
         logits = queries @ keys.mT / math.sqrt(self.config.width)  # (R, B, L, L)
         logits = logits - rates[:, None, None, None] * age + log_weight
         share = logits.masked_fill(age < 0, -torch.inf).softmax(dim=-1)
@@ -136,5 +136,10 @@ class LisaMini(nn.Module):
 
 
 def build(config: ModelConfig, codes: ItemCodes) -> LisaMini:
-    """A model with fresh weights on fixed codes."""
-    return LisaMini(config, torch.from_numpy(codes.history.codes), torch.from_numpy(codes.target.codes))
+    """A model with fresh weights on fixed codes; its history codewords start as the means that the codes stand for."""
+    model = LisaMini(config, torch.from_numpy(codes.history.codes), torch.from_numpy(codes.target.codes))
+    means = torch.from_numpy(codes.history.codewords)
+    scale = math.sqrt(config.history_codebooks) * means.square().mean().sqrt().clamp_min(SMALLEST_MASS)
+    with torch.no_grad():
+        model.codebooks.copy_(means / scale)
+    return model

@@ -170,7 +170,7 @@ def allowed_items(request: dict[str, Any]) -> set[str]:
 
 class TestLaws:
     @given(request=requests)
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_filters_never_leak_and_never_hold_back(self, filled: Client, request: dict[str, Any]) -> None:
         answer = post(filled, **request)
         shown, allowed = item_ids(answer), allowed_items(request)
@@ -182,7 +182,7 @@ class TestLaws:
         assert answer["source"] == ("personalised" if has_steps else "popular")
 
     @given(batch=st.lists(requests, min_size=1, max_size=6))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_a_batch_is_its_single_answers(self, filled: Client, batch: list[dict[str, Any]]) -> None:
         results = post(filled, requests=batch)["results"]
         for request, result in zip(batch, results, strict=True):
@@ -191,7 +191,7 @@ class TestLaws:
             assert (result["source"], result["user_id"]) == (alone["source"], alone["user_id"])
 
     @given(wish=wishes, user_id=st.sampled_from(sorted(SEEN)))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_get_is_post_with_a_query(self, filled: Client, wish: dict[str, Any], user_id: str) -> None:
         wish.pop("candidates", None)
         assert same_items(filled.recommend(user_id, **wish), post(filled, user_id=user_id, **wish))

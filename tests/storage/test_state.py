@@ -19,7 +19,7 @@ def folded(generation: Generation, events: list[Event]) -> State:
 
 class TestFold:
     @given(logs())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_the_fold_equals_the_naive_fold(self, events: list[Event]) -> None:
         generation = make_generation()
         naive = NaiveUser(generation)
@@ -86,7 +86,7 @@ class TestFold:
 
 class TestDedupe:
     @given(st.data())
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_the_decision_equals_a_set_of_all_ids(self, data: st.DataObject) -> None:
         generation = make_generation(codebooks=1, codewords=32, id_ring=data.draw(st.integers(1, 4)))
         # Ids are sent in any order and any number of times; a resend carries the time of the original.
@@ -151,7 +151,7 @@ class TestIdTime:
 
 class TestCodec:
     @given(logs())
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     def test_decoding_gives_back_what_was_encoded_and_folding_goes_on(self, events: list[Event]) -> None:
         generation = make_generation()
         half = len(events) // 2

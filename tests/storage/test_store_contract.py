@@ -23,7 +23,7 @@ GENERATION = make_generation()
 OTHER_GENERATION = make_generation(tag=b"gen two\0", rates=(0.1,), items=6, seed=1)
 ROOT = Path(__file__).parents[2]
 
-laws = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+laws = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @asynccontextmanager

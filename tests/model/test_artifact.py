@@ -1,0 +1,232 @@
+"""Model directories: what is saved comes back, and what was changed, cut or forged is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from model import artifact, config
+from model.engine import Engine
+from model.lisa import LisaMini
+
+SHAPE = config.ModelConfig(
+    width=8,
+    decay_rates=(0.1, 1.0),
+    history_codebooks=2,
+    history_codewords=4,
+    target_codebooks=3,
+    target_codewords=256,
+    dropout=0.0,
+)
+ITEMS = artifact.Items(
+    ["a", "b:2", "c"], ["", "Caf\u00e9 \u2603", "plain"], [(), ("p", "q"), ("p",)], np.array([3, 0, 2**40])
+)
+METRICS = {"epochs": [{"epoch": 0, "loss": 1.5, "ndcg_at_10": None}]}
+ALL_FILES = (*artifact.FILES, artifact.MANIFEST)
+
+
+@pytest.fixture(scope="module")
+def model(random_model: Callable[..., LisaMini]) -> LisaMini:
+    return random_model(SHAPE, len(ITEMS))
+
+
+@pytest.fixture
+def saved(tmp_path: Path, model: LisaMini) -> Path:
+    directory = tmp_path / "models" / "mine"
+    artifact.save(directory, model, config.Config(model=SHAPE), ITEMS, METRICS)
+    return directory
+
+
+def forge(directory: Path, name: str, content: bytes) -> None:
+    """Replace a file and make the manifest agree, as a faulty writer would."""
+    (directory / name).write_bytes(content)
+    hashes = json.loads((directory / artifact.MANIFEST).read_bytes())
+    hashes[name] = hashlib.sha256(content).hexdigest()
+    (directory / artifact.MANIFEST).write_text(json.dumps(hashes))
+
+
+def forge_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load((directory / artifact.WEIGHTS).read_bytes())
+    change(tensors)
+    forge(directory, artifact.WEIGHTS, save(tensors))
+
+
+def forge_config(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    settings = json.loads((directory / artifact.CONFIG).read_bytes())
+    change(settings)
+    forge(directory, artifact.CONFIG, json.dumps(settings).encode())
+
+
+def test_what_is_saved_comes_back(saved: Path, model: LisaMini) -> None:
+    loaded = artifact.load(saved)
+    assert loaded.name == "mine"
+    assert loaded.config == config.Config(model=SHAPE)
+    assert loaded.metrics == METRICS
+    assert (loaded.items.ids, loaded.items.titles, loaded.items.categories) == (
+        ITEMS.ids,
+        ITEMS.titles,
+        ITEMS.categories,
+    )
+    assert loaded.items.counts.tolist() == ITEMS.counts.tolist()
+    assert loaded.items.counts.dtype == np.int64
+    assert not loaded.model.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor), name
+    for loaded_table, table in zip(loaded.tables, model.tables(), strict=True):
+        assert torch.equal(loaded_table, table)
+    assert loaded.history_codes.dtype == loaded.target_codes.dtype == np.uint8
+    np.testing.assert_array_equal(loaded.history_codes, model.history_codes.numpy())
+    np.testing.assert_array_equal(loaded.target_codes, model.target_codes.numpy())
+
+
+def test_a_reloaded_model_scores_the_same(
+    saved: Path, model: LisaMini, in_memory: Callable[[LisaMini], artifact.Artifact]
+) -> None:
+    histograms = np.random.default_rng(0).random((5, 2, 2, 4), np.float32)
+    last_codes = np.random.default_rng(0).integers(0, 4, (5, 2)).astype(np.uint8)
+    before, after = Engine(in_memory(model)), Engine(artifact.load(saved))
+    assert torch.equal(
+        before.scores(before.step(histograms, last_codes)), after.scores(after.step(histograms, last_codes))
+    )
+
+
+def test_the_tag_names_the_content_wherever_it_lies(saved: Path, model: LisaMini, tmp_path: Path) -> None:
+    tag = artifact.load(saved).tag
+    assert len(bytes.fromhex(tag)) == 8
+    copied = artifact.load(shutil.copytree(saved, tmp_path / "elsewhere"))
+    assert (copied.name, copied.tag) == ("elsewhere", tag)
+    artifact.save(tmp_path / "again", model, config.Config(model=SHAPE), ITEMS, METRICS)
+    assert artifact.load(tmp_path / "again").tag == tag
+    artifact.save(tmp_path / "again", model, config.Config(model=SHAPE), ITEMS, {})
+    assert artifact.load(tmp_path / "again").tag != tag
+
+
+def test_only_a_complete_directory_exists(saved: Path, tmp_path: Path) -> None:
+    assert artifact.exists(saved)
+    assert sorted(path.name for path in saved.iterdir()) == sorted(ALL_FILES)
+    assert not artifact.exists(tmp_path / "nowhere")
+    (saved / artifact.MANIFEST).unlink()
+    assert not artifact.exists(saved)
+
+
+class TestDamage:
+    def refusal(self, directory: Path) -> str:
+        with pytest.raises(artifact.ArtifactError) as refused:
+            artifact.load(directory)
+        assert str(directory) in str(refused.value)
+        return str(refused.value)
+
+    @pytest.mark.parametrize("name", ALL_FILES)
+    def test_a_missing_file(self, saved: Path, name: str) -> None:
+        (saved / name).unlink()
+        message = self.refusal(saved)
+        assert name in message
+        assert "copy or train the model again" in message or "run 'lisarec train" in message
+
+    def test_a_missing_directory(self, tmp_path: Path) -> None:
+        assert "run 'lisarec train" in self.refusal(tmp_path / "nowhere")
+
+    @pytest.mark.parametrize("name", artifact.FILES)
+    @pytest.mark.parametrize("damage", ["one bit", "cut", "longer", "empty"])
+    def test_a_changed_file(self, saved: Path, name: str, damage: str) -> None:
+        content = (saved / name).read_bytes()
+        changed = {
+            "one bit": bytes([*content[:-2], content[-2] ^ 1, content[-1]]),
+            "cut": content[: len(content) // 2],
+            "longer": content + b"\n",
+            "empty": b"",
+        }
+        (saved / name).write_bytes(changed[damage])
+        message = self.refusal(saved)
+        assert name in message
+        assert "copy or train the model again" in message
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"{", b"[]", b"{}", b'"x"', b"null", b"\xff\xfe\xfd", b'{"config.json": 3}']
+    )
+    def test_a_broken_manifest(self, saved: Path, content: bytes) -> None:
+        (saved / artifact.MANIFEST).write_bytes(content)
+        assert "copy or train the model again" in self.refusal(saved)
+
+    def test_weights_that_are_not_finite(self, saved: Path) -> None:
+        forge_tensors(saved, lambda tensors: tensors["weights.bias"].fill_(torch.nan))
+        assert "weights.bias is not finite; train it again" in self.refusal(saved)
+
+    def test_tables_that_are_not_finite(self, saved: Path) -> None:
+        forge_tensors(saved, lambda tensors: tensors["tables.match"].fill_(torch.inf))
+        assert "tables.match is not finite" in self.refusal(saved)
+
+    def test_codes_beyond_their_codebooks(self, saved: Path) -> None:
+        forge_tensors(saved, lambda tensors: tensors["codes.history"][0].fill_(4))
+        assert "codes point beyond their codebooks" in self.refusal(saved)
+
+    @pytest.mark.parametrize("name", ["codes.history", "codes.target"])
+    def test_codes_of_another_number_of_items(self, saved: Path, name: str) -> None:
+        forge_tensors(saved, lambda tensors: tensors.update({name: tensors[name][:-1].contiguous()}))
+        self.refusal(saved)
+
+    @pytest.mark.parametrize("name", ["codes.history", "codes.target", "tables.match", "tables.values"])
+    def test_a_tensor_of_another_shape(self, saved: Path, name: str) -> None:
+        forge_tensors(saved, lambda tensors: tensors.update({name: tensors[name][:, :1].contiguous()}))
+        assert name in self.refusal(saved)
+
+    @pytest.mark.parametrize("name", ["codes.history", "tables.match", "weights.bias", "weights.codebooks"])
+    def test_a_tensor_that_is_not_there(self, saved: Path, name: str) -> None:
+        forge_tensors(saved, lambda tensors: tensors.pop(name))
+        assert name.removeprefix("weights.") in self.refusal(saved)
+
+    def test_a_catalogue_of_another_length(self, saved: Path) -> None:
+        frame = pl.read_parquet(saved / artifact.ITEMS).head(2)
+        frame.write_parquet(saved / "short.parquet")
+        forge(saved, artifact.ITEMS, (saved / "short.parquet").read_bytes())
+        assert "has 2 items but 3 codes" in self.refusal(saved)
+
+    def test_a_catalogue_without_a_column(self, saved: Path) -> None:
+        pl.read_parquet(saved / artifact.ITEMS).drop("title").write_parquet(saved / "other.parquet")
+        forge(saved, artifact.ITEMS, (saved / "other.parquet").read_bytes())
+        assert "title" in self.refusal(saved)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda settings: settings.update(tomorrow=1),
+            lambda settings: settings["model"].update(heads=2),
+            lambda settings: settings["model"].update(width=0),
+            lambda settings: settings["model"].update(width="wide"),
+            lambda settings: settings["model"].update(decay_rates=[]),
+            lambda settings: settings["model"].update(decay_rates=[0.1, -0.1]),
+            lambda settings: settings["model"].update(history_codewords=257),
+            lambda settings: settings["data"].update(split="weekly"),
+        ],
+    )
+    def test_a_configuration_this_version_does_not_know(self, saved: Path, change: Callable[[Any], object]) -> None:
+        forge_config(saved, change)
+        assert "made by another version" in self.refusal(saved)
+
+    @pytest.mark.parametrize("name", [artifact.CONFIG, artifact.METRICS])
+    def test_what_is_no_json(self, saved: Path, name: str) -> None:
+        forge(saved, name, b"\xff not JSON")
+        self.refusal(saved)
+
+
+class Exploding:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pytest.fail, ("a model directory was unpickled",)
+
+
+@pytest.mark.parametrize("name", artifact.FILES)
+def test_loading_never_unpickles(saved: Path, name: str) -> None:
+    forge(saved, name, pickle.dumps(Exploding()))
+    with pytest.raises(artifact.ArtifactError):
+        artifact.load(saved)

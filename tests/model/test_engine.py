@@ -1,0 +1,225 @@
+"""The engine against a dense product and a stable sort, on every device there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.artifact import Artifact
+from model.config import ModelConfig
+from model.engine import Engine
+from model.lisa import LisaMini
+
+SHAPE = ModelConfig(
+    width=16,
+    decay_rates=(0.0, 0.7),
+    history_codebooks=3,
+    history_codewords=6,
+    target_codebooks=2,
+    target_codewords=4,
+    dropout=0.3,
+)
+ITEMS = 60  # on sixteen codes, so that many items tie where the bias does not tell them apart
+Make = Callable[..., LisaMini]
+Wrap = Callable[[LisaMini], Artifact]
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(random_model: Make) -> LisaMini:
+    return random_model(SHAPE, ITEMS)
+
+
+@pytest.fixture(scope="module")
+def engine(model: LisaMini, in_memory: Wrap, device: str) -> Engine:
+    return Engine(in_memory(model), device)
+
+
+@pytest.fixture(scope="module")
+def tying(random_model: Make, in_memory: Wrap, device: str) -> Engine:
+    """An engine of items that tie: only the codes tell them apart."""
+    model = random_model(SHAPE, ITEMS)
+    with torch.no_grad():
+        model.bias.zero_()
+    return Engine(in_memory(model), device)
+
+
+def random_states(count: int, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    shape = count, len(SHAPE.decay_rates), SHAPE.history_codebooks, SHAPE.history_codewords
+    histograms = rng.random(shape) * (rng.random(shape) < 0.5)
+    last_codes = rng.integers(0, SHAPE.history_codewords, (count, SHAPE.history_codebooks)).astype(np.uint8)
+    for book in range(SHAPE.history_codebooks):
+        histograms[np.arange(count), :, book, last_codes[:, book]] += 1
+    return histograms.astype(np.float32), last_codes
+
+
+def random_queries(engine: Engine, count: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((count, SHAPE.width), np.float32)).to(
+        engine.device
+    )
+
+
+def sorted_best(scores: Any, allowed: Any, k: int) -> list[int]:
+    return sorted(allowed, key=lambda item: (-scores[item], item))[:k]
+
+
+def test_step_is_what_the_model_reads(engine: Engine, model: LisaMini) -> None:
+    histograms, last_codes = random_states(7)
+    with torch.inference_mode():
+        expected = model.cpu().read(torch.from_numpy(histograms), torch.from_numpy(last_codes).long())
+    found = engine.step(histograms, last_codes)
+    assert found.device.type == engine.device.type
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-5)
+
+
+def test_scores_equal_the_dense_product(engine: Engine, model: LisaMini) -> None:
+    queries = random_queries(engine, 9)
+    with torch.inference_mode():
+        expected = queries.cpu() @ model.cpu().item_vectors().T + model.bias
+    torch.testing.assert_close(engine.scores(queries).cpu(), expected, rtol=0, atol=1e-5)
+
+
+def test_items_of_equal_codes_score_exactly_the_same(tying: Engine, model: LisaMini) -> None:
+    scores = tying.scores(random_queries(tying, 20)).cpu().numpy()
+    codes = model.target_codes.cpu().numpy()
+    twins = [(one, two) for one in range(ITEMS) for two in range(one) if (codes[one] == codes[two]).all()]
+    assert len(twins) > 50
+    assert all((scores[:, one] == scores[:, two]).all() for one, two in twins)
+
+
+@settings(max_examples=40)
+@given(
+    ties=st.booleans(),
+    k=st.sampled_from([1, 5, ITEMS - 1, ITEMS, ITEMS + 50]),
+    excluded_share=st.sampled_from([None, 0.0, 0.5, 0.95, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_top_k_equals_a_stable_sort(
+    engine: Engine, tying: Engine, ties: bool, k: int, excluded_share: float | None, seed: int
+) -> None:
+    chosen = tying if ties else engine
+    queries = random_queries(chosen, 3, seed)
+    excluded = None if excluded_share is None else np.random.default_rng(seed).random((3, ITEMS)) < excluded_share
+    items, scores = chosen.top_k(queries, k, excluded)
+    assert items.shape == scores.shape == (3, min(k, ITEMS))
+    assert (items.dtype, scores.dtype) == (np.int64, np.float32)
+    every_score = chosen.scores(queries).cpu().numpy()
+    for row in range(3):
+        allowed = range(ITEMS) if excluded is None else np.flatnonzero(~excluded[row]).tolist()
+        expected = sorted_best(every_score[row], allowed, k)
+        shown = len(expected)
+        assert items[row, :shown].tolist() == expected
+        assert scores[row, :shown].tolist() == every_score[row, expected].tolist()
+        assert (items[row, shown:] == -1).all()
+        assert np.isneginf(scores[row, shown:]).all()
+
+
+def test_the_mask_of_one_user_leaves_the_others_alone(engine: Engine) -> None:
+    queries = random_queries(engine, 2)
+    plain, _ = engine.top_k(queries, 5)
+    excluded = np.zeros((2, ITEMS), bool)
+    excluded[0] = True
+    items, _ = engine.top_k(queries, 5, excluded)
+    assert items[0].tolist() == [-1] * 5
+    assert items[1].tolist() == plain[1].tolist()
+    assert not excluded[1].any()
+
+
+@settings(max_examples=40)
+@given(
+    ties=st.booleans(),
+    candidates=st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=20), min_size=1, max_size=4),
+    k=st.sampled_from([1, 3, 100]),
+)
+def test_ranked_candidates_equal_the_top_k_of_nothing_else(
+    engine: Engine, tying: Engine, ties: bool, candidates: list[list[int]], k: int
+) -> None:
+    chosen = tying if ties else engine
+    queries = random_queries(chosen, len(candidates), seed=k)
+    excluded = np.ones((len(candidates), ITEMS), bool)
+    for row, items in enumerate(candidates):
+        excluded[row, items] = False
+    expected_items, expected_scores = chosen.top_k(queries, k, excluded)
+    ranked = chosen.rank_candidates(queries, [np.array(items, np.int64) for items in candidates], k)
+    for row, (items, scores) in enumerate(ranked):
+        shown = min(k, len(set(candidates[row])))
+        assert len(items) == len(scores) == shown
+        assert items.tolist() == expected_items[row, :shown].tolist()
+        np.testing.assert_allclose(scores, expected_scores[row, :shown], rtol=0, atol=1e-5)
+
+
+def test_a_batch_equals_its_users_alone(engine: Engine) -> None:
+    histograms, last_codes = random_states(33, seed=2)
+    queries = engine.step(histograms, last_codes)
+    items, scores = engine.top_k(queries, 10)
+    for row in range(33):
+        alone = engine.step(histograms[row : row + 1], last_codes[row : row + 1])
+        torch.testing.assert_close(alone[0], queries[row], rtol=0, atol=1e-5)
+        own_items, own_scores = engine.top_k(alone, 10)
+        np.testing.assert_allclose(own_scores[0], scores[row], rtol=0, atol=1e-5)
+        assert own_items[0].tolist() == items[row].tolist()
+
+
+def test_no_users_are_no_trouble(engine: Engine) -> None:
+    queries = engine.step(*random_states(0))
+    assert queries.shape == (0, SHAPE.width)
+    items, scores = engine.top_k(queries, 5)
+    assert items.shape == scores.shape == (0, 5)
+    assert engine.rank_candidates(queries, [], 5) == []
+
+
+def test_the_scale_of_a_stored_row_does_not_matter(engine: Engine) -> None:
+    histograms, last_codes = random_states(5)
+    scale = 10 ** np.random.default_rng(0).uniform(-6, 6, (*histograms.shape[:3], 1)).astype(np.float32)
+    torch.testing.assert_close(
+        engine.step(histograms * scale, last_codes), engine.step(histograms, last_codes), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan])
+def test_a_state_without_a_step_is_refused(engine: Engine, bad: float) -> None:
+    histograms, last_codes = random_states(3)
+    histograms[1, 0, 2] = bad
+    with pytest.raises(ValueError, match="without a single step"):
+        engine.step(histograms, last_codes)
+
+
+def test_arguments_are_left_as_they_were(engine: Engine) -> None:
+    histograms, last_codes = random_states(3)
+    before = histograms.copy(), last_codes.copy()
+    histograms.flags.writeable = last_codes.flags.writeable = False  # as numpy.frombuffer gives them
+    engine.top_k(engine.step(histograms, last_codes), 5, np.zeros((3, ITEMS), bool))
+    np.testing.assert_array_equal(histograms, before[0])
+    np.testing.assert_array_equal(last_codes, before[1])
+
+
+def test_a_gpu_that_is_not_there_is_refused(model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch finds no GPU; use --device cpu"):
+        Engine(in_memory(model), "cuda")
+
+
+@pytest.mark.gpu
+def test_an_engine_on_the_gpu_leaves_the_artifact_on_the_cpu(model: LisaMini, in_memory: Wrap) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
+    made = in_memory(model)
+    on_cpu, on_gpu = Engine(made, "cpu"), Engine(made, "cuda")
+    states = random_states(5)
+    torch.testing.assert_close(on_cpu.step(*states), on_gpu.step(*states).cpu(), rtol=0, atol=1e-5)
+    assert made.history_codes.shape == (ITEMS, SHAPE.history_codebooks)

@@ -1,0 +1,448 @@
+"""Training: reproducible, resumable, honest about what it may see, and it learns."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model import artifact, data, evaluate, train
+from model.config import Config, DataCard, ModelConfig
+from model.histogram import history_histogram
+from model.lisa import LisaMini
+
+Make = Callable[..., Any]
+CHECKPOINT_FILES = (train.BEST, train.LAST)
+
+
+def same_files(one: Path, other: Path) -> bool:
+    """Weights, configuration and catalogue; the metrics tell how long it took."""
+    names = (artifact.WEIGHTS, artifact.CONFIG, artifact.ITEMS)
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def weights_of(directory: Path) -> dict[str, torch.Tensor]:
+    return dict(artifact.load(directory).model.state_dict())
+
+
+def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class TestBatches:
+    SHAPE = ModelConfig(
+        width=4, decay_rates=(0.0, 0.5), history_codebooks=2, history_codewords=5, target_codewords=8, dropout=0.0
+    )
+    ITEMS = 30
+
+    def histories(self, seed: int = 0) -> train.Histories:
+        rng = np.random.default_rng(seed)
+        lengths = rng.integers(0, 12, 25)
+        item = rng.integers(0, self.ITEMS, lengths.sum()).astype(np.int32)
+        weights = rng.choice(np.float32([0.5, 1, 2]), len(item))
+        return train.Histories(item, weights, np.cumsum([0, *lengths]))
+
+    def expected(self, histories: train.Histories, codes: Any) -> Counter[Any]:
+        """Every position with a successor, from the prefix of its history."""
+        positions: Counter[Any] = Counter()
+        for begin, end in zip(histories.starts[:-1], histories.starts[1:], strict=True):
+            for now in range(begin + 1, end):
+                past = slice(begin, now)
+                histogram = history_histogram(
+                    codes[histories.item[past]], self.SHAPE.decay_rates, 5, histories.weights[past]
+                )
+                last = tuple(codes[histories.item[now - 1]].tolist())
+                positions[np.round(histogram, 3).tobytes(), last, int(histories.item[now])] += 1
+        return positions
+
+    @pytest.mark.parametrize("pool_positions", [1, 10, 32_768])
+    @pytest.mark.parametrize("batch_size", [1, 7, 10_000])
+    def test_every_position_of_an_epoch_appears_exactly_once(
+        self, monkeypatch: pytest.MonkeyPatch, pool_positions: int, batch_size: int
+    ) -> None:
+        monkeypatch.setattr(train, "POOL_POSITIONS", pool_positions)
+        histories = self.histories()
+        codes = np.random.default_rng(1).integers(0, 5, (self.ITEMS, 2)).astype(np.uint8)
+        found: Counter[Any] = Counter()
+        for batch in train.batches(histories, codes, self.SHAPE, batch_size, seed=0):
+            for histogram, last_codes, target in zip(*batch, strict=True):
+                found[np.round(histogram.numpy(), 3).tobytes(), tuple(last_codes.tolist()), int(target)] += 1
+        assert found == self.expected(histories, codes)
+        assert found.total() == histories.positions
+
+    def test_the_seed_decides_the_order(self) -> None:
+        codes = np.zeros((self.ITEMS, 2), np.uint8)
+        orders = [
+            torch.cat([batch.targets for batch in train.batches(self.histories(), codes, self.SHAPE, 8, seed)]).tolist()
+            for seed in (1, 1, 2)
+        ]
+        assert orders[0] == orders[1] != orders[2]
+        assert sorted(orders[0]) == sorted(orders[2])
+
+
+@pytest.fixture(scope="module")
+def model(random_model: Make) -> LisaMini:
+    shape = ModelConfig(width=8, history_codebooks=2, history_codewords=4, target_codebooks=2, target_codewords=8)
+    made: LisaMini = random_model(shape, TestLosses.ITEMS)
+    return made
+
+
+class TestLosses:
+    ITEMS = 50
+
+    def test_the_full_loss_is_the_mean_negative_log_probability(self, model: LisaMini) -> None:
+        queries, targets = torch.randn(6, 8), torch.randint(self.ITEMS, (6,))
+        with torch.no_grad():
+            loss = train.full_softmax_loss(model, queries, targets, torch.float32)
+            scores = (queries @ model.item_vectors().T + model.bias).double().numpy()
+        expected = [
+            math.log(np.exp(row).sum()) - row[target] for row, target in zip(scores, targets.tolist(), strict=True)
+        ]
+        assert float(loss) == pytest.approx(np.mean(expected), rel=1e-5)
+
+    def test_with_all_items_as_negatives_the_sampled_loss_is_the_full_one(self, model: LisaMini) -> None:
+        queries, targets = torch.randn(20, 8), torch.randint(self.ITEMS, (20,))
+        gradients = []
+        for loss in (
+            train.sampled_softmax_loss(model, queries, targets, torch.randperm(self.ITEMS), torch.float32),
+            train.full_softmax_loss(model, queries, targets, torch.float32),
+        ):
+            model.zero_grad()
+            loss.backward()
+            gradients.append((loss.detach(), model.target_codebooks.grad, model.bias.grad))
+        for sampled, full in zip(*gradients, strict=True):
+            torch.testing.assert_close(sampled, full, rtol=0, atol=1e-5)
+
+    @pytest.mark.parametrize("negatives", [5, 25])
+    def test_the_sampled_sum_estimates_that_of_the_catalogue(self, model: LisaMini, negatives: int) -> None:
+        torch.manual_seed(0)
+        query, target = torch.randn(1, 8), torch.tensor([3])
+        with torch.no_grad():
+            full = train.full_softmax_loss(model, query, target, torch.float32).exp()
+            sampled = [
+                train.sampled_softmax_loss(
+                    model, query, target, torch.randperm(self.ITEMS)[:negatives], torch.float32
+                ).exp()
+                for _ in range(2000)
+            ]
+        # the loss is the log of a sum divided by the target's term: unbiased before the log
+        assert float(torch.stack(sampled).mean()) == pytest.approx(float(full), rel=0.03)
+
+    def test_bfloat16_products_change_the_loss_little(self, model: LisaMini) -> None:
+        queries, targets = torch.randn(20, 8), torch.randint(self.ITEMS, (20,))
+        with torch.no_grad():
+            exact = train.full_softmax_loss(model, queries, targets, torch.float32)
+            rough = train.full_softmax_loss(model, queries, targets, torch.bfloat16)
+        assert rough.dtype == torch.float32
+        assert float(rough) == pytest.approx(float(exact), rel=0.01)
+
+
+def test_the_same_seed_reproduces_every_bit_and_another_does_not(
+    shop: Path, trained: Path, tmp_path: Path, tiny_config: Make, silent: Make
+) -> None:
+    again = train.train(shop, tmp_path / "again", tiny_config(), progress=silent())
+    assert same_files(trained, tmp_path / "again")
+    other = train.train(shop, tmp_path / "other", tiny_config(seed=1), progress=silent())
+    assert not torch.equal(again.model.codebooks, other.model.codebooks)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config: Make) -> Config:
+    made: Config = tiny_config(epochs=4)
+    return made
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(shop: Path, config: Config, silent: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("uninterrupted") / "model"
+    train.train(shop, out, config, progress=silent())
+    return out
+
+
+class TestResuming:
+    @pytest.fixture
+    def interrupted(self, shop: Path, config: Config, silent: Make, tmp_path: Path) -> Path:
+        """Where a training was interrupted after its second epoch."""
+        with pytest.raises(KeyboardInterrupt):
+            train.train(shop, tmp_path / "model", config, progress=silent(stop_after=1))
+        return tmp_path / "model"
+
+    @pytest.mark.parametrize("stop_after", [0, 2, 3])
+    def test_a_resumed_run_equals_an_uninterrupted_one(
+        self, shop: Path, config: Config, uninterrupted: Path, silent: Make, tmp_path: Path, stop_after: int
+    ) -> None:
+        out = tmp_path / "model"
+        with pytest.raises(KeyboardInterrupt):
+            train.train(shop, out, config, progress=silent(stop_after=stop_after))
+        assert not artifact.exists(out)
+        torch.rand(100)  # whatever else drew numbers in between
+        rest = silent()
+        resumed = train.train(shop, out, config, resume=True, progress=rest)
+        assert [report.epoch for report in rest.reports] == list(range(stop_after + 1, 4))
+        assert same_files(out, uninterrupted)
+        without_time = [{**report, "elapsed_s": 0} for report in resumed.metrics["epochs"]]
+        expected = artifact.load(uninterrupted).metrics["epochs"]
+        assert without_time == [{**report, "elapsed_s": 0} for report in expected]
+
+    def test_a_run_interrupted_within_an_epoch_repeats_it(
+        self, shop: Path, config: Config, uninterrupted: Path, silent: Make, tmp_path: Path
+    ) -> None:
+        progress = silent()
+        plain_batch = progress.batch
+
+        def batch(epoch: int, share: float, loss: float) -> None:
+            plain_batch(epoch, share, loss)
+            if epoch == 2 and share > 0.5:
+                raise KeyboardInterrupt
+
+        progress.batch = batch
+        with pytest.raises(KeyboardInterrupt):
+            train.train(shop, tmp_path / "model", config, progress=progress)
+        train.train(shop, tmp_path / "model", config, resume=True, progress=silent())
+        assert same_files(tmp_path / "model", uninterrupted)
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"seed": 9}, {"epochs": 5}, {"learning_rate": 0.02}, {"dropout": 0.5}, {"train_on": "validation"}],
+        ids=str,
+    )
+    def test_other_options_are_refused(
+        self, shop: Path, config: Config, interrupted: Path, silent: Make, options: dict[str, Any]
+    ) -> None:
+        parts = {
+            name: part.model_copy(
+                update={key: value for key, value in options.items() if key in type(part).model_fields}
+            )
+            for name, part in (("model", config.model), ("training", config.training), ("data", config.data))
+        }
+        with pytest.raises(train.TrainError, match="trained with other options; give the same ones to resume"):
+            train.train(shop, interrupted, config.model_copy(update=parts), resume=True, progress=silent())
+
+    def test_another_table_is_refused(
+        self, config: Config, interrupted: Path, silent: Make, tmp_path: Path, write_rows: Make, rows: list[Any]
+    ) -> None:
+        other = write_rows(tmp_path / "other", [*rows, ("u1", "i1", 99_999_999)])
+        with pytest.raises(train.TrainError, match="other options"):
+            train.train(other, interrupted, config, resume=True, progress=silent())
+
+    def test_without_a_checkpoint_there_is_nothing_to_resume(
+        self, shop: Path, config: Config, silent: Make, tmp_path: Path
+    ) -> None:
+        with pytest.raises(train.TrainError, match=r"no checkpoint .* train without --resume"):
+            train.train(shop, tmp_path / "model", config, resume=True, progress=silent())
+
+    def test_a_finished_training_leaves_no_checkpoint(self, uninterrupted: Path, interrupted: Path) -> None:
+        assert all((interrupted / name).is_file() for name in CHECKPOINT_FILES)
+        assert sorted(path.name for path in uninterrupted.iterdir()) == sorted([*artifact.FILES, artifact.MANIFEST])
+
+
+class TestRefusals:
+    def test_a_model_is_never_overwritten(self, shop: Path, trained: Path, tiny_config: Make, silent: Make) -> None:
+        before = (trained / artifact.MANIFEST).read_bytes()
+        with pytest.raises(train.TrainError, match="holds a model already; choose another --out or remove it"):
+            train.train(shop, trained, tiny_config(), progress=silent())
+        assert (trained / artifact.MANIFEST).read_bytes() == before
+
+    def test_a_gpu_that_is_not_there(
+        self, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(train.TrainError, match="torch finds no GPU; use --device cpu"):
+            train.train(shop, tmp_path / "model", tiny_config(), device="cuda", progress=silent())
+
+    def test_data_that_teaches_nothing(self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make) -> None:
+        lonely = write_rows(tmp_path / "data", [("u", "a", 1), ("v", "b", 2)])
+        with pytest.raises(data.DataError, match="nothing to learn; add interactions"):
+            train.train(lonely, tmp_path / "model", tiny_config(), progress=silent())
+        assert not (tmp_path / "model").exists()
+
+
+def popularity_hit_rate(directory: Path) -> float:
+    """HR@10 of recommending what trained most, on the events that loo holds out."""
+    interactions = data.read_interactions(directory)
+    parts = data.split(interactions, "loo")
+    counts = Counter(interactions.item[parts.train].tolist())
+    best = [item for item, _ in counts.most_common(10)]
+    return float(np.isin(interactions.item[parts.test], best).mean())
+
+
+@pytest.mark.parametrize("full_softmax_items", [1_000_000, 1], ids=["full softmax", "sampled softmax"])
+def test_it_learns_what_comes_next(
+    shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, full_softmax_items: int
+) -> None:
+    config = tiny_config(epochs=8, full_softmax_items=full_softmax_items, sampled_negatives=20)
+    made = train.train(shop, tmp_path / "model", config, progress=silent())
+    losses = [report["loss"] for report in made.metrics["epochs"]]
+    assert losses[-1] < 0.8 * losses[0]
+    report = evaluate.evaluate(made, shop, None, "none").to_json()["metrics"]
+    # four of five steps are the next item of forty: the first place alone beats ten popular items
+    assert report["hr_at_1_full"] > 0.6
+    assert report["hr_at_10_full"] > popularity_hit_rate(shop) + 0.3
+
+
+@pytest.mark.parametrize("full_softmax_items", [1_000_000, 1])
+def test_a_batch_scores_only_the_items_it_needs(
+    monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make, full_softmax_items: int
+) -> None:
+    interactions = data.read_interactions(shop)
+    config = tiny_config(full_softmax_items=full_softmax_items, sampled_negatives=7)
+    trainer = train.Trainer(interactions, data.split(interactions, "loo"), config, tmp_path, "cpu")
+    looked_up: list[int] = []
+    whole = LisaMini.item_vectors
+
+    def item_vectors(model: LisaMini, items: torch.Tensor | None = None) -> torch.Tensor:
+        vectors = whole(model, items)
+        looked_up.append(len(vectors))
+        return vectors
+
+    monkeypatch.setattr(LisaMini, "item_vectors", item_vectors)
+    batch = next(train.batches(trainer.histories, trainer.item_codes.history.codes, config.model, 16, seed=0))
+    trainer._step(batch)
+    assert sum(looked_up) == (len(interactions.item_ids) if full_softmax_items > 1 else len(batch.targets) + 7)
+
+
+class TestEarlyStopping:
+    def train_on_script(
+        self, monkeypatch: pytest.MonkeyPatch, shop: Path, directory: Path, config: Config, script: list[float]
+    ) -> tuple[train.Trainer, list[dict[str, torch.Tensor]]]:
+        """A training whose validation follows a script, and its weights after every epoch."""
+        interactions = data.read_interactions(shop)
+        trainer = train.Trainer(interactions, data.split(interactions, "loo"), config, directory, "cpu")
+        results = iter(script)
+        monkeypatch.setattr(trainer, "_validate", lambda: {"ndcg_at_10": next(results), "hr_at_10": 0.0})
+        weights = []
+
+        class Watching:
+            def batch(self, epoch: int, share: float, loss: float) -> None: ...
+            def epoch(self, report: train.EpochReport) -> None:
+                weights.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
+
+        trainer.fit(Watching(), resume=False)
+        return trainer, weights
+
+    def test_it_stops_when_patience_ends_and_keeps_the_best_epoch(
+        self, monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make
+    ) -> None:
+        script = [0.1, 0.5, 0.3, 0.4, 0.9, 0.9]
+        trainer, weights = self.train_on_script(monkeypatch, shop, tmp_path, tiny_config(epochs=6, patience=2), script)
+        assert [report.ndcg_at_10 for report in trainer.reports] == script[:4]
+        assert same_weights(trainer.model.state_dict(), weights[1])
+        assert not trainer.model.training
+
+    def test_a_better_epoch_renews_the_patience(
+        self, monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make
+    ) -> None:
+        script = [0.1, 0.5, 0.3, 0.6, 0.2]
+        trainer, weights = self.train_on_script(monkeypatch, shop, tmp_path, tiny_config(epochs=5, patience=2), script)
+        assert len(trainer.reports) == 5
+        assert same_weights(trainer.model.state_dict(), weights[3])
+
+    def test_the_saved_model_has_the_validation_ndcg_of_its_best_epoch(
+        self, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make
+    ) -> None:
+        config = tiny_config(epochs=6, learning_rate=0.1, patience=2)
+        made = train.train(shop, tmp_path / "model", config, progress=silent())
+        interactions = data.read_interactions(shop)
+        events = evaluate.held_out_of(made, interactions, data.split(interactions, "loo").validation)
+        scorer = evaluate.engine_scorer(evaluate.Engine(made))
+        found = evaluate.metrics(evaluate.ranks_full(events, scorer, made.config.data.seen_rule))
+        reported = [report["ndcg_at_10"] for report in made.metrics["epochs"]]
+        assert found["ndcg_at_10"] == pytest.approx(max(reported), abs=1e-6)
+
+
+class TestHonesty:
+    """Held-out events never reach the weights. The item order is the file's, which the first customer fixes."""
+
+    def weights(
+        self,
+        rows: list[Any],
+        held_out: int,
+        directory: Path,
+        train_on: str,
+        write_rows: Make,
+        tiny_config: Make,
+        silent: Make,
+    ) -> dict[str, torch.Tensor]:
+        """Weights after one epoch where the last ``held_out`` items of every customer but the first were exchanged."""
+        by_user: dict[str, list[Any]] = {}
+        for row in rows:
+            by_user.setdefault(row[0], []).append(row)
+        for user, events in by_user.items():
+            for place in range(len(events) - held_out, len(events)):
+                _, item, timestamp = events[place]
+                if user != "u0":
+                    events[place] = (user, f"i{(int(item[1:]) + 7) % 40}", timestamp)
+        changed = [row for events in by_user.values() for row in events]
+        assert (changed != rows) == (held_out > 0)
+        config = tiny_config(epochs=1).model_copy(update={"data": DataCard(train_on=train_on)})
+        out = directory / "model"
+        train.train(write_rows(directory / "data", changed), out, config, progress=silent())
+        return weights_of(out)
+
+    @pytest.mark.parametrize(
+        ("train_on", "held_out", "leaves_a_trace"),
+        [("train", 2, False), ("validation", 1, False), ("train", 3, True), ("validation", 2, True), ("all", 1, True)],
+    )
+    def test_only_training_events_change_the_weights(
+        self,
+        rows: list[Any],
+        tmp_path: Path,
+        write_rows: Make,
+        tiny_config: Make,
+        silent: Make,
+        train_on: str,
+        held_out: int,
+        leaves_a_trace: bool,
+    ) -> None:
+        made = [
+            self.weights(rows, changed, tmp_path / str(changed), train_on, write_rows, tiny_config, silent)
+            for changed in (0, held_out)
+        ]
+        assert same_weights(*made) == (not leaves_a_trace)
+
+    def test_popularity_counts_training_events_only(self, shop: Path, trained: Path) -> None:
+        interactions = data.read_interactions(shop)
+        loaded = artifact.load(trained)
+        expected = Counter(interactions.item[data.split(interactions, "loo").train].tolist())
+        assert loaded.items.ids == interactions.item_ids
+        assert loaded.items.counts.tolist() == [expected[item] for item in range(len(loaded.items))]
+
+
+def test_the_model_says_what_it_was_trained_on(shop: Path, trained: Path) -> None:
+    interactions, loaded = data.read_interactions(shop), artifact.load(trained)
+    assert loaded.config.data == DataCard(
+        sha256=interactions.sha256,
+        seen_rule="none",  # a shop: people buy again
+        users=len(interactions.user_ids),
+        events=len(interactions),
+    )
+    assert loaded.items.titles[:2] == ["Item 0", "Item 1"]
+    assert loaded.items.categories[13] == ("shelf-1", "all")
+
+
+def test_where_nobody_returns_to_an_item_seen_ones_leave_the_ranking(
+    tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = [(f"u{user}", f"i{item}", place) for user in range(20) for place, item in enumerate(rng.permutation(12))]
+    made = train.train(write_rows(tmp_path / "data", rows), tmp_path / "out", tiny_config(epochs=1), progress=silent())
+    assert made.config.data.seen_rule == "all"
+    assert made.items.titles == [""] * 12
+
+
+def test_events_of_weight_zero_teach_nothing(
+    tmp_path: Path, rows: list[Any], write_rows: Make, tiny_config: Make, silent: Make
+) -> None:
+    columns = "user_id item_id timestamp type"
+    typed = [(*row, "click") for row in rows]
+    disliked = [(user, item, time_s + 1, "dislike") for user, item, time_s in rows[100:400]]
+    for name, table in (("plain", typed), ("with dislikes", typed + disliked)):
+        directory = write_rows(tmp_path / name / "data", table, columns)
+        train.train(directory, tmp_path / name / "model", tiny_config(epochs=1), progress=silent())
+    assert same_weights(*(weights_of(tmp_path / name / "model") for name in ("plain", "with dislikes")))
