@@ -21,7 +21,7 @@ from model.train import train
 
 HOST = "127.0.0.1"
 DIRECTORY = Path("var/demo")
-EPOCHS = 5
+EPOCHS = 3
 
 
 class DemoError(Exception):
@@ -31,16 +31,15 @@ class DemoError(Exception):
 def demo(data: Path | None, port: int, console: Console, directory: Path = DIRECTORY) -> None:
     """Train on ``data``, or else on a made-up shop, and serve on 127.0.0.1 until interrupted.
 
-    directory  made anew: the shop, the model and the states of the demo
+    directory  where the shop, the model and the states of the demo are made anew
     raises     DemoError when the port is not free
     """
     _require_free(port)
-    shutil.rmtree(directory, ignore_errors=True)
     data = data or _shop(directory / "shop", console)
-    model = directory / "models" / "demo"
+    model, state = _anew(directory / "models") / "demo", _anew(directory / "state")
     train_quickly(data, model, console)
     console.print(invitation(data, port), highlight=False, soft_wrap=True, markup=False)
-    serve(Settings(model_dir=model, data_dir=directory / "state", redis_url=None, host=HOST, port=port, workers=1))
+    serve(Settings(model_dir=model, data_dir=state, redis_url=None, host=HOST, port=port, workers=1))
 
 
 def train_quickly(data: Path, model: Path, console: Console) -> None:
@@ -49,7 +48,7 @@ def train_quickly(data: Path, model: Path, console: Console) -> None:
     torch.set_num_threads(1)
     shape, training = preset("lisa-mini")
     config = Config(model=shape, training=training.model_copy(update={"epochs": EPOCHS}))
-    console.print(f"Training on {data} ...", highlight=False)
+    console.print(f"Training on {data} ...", highlight=False, markup=False)
     with TrainingProgress(EPOCHS, console) as progress:
         train(data, model, config, progress=progress)
 
@@ -60,13 +59,15 @@ def invitation(data: Path, port: int) -> str:
     beginnings = np.bincount(interactions.item[interactions.starts[:-1]])
     item_id = interactions.item_ids[int(beginnings.argmax())]
     title = read_items(data).titles.get(item_id) or item_id
-    events, recommendations = curl_lines(item_id, port)
+    click, question = curl_lines(item_id, port)
     return f"""
-Once it says that it is running, see what a newcomer is offered, click on {title!r}, and look again:
+Once it says that it is running, click on {title!r}:
 
-  {recommendations}
+  {click}
 
-  {events}
+and ask what to recommend. Asked before the first click, it offers what is popular:
+
+  {question}
 
 Ctrl-C ends the demo.
 """
@@ -84,8 +85,14 @@ def curl_lines(item_id: str, port: int) -> tuple[str, str]:
 
 def _shop(directory: Path, console: Console) -> Path:
     console.print("Making up a small shop ...")
+    shop.generate(_anew(directory))
+    return directory
+
+
+def _anew(directory: Path) -> Path:
+    """The directory, without what an earlier demo left in it."""
+    shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    shop.generate(directory)
     return directory
 
 

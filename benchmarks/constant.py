@@ -1,0 +1,106 @@
+"""Whether a step costs the same, and a state takes as many bytes, after 10 and after 1,000,000 events.
+
+Two users, one with a short and one with a long history, in one embedded store; then, turn about, each step of the
+service's path timed for both: append an event (durable), read the state, turn it into a query, find the top 10.
+
+    python -m benchmarks.constant --model models/ml-1m
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from app.service import generation_of
+from model import artifact
+from model.engine import Engine
+from storage.sqlite import SQLiteStore
+from storage.state import Event, Generation
+
+BATCH = 1000
+TENANT = "main"
+
+console = Console()
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    short: Annotated[int, typer.Option(help="Events of the short history.")] = 10,
+    long: Annotated[int, typer.Option(help="Events of the long history.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(help="Timed steps of each user.")] = 500,
+) -> None:
+    torch.set_num_threads(1)
+    trained = artifact.load(model)
+    with TemporaryDirectory() as directory:
+        asyncio.run(measure(trained, Path(directory), (short, long), rounds))
+
+
+async def measure(trained: artifact.Artifact, directory: Path, lengths: tuple[int, int], rounds: int) -> None:
+    generation, engine = generation_of(trained), Engine(trained)
+    store = await SQLiteStore.open(directory, [generation])
+    try:
+        for length in lengths:
+            await fill(store, trained.items.ids, length)
+        times_us: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for turn in range(rounds):
+            for length in lengths:
+                event = one_event(str(length), length + turn, trained.items.ids)
+                for name, elapsed_us in (await step(store, generation, engine, event)).items():
+                    times_us[name, length].append(elapsed_us)
+        values = await store.states(TENANT, [str(length) for length in lengths], generation)
+    finally:
+        await store.close()
+    report(times_us, lengths, [len(value or b"") for value in values], rounds)
+
+
+async def fill(store: SQLiteStore, item_ids: list[str], length: int) -> None:
+    for begin in track(range(0, length, BATCH), f"posting {length:,} events", console=console):
+        positions = range(begin, min(begin + BATCH, length))
+        await store.append(TENANT, [one_event(str(length), position, item_ids) for position in positions])
+
+
+def one_event(user_id: str, position: int, item_ids: list[str]) -> Event:
+    item_id = item_ids[position * 7919 % len(item_ids)]
+    return Event(f"{user_id}-{position}", user_id, item_id, "click", position * 1_000_000, position * 1_000_000)
+
+
+async def step(store: SQLiteStore, generation: Generation, engine: Engine, event: Event) -> dict[str, float]:
+    """Microseconds of each part of one user's way from a click to a list."""
+    times = [time.perf_counter()]
+    await store.append(TENANT, [event])
+    times.append(time.perf_counter())
+    (value,) = await store.states(TENANT, [event.user_id], generation)
+    times.append(time.perf_counter())
+    states = generation.decode_many([value or b""])
+    queries = engine.step(generation.histograms(states), states["last_codes"])
+    times.append(time.perf_counter())
+    engine.top_k(queries, 10)
+    times.append(time.perf_counter())
+    names = ("append, durable", "read the state", "state to query", "top 10")
+    return {name: (after - before) * 1e6 for name, before, after in zip(names, times, times[1:], strict=False)}
+
+
+def report(
+    times_us: dict[tuple[str, int], list[float]], lengths: tuple[int, int], sizes: list[int], rounds: int
+) -> None:
+    table = Table("", *(f"after {length:,} events" for length in lengths), "ratio", title=f"medians of {rounds}")
+    for name in dict.fromkeys(name for name, _ in times_us):
+        few, many = (median(times_us[name, length]) for length in lengths)
+        table.add_row(name, f"{few:.0f} µs", f"{many:.0f} µs", f"{many / few:.2f}")
+    table.add_row("bytes of the state", *(f"{size:,}" for size in sizes), f"{sizes[1] / sizes[0]:.2f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

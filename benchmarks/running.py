@@ -1,0 +1,50 @@
+"""A service of its own process on a free port, for benchmarks; its store is empty at the start and gone at the end."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+
+START_TIMEOUT_S = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running_service(model: Path, *options: str) -> Iterator[str]:
+    """Serve a model directory; yields the URL once the service is ready."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    with TemporaryDirectory() as store:
+        command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port), *options]
+        service = subprocess.Popen([*command, "--data-dir", store], stdout=subprocess.DEVNULL)
+        try:
+            _wait_until_ready(url, service)
+            yield url
+        finally:
+            service.terminate()
+            service.wait(timeout=30)
+
+
+def _wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < give_up_s:
+        if service.poll() is not None:
+            raise RuntimeError(f"the service ended with {service.returncode} before it was ready")
+        try:
+            if httpx.get(f"{url}/readyz").status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise RuntimeError(f"the service was not ready within {START_TIMEOUT_S:g} s")

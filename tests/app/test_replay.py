@@ -1,0 +1,222 @@
+"""Replaying a data set: order within a user, nothing counted twice, and a clear end when the service refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from app.data_directory import write_interactions
+from app.replay import EventJson, ReplayError, histories, replay
+from model.data import Interactions, read_interactions
+
+ACCEPTED = object()  # the answer of a service in good health
+
+
+@dataclass
+class Service:
+    """Stands in for the service: notes what arrives and when; ``answers`` come before it answers as usual."""
+
+    url: str = ""
+    answers: list[object] = field(default_factory=list)
+    requests: list[list[EventJson]] = field(default_factory=list)
+    acknowledged: dict[str, EventJson] = field(default_factory=dict)
+    overlaps: set[str] = field(default_factory=set)
+    most_at_once: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users_in_flight: Counter[str] = field(default_factory=Counter)
+    requests_in_flight: int = 0
+
+    def begin(self, events: list[EventJson]) -> object:
+        with self.lock:
+            self.requests.append(events)
+            self.requests_in_flight += 1
+            self.most_at_once = max(self.most_at_once, self.requests_in_flight)
+            users = {str(event["user_id"]) for event in events}
+            self.overlaps |= {user_id for user_id in users if self.users_in_flight[user_id]}
+            self.users_in_flight.update(users)
+            return self.answers.pop(0) if self.answers else ACCEPTED
+
+    def end(self, events: list[EventJson]) -> None:
+        with self.lock:
+            self.requests_in_flight -= 1
+            self.users_in_flight.subtract({str(event["user_id"]) for event in events})
+
+    def acknowledge(self, events: list[EventJson]) -> dict[str, int]:
+        with self.lock:
+            fresh = [event for event in events if event["event_id"] not in self.acknowledged]
+            self.acknowledged.update({str(event["event_id"]): event for event in fresh})
+            return {"accepted": len(fresh), "duplicates": len(events) - len(fresh), "unknown_items": 0}
+
+
+@pytest.fixture
+def service(serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Service:
+    at = Service()
+
+    class Door(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            self.send_response(204)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            events = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            answer = at.begin(events)
+            time.sleep(random.random() / 500)
+            status, body = (200, at.acknowledge(events)) if answer is ACCEPTED else answer
+            at.end(events)
+            if status is None:
+                self.close_connection = True
+                return
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    at.url = serve_http(Door)
+    return at
+
+
+@pytest.fixture(scope="module")
+def interactions(tmp_path_factory: pytest.TempPathFactory) -> Interactions:
+    """60 users with 1 to 40 events each."""
+    directory = tmp_path_factory.mktemp("data")
+    lengths = random.Random(1)
+    write_interactions(
+        directory,
+        (
+            (f"u{user}", f"i{position % 7}", 1_700_000_000 + position / 4)
+            for user in range(60)
+            for position in range(lengths.randint(1, 40))
+        ),
+    )
+    return read_interactions(directory)
+
+
+def by_user(events: list[EventJson]) -> dict[str, list[EventJson]]:
+    found: dict[str, list[EventJson]] = defaultdict(list)
+    for event in events:
+        found[str(event["user_id"])].append(event)
+    return dict(found)
+
+
+def run(service: Service, interactions: Interactions, hold_out: int = 0, **options: int | float) -> object:
+    return asyncio.run(replay(histories(interactions, hold_out), service.url, **options))
+
+
+class TestHistories:
+    def test_say_what_the_data_says(self, interactions: Interactions) -> None:
+        first = next(histories(interactions))
+        assert [event["timestamp"] for event in first[:3]] == [1_700_000_000, 1_700_000_000.25, 1_700_000_000.5]
+        assert first[1] | {"event_id": ""} == {
+            "event_id": "",
+            "user_id": "u0",
+            "item_id": "i1",
+            "type": "click",
+            "timestamp": 1_700_000_000.25,
+        }
+
+    def test_have_ids_that_are_distinct_and_the_same_every_time(self, interactions: Interactions) -> None:
+        ids = [[event["event_id"] for history in histories(interactions) for event in history] for _ in range(2)]
+        assert ids[0] == ids[1]
+        assert len(set(ids[0])) == len(interactions)
+
+    def test_held_out_events_are_the_last_of_each_user(self, interactions: Interactions) -> None:
+        whole = {str(history[0]["user_id"]): history for history in histories(interactions)}
+        kept = {str(history[0]["user_id"]): history for history in histories(interactions, hold_out=2)}
+        assert kept == {user_id: history[:-2] for user_id, history in whole.items() if len(history) > 2}
+
+
+@pytest.mark.parametrize(("batch_size", "concurrency"), [(1, 3), (7, 4), (50, 1), (50, 4), (1000, 4)])
+def test_each_user_arrives_in_order_and_one_request_at_a_time(
+    service: Service, interactions: Interactions, batch_size: int, concurrency: int
+) -> None:
+    sent: list[int] = []
+    counts = run(service, interactions, batch_size=batch_size, concurrency=concurrency, on_sent=sent.append)
+    arrived = [event for request in service.requests for event in request]
+    assert by_user(arrived) == {str(history[0]["user_id"]): history for history in histories(interactions)}
+    assert service.overlaps == set()
+    assert max(map(len, service.requests)) <= batch_size
+    assert service.most_at_once <= concurrency
+    assert counts.accepted == len(interactions) == sum(sent)
+    assert counts.requests == len(service.requests)
+
+
+def test_a_second_replay_counts_nothing_twice(service: Service, interactions: Interactions) -> None:
+    run(service, interactions)
+    again = run(service, interactions)
+    assert (again.accepted, again.duplicates) == (0, len(interactions))
+
+
+def test_a_replay_goes_on_after_what_was_held_out(service: Service, interactions: Interactions) -> None:
+    before = run(service, interactions, hold_out=1)
+    after = run(service, interactions)
+    assert (before.accepted, after.accepted) == (len(interactions) - 60, 60)
+
+
+@pytest.mark.parametrize(
+    "trouble", [(503, {"error": {"message": "busy"}}), (502, b"<html>"), (429, b""), (None, None)], ids=str
+)
+def test_the_same_events_are_sent_again_after_trouble_that_passes(
+    service: Service, interactions: Interactions, trouble: object
+) -> None:
+    service.answers = [trouble, ACCEPTED, trouble, trouble]
+    counts = run(service, interactions, batch_size=100, concurrency=1)
+    assert service.requests[0] == service.requests[1]
+    assert service.requests[2] == service.requests[3] == service.requests[4]
+    assert (counts.accepted, counts.duplicates, counts.retries) == (len(interactions), 0, 3)
+
+
+class TestGivesUp:
+    def test_at_once_when_events_are_refused(self, service: Service, interactions: Interactions) -> None:
+        service.answers = [(422, {"error": {"code": "invalid_events", "message": "timestamp lies ahead"}})]
+        with pytest.raises(ReplayError, match="answers 422: timestamp lies ahead"):
+            run(service, interactions, concurrency=1)
+        assert len(service.requests) == 1
+
+    def test_with_the_other_senders_too(self, service: Service, interactions: Interactions) -> None:
+        service.answers = [(422, {})]
+        with pytest.raises(ReplayError, match="answers 422"):
+            run(service, interactions, batch_size=1, concurrency=4)
+        assert len(service.requests) < 20
+
+    def test_when_the_service_stays_busy(self, service: Service, interactions: Interactions) -> None:
+        service.answers = [(503, {"error": {"message": "too much waits"}})] * 100
+        with pytest.raises(
+            ReplayError, match=r"503: too much waits; gave up after 0\.3 s\. Run the same command again"
+        ):
+            run(service, interactions, concurrency=1, patience_s=0.3)
+
+    def test_at_once_when_nobody_is_there(self, interactions: Interactions) -> None:
+        with pytest.raises(ReplayError, match=r"127\.0\.0\.1:9 cannot be reached .*; start it with 'lisarec serve'"):
+            run(Service(url="http://127.0.0.1:9"), interactions)
+
+    def test_when_the_service_goes_away(self, service: Service, interactions: Interactions) -> None:
+        service.answers = [ACCEPTED, *[(None, None)] * 100]
+        with pytest.raises(ReplayError, match=r"cannot be reached .*; gave up after 0\.3 s"):
+            run(service, interactions, batch_size=10, concurrency=1, patience_s=0.3)
+
+    @pytest.mark.parametrize("answer", [b"<html>welcome</html>", {"ok": True}, [1]], ids=str)
+    def test_when_somebody_else_is_there(self, service: Service, interactions: Interactions, answer: object) -> None:
+        service.answers = [(200, answer)]
+        with pytest.raises(ReplayError, match="does not answer as lisarec does; is the address right"):
+            run(service, interactions, concurrency=1)
+
+    @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "", "http://", "http://a:b", "/v1"])
+    def test_before_it_starts_when_the_address_is_none(self, interactions: Interactions, url: str) -> None:
+        with pytest.raises(ReplayError, match="try http://127"):
+            run(Service(url=url), interactions)
