@@ -4,10 +4,12 @@
 #   TORCH_INDEX=URL     a package index to take torch from, where the default one would bring gigabytes for GPUs:
 #                       https://download.pytorch.org/whl/cpu
 #   PORT=8001           where the demo listens instead of 8000
+#   LISAREC_DATA=DIR    where `make bench` finds the data sets; `lisarec data` puts them into data/
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 PORT ?=
+LISAREC_DATA ?= data
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 
@@ -24,8 +26,15 @@ lint: $(VENV)/.tests-installed
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 
-bench: $(VENV)/.service-installed
-	@for benchmark in benchmarks/[!_]*.py; do echo "== $$benchmark"; $(VENV)/bin/python "$$benchmark" || exit 1; done
+bench: models/ml-1m/manifest.json models/online-retail/manifest.json
+	$(RUN) app evaluate --model models/ml-1m --data $(LISAREC_DATA)/ml-1m
+	$(RUN) benchmarks.served_equals_offline --data $(LISAREC_DATA)/ml-1m --model models/ml-1m --exclude-seen all
+	$(RUN) benchmarks.served_equals_offline --data $(LISAREC_DATA)/online-retail --model models/online-retail \
+		--exclude-seen none
+	$(RUN) benchmarks.constant --model models/ml-1m
+
+models/%/manifest.json: | $(VENV)/.service-installed
+	$(RUN) app train --data $(LISAREC_DATA)/$* --out models/$*
 
 clean:
 	rm -rf $(VENV) build dist var .mypy_cache .pytest_cache .ruff_cache .hypothesis
