@@ -1,6 +1,7 @@
 """The items of one generation: ids, titles, categories and popularity, by their rows."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ class Catalogue:
     def in_categories(self, categories: Iterable[str]) -> Mask:
         """(N,) whether an item has at least one of the categories; an unknown category has no items."""
         mask = np.zeros(len(self), np.bool_)
-        for category in categories:
+        for category in set(categories):
             mask[self._rows_of_category.get(category, [])] = True
         return mask
 
@@ -66,7 +67,7 @@ class Catalogue:
             text = self._search_texts[row]
             if wanted in text:
                 found[_closeness(text, wanted)].append(row)
-        return [self._item(row) for rows in found for row in rows][:limit]
+        return [self._item(row) for row in islice(chain(*found), limit)]
 
     def _item(self, row: int) -> Item:
         return Item(item_id=self.item_ids[row], title=self._titles[row], categories=list(self._categories[row]))

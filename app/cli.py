@@ -83,8 +83,12 @@ def train(
     training = training.model_copy(update={"epochs": epochs or training.epochs, "seed": seed})
     card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
     config = Config(model=shape, training=training, data=card)
-    with TrainingProgress(training.epochs, console) as progress:
-        artifact = train_model(data, out, config, device=device, resume=resume, progress=progress)
+    try:
+        with TrainingProgress(training.epochs, console) as progress:
+            artifact = train_model(data, out, config, device=device, resume=resume, progress=progress)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command with --resume goes on after the last whole epoch")
+        raise typer.Exit(130) from None
     _say(f"{out}: {len(artifact.items):,} items, generation {artifact.tag}; try 'lisarec serve --model {out}'")
 
 

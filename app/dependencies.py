@@ -1,5 +1,6 @@
 """What endpoints ask for by type: the running service, the parsed body, ids of the path."""
 
+import asyncio
 import json
 from collections import Counter
 from typing import Annotated, Any
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Path
 from starlette.requests import Request
 
-from app.errors import BodyTooLarge, InvalidJson, InvalidRequest, UnsupportedMediaType
+from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
 from app.schemas import Id
 from app.service import Service
 
@@ -26,12 +27,16 @@ UserId = Annotated[Id, Path(examples=["ada"])]
 async def json_body(request: Request, service: ServiceDep) -> object:
     """The body, read no further than the limit and parsed strictly.
 
-    raises  BodyTooLarge, UnsupportedMediaType, InvalidJson
+    raises  BodyTooLarge, BodyTooSlow, UnsupportedMediaType, InvalidJson
     """
     content_type = request.headers.get("content-type")
     if content_type is not None and content_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaType("the body must be JSON; send Content-Type: application/json")
-    body = await _read(request, service.max_body_bytes)
+    try:
+        async with asyncio.timeout(service.body_timeout_s):
+            body = await _read(request, service.max_body_bytes)
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {service.body_timeout_s:g} s; send it again") from None
     try:
         return json.loads(body.decode(), object_pairs_hook=_without_repeats)
     except UnicodeDecodeError:
@@ -84,6 +89,12 @@ async def only_known_lists_repeat(request: Request) -> None:
     counts = Counter(name for name, _ in request.query_params.multi_items())
     if any(count > 1 and name not in REPEATABLE for name, count in counts.items()):
         raise InvalidRequest("a query parameter that is not a list is given more than once")
+
+
+async def no_encoded_slash(request: Request) -> None:
+    """Refuse a path with an encoded slash: it would be routed as if it were a plain one, past a proxy's rules."""
+    if b"%2f" in request.scope.get("raw_path", b"").lower():
+        raise InvalidRequest("a path has no encoded slash")
 
 
 async def no_query(request: Request) -> None:

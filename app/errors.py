@@ -77,6 +77,10 @@ class BodyTooLarge(RequestError):
     """The body has more bytes than the service reads."""
 
 
+class BodyTooSlow(RequestError):
+    """The body did not arrive in time."""
+
+
 class UnsupportedMediaType(RequestError):
     """The body says that it is not JSON."""
 
@@ -102,6 +106,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     InvalidRequest: Answer(422, "invalid_request"),
     InvalidEvents: Answer(422, "invalid_events"),
     BodyTooLarge: Answer(413, "body_too_large"),
+    BodyTooSlow: Answer(408, "body_too_slow"),
     UnsupportedMediaType: Answer(415, "unsupported_media_type"),
     UserNotFound: Answer(404, "user_not_found"),
     Draining: Answer(503, "draining", "this process is shutting down; ask another one"),

@@ -42,20 +42,22 @@ class Ingest:
 
 
 def validated(bodies: Sequence[object], now_us: int) -> list[PostedEvent]:
-    """The events, if all of them are valid; InvalidEvents names the first few that are not."""
+    """The events, if all of them are valid; InvalidEvents names the first 20 that are not, and why."""
     if not 1 <= len(bodies) <= MAX_EVENTS:
         raise InvalidEvents(f"a request has 1 to {MAX_EVENTS:,} events; nothing was applied")
     events: list[PostedEvent] = []
-    details: list[ErrorDetail] = []
+    faults: list[list[ErrorDetail]] = []
     for index, body in enumerate(bodies):
         try:
             events.append(PostedEvent.model_validate(body, context={"now_us": now_us}))
         except ValidationError as exc:
-            details += details_of(exc, index)
-        if len(details) >= MAX_DETAILS:
+            faults.append(details_of(exc, index))
+        if len(faults) == MAX_DETAILS:
             break
-    if details:
-        raise InvalidEvents(REFUSED, details)
+    if faults:
+        every_one = [detail for details in faults for detail in details]
+        first_of_each = [details[0] for details in faults]
+        raise InvalidEvents(REFUSED, every_one if len(every_one) <= MAX_DETAILS else first_of_each)
     return events
 
 

@@ -15,7 +15,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import errors, openapi
-from app.dependencies import only_known_lists_repeat
+from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.metrics import Metrics, RequestTimer
 from app.routes import events, health, items, model, recommendations, users
 from app.service import Service, running
@@ -54,7 +54,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        dependencies=[Depends(only_known_lists_repeat)],
+        dependencies=[Depends(only_known_lists_repeat), Depends(no_encoded_slash)],
         responses=openapi.errors(422, 503),
     )
     for routes in (events, recommendations, users, items, model, health):
@@ -137,8 +137,10 @@ def _draining_first(service: Service, drain_s: float) -> Iterator[None]:
 
 
 async def _rehearse(app: FastAPI) -> None:
-    async with app.router.lifespan_context(app):
+    async with app.router.lifespan_context(app) as state:
         pass
+    if state and state["service"].draining:  # told to end meanwhile
+        raise SystemExit(0)
 
 
 def _exit(_signum: int, _frame: FrameType | None) -> None:

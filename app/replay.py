@@ -153,7 +153,11 @@ def _add(counts: ReplayCounts, answer: httpx.Response) -> None:
 def _message(answer: httpx.Response) -> str:
     """What the service says about its refusal, as far as it says it in the form of lisarec."""
     try:
-        return str(answer.json()["error"]["message"])[:500]
+        error = answer.json()["error"]
+        first = "".join(
+            f"; first of them: {detail['field']} {detail['reason']}" for detail in error.get("details", [])[:1]
+        )
+        return f"{error['message']}{first}"[:500]
     except (ValueError, TypeError, LookupError):
         return answer.reason_phrase or "no reason"
 

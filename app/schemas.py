@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -70,13 +71,20 @@ def _unix_seconds_us(seconds: object) -> int:
     return round(seconds * 1_000_000)
 
 
+def _plain_digits(value: object) -> object:
+    """Of a query string's spellings of a number take only the plain one, not 1_0, +5 or 5.0."""
+    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
+        raise PydanticCustomError("not_digits", "is not a whole number in plain digits")
+    return value
+
+
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$"), AfterValidator(_no_path_step)]
 # fail_fast: one bad id is reason enough, and a list of a million has no million reasons.
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
 Categories = Annotated[
     list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=MAX_K, fail_fast=True)
 ]
-ResultCount = Annotated[int, Field(ge=1, le=MAX_K)]
+ResultCount = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_plain_digits)]
 Timestamp = Annotated[
     int,
     PlainValidator(_timestamp_us),

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import torch
 
@@ -16,9 +17,10 @@ from app.settings import Settings
 from app.users import Users
 from model.artifact import Artifact
 from model.engine import Engine
+from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
 from storage.state import Generation
-from storage.store import StorageUnavailable, UserStore
+from storage.store import UserStore
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class Service:
     served_model: ServedModel
     metrics: Metrics
     max_body_bytes: int
+    body_timeout_s: float
     draining: bool = False
 
 
@@ -57,16 +60,31 @@ async def running(settings: Settings, artifact: Artifact, metrics: Metrics) -> A
                 served_model=_served_model(settings, artifact),
                 metrics=metrics,
                 max_body_bytes=settings.max_body_bytes,
+                body_timeout_s=settings.body_timeout_s,
             )
         finally:
             await store.close()
 
 
 async def open_store(settings: Settings, generation: Generation) -> UserStore:
-    """The store that the settings ask for."""
-    if settings.redis_url is not None:
-        raise StorageUnavailable("the Redis store is not built yet; leave redis_url out to keep users in data_dir")
-    return await SQLiteStore.open(settings.data_dir, [generation])
+    """The store that the settings ask for. A Redis that is not there yet is no error: it is waited for while serving.
+
+    raises  StorageError, ValueError  when the store cannot be used as it is
+    """
+    if settings.redis_url is None:
+        return await SQLiteStore.open(settings.data_dir, [generation])
+    url = settings.redis_url
+    if settings.redis_password is not None:
+        url = with_password(url, settings.redis_password)
+    return await RedisStore.open(url, [generation], prefix=settings.redis_prefix)
+
+
+def with_password(url: str, password: str) -> str:
+    """The URL with this password for the user that it names, else for the default user."""
+    parts = urlsplit(url)
+    credentials, _, host = parts.netloc.rpartition("@")
+    user = credentials.partition(":")[0]
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}"))
 
 
 def generation_of(artifact: Artifact) -> Generation:

@@ -17,7 +17,9 @@ class Settings(BaseSettings):
 
     model_dir: Path
     data_dir: Path = Path("state")  # of the embedded store
-    redis_url: str | None = None
+    redis_url: str | None = Field(None, repr=False)  # instead of it: redis://, rediss:// or unix://
+    redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
+    redis_prefix: str = "lisarec"  # of every key; several services may share a server
     tenant: str = "main"
 
     host: str = "127.0.0.1"
@@ -26,6 +28,7 @@ class Settings(BaseSettings):
     device: Literal["cpu", "cuda"] = "cpu"
 
     max_body_bytes: int = Field(1 << 20, ge=1)
+    body_timeout_s: float = Field(10.0, gt=0)  # for a request's body to arrive; shorter than the shutdown
     drain_s: float = Field(1.0, ge=0)  # after SIGTERM: still answering, no longer ready
     shutdown_timeout_s: int = Field(30, ge=1)  # for what was accepted before the door closed
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"

@@ -4,7 +4,7 @@
 ``config.json``        what ``model.config.Config`` says
 ``items.parquet``      item_id, title, categories, count: the catalogue in item order
 ``metrics.json``       how training went
-``manifest.json``      SHA-256 of each file above; its own hash names the generation
+``manifest.json``      SHA-256 of each file above; those of the first three together name the generation
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def _checked_tag(directory: Path) -> str:
         raise ArtifactError(
             f"model directory {str(directory)!r} lacks {exc.filename}; copy or train the model again"
         ) from exc
-    return hashlib.sha256(raw).hexdigest()[:16]
+    served = json.dumps([hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)])  # how long training took is no matter
+    return hashlib.sha256(served.encode()).hexdigest()[:16]
 
 
 def _assemble(config: Config, tensors: dict[str, Tensor]) -> tuple[LisaMini, AttentionTables]:

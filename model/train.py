@@ -287,6 +287,8 @@ class Trainer:
             tensors = {name: checkpoint.get_tensor(name) for name in checkpoint.keys()}  # noqa: SIM118 (no mapping)
         if about["config"] != self.config.model_dump_json():
             raise TrainError(f"the checkpoint {path} was trained with other options; give the same ones to resume")
+        if not torch.equal(tensors["history_codes"], self.model.history_codes.cpu()):
+            raise TrainError(f"the checkpoint {path} was made on another kind of machine; train without --resume")
         self.reports = [EpochReport(**report) for report in json.loads(about["reports"])]
         self.model.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(MOMENTS)})
         names = [name for name, _ in self.model.named_parameters()]
@@ -304,10 +306,12 @@ def train(
 
     ``config.data`` names the split and what to train on; its hash, counts and seen rule are filled in from the data.
     raises  DataError   when the data cannot be read or split
-            TrainError  when ``out`` holds a model already, or a checkpoint of other options
+            TrainError  when ``out`` holds a model or an unfinished training, or a checkpoint of other options
     """
     if artifact.exists(out):
         raise TrainError(f"{str(out)!r} holds a model already; choose another --out or remove it")
+    if (out / LAST).exists() and not resume:
+        raise TrainError(f"{str(out)!r} holds an unfinished training; go on with --resume, or remove it")
     _require_device(device)
     interactions = data.read_interactions(directory).stepping(config.event_weights)
     texts = data.read_items(directory)

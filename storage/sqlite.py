@@ -24,6 +24,8 @@ FILE_NAME = "lisarec.sqlite3"
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 10.0
 READERS = 2
+# A state this many entries behind the log is folded by a reader first, so that no writer waits for it.
+FAR_BEHIND = 1000
 # About half a second of work: who comes later hears StorageBusy instead of waiting longer.
 MAX_WAITING_EVENTS = 8192
 
@@ -71,9 +73,11 @@ FROM (SELECT max(seq) AS seq FROM log WHERE tenant = :tenant AND user_id = :user
 LEFT JOIN states ON states.tenant = :tenant AND states.user_id = :user_id AND states.generation = :generation
 """
 
+# A state that somebody else has brought further meanwhile stays.
 UPSERT_STATE = """
 INSERT INTO states (tenant, user_id, generation, through_seq, value) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (tenant, user_id, generation) DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value
+WHERE excluded.through_seq >= states.through_seq
 """
 
 logger = logging.getLogger(__name__)
@@ -119,14 +123,25 @@ class SQLiteStore:
     async def append(self, tenant: str, events: Sequence[Event]) -> list[Appended]:
         if not events:
             return []
-        return await self._write(lambda db: _append(db, self._generations, tenant, events), size=len(events))
+        while True:
+            try:
+                return await self._write(lambda db: _append(db, self._generations, tenant, events), size=len(events))
+            except _FarBehindError as exc:
+                for generation in self._generations:
+                    await self.states(tenant, [exc.user_id], generation)
 
     async def states(self, tenant: str, user_ids: Sequence[str], generation: Generation) -> list[bytes | None]:
-        values = await self._read(lambda db: _fresh_values(db, generation, tenant, user_ids))
-        behind = [user_id for user_id in user_ids if user_id not in values]
-        if behind:
-            values |= await self._write(lambda db: _catch_up(db, generation, tenant, behind), size=len(behind))
-        return [values[user_id] for user_id in user_ids]
+        users = await self._read(
+            lambda db: {user_id: _current(db, generation, tenant, user_id) for user_id in user_ids}
+        )
+        caught_up = {
+            user_id: _UserFold([user.state], user.newest_seq)
+            for user_id, user in users.items()
+            if user.folded_seq < user.newest_seq
+        }
+        if caught_up:
+            await self._write(lambda db: _keep(db, [generation], tenant, caught_up), size=len(caught_up))
+        return [generation.encode(user.state) if user.newest_seq else None for user in map(users.get, user_ids) if user]
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:
         sql = "SELECT DISTINCT item_id FROM log WHERE tenant = ? AND user_id = ?"
@@ -255,7 +270,17 @@ def _fail(group: list[_Request], cause: Exception) -> None:
         request.answer.set_exception(failure)
 
 
+class _FarBehindError(StorageError):
+    """A state lacks so much of the log that folding it would hold up everybody's writes."""
+
+    def __init__(self, user_id: str) -> None:
+        super().__init__("the state of a user is being folded from the log")
+        self.user_id = user_id
+
+
 def _translated(cause: Exception) -> StorageError:
+    if isinstance(cause, _FarBehindError):
+        return _FarBehindError(cause.user_id)
     if isinstance(cause, sqlite3.Error):
         return StorageUnavailable(f"SQLite failed: {cause}")
     return StorageError(f"the request could not be applied: {cause!r}")
@@ -313,7 +338,7 @@ def _append(
     db: sqlite3.Connection, generations: Sequence[Generation], tenant: str, events: Sequence[Event]
 ) -> list[Appended]:
     folds = {
-        user_id: _UserFold([_current_state(db, generation, tenant, user_id)[0] for generation in generations])
+        user_id: _UserFold([_current(db, generation, tenant, user_id, FAR_BEHIND).state for generation in generations])
         for user_id in dict.fromkeys(event.user_id for event in events)
     }
     seqs = [_log(db, tenant, event) for event in events]
@@ -364,42 +389,33 @@ def _keep(db: sqlite3.Connection, generations: Sequence[Generation], tenant: str
     )
 
 
-def _fresh_values(
-    db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Sequence[str]
-) -> dict[str, bytes | None]:
-    """The users' states that can be used as they are; None where there is no log. Who is behind the log is left out."""
-    values: dict[str, bytes | None] = {}
-    for user_id in user_ids:
-        newest_seq, through_seq, state = _stored_state(db, generation, tenant, user_id)
-        if newest_seq == 0:
-            values[user_id] = None
-        elif through_seq >= newest_seq:
-            values[user_id] = generation.encode(state)
-    return values
+@dataclass(slots=True)
+class _Current:
+    """The fold of a user's log through `newest_seq` (0: no log), of which `folded_seq` was in the stored state."""
+
+    state: State
+    newest_seq: int
+    folded_seq: int
 
 
-def _catch_up(
-    db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Sequence[str]
-) -> dict[str, bytes | None]:
-    folds = {}
-    for user_id in user_ids:
-        state, newest_seq = _current_state(db, generation, tenant, user_id)
-        folds[user_id] = _UserFold([state], newest_seq)
-    _keep(db, [generation], tenant, folds)
-    return {user_id: generation.encode(fold.states[0]) for user_id, fold in folds.items()}
+def _current(
+    db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str, at_most: int = NO_LIMIT
+) -> _Current:
+    """The user as of now. What the stored state lacks is folded: all of it for a new generation or layout, the rest
+    where a process with other live generations has appended.
 
-
-def _current_state(db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str) -> tuple[State, int]:
-    """The fold of the user's whole log, and the sequence number of its newest entry.
-
-    What the stored state lacks is folded now: all of it for a new generation or layout, the rest where a process
-    with other live generations has appended.
+    raises  _FarBehindError  when it lacks more than `at_most` entries
     """
-    newest_seq, through_seq, state = _stored_state(db, generation, tenant, user_id)
-    if through_seq < newest_seq:
-        for entry in _log_entries(db, tenant, user_id, through_seq, NO_LIMIT):
+    newest_seq, folded_seq, state = _stored_state(db, generation, tenant, user_id)
+    if folded_seq < newest_seq:
+        limit = at_most + 1 if at_most >= 0 else NO_LIMIT
+        for count, entry in enumerate(_log_entries(db, tenant, user_id, folded_seq, limit), start=1):
+            if at_most >= 0 and count > at_most:
+                raise _FarBehindError(user_id)
+            if entry.seq > newest_seq:  # logged since the first look
+                break
             generation.apply(state, entry.event)
-    return state, newest_seq
+    return _Current(state, newest_seq, folded_seq)
 
 
 def _stored_state(db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str) -> tuple[int, int, State]:

@@ -15,6 +15,14 @@ class StorageUnavailable(StorageError):
     """The store cannot be reached or written, or is closed. What was sent may be sent again: ids make that safe."""
 
 
+class PartlyApplied(StorageUnavailable):
+    """The events at the positions `applied` are durable; of the others it is not known. Send all of them again."""
+
+    def __init__(self, message: str, applied: Sequence[int]) -> None:
+        super().__init__(f"{message}; {len(applied)} events were applied")
+        self.applied = tuple(applied)
+
+
 class StorageBusy(StorageError):
     """Too much is waiting to be written. Nothing was accepted; come back later."""
 

@@ -13,12 +13,14 @@ EXAMPLE = 'lisarec_events_total{outcome="accepted"} 3.0'
 router = APIRouter(tags=["operations"], dependencies=[NO_QUERY])
 
 
+@router.head("/healthz", include_in_schema=False)  # some balancers probe with it
 @router.get("/healthz")
 async def get_health() -> Health:
     """The process lives."""
     return Health(status="ok")
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz")
 async def get_readiness(service: ServiceDep) -> Health:
     """The model is loaded and the process is not shutting down. A lost store does not matter: popular items flow."""

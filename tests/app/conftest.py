@@ -15,13 +15,13 @@ import torch
 from starlette.types import Receive, Scope, Send
 
 from app.main import create_app
-from app.service import Service, generation_of
+from app.service import Service, generation_of, open_store
 from app.settings import Settings
 from model import artifact
 from model.config import Config, DataCard, ModelConfig
 from model.lisa import LisaMini
-from storage.sqlite import SQLiteStore
 from storage.state import Event
+from tests.storage.redis_servers import RedisServer, new_server
 
 ITEMS = 60
 SHAPE = ModelConfig(
@@ -69,13 +69,20 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def logged_events(settings: Settings, user_id: str) -> list[Event]:
-    """The user's log as it is on disk."""
-    generation = generation_of(artifact.load(settings.model_dir))
-    store = await SQLiteStore.open(settings.data_dir, [generation])
+    """The user's log as another process finds it."""
+    store = await open_store(settings, generation_of(artifact.load(settings.model_dir)))
     try:
         return [entry.event for entry in await store.events(settings.tenant, user_id, limit=100_000)]
     finally:
         await store.close()
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """A running server without data. The stores' own tests run on every kind of server; one is enough for these."""
+    server = new_server("redis-server")
+    yield server
+    server.stop()
 
 
 class Client:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.schemas import MAX_EVENTS
+from storage.store import StorageBusy
 from tests.app.conftest import Client
 
 UUID7 = "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"  # made in November 2024
@@ -194,6 +195,12 @@ def test_the_first_twenty_faults_are_named(client: Client) -> None:
     assert [detail["index"] for detail in details] == list(range(1, 41, 2))
 
 
+def test_of_many_faulty_events_the_first_20_are_named(client: Client) -> None:
+    events = [VALID, *({"user_id": "a b", "value": True, "timestamp": "now"} for _ in range(50))]
+    details = client.post("/v1/events", json=events).json()["error"]["details"]
+    assert [detail["index"] for detail in details] == list(range(1, 21))
+
+
 def test_one_event_may_have_several_faults(client: Client) -> None:
     event = {"user_id": "a b", "value": True, "timestamp": "now"}
     details = client.post("/v1/events", json=[VALID, event]).json()["error"]["details"]
@@ -228,3 +235,13 @@ def test_a_closed_store_answers_503_and_says_when_to_come_back(client: Client) -
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "storage_unavailable"
     assert int(response.headers["retry-after"]) >= 1
+
+
+def test_a_busy_store_is_said_to_be_busy(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> None:
+        raise StorageBusy("8,192 events wait")
+
+    monkeypatch.setattr(client.service.store, "append", refuse)
+    response = client.post("/v1/events", json=VALID)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "storage_busy")
+    assert int(response.headers["retry-after"]) > 0

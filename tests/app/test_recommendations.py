@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.schemas import MAX_ITEM_IDS, MAX_REQUESTS
+from app.schemas import MAX_ITEM_IDS, MAX_K, MAX_REQUESTS
 from model.artifact import load
 from model.engine import Engine
 from storage.state import ITEM_RING
@@ -208,6 +208,11 @@ REFUSED: dict[str, tuple[Any, str | None]] = {
     "bad id in the history": ({"history": ["item-1", "a/b"]}, "history.1"),
     "history as text": ({"history": "item-1"}, "history"),
     "long history": ({"history": ["i"] * (MAX_ITEM_IDS + 1)}, "history"),
+    "many candidates": ({"user_id": "ada", "candidates": ["i"] * (MAX_ITEM_IDS + 1)}, "candidates"),
+    "many exclusions": ({"user_id": "ada", "exclude": ["i"] * (MAX_ITEM_IDS + 1)}, "exclude"),
+    "many categories": ({"user_id": "ada", "categories": ["c"] * (MAX_K + 1)}, "categories"),
+    "a long category": ({"user_id": "ada", "categories": ["c" * 257]}, "categories.0"),
+    "a category without a name": ({"user_id": "ada", "categories": [""]}, "categories.0"),
     "bad candidate": ({"user_id": "ada", "candidates": [None]}, "candidates.0"),
     "bad exclusion": ({"user_id": "ada", "exclude": [""]}, "exclude.0"),
     "category of no text": ({"user_id": "ada", "categories": [1]}, "categories.0"),
@@ -241,7 +246,22 @@ def test_an_invalid_request_is_refused(shared_client: Client, body: Any, field: 
 
 @pytest.mark.parametrize(
     "query",
-    ["k=0", "k=1001", "k=five", "k=", "k=true", "k=NaN", "k=5&k=6", "exclude_seen=some", "exclude=a%20b", "limit=5"],
+    [
+        "k=0",
+        "k=1001",
+        "k=five",
+        "k=",
+        "k=true",
+        "k=NaN",
+        "k=5&k=6",
+        "k=1_0",
+        "k=5.0",
+        "k=%205",
+        "k=%2B5",
+        "exclude_seen=some",
+        "exclude=a%20b",
+        "limit=5",
+    ],
 )
 def test_an_invalid_query_is_refused(shared_client: Client, query: str) -> None:
     response = shared_client.get(f"/v1/users/ada/recommendations?{query}")

@@ -157,6 +157,10 @@ def test_queries_of_the_catalogue_have_bounds(shared_client: Client, query: str)
     assert_refused(shared_client.get(query), 422)
 
 
+def test_an_encoded_slash_is_no_slash(shared_client: Client) -> None:
+    assert_refused(shared_client.get("/v1/users/ada%2Frecommendations"), 422)
+
+
 # Values that are wrong nearly everywhere, mixed with those that are right somewhere.
 scalars = st.one_of(
     st.none(),

@@ -23,6 +23,7 @@ from app.settings import Settings
 from model.artifact import ArtifactError
 from storage.store import StorageUnavailable
 from tests.app.conftest import logged_events
+from tests.storage.redis_servers import RedisServer
 
 ROOT = Path(__file__).parent.parent.parent
 SERVE = "from app.main import serve; from app.settings import Settings; serve(Settings())"
@@ -130,9 +131,18 @@ def raw_exchange(address: tuple[str, int], request: bytes) -> bytes:
     return answer
 
 
-def logged_ids(model_dir: Path, data_dir: Path, user_id: str) -> list[str]:
-    events = asyncio.run(logged_events(Settings(model_dir=model_dir, data_dir=data_dir), user_id))
+def logged_ids(model_dir: Path, data_dir: Path, user_id: str, **settings: Any) -> list[str]:
+    events = asyncio.run(logged_events(Settings(model_dir=model_dir, data_dir=data_dir, **settings), user_id))
     return [event.event_id for event in events]
+
+
+def test_a_body_that_never_arrives_is_refused_in_time(launch: Callable[..., Process]) -> None:
+    process = launch(body_timeout_s=0.5, drain_s=0)
+    with socket.create_connection(process.address, timeout=EXIT_TIMEOUT_S) as slow:
+        slow.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        answer = slow.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 408"), answer
+    assert b'"body_too_slow"' in answer
 
 
 def test_sigterm_answers_what_was_accepted_and_loses_nothing(
@@ -177,8 +187,10 @@ def test_ctrl_c_does_not_wait_for_a_load_balancer(launch: Callable[..., Process]
     assert "Traceback" not in process.log()
 
 
-def test_workers_share_the_users(launch: Callable[..., Process]) -> None:
-    process = launch(workers=2, port=free_port(), drain_s=0)
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_workers_share_the_users(launch: Callable[..., Process], store: str, request: pytest.FixtureRequest) -> None:
+    redis_url = request.getfixturevalue("redis_server").url if store == "redis" else ""
+    process = launch(workers=2, port=free_port(), drain_s=0, redis_url=redis_url)
     with httpx.Client(base_url=process.url, timeout=30) as client:
         client.post("/v1/events", json={"user_id": "ada", "item_id": "item-0"})
     counts = []
@@ -188,6 +200,27 @@ def test_workers_share_the_users(launch: Callable[..., Process]) -> None:
     assert counts == list(range(2, 9))
     process.terminate()
     assert process.exit_code() == 0
+
+
+def test_what_was_acknowledged_outlives_a_redis_that_was_killed(
+    launch: Callable[..., Process], model_dir: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    process = launch(redis_url=redis_server.url, drain_s=0)
+    clickers = [Clicker(process.url, f"user-{n}") for n in range(4)]
+    for _ in range(3):
+        time.sleep(0.5)
+        redis_server.kill()
+        time.sleep(0.2)
+        redis_server.start()
+    time.sleep(1)
+    process.terminate()
+    assert process.exit_code() == 0, process.log()
+    for clicker in clickers:
+        clicker.join(EXIT_TIMEOUT_S)
+        assert clicker.statuses == {200, 503}
+        logged = logged_ids(model_dir, tmp_path / "state", clicker.user_id, redis_url=redis_server.url)
+        assert len(set(logged)) == len(logged)
+        assert set(clicker.acknowledged) <= set(logged)
 
 
 def test_raw_nonsense_is_refused_and_harms_nobody(server: Process) -> None:
@@ -227,7 +260,7 @@ def test_a_client_that_asks_before_it_sends_much_is_told_not_to(server: Process)
     ("settings", "failure", "said"),
     [
         ({"model_dir": "no-such-model"}, ArtifactError, "run 'lisarec train"),
-        ({"redis_url": "redis://127.0.0.1"}, StorageUnavailable, "the Redis store is not built yet"),
+        ({"redis_url": "http://127.0.0.1"}, ValueError, "redis://"),
         ({"data_dir": "/dev/null/state"}, StorageUnavailable, "cannot open"),
     ],
 )

@@ -108,7 +108,9 @@ def test_the_tag_names_the_content_wherever_it_lies(saved: Path, model: LisaMini
     assert (copied.name, copied.tag) == ("elsewhere", tag)
     artifact.save(tmp_path / "again", model, config.Config(model=SHAPE), ITEMS, METRICS)
     assert artifact.load(tmp_path / "again").tag == tag
-    artifact.save(tmp_path / "again", model, config.Config(model=SHAPE), ITEMS, {})
+    artifact.save(tmp_path / "again", model, config.Config(model=SHAPE), ITEMS, {"took": "longer"})
+    assert artifact.load(tmp_path / "again").tag == tag
+    artifact.save(tmp_path / "again", model, config.Config(model=SHAPE, event_weights={"click": 2.0}), ITEMS, METRICS)
     assert artifact.load(tmp_path / "again").tag != tag
 
 

@@ -231,6 +231,14 @@ class TestResuming:
         with pytest.raises(train.TrainError, match="other options"):
             train.train(other, interrupted, config, resume=True, progress=silent())
 
+    def test_an_unfinished_training_is_not_begun_anew(
+        self, shop: Path, config: Config, interrupted: Path, silent: Make
+    ) -> None:
+        before = [(interrupted / name).read_bytes() for name in CHECKPOINT_FILES]
+        with pytest.raises(train.TrainError, match="unfinished training; go on with --resume, or remove it"):
+            train.train(shop, interrupted, config, progress=silent())
+        assert [(interrupted / name).read_bytes() for name in CHECKPOINT_FILES] == before
+
     def test_without_a_checkpoint_there_is_nothing_to_resume(
         self, shop: Path, config: Config, silent: Make, tmp_path: Path
     ) -> None:

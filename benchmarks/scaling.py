@@ -1,0 +1,181 @@
+"""Whether clients notice that replicas come and go: requests that fail while the service is scaled and restarted.
+
+Clients post events and ask for recommendations all the time while the processes of benchmarks/topology.py are scaled
+1 -> 4, restarted one by one, and scaled 4 -> 1, again and again until enough requests are done. Every answer must be a
+success, a known user's recommendations must be personalised, and in the end every event must count once: exit status 1
+where that is not so.
+
+    python -m benchmarks.scaling --model models/ml-1m
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from app.uuid7 import uuid7
+from benchmarks.topology import Topology, topology
+from model import artifact
+
+REQUEST_TIMEOUT_S = 60.0
+SHOWN_FAILURES = 10
+
+console = Console()
+
+
+@dataclass
+class Tally:
+    """What became of the requests, by what was being done to the replicas when they began."""
+
+    stage: str = "start"
+    latencies_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    posted: Counter[str] = field(default_factory=Counter)  # events by user
+
+    @property
+    def requests(self) -> int:
+        return sum(map(len, self.latencies_ms.values()))
+
+
+class Visitor:
+    """One user after the other, of which each posts events and asks for recommendations, one request at a time."""
+
+    def __init__(self, name: str, item_ids: list[str], client: httpx.AsyncClient, tally: Tally) -> None:
+        self._name = name
+        self._item_ids = item_ids
+        self._client = client
+        self._tally = tally
+        self._random = random.Random(name)
+
+    async def visit(self, until: asyncio.Event) -> None:
+        for n in range(1_000_000):
+            user_id = f"{self._name}-{n}"
+            await self._post_events(user_id)
+            for _ in range(self._random.randrange(1, 40)):
+                if until.is_set():
+                    return
+                await self._random.choice([self._post_events, self._get, self._post])(user_id)
+
+    async def _post_events(self, user_id: str) -> None:
+        items = self._random.choices(self._item_ids, k=self._random.choice([1, 1, 1, 20]))
+        events = [{"event_id": uuid7(), "user_id": user_id, "item_id": item_id} for item_id in items]
+        if await self._send("POST", "/v1/events", json=events) is not None:
+            self._tally.posted[user_id] += len(events)
+
+    async def _get(self, user_id: str) -> None:
+        self._require_personalised(user_id, await self._send("GET", f"/v1/users/{user_id}/recommendations"))
+
+    async def _post(self, user_id: str) -> None:
+        body = {"user_id": user_id, "exclude": self._random.choices(self._item_ids, k=5)}
+        self._require_personalised(user_id, await self._send("POST", "/v1/recommendations", json=body))
+
+    def _require_personalised(self, user_id: str, answer: httpx.Response | None) -> None:
+        if self._tally.posted[user_id] and answer is not None and answer.json()["source"] != "personalised":
+            self._tally.failures[self._tally.stage, "popular items for a known user"] += 1
+
+    async def _send(self, method: str, path: str, json: object = None) -> httpx.Response | None:
+        """The answer, or None where there was no success."""
+        stage, begin_s = self._tally.stage, time.perf_counter()
+        try:
+            answer = await self._client.request(method, path, json=json)
+            failure = (
+                None if answer.is_success else f"{method} {path.split('/')[2]}: {answer.status_code} {answer.text}"
+            )
+        except httpx.TransportError as exc:
+            failure = f"{method} {path.split('/')[2]}: {exc!r}"
+        self._tally.latencies_ms[stage].append((time.perf_counter() - begin_s) * 1e3)
+        if failure is not None:
+            self._tally.failures[stage, failure] += 1
+            return None
+        return answer
+
+
+async def disturb(running: Topology, requests: int, most: int, tally: Tally, done: asyncio.Event) -> None:
+    """Scale up, restart and scale down until there were enough requests."""
+
+    async def stage(name: str, action: object = None, *args: int) -> None:
+        tally.stage = name
+        await asyncio.to_thread(action, *args) if callable(action) else await asyncio.sleep(1)
+
+    try:
+        while tally.requests < requests:
+            await stage("1 replica")
+            await stage(f"1 -> {most}", running.scale, most)
+            await stage(f"{most} replicas")
+            await stage("restarting one by one", running.restart_one_by_one)
+            await stage(f"{most} -> 1", running.scale, 1)
+    finally:
+        done.set()
+
+
+async def measure(running: Topology, item_ids: list[str], requests: int, visitors: int, most: int) -> Tally:
+    tally, done = Tally(), asyncio.Event()
+    async with (
+        httpx.AsyncClient(base_url=running.url, timeout=REQUEST_TIMEOUT_S) as lasting,
+        # every other client opens a connection for each request
+        httpx.AsyncClient(base_url=running.url, timeout=REQUEST_TIMEOUT_S, headers={"connection": "close"}) as brief,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(disturb(running, requests, most, tally, done))
+        for n in range(visitors):
+            client = brief if n % 2 else lasting
+            group.create_task(Visitor(f"visitor-{n}", item_ids, client, tally).visit(done))
+    await check_counts(running.url, tally)
+    return tally
+
+
+async def check_counts(url: str, tally: Tally) -> None:
+    """Add a failure for each user whose events do not count exactly once."""
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S) as client:
+        for user_id, posted in tally.posted.items():
+            answer = await client.get(f"/v1/users/{user_id}")
+            if not answer.is_success or answer.json()["event_count"] != posted:
+                tally.failures["end", f"{posted} events acknowledged, then: {answer.text[:200]}"] += 1
+
+
+def report(tally: Tally, elapsed_s: float, resent: int) -> None:
+    table = Table("", "requests", "failed", "p50", "p99", "longest")
+    for stage, latencies_ms in tally.latencies_ms.items():
+        failed = sum(count for (at, _), count in tally.failures.items() if at == stage)
+        p50, p99 = np.percentile(latencies_ms, [50, 99])
+        row = [f"{len(latencies_ms):,}", f"{failed:,}", *(f"{ms:.0f} ms" for ms in (p50, p99, max(latencies_ms)))]
+        table.add_row(stage, *row)
+    failed = sum(tally.failures.values())
+    table.add_row("all", f"{tally.requests:,}", f"{failed:,}")
+    console.print(table)
+    users, events = len(tally.posted), sum(tally.posted.values())
+    console.print(f"{events:,} events of {users:,} users acknowledged; {tally.requests / elapsed_s:.0f} requests/s;")
+    console.print(f"{resent:,} requests were sent again by the load balancer")
+    for (stage, failure), count in tally.failures.most_common(SHOWN_FAILURES):
+        console.print(f"[red]{count} x {stage}: {failure}", soft_wrap=True)
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    requests: Annotated[int, typer.Option(min=1, help="At least so many.")] = 50_000,
+    visitors: Annotated[int, typer.Option(min=1, help="How many requests at a time.")] = 16,
+    most: Annotated[int, typer.Option(min=2, help="How many replicas to scale to.")] = 4,
+    redis: Annotated[bool, typer.Option(help="Redis, or one SQLite file for all replicas.")] = True,
+) -> None:
+    item_ids = artifact.load(model).items.ids
+    with topology(model, 1, redis=redis) as running:
+        begin_s = time.monotonic()
+        tally = asyncio.run(measure(running, item_ids, requests, visitors, most))
+        report(tally, time.monotonic() - begin_s, running.resent())
+    if tally.failures:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,267 @@
+"""What docker-compose.yml runs, as processes of this machine: HAProxy, any number of replicas, Redis.
+
+They read the same configuration files (docker/haproxy.cfg, docker/redis.conf). In the place of Docker stand loopback
+addresses, one for each replica, and a name server that knows them from the moment their process is started until it has
+ended, as Docker's does. Needs HAProxy and Redis or Valkey; Debian, Ubuntu: apt install haproxy redis-server.
+
+    python -m benchmarks.topology --model models/ml-1m --replicas 3     # prints the URL, until Ctrl-C
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+
+from benchmarks.running import free_port
+
+ROOT = Path(__file__).parent.parent
+HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
+REDIS_CONFIG = ROOT / "docker" / "redis.conf"
+
+BALANCER_LOG = "haproxy.log"
+MAX_REPLICAS = 8
+FIRST_ADDRESS = IPv4Address("127.0.0.11")
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 40.0  # Docker's, from docker-compose.yml
+
+console = Console()
+
+
+class NameServer:
+    """Answers, by UDP on a free port, which addresses the name `app` has; other names do not exist."""
+
+    NAME = b"\x03app\x00"
+    TYPE_A = b"\x00\x01"
+    NO_SUCH_NAME = 3
+
+    def __init__(self) -> None:
+        self.addresses: set[IPv4Address] = set()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                query, sender = self._socket.recvfrom(4096)
+                self._socket.sendto(self._answer(query), sender)
+            except OSError:  # closed
+                return
+
+    def _answer(self, query: bytes) -> bytes:
+        """One question, echoed, and an answer for each address: no compression, no other records (RFC 1035, 4)."""
+        end = query.index(0, 12) + 5
+        question = query[12:end]
+        name, kind = question[:-4], question[-4:-2]
+        known = name.lower() == self.NAME and bool(self.addresses)
+        found = sorted(self.addresses) if known and kind == self.TYPE_A else []
+        flags = 0x8580 if known else 0x8580 | self.NO_SUCH_NAME
+        head = query[:2] + b"".join(n.to_bytes(2, "big") for n in (flags, 1, len(found), 0, 0))
+        to_live_s = bytes(4)
+        return head + question + b"".join(question + to_live_s + b"\x00\x04" + address.packed for address in found)
+
+
+@dataclass(frozen=True)
+class Replica:
+    address: IPv4Address
+    process: subprocess.Popen[bytes]
+
+
+class Topology:
+    """Replicas behind a load balancer; `url` is where it listens."""
+
+    def __init__(self, model: Path, store_options: Sequence[str], names: NameServer, directory: Path) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.replica_port = free_port()
+        self.replicas: list[Replica] = []
+        self._model = model
+        self._store_options = store_options
+        self._names = names
+        self._directory = directory
+
+    def balancer_environment(self) -> dict[str, str]:
+        return {
+            "LISAREC_BIND": self.url.removeprefix("http://"),
+            "LISAREC_DNS": self._names.address,
+            "LISAREC_APP": "app",
+            "LISAREC_APP_PORT": str(self.replica_port),
+            "LISAREC_MAX_REPLICAS": str(MAX_REPLICAS),
+            # what tune.memory.hot-size is from HAProxy 3.0 on: buffers are not given back to the kernel every time
+            "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+            "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+        }
+
+    def scale(self, replicas: int) -> None:
+        """Start or stop replicas, all at the same time; returns when the wanted ones are ready, the others gone."""
+        if replicas > MAX_REPLICAS:
+            raise ValueError(f"the load balancer finds at most {MAX_REPLICAS} replicas")
+        self._stop(self.replicas[replicas:])
+        del self.replicas[replicas:]
+        added = [self._start() for _ in range(replicas - len(self.replicas))]
+        for replica in added:
+            self._wait_until_ready(replica)
+
+    def restart_one_by_one(self) -> None:
+        """Stop each replica and put a new one into its place before the next one is stopped."""
+        for replica in list(self.replicas):
+            self._stop([replica])
+            self.replicas.remove(replica)
+            self._wait_until_ready(self._start())
+
+    def resent(self) -> int:
+        """How many requests the load balancer has logged as sent more than once."""
+        # connections at the end: actconn/feconn/beconn/srv_conn/retries, a + where another replica got it
+        log = (self._directory / BALANCER_LOG).read_text(encoding="utf-8", errors="replace")
+        return len(re.findall(r" \d+/\d+/\d+/\d+/\+?[1-9]\d* ", log))
+
+    def _start(self) -> Replica:
+        taken = {replica.address for replica in self.replicas}
+        address = next(free for n in range(MAX_REPLICAS) if (free := FIRST_ADDRESS + n) not in taken)
+        command = [sys.executable, "-m", "app", "serve", "--model", str(self._model), *self._store_options]
+        process = _spawn(
+            [*command, "--host", str(address), "--port", str(self.replica_port)], self._directory / f"{address}.log"
+        )
+        self.replicas.append(replica := Replica(address, process))
+        self._names.addresses.add(address)
+        return replica
+
+    def _stop(self, replicas: Sequence[Replica]) -> None:
+        for replica in replicas:
+            replica.process.terminate()
+        for replica in replicas:
+            status = replica.process.wait(timeout=STOP_TIMEOUT_S)
+            self._names.addresses.discard(replica.address)
+            if status != 0:
+                raise RuntimeError(f"replica {replica.address} ended with {status}")
+
+    def _wait_until_ready(self, replica: Replica) -> None:
+        _wait_for(lambda: _is_ready(f"http://{replica.address}:{self.replica_port}"), replica.process)
+
+
+@contextmanager
+def topology(model: Path, replicas: int, *, redis: bool = True) -> Iterator[Topology]:
+    """Replicas over an empty store, ready behind a load balancer; everything is gone afterwards.
+
+    redis  or else one SQLite file for all of them
+    """
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory()))
+        names = NameServer()
+        stack.callback(names.close)
+        if redis:
+            store_options = ["--redis-url", stack.enter_context(redis_server(directory))]
+        else:
+            store_options = ["--data-dir", str(directory / "state")]
+        running = Topology(model, store_options, names, directory)
+        stack.callback(lambda: _end(*(replica.process for replica in running.replicas)))
+        balancer = _spawn(
+            [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)],
+            directory / BALANCER_LOG,
+            running.balancer_environment(),
+        )
+        stack.callback(_end, balancer)
+        running.scale(replicas)
+        _wait_for(lambda: _is_ready(running.url), balancer)
+        yield running
+
+
+@contextmanager
+def redis_server(directory: Path, *options: str) -> Iterator[str]:
+    """A Redis with the shipped configuration and its data below the directory; yields its URL."""
+    port = free_port()
+    data = directory / "redis"
+    data.mkdir(exist_ok=True)
+    command = [program("redis-server", "valkey-server"), str(REDIS_CONFIG), "--bind", "127.0.0.1", "--port", str(port)]
+    server = _spawn([*command, "--dir", str(data), *options], directory / "redis.log")
+    try:
+        _wait_for(lambda: _accepts_connections(port), server)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        _end(server)
+
+
+def program(*names: str) -> str:
+    """The first of the programs that is there; Debian keeps some where only root looks."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    for name in names:
+        if found := shutil.which(name, path=path):
+            return found
+    raise FileNotFoundError(f"{' or '.join(names)} is not installed; on Debian and Ubuntu: apt install {names[0]}")
+
+
+def _spawn(command: list[str], log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command, stdout=file, stderr=file, env=inherited | (environment or {}), cwd=ROOT, start_new_session=True
+        )
+
+
+def _end(*processes: subprocess.Popen[bytes]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGCONT)  # a test may have stopped it
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    give_up_at_s = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode} before it was ready")
+        if time.monotonic() > give_up_at_s:
+            raise RuntimeError(f"{process.args!r} was not ready within {START_TIMEOUT_S:g} s")
+        time.sleep(0.1)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=2).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _accepts_connections(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    replicas: Annotated[int, typer.Option(min=1, max=MAX_REPLICAS)] = 3,
+    redis: Annotated[bool, typer.Option(help="Redis, or one SQLite file for all replicas.")] = True,
+) -> None:
+    with topology(model, replicas, redis=redis) as running:
+        console.print(f"{running.url} has {replicas} replicas; Ctrl-C ends them")
+        signal.pause()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,555 @@
+"""The Redis store: any number of replicas on one server, Redis 6.2 or later or Valkey.
+
+Events are folded here, in numpy, and committed by compare-and-set: a script changes the log, index and states of a
+partition's users in one step, provided that nobody else has appended to them since they were read. A round trip and a
+sync cost far more than an event, so whatever arrives during one round is read and committed together in the next.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError
+
+from storage.redis_layout import (
+    COMMIT,
+    LAYOUT_VERSION,
+    READ_LOG,
+    SEQ_DIGITS,
+    Argument,
+    Change,
+    Entry,
+    Keyspace,
+    Script,
+    User,
+    commit_arguments,
+    log_entries,
+)
+from storage.rounds import Rounds
+from storage.state import Effect, Event, Generation, State, StateError
+from storage.store import Appended, LogEntry, PartlyApplied, StorageError, StorageUnavailable
+
+OLDEST_SERVER = (6, 2)
+SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+
+PARTITIONS = 256
+CONNECT_TIMEOUT_S = 1.0
+SOCKET_TIMEOUT_S = 2.0
+MAX_CONNECTIONS = 16
+MAX_WAITING = 8192  # events, or values to read
+MAX_ROUND = 512  # one round is folded and encoded in one go, some 30 ms in which the event loop does nothing else
+GIVE_UP_AFTER_S = 5.0
+ENDLESS = 2**53
+LOG_PAGE = 500
+FAR_BEHIND = 500  # entries; a state that lacks more of the log is folded apart, so that no round waits for it
+
+logger = logging.getLogger(__name__)
+
+
+class RedisStore:
+    """A UserStore on a Redis server. Make it with `open`; it belongs to the event loop in which it was opened."""
+
+    def __init__(self, redis: Redis, keys: Keyspace, generations: Sequence[Generation], max_waiting: int) -> None:
+        self._redis = redis
+        self._execute: Callable[..., Awaitable[Any]] = redis.execute_command
+        self._keys = keys
+        self._generations = tuple(generations)
+        self._reads: Rounds[_Read] = Rounds(self._read_round, max_size=MAX_ROUND, max_waiting=max_waiting)
+        self._writes: Rounds[_Part] = Rounds(self._write_round, max_size=MAX_ROUND, max_waiting=max_waiting)
+        self._catching_up: set[asyncio.Task[None]] = set()
+        self._checked = False
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        generations: Sequence[Generation],
+        *,
+        prefix: str = "lisarec",
+        partitions: int = PARTITIONS,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        socket_timeout_s: float = SOCKET_TIMEOUT_S,
+        max_waiting: int = MAX_WAITING,
+    ) -> "RedisStore":
+        """Open the store at a redis://, rediss:// (TLS) or unix:// URL with the user, password and database in it.
+
+        A server that cannot be reached now is no error: until it is there, every call raises StorageUnavailable.
+
+        raises  ValueError          when there is no generation, or the URL or prefix cannot be used
+                StorageUnavailable  when the server refuses the user, the password or a command
+                StorageError        when the server is too old, or its data have another layout
+        """
+        if not generations:
+            raise ValueError("a store needs at least one live generation")
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=socket_timeout_s,
+            socket_connect_timeout=connect_timeout_s,
+            socket_timeout=socket_timeout_s,
+            retry=Retry(NoBackoff(), 0),  # by itself redis-py sends ten times, also what timed out and may be done
+            protocol=2,
+        )
+        store = cls(Redis.from_pool(pool), Keyspace(prefix, partitions), generations, max_waiting)
+        try:
+            await store._check_server()
+        except StorageError as exc:
+            refused = isinstance(exc.__cause__, AuthenticationError | NoPermissionError)
+            if refused or not isinstance(exc, StorageUnavailable):
+                await store.close()
+                raise
+            logger.warning("the store is not there yet: %s", exc)
+        return store
+
+    async def append(self, tenant: str, events: Sequence[Event]) -> list[Appended]:
+        if not events:
+            return []
+        request = _Request(len(events))
+        self._writes.put(request.parts(self._keys, tenant, events))
+        return await request.answer
+
+    async def states(self, tenant: str, user_ids: Sequence[str], generation: Generation) -> list[bytes | None]:
+        if not user_ids:
+            return []
+        users = {user_id: self._keys.user(tenant, user_id) for user_id in user_ids}
+        read = _Read([key for user in users.values() for key in (user.head, *user.states([generation]))])
+        self._reads.put([read])
+        stored = iter(await read.answer)
+        values = {
+            user_id: await self._fresh_value(user, generation, next(stored), next(stored))
+            for user_id, user in users.items()
+        }
+        return [values[user_id] for user_id in user_ids]
+
+    async def seen_items(self, tenant: str, user_id: str) -> set[str]:
+        self._refuse_when_closed()
+        return {entry.event.item_id async for entry in self._log(self._keys.user(tenant, user_id))}
+
+    async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
+        self._refuse_when_closed()
+        return [entry async for entry in self._log(self._keys.user(tenant, user_id), after=after, limit=limit)]
+
+    async def ping(self) -> None:
+        self._refuse_when_closed()
+        await self._check_server()
+        await self._call("PING")
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._reads.close()
+        await self._writes.close()
+        while self._catching_up:
+            await asyncio.wait(self._catching_up)
+            await self._writes.close()
+        with suppress(RedisError, OSError):
+            await self._redis.aclose(close_connection_pool=True)
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise StorageUnavailable("the store is closed")
+
+    # ---- the server
+
+    async def _call(self, *command: Argument) -> Any:
+        with _translated():
+            return await self._execute(*command)
+
+    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        with _translated():
+            try:
+                return await self._execute("EVALSHA", script.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                await self._load_scripts()
+                return await self._execute("EVALSHA", script.sha, len(keys), *keys, *args)
+
+    async def _check_server(self) -> None:
+        """Make sure, once the server can be reached, that it and its data can be used."""
+        if self._checked:
+            return
+        version = str((await self._call("INFO", "server"))["redis_version"])
+        if tuple(map(int, version.split(".")[:2])) < OLDEST_SERVER:
+            raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
+        await self._check_layout()
+        for name, safe in SAFE_SETTINGS.items():
+            await self._warn_unless(name, safe)
+        await self._load_scripts()
+        self._checked = True
+
+    async def _load_scripts(self) -> None:
+        for script in (COMMIT, READ_LOG):
+            await self._call("SCRIPT LOAD", script.text)
+
+    async def _check_layout(self) -> None:
+        wanted = {"layout": LAYOUT_VERSION, "partitions": self._keys.partitions}
+        read = ("HMGET", self._keys.meta, *wanted)
+        if None in await self._call(*read):
+            for name, value in wanted.items():
+                await self._call("HSETNX", self._keys.meta, name, value)
+        found = dict(zip(wanted, map(int, await self._call(*read)), strict=True))
+        if found != wanted:
+            raise StorageError(
+                f"'{self._keys.meta}' says {found}, and this lisarec was started for {wanted}; "
+                "start it as the data were made, or choose another key prefix"
+            )
+
+    async def _warn_unless(self, name: str, safe: str) -> None:
+        try:
+            found = (await self._redis.config_get(name)).get(name)
+        except RedisError as exc:  # many managed servers do not tell
+            logger.info("Redis does not tell its %s: %s", name, exc)
+        else:
+            if found != safe:
+                logger.warning("Redis may lose acknowledged events: its %s is %s, not %s", name, found, safe)
+
+    # ---- reading
+
+    async def _read_round(self, reads: "list[_Read]") -> "list[_Read]":
+        await self._check_server()
+        values = iter(await self._call("MGET", *(key for read in reads for key in read.keys)))
+        for read in reads:
+            read.succeed([next(values) for _ in read.keys])
+        return []
+
+    async def _log(
+        self, user: User, *, after: int = 0, through: int | str = "+inf", limit: int = ENDLESS
+    ) -> AsyncIterator[LogEntry]:
+        await self._check_server()
+        while limit > 0:
+            page = min(limit, LOG_PAGE)
+            entries = list(log_entries(user, await self._run(READ_LOG, [user.index, user.log], [after, through, page])))
+            for entry in entries:
+                yield entry
+            if len(entries) < page:
+                return
+            after = entries[-1].seq
+            limit -= page
+
+    async def _fresh_value(
+        self, user: User, generation: Generation, head: bytes | None, stored: bytes | None
+    ) -> bytes | None:
+        if head is None:
+            return None
+        state, was_fresh = await self._state(user, generation, head, stored)
+        value = generation.encode(state)
+        if not was_fresh:
+            # What cannot be kept, on a server that is full or read-only, can still be served.
+            with suppress(StorageUnavailable):
+                await self._keep(user, generation, head, value)
+        return value
+
+    async def _keep(self, user: User, generation: Generation, head: bytes, value: bytes) -> None:
+        """Store the state at `head`, unless somebody has appended since and has stored a newer one."""
+        await self._run(COMMIT, *commit_arguments([Change(user, head, [], [value])], [generation]))
+
+    async def _state(
+        self,
+        user: User,
+        generation: Generation,
+        head: bytes | None,
+        stored: bytes | None,
+        at_most: int = ENDLESS,
+    ) -> tuple[State, bool]:
+        """The fold of the user's log through the entry `head`, and whether the stored value was that already.
+
+        What the value lacks is folded now: all of it for a new generation or layout, the rest where a process with
+        other live generations has appended.
+
+        raises  _FarBehindError  when it lacks more than `at_most` entries
+        """
+        if head is None:
+            return generation.empty(), True
+        through, state = _decoded(generation, stored, newest=int(head))
+        if through == int(head):
+            return state, True
+        async for entry in self._log(user, after=through, through=int(head), limit=at_most):
+            generation.apply(state, entry.event)
+            through = entry.seq
+        if through < int(head):
+            raise _FarBehindError
+        return state, False
+
+    # ---- writing
+
+    async def _write_round(self, parts: "list[_Part]") -> "list[_Part]":
+        """Commit each partition in one step; return what somebody else was faster than."""
+        await self._check_server()
+        parts = [part for part in parts if not part.is_dropped()]
+        folds = await self._read_folds(parts)
+        commits = []
+        for together in _by_partition(parts):
+            try:
+                commits.append(await self._folded(together, folds))
+            except StorageUnavailable:
+                raise
+            except _FarBehindError:
+                self._catch_up_apart(together)
+            except Exception as exc:  # what is odd in one partition is nothing to the others
+                for part in together:
+                    part.fail(exc)
+        replies = iter(await self._send([commit.changes for commit in commits if commit.changes]))
+        return [part for commit in commits for part in commit.settle(next(replies) if commit.changes else 1)]
+
+    async def _read_folds(self, parts: "Sequence[_Part]") -> "dict[User, _UserFold]":
+        """What is stored of the parts' users; where a commit was refused, also which of their ids are logged."""
+        folds = {user: _UserFold(user) for part in parts for user in part.users}
+        doubted = [(user, entry) for part in parts if part.refusals for user, entry in part.entries]
+        if not folds:
+            return {}
+        with _translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.mget([key for user in folds for key in (user.head, *user.states(self._generations))])
+                for user, entry in doubted:
+                    pipe.execute_command("ZSCORE", user.index, entry.member)
+                stored, *scores = await pipe.execute()
+        values = iter(stored)
+        for fold in folds.values():
+            fold.head, fold.stored = next(values), [next(values) for _ in self._generations]
+        for (user, entry), score in zip(doubted, scores, strict=True):
+            if score is not None:
+                folds[user].seen.add(entry.id_hash)
+        return folds
+
+    async def _folded(self, parts: "list[_Part]", folds: "dict[User, _UserFold]") -> "_Commit":
+        own = [folds[user] for user in dict.fromkeys(user for part in parts for user in part.users)]
+        for fold in own:
+            for generation, stored in zip(self._generations, fold.stored, strict=True):
+                state, _ = await self._state(fold.user, generation, fold.head, stored, at_most=FAR_BEHIND)
+                fold.states.append(state)
+            fold.seen.update(fold.states[0]["recent_event_ids"].tolist())
+        answers = [[folds[user].receive(entry, self._generations) for user, entry in part.entries] for part in parts]
+        return _Commit(parts, answers, [fold.change(self._generations) for fold in own if fold.new])
+
+    def _catch_up_apart(self, parts: "list[_Part]") -> None:
+        """Bring the parts' users up to date while others' rounds go on, and then let the parts wait again."""
+
+        async def catch_up() -> None:
+            try:
+                for user in dict.fromkeys(user for part in parts for user in part.users):
+                    head, *stored = await self._call("MGET", user.head, *user.states(self._generations))
+                    for generation, value in zip(self._generations, stored, strict=True):
+                        state, was_fresh = await self._state(user, generation, head, value)
+                        if not was_fresh:
+                            await self._keep(user, generation, head, generation.encode(state))
+            except Exception as exc:
+                for part in parts:
+                    part.fail(exc)
+            else:
+                self._writes.put_back(parts)
+
+        task = asyncio.create_task(catch_up())
+        self._catching_up.add(task)
+        task.add_done_callback(self._catching_up.discard)
+
+    async def _send(self, commits: Sequence[Sequence[Change]]) -> list[Any]:
+        """What the server says to each commit. In a transaction, so that it syncs once for all of them."""
+        if not commits:
+            return []
+        with _translated():
+            async with self._redis.pipeline(transaction=len(commits) > 1) as pipe:
+                for changes in commits:
+                    keys, args = commit_arguments(changes, self._generations)
+                    pipe.execute_command("EVALSHA", COMMIT.sha, len(keys), *keys, *args)
+                replies = await pipe.execute(raise_on_error=False)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            await self._load_scripts()
+        return [0 if isinstance(reply, NoScriptError) else reply for reply in replies]
+
+
+class _FarBehindError(StorageError):
+    """A state lacks so much of the log that folding it would hold everybody up."""
+
+    def __init__(self) -> None:
+        super().__init__("the log of a user could not be read to its end")
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """Keys whose values somebody waits for."""
+
+    keys: list[str]
+    answer: "asyncio.Future[list[bytes | None]]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    @property
+    def size(self) -> int:
+        return len(self.keys)
+
+    def succeed(self, values: list[bytes | None]) -> None:
+        if not self.answer.done():  # else it was cancelled
+            self.answer.set_result(values)
+
+    def fail(self, cause: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(_failure(cause))
+
+
+class _Request:
+    """A call of `append`. It falls into parts, one for each partition, and is answered when all are settled."""
+
+    def __init__(self, size: int) -> None:
+        self.answer: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        self.failure: StorageError | None = None
+        self._answers: list[Appended | None] = [None] * size
+        self._open_parts = 0
+
+    def parts(self, keys: Keyspace, tenant: str, events: Sequence[Event]) -> "list[_Part]":
+        parts: dict[str, _Part] = {}
+        for position, event in enumerate(events):
+            user = keys.user(tenant, event.user_id)
+            part = parts.setdefault(user.partition, _Part(self))
+            part.entries.append((user, Entry.of(tenant, event)))
+            part.positions.append(position)
+        self._open_parts = len(parts)
+        return list(parts.values())
+
+    def settle(self, positions: Sequence[int], answers: Sequence[Appended]) -> None:
+        for position, answer in zip(positions, answers, strict=True):
+            self._answers[position] = answer
+        self._open_parts -= 1
+        if self._open_parts == 0 and not self.answer.done():
+            self._reply()
+
+    def _reply(self) -> None:
+        applied = [position for position, answer in enumerate(self._answers) if answer is not None]
+        if self.failure is None:
+            self.answer.set_result([answer for answer in self._answers if answer is not None])
+        elif applied:
+            self.answer.set_exception(PartlyApplied(str(self.failure), applied))
+        else:
+            self.answer.set_exception(self.failure)
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """What a request wants in one partition: applied as one, or not at all."""
+
+    request: _Request
+    entries: list[tuple[User, Entry]] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)  # of the entries, in the request
+    refusals: int = 0
+    give_up_at_s: float = field(default_factory=lambda: asyncio.get_running_loop().time() + GIVE_UP_AFTER_S)
+
+    @property
+    def size(self) -> int:
+        return len(self.entries)
+
+    @property
+    def users(self) -> Iterator[User]:
+        return (user for user, _ in self.entries)
+
+    def is_dropped(self) -> bool:
+        """Nobody waits any more, or the request has failed in another part, which settles this one."""
+        if self.request.failure is not None:
+            self.request.settle([], [])
+            return True
+        return self.request.answer.done()
+
+    def succeed(self, answers: Sequence[Appended]) -> None:
+        self.request.settle(self.positions, answers)
+
+    def fail(self, cause: Exception) -> None:
+        self.request.failure = self.request.failure or _failure(cause)
+        self.request.settle([], [])
+
+    def may_try_again(self) -> bool:
+        self.refusals += 1
+        if asyncio.get_running_loop().time() < self.give_up_at_s:
+            return True
+        self.fail(StorageUnavailable(f"{self.refusals} times others were faster with events of the same users"))
+        return False
+
+
+@dataclass(slots=True)
+class _UserFold:
+    """A user as stored, and then with new entries folded in."""
+
+    user: User
+    head: bytes | None = None
+    stored: list[bytes | None] = field(default_factory=list)  # a value for each generation
+    states: list[State] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
+    new: list[Entry] = field(default_factory=list)
+
+    def receive(self, entry: Entry, generations: Sequence[Generation]) -> Appended:
+        if entry.id_hash in self.seen:
+            return Appended(duplicate=True)
+        self.seen.add(entry.id_hash)
+        self.new.append(entry)
+        serving, *_ = [
+            generation.apply(state, entry.event) for generation, state in zip(generations, self.states, strict=True)
+        ]
+        return Appended(unknown_item=serving is Effect.UNKNOWN_ITEM, late=serving is Effect.STEPPED_LATE)
+
+    def change(self, generations: Sequence[Generation]) -> Change:
+        values = [generation.encode(state) for generation, state in zip(generations, self.states, strict=True)]
+        return Change(self.user, self.head or b"", self.new, values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """Parts of one partition that are applied together."""
+
+    parts: list[_Part]
+    answers: list[list[Appended]]
+    changes: list[Change]  # of users with new entries
+
+    def settle(self, reply: Any) -> list[_Part]:
+        """Returns the parts that have to wait for the next round."""
+        if reply == 0:
+            return [part for part in self.parts if part.may_try_again()]
+        for part, answers in zip(self.parts, self.answers, strict=True):
+            if reply == 1:
+                part.succeed(answers)
+            else:
+                part.fail(reply)
+        return []
+
+
+def _by_partition(parts: Sequence[_Part]) -> list[list[_Part]]:
+    together: defaultdict[str, list[_Part]] = defaultdict(list)
+    for part in parts:
+        together[next(part.users).partition].append(part)
+    return list(together.values())
+
+
+def _decoded(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, State]:
+    """The newest entry that a stored state holds, and the state; 0 and the empty one where it cannot be used."""
+    if stored is not None:
+        try:
+            through, state = int(stored[:SEQ_DIGITS]), generation.decode(stored[SEQ_DIGITS:])
+        except (StateError, ValueError) as exc:
+            logger.warning("folding a state again from the log: %s", exc)
+        else:
+            if through <= newest:  # else it was left over when the log was lost
+                return through, state
+    return 0, generation.empty()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (RedisError, OSError) as exc:
+        raise _failure(exc) from exc
+
+
+def _failure(cause: Exception) -> StorageError:
+    """One for each waiter: a raised exception collects the traceback of who waits."""
+    failure: StorageError
+    if isinstance(cause, RedisError | OSError):
+        failure = StorageUnavailable(f"Redis failed: {cause}")
+    elif isinstance(cause, StorageError):
+        failure = type(cause)(str(cause))
+    else:
+        failure = StorageError(f"the request could not be applied: {cause!r}")
+    failure.__cause__ = cause
+    return failure

@@ -1,0 +1,204 @@
+"""What lies in Redis: keys, values, and the two scripts that work on them.
+
+All keys of one partition share a hash tag and so, in a cluster, a slot. A user belongs to one partition. TENANT is
+percent-encoded, so that the first "/" ends it.
+
+  PREFIX:meta                           hash    layout version and number of partitions
+  PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
+  PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field "e", see `Entry`
+  PREFIX:{p17}:head:TENANT/USER         string  SEQ of the user's newest entry, 16 digits
+  PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
+  PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state
+
+No SEQ is ever used twice. So an unchanged head means an unchanged log, also when the user was erased in between, and a
+state is the fold of the log exactly if it begins with the head.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha1
+from typing import TypeAlias
+from urllib.parse import quote
+from zlib import crc32
+
+from storage.state import Event, Generation, event_hash
+from storage.store import LogEntry, StorageError
+
+LAYOUT_VERSION = 1
+SEQ_DIGITS = 16  # more than the 53 bits that a score holds exactly
+
+Argument: TypeAlias = str | bytes | int
+_compact_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Script:
+    """Of Lua, to be called by its hash."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+# Applies everything (1) or, where a user's log is not what the caller believes, nothing (0). All is checked before the
+# first write, and a server that is full or read-only refuses already that one.
+COMMIT = Script("""
+-- KEYS  seq, log; for each user: head, index, states
+-- ARGV  states of a user; for each user: believed head, number of new entries, states, id hash and entry of each
+local states = tonumber(ARGV[1])
+local key, arg, total = 3, 2, 0
+while key < #KEYS do
+    if (redis.call('GET', KEYS[key]) or '') ~= ARGV[arg] then return 0 end
+    local new = tonumber(ARGV[arg + 1])
+    arg = arg + 2 + states
+    for _ = 1, new do
+        if redis.call('ZSCORE', KEYS[key + 1], ARGV[arg]) then return 0 end
+        arg = arg + 2
+    end
+    key, total = key + 2 + states, total + new
+end
+
+local time = redis.call('TIME')
+local id_end = string.format('-%s%03d', time[1], math.floor(time[2] / 1000))
+local seq = redis.call('INCRBY', KEYS[1], total) - total
+key, arg = 3, 2
+while key < #KEYS do
+    local head, new, first_state = ARGV[arg], tonumber(ARGV[arg + 1]), arg + 2
+    arg = first_state + states
+    for _ = 1, new do
+        seq = seq + 1
+        redis.call('XADD', KEYS[2], string.format('%.0f', seq) .. id_end, 'e', ARGV[arg + 1])
+        redis.call('ZADD', KEYS[key + 1], seq, ARGV[arg])
+        arg = arg + 2
+    end
+    if new > 0 then
+        head = string.format('%016.0f', seq)
+        redis.call('SET', KEYS[key], head)
+    end
+    for i = 0, states - 1 do
+        redis.call('SET', KEYS[key + 2 + i], head .. ARGV[first_state + i])
+    end
+    key = key + 2 + states
+end
+return 1
+""")
+
+READ_LOG = Script("""
+-- KEYS  index, log
+-- ARGV  after, through, limit
+local found = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
+for i = 1, #found, 2 do
+    local seq = found[i + 1]
+    local entry = redis.call('XRANGE', KEYS[2], seq, seq)[1]
+    found[i], found[i + 1] = seq, entry and entry[2][2] or ''
+end
+return found
+""")
+
+
+class Keyspace:
+    """The keys under one prefix."""
+
+    def __init__(self, prefix: str, partitions: int) -> None:
+        if not prefix or set(prefix) & set("{}") or partitions < 1:
+            raise ValueError(f"a key prefix without braces and a partition are needed, not {prefix!r} and {partitions}")
+        self.meta = f"{prefix}:meta"
+        self.partitions = partitions
+        self._prefix = prefix
+
+    def user(self, tenant: str, user_id: str) -> "User":
+        """raises StorageError when the ids are not Unicode"""
+        try:
+            name = f"{quote(tenant, safe='')}/{user_id}"
+            partition = crc32(name.encode()) % self.partitions
+        except UnicodeEncodeError as exc:
+            raise StorageError(f"an id cannot be stored: {exc}") from exc
+        return User(f"{self._prefix}:{{p{partition}}}", name)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    partition: str  # PREFIX:{p17}
+    name: str  # TENANT/USER
+
+    @property
+    def head(self) -> str:
+        return f"{self.partition}:head:{self.name}"
+
+    @property
+    def index(self) -> str:
+        return f"{self.partition}:index:{self.name}"
+
+    @property
+    def log(self) -> str:
+        return f"{self.partition}:log"
+
+    def states(self, generations: Sequence[Generation]) -> list[str]:
+        return [f"{self.partition}:state:{generation.tag.hex()}:{self.name}" for generation in generations]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event as it enters the log."""
+
+    event: Event
+    id_hash: int
+    encoded: str
+
+    @classmethod
+    def of(cls, tenant: str, event: Event) -> "Entry":
+        """raises StorageError when the event cannot be encoded or folded, before others have to suffer for it"""
+        fields = (
+            tenant,
+            event.event_id,
+            event.user_id,
+            event.item_id,
+            event.type,
+            event.timestamp_us,
+            event.id_time_us,
+            event.value,
+            event.recommendation_id,
+        )
+        try:
+            event.timestamp_us.to_bytes(8, "little", signed=True)
+            return cls(event, event_hash(event.event_id), _compact_json(fields))
+        except (ValueError, TypeError, OverflowError) as exc:
+            raise StorageError(f"an event cannot be stored: {exc!r}") from exc
+
+    @property
+    def member(self) -> bytes:
+        """Of the index."""
+        return self.id_hash.to_bytes(8, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is committed for one user: new entries, and the states that they are folded into."""
+
+    user: User
+    head: bytes  # through which the states held the log before; empty without a log
+    entries: Sequence[Entry]
+    states: Sequence[bytes]
+
+
+def commit_arguments(changes: Sequence[Change], generations: Sequence[Generation]) -> tuple[list[str], list[Argument]]:
+    """KEYS and ARGV of COMMIT for users of one partition; each change has a state of each generation."""
+    partition = changes[0].user.partition
+    keys = [f"{partition}:seq", f"{partition}:log"]
+    args: list[Argument] = [len(generations)]
+    for change in changes:
+        keys += [change.user.head, change.user.index, *change.user.states(generations)]
+        args += [change.head, len(change.entries), *change.states]
+        for entry in change.entries:
+            args += [entry.member, entry.encoded]
+    return keys, args
+
+
+def log_entries(user: User, found: Iterable[bytes]) -> Iterator[LogEntry]:
+    """The entries in an answer of READ_LOG."""
+    fields = iter(found)
+    for seq, encoded in zip(fields, fields, strict=True):
+        if not encoded:
+            raise StorageError(f"'{user.log}' has lost its entry {int(seq)}")
+        _tenant, *columns = json.loads(encoded)
+        yield LogEntry(int(seq), Event(*columns))

@@ -1,0 +1,86 @@
+"""Load balancer, replicas and Redis together, as docker-compose.yml runs them: nobody notices who comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks import scaling
+from benchmarks.topology import Topology, topology
+from model.artifact import load
+
+BODY_LIMIT = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def running(model_dir: Path) -> Iterator[Topology]:
+    try:
+        with topology(model_dir, 2) as running:
+            yield running
+    except FileNotFoundError as exc:  # CI turns this into a failure
+        pytest.skip(str(exc))
+
+
+def addresses(running: Topology) -> list[str]:
+    return [f"http://{replica.address}:{running.replica_port}" for replica in running.replicas]
+
+
+def test_what_one_replica_took_the_others_know_at_once(running: Topology) -> None:
+    first, second = addresses(running)
+    for n in range(1, 11):
+        event = {"user_id": "ada", "item_id": f"item-{n}"}
+        assert httpx.post(f"{first}/v1/events", json=event).json()["accepted"] == 1
+        state = httpx.get(f"{second}/v1/users/ada").json()
+        assert (state["event_count"], state["last_item_id"]) == (n, f"item-{n}")
+        first, second = second, first
+
+
+def test_the_largest_body_fits_and_a_larger_one_gets_the_services_answer(running: Topology) -> None:
+    event = b'{"user_id": "bea", "item_id": "item-1"}'
+    answers = [
+        httpx.post(f"{running.url}/v1/events", content=event.ljust(size)) for size in (BODY_LIMIT, BODY_LIMIT + 1)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 413]
+    assert answers[1].json()["error"]["code"] == "body_too_large"
+
+
+def test_a_head_that_is_too_large_is_refused(running: Topology) -> None:
+    answer = httpx.get(f"{running.url}/healthz", headers={"x-long": "x" * 20_000})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (431, "head_too_large")
+
+
+def test_no_request_fails_while_replicas_come_and_go(running: Topology, model_dir: Path) -> None:
+    """1 -> 2 replicas, each restarted, 2 -> 1, under 2,000 requests: none fails, every event counts once."""
+    running.scale(1)
+    tally = asyncio.run(scaling.measure(running, load(model_dir).items.ids, requests=2_000, visitors=6, most=2))
+    assert tally.failures == {}
+    assert tally.requests >= 2_000
+
+
+def test_without_a_replica_clients_are_told_to_come_back(running: Topology) -> None:
+    running.scale(0)
+    answer = httpx.get(f"{running.url}/v1/model")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    assert answer.headers["retry-after"] == "1"
+    running.scale(1)
+    time.sleep(1)  # until the next health check
+    assert httpx.get(f"{running.url}/v1/model").status_code == 200
+
+
+@pytest.mark.parametrize("size", [0, BODY_LIMIT])
+def test_the_request_that_a_lost_replica_refuses_goes_to_another_one(running: Topology, size: int) -> None:
+    running.scale(2)
+    time.sleep(1)  # until both are known
+    lost = running.replicas.pop(0).process
+    lost.kill()
+    lost.wait()
+    with httpx.Client(base_url=running.url) as client:
+        for n in range(20):
+            event = b'{"event_id": "e-%d", "user_id": "cleo-%d", "item_id": "item-1"}' % (n, size)
+            answer = client.post("/v1/events", content=event.ljust(size))
+            assert answer.json() == {"accepted": 1, "duplicates": 0, "unknown_items": 0}

@@ -1,0 +1,87 @@
+"""The files from which containers are built and composed, read by the tools that will use them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.topology import HAPROXY_CONFIG, REDIS_CONFIG, program
+
+ROOT = Path(__file__).parent.parent
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
+COMPOSE_FILE = ROOT / "docker-compose.yml"
+COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
+PROFILES = sorted({profile for service in COMPOSE["services"].values() for profile in service.get("profiles", [])})
+
+
+def run(*command: str) -> str:
+    """What the command says; it has to succeed."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    assert hadolint.exists(), "hadolint is missing; install the extra 'test'"
+    assert run(str(hadolint), str(DOCKERFILE)) == ""
+
+
+@pytest.mark.parametrize("profile", ["", *PROFILES, "*"])
+def test_compose_takes_the_file(profile: str) -> None:
+    if shutil.which("docker-compose") is None:
+        pytest.skip("Docker Compose is not installed")
+    assert run("docker-compose", "--profile", profile, "-f", str(COMPOSE_FILE), "config", "--quiet") == ""
+
+
+def test_haproxy_takes_its_configuration() -> None:
+    try:
+        haproxy = program("haproxy")
+    except FileNotFoundError as exc:
+        pytest.skip(str(exc))
+    said = run(haproxy, "-c", "-V", "-f", str(HAPROXY_CONFIG))
+    assert "valid" in said
+    assert "WARNING" not in said
+
+
+def test_images_are_pinned() -> None:
+    bases = [line.split()[1] for line in DOCKERFILE.read_text().splitlines() if line.startswith("FROM ")]
+    images = [service["image"] for service in COMPOSE["services"].values()]
+    for image in bases + images:
+        name, _, tag = image.partition(":")
+        assert tag, f"{name} has no tag"
+        assert "latest" not in tag
+
+
+def test_no_service_runs_as_root_or_with_privileges() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"] is True, name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+    (user,) = (line.split()[1] for line in DOCKERFILE.read_text().splitlines() if line.startswith("USER "))
+    assert user.partition(":")[0] not in ("0", "root")
+    assert COMPOSE["services"]["redis"]["user"] == "redis"
+
+
+def test_only_the_load_balancer_is_published() -> None:
+    assert [name for name, service in COMPOSE["services"].items() if "ports" in service] == ["haproxy"]
+
+
+def test_redis_keeps_what_it_acknowledges() -> None:
+    settings = dict(line.split(maxsplit=1) for line in REDIS_CONFIG.read_text().splitlines() if line[:1].isalpha())
+    wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+    assert {name: settings[name] for name in wanted} == wanted
+
+
+def test_the_image_gets_every_file_it_copies() -> None:
+    """What .dockerignore holds back cannot be copied."""
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copies = [line.split()[1:-1] for line in DOCKERFILE.read_text().splitlines() if line.startswith("COPY ")]
+    copied = {file for files in copies for file in files if not files[0].startswith("--from")}
+    assert copied == let_through
+    assert all((ROOT / file).exists() for file in copied)
