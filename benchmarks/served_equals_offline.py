@@ -4,14 +4,17 @@ Replays everything before the last event of some users through ``POST /v1/events
 recommendations and counts where the held-out items stand. HR@10 and NDCG@10 must equal those of ``lisarec evaluate``
 on the same users within 0.002; exit status 1 where they do not.
 
-    python benchmarks/served_equals_offline.py --data $LISAREC_DATA/ml-1m --model models/ml-1m --exclude-seen all
+    python -m benchmarks.served_equals_offline --data $LISAREC_DATA/ml-1m --model models/ml-1m --exclude-seen all
+
+With ``--replicas 3`` the service is three replicas on one Redis behind HAProxy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,9 +26,11 @@ from rich.table import Table
 
 from app.replay import ReplayCounts, histories, replay
 from benchmarks.running import running_service
+from benchmarks.topology import topology
 from model import artifact
 from model.data import Interactions, read_interactions
-from model.evaluate import evaluate, metrics
+from model.evaluate import evaluate
+from model.metrics import metrics
 
 TOLERANCE = 0.002
 ASKED_AT_ONCE = 100
@@ -39,18 +44,16 @@ def main(
     model: Annotated[Path, typer.Option(help="Model directory, trained on the split 'loo'.")],
     exclude_seen: Annotated[Literal["none", "recent", "all"], typer.Option(help="The seen rule of both sides.")],
     users: Annotated[int, typer.Option(help="How many users are replayed.")] = 1000,
+    replicas: Annotated[int, typer.Option(help="So many on Redis behind HAProxy; 0: one with SQLite.")] = 0,
     url: Annotated[str | None, typer.Option(help="A running service with an empty store; default: start one.")] = None,
 ) -> None:
     trained = artifact.load(model)
-    report = evaluate(trained, data, "loo_full", exclude_seen)
+    report = evaluate([trained], data, "loo_full", exclude_seen)
     interactions = read_interactions(data).stepping(trained.config.event_weights)
     chosen = np.random.default_rng(0).permutation(len(report.users))[:users]
     user_rows, ranks = report.users[chosen], report.ranks[chosen]
-    if url is None:
-        with running_service(model) as own_url:
-            served = serve_ranks(interactions, user_rows, own_url, exclude_seen)
-    else:
-        served = serve_ranks(interactions, user_rows, url, exclude_seen)
+    with service(model, replicas, url) as running_url:
+        served = serve_ranks(interactions, user_rows, running_url, exclude_seen)
     offline, online = metrics(ranks), metrics(served)
     table = Table("", "offline", "served", "difference", title=f"{data.name}, {len(chosen)} users, seen {exclude_seen}")
     for name in METRICS:
@@ -60,6 +63,19 @@ def main(
     if any(abs(online[name] - offline[name]) > TOLERANCE for name in METRICS):
         console.print(f"[red]the service differs from the evaluation by more than {TOLERANCE}")
         raise typer.Exit(1)
+
+
+@contextmanager
+def service(model: Path, replicas: int, url: str | None) -> Iterator[str]:
+    """URL of a service with an empty store: the one given, or one that runs as long as the block."""
+    if url is not None:
+        yield url
+    elif replicas:
+        with topology(model, replicas) as running:
+            yield running.url
+    else:
+        with running_service(model) as own_url:
+            yield own_url
 
 
 def serve_ranks(

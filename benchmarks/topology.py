@@ -96,6 +96,7 @@ class Topology:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.replica_port = free_port()
         self.replicas: list[Replica] = []
+        self.redis_url: str | None = None
         self._model = model
         self._store_options = store_options
         self._names = names
@@ -161,20 +162,24 @@ class Topology:
 
 
 @contextmanager
-def topology(model: Path, replicas: int, *, redis: bool = True) -> Iterator[Topology]:
+def topology(model: Path, replicas: int, *, redis: bool = True, server: str | None = None) -> Iterator[Topology]:
     """Replicas over an empty store, ready behind a load balancer; everything is gone afterwards.
 
-    redis  or else one SQLite file for all of them
+    redis   or else one SQLite file for all of them
+    server  binary of the Redis or Valkey server; None: the one on the PATH
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))
         names = NameServer()
         stack.callback(names.close)
         if redis:
-            store_options = ["--redis-url", stack.enter_context(redis_server(directory))]
+            redis_url = stack.enter_context(redis_server(directory, server=server))
+            store_options = ["--redis-url", redis_url]
         else:
+            redis_url = None
             store_options = ["--data-dir", str(directory / "state")]
         running = Topology(model, store_options, names, directory)
+        running.redis_url = redis_url
         stack.callback(lambda: _end(*(replica.process for replica in running.replicas)))
         balancer = _spawn(
             [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)],
@@ -188,23 +193,26 @@ def topology(model: Path, replicas: int, *, redis: bool = True) -> Iterator[Topo
 
 
 @contextmanager
-def redis_server(directory: Path, *options: str) -> Iterator[str]:
+def redis_server(directory: Path, *options: str, server: str | None = None) -> Iterator[str]:
     """A Redis with the shipped configuration and its data below the directory; yields its URL."""
     port = free_port()
     data = directory / "redis"
     data.mkdir(exist_ok=True)
-    command = [program("redis-server", "valkey-server"), str(REDIS_CONFIG), "--bind", "127.0.0.1", "--port", str(port)]
-    server = _spawn([*command, "--dir", str(data), *options], directory / "redis.log")
+    binary = server or program("redis-server", "valkey-server")
+    command = [binary, str(REDIS_CONFIG), "--bind", "127.0.0.1", "--port", str(port)]
+    process = _spawn([*command, "--dir", str(data), *options], directory / "redis.log")
     try:
-        _wait_for(lambda: _accepts_connections(port), server)
+        _wait_for(lambda: _accepts_connections(port), process)
         yield f"redis://127.0.0.1:{port}/0"
     finally:
-        _end(server)
+        _end(process)
 
 
 def program(*names: str) -> str:
     """The first of the programs that is there; Debian keeps some where only root looks."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    # an active virtual environment has the old redis-server of a wheel that is there for tests
+    folders = [folder for folder in os.get_exec_path() if Path(folder) != Path(sys.executable).parent]
+    path = os.pathsep.join([*folders, "/usr/sbin", "/usr/local/sbin"])
     for name in names:
         if found := shutil.which(name, path=path):
             return found

@@ -399,7 +399,7 @@ class _Request:
         self.answer: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
         self.failure: StorageError | None = None
         self._answers: list[Appended | None] = [None] * size
-        self._open_parts = 0
+        self._open_parts: set[_Part] = set()
 
     def parts(self, keys: Keyspace, tenant: str, events: Sequence[Event]) -> "list[_Part]":
         parts: dict[str, _Part] = {}
@@ -408,14 +408,20 @@ class _Request:
             part = parts.setdefault(user.partition, _Part(self))
             part.entries.append((user, Entry.of(tenant, event)))
             part.positions.append(position)
-        self._open_parts = len(parts)
+        self._open_parts.update(parts.values())
         return list(parts.values())
 
-    def settle(self, positions: Sequence[int], answers: Sequence[Appended]) -> None:
-        for position, answer in zip(positions, answers, strict=True):
-            self._answers[position] = answer
-        self._open_parts -= 1
-        if self._open_parts == 0 and not self.answer.done():
+    def settle(self, part: "_Part", answers: Sequence[Appended] | StorageError) -> None:
+        """Note what became of a part; of a failed one there are no answers. Once it is settled, it stays so."""
+        if part not in self._open_parts:
+            return
+        self._open_parts.remove(part)
+        if isinstance(answers, StorageError):
+            self.failure = self.failure or answers
+        else:
+            for position, answer in zip(part.positions, answers, strict=True):
+                self._answers[position] = answer
+        if not self._open_parts and not self.answer.done():
             self._reply()
 
     def _reply(self) -> None:
@@ -449,16 +455,15 @@ class _Part:
     def is_dropped(self) -> bool:
         """Nobody waits any more, or the request has failed in another part, which settles this one."""
         if self.request.failure is not None:
-            self.request.settle([], [])
+            self.request.settle(self, self.request.failure)
             return True
         return self.request.answer.done()
 
     def succeed(self, answers: Sequence[Appended]) -> None:
-        self.request.settle(self.positions, answers)
+        self.request.settle(self, answers)
 
     def fail(self, cause: Exception) -> None:
-        self.request.failure = self.request.failure or _failure(cause)
-        self.request.settle([], [])
+        self.request.settle(self, _failure(cause))
 
     def may_try_again(self) -> bool:
         self.refusals += 1

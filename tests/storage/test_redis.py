@@ -23,7 +23,7 @@ from storage.store import PartlyApplied, StorageBusy, StorageError, StorageUnava
 from tests.storage.append_shared import HOT_USERS, shared_event
 from tests.storage.catalogue import click, fresh_user, make_generation
 from tests.storage.naive_fold import assert_state_is, fold
-from tests.storage.redis_servers import RedisServer, expected_servers, new_server
+from tests.storage.redis_servers import RedisServer, expected_servers, free_port, new_server
 
 GENERATION = make_generation()
 ROOT = Path(__file__).parents[2]
@@ -531,14 +531,21 @@ class TestOpening:
     def test_tls_is_used_and_verified(self, tmp_path: Path) -> None:
         certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
         new_key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-        names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+        names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
         subprocess.run([*new_key.split(), *names], check=True, capture_output=True)
-        tls = ["--tls-port", "0", "--tls-cert-file", certificate, "--tls-key-file", key, "--tls-auth-clients", "no"]
+        tls = [
+            "--tls-port",
+            port := free_port(),
+            "--tls-cert-file",
+            certificate,
+            "--tls-key-file",
+            key,
+            "--tls-auth-clients",
+            "no",
+        ]
         server = new_server("redis-server", *map(str, tls), "--tls-ca-cert-file", str(certificate))
 
         async def law() -> None:
-            port = server.client.connection_pool.connection_kwargs["port"] + 1
-            server.client.config_set("tls-port", port)
             url = f"rediss://127.0.0.1:{port}"
             store = await RedisStore.open(f"{url}?ssl_ca_certs={certificate}", [GENERATION])
             await store.append("main", [click("e")])

@@ -1,0 +1,68 @@
+"""What a user costs in Redis: the state beside a list of the same user's last ids, whatever the length of the history.
+
+python -m benchmarks.memory --model models/ml-1m
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import redis
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from app.service import generation_of
+from app.uuid7 import uuid7
+from benchmarks.topology import redis_server
+from model import artifact
+from storage.redis import PARTITIONS, RedisStore
+from storage.redis_layout import Keyspace
+from storage.state import Event, Generation
+
+LENGTHS = (10, 100, 1_000, 10_000)
+BATCH = 1_000
+PREFIX, TENANT = "lisarec", "main"
+
+console = Console()
+
+
+async def fill(url: str, generation: Generation, item_ids: list[str]) -> None:
+    """One user for each length of history."""
+    store = await RedisStore.open(url, [generation], prefix=PREFIX)
+    try:
+        for length in LENGTHS:
+            events = [
+                Event(uuid7(), str(length), item_ids[n * 7919 % len(item_ids)], "click", n * 1_000_000, None)
+                for n in range(length)
+            ]
+            for begin in range(0, length, BATCH):
+                await store.append(TENANT, events[begin : begin + BATCH])
+    finally:
+        await store.close()
+
+
+def main(model: Annotated[Path, typer.Option(help="Model directory.")]) -> None:
+    trained = artifact.load(model)
+    generation, item_ids = generation_of(trained), trained.items.ids
+    table = Table("events of the user", "state", "a list of all of them", "log and its index, until archived")
+    with TemporaryDirectory() as directory, redis_server(Path(directory)) as url:
+        asyncio.run(fill(url, generation, item_ids))
+        client = redis.Redis.from_url(url)
+        for length in LENGTHS:
+            user = Keyspace(PREFIX, PARTITIONS).user(TENANT, str(length))
+            (state,) = user.states([generation])
+            client.rpush(f"ids:{length}", *(item_ids[n * 7919 % len(item_ids)] for n in range(length)))
+            log_bytes = client.memory_usage(user.log, samples=0) + client.memory_usage(user.index, samples=0)
+            cells = client.memory_usage(state), client.memory_usage(f"ids:{length}", samples=0), log_bytes
+            table.add_row(f"{length:,}", *(f"{size:,} B" for size in cells))
+        version = client.info("server")["redis_version"]
+    table.title = f"MEMORY USAGE, Redis {version}"
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
