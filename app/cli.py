@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from model.config import PRESETS, Config, DataCard, Protocol, SeenRule, TrainOn
 from model.config import preset as preset_of
@@ -19,7 +18,6 @@ from model.config import preset as preset_of
 if TYPE_CHECKING:
     from app.replay import ReplayCounts
     from app.settings import Settings
-    from model.evaluate import Report
 
 cli = typer.Typer(
     help="Online recommendation: every user's whole history as one codeword histogram of constant size.",
@@ -94,22 +92,40 @@ def train(
 
 @cli.command()
 def evaluate(
-    model: ModelOption,
+    model: Annotated[
+        list[Path],
+        typer.Option(help="Model directory; several are seeds of one, the first is compared.", metavar="DIR"),
+    ],
     data: DataOption,
     protocol: Annotated[Protocol | None, typer.Option(help="Default: the one the model was trained for.")] = None,
     seen: Annotated[SeenRule | None, typer.Option(help="Which seen items may not be recommended.")] = None,
+    baselines: Annotated[bool, typer.Option("--baselines", help="Fit the baselines too; takes minutes.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")
     ] = None,
+    ranks: Annotated[Path | None, typer.Option(help="Write every user's rank as Parquet.", metavar="FILE")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write index.html with plots here.", metavar="DIR")] = None,
 ) -> None:
     """Measure a model on the events held out of its data."""
+    from app.quality_page import write_page
+    from app.quality_table import baselines_table, metrics_table
     from model.artifact import load
-    from model.evaluate import evaluate as evaluate_model
+    from model.baselines import GRIDS
+    from model.evaluate import evaluate as evaluate_models
 
-    report = evaluate_model(load(model), data, protocol, seen)
+    loaded = [load(directory) for directory in model]
+    with console.status("reading") as status:
+        found = evaluate_models(loaded, data, protocol, seen, GRIDS if baselines else None, status.update)
+    numbers = found.to_json()
     if json_file is not None:
-        json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-    console.print(_report_table(report))
+        json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    if ranks is not None:
+        found.write_ranks(ranks)
+    if report is not None:
+        _say(f"{write_page(report, found, loaded[0])} is ready; open it in a browser")
+    console.print(metrics_table(numbers))
+    if baselines:
+        console.print(baselines_table(numbers))
 
 
 @cli.command()
@@ -215,17 +231,6 @@ def _settings(given: dict[str, object]) -> Settings:
             ) from exc
         faults = (f"{error['loc'][0]}: {error['msg']}" for error in exc.errors())
         raise typer.BadParameter("; ".join(faults)) from exc
-
-
-def _report_table(report: Report) -> Table:
-    found = report.to_json()
-    rules = f"ties {found['tie_rule']}, seen items left out: {found['seen_rule']}"
-    about = f"{found['users']:,} users, {found['items']:,} items, {rules}, table {found['data_sha256'][:16]}"
-    table = Table("metric", "value", "95 % interval", title=found["protocol"], caption=about)
-    for name, value in found["metrics"].items():
-        low, high = found["interval_95"].get(name, (None, None))
-        table.add_row(name, f"{value:.4f}", "" if low is None else f"{low:.4f} to {high:.4f}")
-    return table
 
 
 def _replay_summary(counts: ReplayCounts) -> str:

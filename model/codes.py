@@ -58,16 +58,24 @@ def item_codes(
 
 def cooccurrence(item: NDArray[np.int32], starts: NDArray[np.int64], items: int) -> sparse.csr_array:
     """How often two items stand near each other in a history, nearer counting more: symmetric (N, N)."""
-    user = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    counts = sparse.csr_array((items, items), dtype=np.float32)
-    for distance in range(1, WINDOW + 1):
-        together = user[distance:] == user[:-distance]
-        earlier, later = item[:-distance][together], item[distance:][together]
-        weight = np.full(len(earlier), np.exp(-DECAY_PER_EVENT * (distance - 1)), np.float32)
-        counts += sparse.coo_array((weight, (earlier, later)), shape=(items, items)).tocsr()
+    counts = followers(item, starts, items, WINDOW, DECAY_PER_EVENT)
     counts = sparse.csr_array(counts + counts.T)
     counts.setdiag(0)
     counts.eliminate_zeros()
+    return counts
+
+
+def followers(
+    item: NDArray[np.int32], starts: NDArray[np.int64], items: int, window: int, decay: float
+) -> sparse.csr_array:
+    """How often the column's item follows the row's within ``window`` events, fading with each in between: (N, N)."""
+    user = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    counts = sparse.csr_array((items, items), dtype=np.float32)
+    for distance in range(1, window + 1):
+        together = user[distance:] == user[:-distance]
+        earlier, later = item[:-distance][together], item[distance:][together]
+        weight = np.full(len(earlier), np.exp(-decay * (distance - 1)), np.float32)
+        counts += sparse.coo_array((weight, (earlier, later)), shape=(items, items)).tocsr()
     return counts
 
 

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,60 @@ class Interactions:
             type=self.type[keep],
             timestamp_us=self.timestamp_us[keep],
         )
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Histories of events, oldest first, packed one behind the other.
+
+    item     (events,)         int32
+    weights  (events,)         float32
+    starts   (histories + 1,)  int64, where each one begins, and the end
+    """
+
+    item: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, rows: slice) -> Histories:
+        """Some of the histories that stand side by side."""
+        begin, end, step = rows.indices(len(self))
+        assert step == 1
+        starts = self.starts[begin : end + 1]
+        events = slice(starts[0], starts[-1])
+        return Histories(self.item[events], self.weights[events], starts - starts[0])
+
+    def __iter__(self) -> Iterator[NDArray[np.int32]]:
+        """The items of each history."""
+        return (self.item[begin:end] for begin, end in pairwise(self.starts))
+
+    @property
+    def weights_of_each(self) -> Iterator[NDArray[np.float32]]:
+        """The weights of each history's events."""
+        return (self.weights[begin:end] for begin, end in pairwise(self.starts))
+
+    @property
+    def last_items(self) -> NDArray[np.int32]:
+        """(histories,), none of which may be empty."""
+        return self.item[self.starts[1:] - 1]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(histories,)"""
+        return np.diff(self.starts)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Which history each event belongs to: (events,)."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
+    def positions(self) -> int:
+        """How many events have a successor of the same user."""
+        return int(np.maximum(self.lengths - 1, 0).sum())
 
 
 @dataclass(frozen=True)
@@ -179,6 +234,31 @@ def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "trai
         train[parts.validation] = True
         return Split(train, parts.validation, parts.test)
     return parts
+
+
+def training_histories(
+    interactions: Interactions, train: NDArray[np.bool_], event_weights: Mapping[str, float]
+) -> Histories:
+    """The training events of every user, with their weights; ``train`` as in a Split."""
+    weights = interactions.weights(event_weights)
+    lengths = np.bincount(interactions.user[train], minlength=len(interactions.user_ids))
+    return Histories(interactions.item[train], weights[train], _starts(lengths))
+
+
+def histories_before(
+    interactions: Interactions, positions: NDArray[np.int64], event_weights: Mapping[str, float]
+) -> Histories:
+    """What precedes each of the given positions in its user's history."""
+    weights = interactions.weights(event_weights)
+    begins = interactions.starts[interactions.user[positions]]
+    lengths = positions - begins
+    starts = _starts(lengths)
+    events = np.arange(starts[-1]) + np.repeat(begins - starts[:-1], lengths)
+    return Histories(interactions.item[events], weights[events], starts)
+
+
+def _starts(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def repeat_share(interactions: Interactions) -> float:

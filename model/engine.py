@@ -73,7 +73,7 @@ class Engine:
         items = np.full((len(scores), k), -1, np.int64)
         best = np.full((len(scores), k), -np.inf, np.float32)
         for row, (values, threshold) in enumerate(zip(scores.numpy(), worst, strict=True)):
-            found, found_scores = _best(values, np.flatnonzero(values >= threshold), k)
+            found, found_scores = best_first(values, np.flatnonzero(values >= threshold), k)
             items[row, : len(found)] = found
             best[row, : len(found)] = found_scores
         return items, best
@@ -90,12 +90,12 @@ class Engine:
             for row, codes in zip(product, self._codes_by_book[:, chosen], strict=True):
                 scores += row[codes]
             values = scores.cpu().numpy()
-            found, found_scores = _best(values, np.arange(len(values)), k)
+            found, found_scores = best_first(values, np.arange(len(values)), k)
             ranked.append((distinct[found], found_scores))
         return ranked
 
 
-def _best(values: NDArray[np.float32], chosen: NDArray[np.int64], k: int) -> Ranked:
+def best_first(values: NDArray[np.float32], chosen: NDArray[np.int64], k: int) -> Ranked:
     """The k best of the chosen places, which ascend; places at minus infinity are left out."""
     chosen = chosen[~np.isneginf(values[chosen])]
     order = chosen[np.argsort(-values[chosen], kind="stable")][:k]

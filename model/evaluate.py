@@ -1,199 +1,305 @@
-"""Protocols and metrics. A tie counts against the model; an item that may not be shown is a miss."""
+"""The evaluation protocols: one model, or several seeds of it, beside the baselines on the same held-out events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
-from model.config import DataCard, Protocol, SeenRule, TrainOn
-from model.data import DataError, Interactions, read_interactions, split
+from model.baselines import Baseline, TooManyItems
+from model.config import Config, DataCard, Protocol, SeenRule
+from model.data import DataError, Interactions, Split, read_interactions, split, training_histories
 from model.engine import Engine
-from model.histogram import history_histogram
+from model.metrics import (
+    CUTOFFS,
+    FREQUENCY_EDGES,
+    HEADLINES,
+    HISTORY_EDGES,
+    Bucket,
+    beyond_accuracy,
+    buckets,
+    difference,
+    difference_interval_95,
+    interval_95,
+    metrics,
+)
+from model.ranking import HeldOut, Scorer, from_states, held_out, ranks_and_recommendations, ranks_full, ranks_sampled
 
-RECENT_ITEMS = 24  # what a served state remembers as recently seen
-CUTOFFS = (1, 5, 10, 50)
-USERS_PER_BLOCK = 256
-SAMPLED_NEGATIVES = 100
-
-Scorer = Callable[[NDArray[np.float32], NDArray[np.uint8]], NDArray[np.float32]]
+Say = Callable[[str], None]
+SUFFIXES: dict[Protocol, str] = {"loo_full": "full", "loo_sampled100": "sampled100", "temporal": "temporal"}
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Held-out events with the state each is predicted from.
+class Result:
+    """How one scorer did.
 
-    histograms  (Q, R, B, W) float32   of everything before the held-out event
-    last_codes  (Q, B)       uint8
-    targets     (Q,)         int64     the held-out items
-    history     Q arrays     int32     the items before, oldest first
-    users       (Q,)         int32
+    settings     what made it: a model's generation and seed, a baseline's hyperparameters
+    ranks        (Q,)
+    recommended  (Q, 50) items, best first, -1 where there are fewer; None where only some candidates were ranked
     """
 
-    histograms: NDArray[np.float32]
-    last_codes: NDArray[np.uint8]
-    targets: NDArray[np.int64]
-    history: list[NDArray[np.int32]]
-    users: NDArray[np.int32]
+    name: str
+    settings: dict[str, Any]
+    ranks: NDArray[np.int64]
+    recommended: NDArray[np.int32] | None
 
-    def __len__(self) -> int:
-        return len(self.targets)
+    @property
+    def ndcg_at_10(self) -> float:
+        return metrics(self.ranks)["ndcg_at_10"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Held-out events and the rules by which one scorer after the other is tested on them.
+
+    counts  (N,)  training events of each item
+    """
+
+    protocol: Protocol
+    seen_rule: SeenRule
+    config: Config
+    interactions: Interactions
+    parts: Split
+    events: HeldOut
+    counts: NDArray[np.int64]
+
+    @property
+    def items(self) -> int:
+        return len(self.interactions.item_ids)
+
+    def test(self, name: str, settings: dict[str, Any], scorer: Scorer) -> Result:
+        """Rank the held-out events by the scorer, as the protocol says."""
+        if self.protocol == "loo_sampled100":
+            return Result(name, settings, ranks_sampled(self.events, scorer, seed=0), None)
+        k = min(max(CUTOFFS), self.items)
+        return Result(name, settings, *ranks_and_recommendations(self.events, scorer, self.seen_rule, k))
+
+    def test_model(self, model: Artifact) -> Result:
+        """Test a model; raises DataError for one that was trained on other events than the trial allows."""
+        _require_honest(model.config.data, self.interactions, self.protocol)
+        if model.config.data.train_on != self.config.data.train_on:
+            raise DataError(f"the models were trained on different events: {model.name!r} with another --train-on")
+        settings = {"generation": model.tag, "seed": model.config.training.seed}
+        return self.test(model.config.model.preset, settings, model_scorer(model))
+
+    def test_baseline(self, name: str, grid: Sequence[Baseline]) -> Result:
+        """Test the baseline of the grid that validation chooses, on the training events that the model had.
+
+        raises TooManyItems
+        """
+        baseline, scorer = self._best(grid)
+        if self.config.data.train_on != "train":
+            histories = training_histories(self.interactions, self.parts.train, self.config.event_weights)
+            scorer = baseline.fit(histories, self.items)
+        return self.test(name, asdict(baseline), scorer)
+
+    def _best(self, grid: Sequence[Baseline]) -> tuple[Baseline, Scorer]:
+        """The best validation NDCG@10, over the whole catalogue and without training on a validation event."""
+        weights = self.config.event_weights
+        parts = split(self.interactions, self.config.data.split)
+        histories = training_histories(self.interactions, parts.train, weights)
+        validation = held_out(self.interactions, parts.validation, weights)
+        best, best_quality = None, -1.0
+        for baseline in grid:
+            scorer, quality = baseline.fit(histories, self.items), 0.0
+            if len(grid) > 1 and len(validation):
+                quality = metrics(ranks_full(validation, scorer, self.seen_rule))["ndcg_at_10"]
+            if quality > best_quality:
+                best, best_quality = (baseline, scorer), quality
+        assert best is not None
+        return best
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an evaluation came to, with all that is needed to repeat it."""
+    """What an evaluation came to, with all that is needed to repeat it.
 
-    generation: str
-    protocol: Protocol
-    data_sha256: str
-    train_on: TrainOn
-    seen_rule: SeenRule
-    items: int
-    users: NDArray[np.int32]
-    ranks: NDArray[np.int64]
+    models     one result for each model; the first is the one that the report is about, more are its other seeds
+    baselines  on the same events
+    skipped    why a baseline is not there, by name
+    """
+
+    trial: Trial
+    models: list[Result]
+    baselines: list[Result]
+    skipped: dict[str, str]
+
+    @property
+    def ranks(self) -> NDArray[np.int64]:
+        """Ranks of the first model: (Q,)."""
+        return self.models[0].ranks
+
+    @property
+    def users(self) -> NDArray[np.int32]:
+        """(Q,)"""
+        return self.trial.events.users
+
+    @property
+    def best_baseline(self) -> Result | None:
+        """The baseline of the highest NDCG@10, if there are any."""
+        return max(self.baselines, key=lambda result: result.ndcg_at_10, default=None)
+
+    def by_history_length(self, result: Result) -> list[Bucket]:
+        return buckets(result.ranks, self.trial.events.histories.lengths, HISTORY_EDGES)
+
+    def by_item_frequency(self, result: Result) -> list[Bucket]:
+        """By the training events of the held-out item; the first bucket are the cold ones."""
+        return buckets(result.ranks, self.trial.counts[self.trial.events.targets], FREQUENCY_EDGES)
+
+    def spread(self) -> dict[str, dict[str, float]]:
+        """Mean and standard deviation of every metric over the models."""
+        found = [metrics(result.ranks) for result in self.models]
+        values = {name: [each[name] for each in found] for name in found[0]}
+        return {
+            name: {"mean": float(np.mean(each)), "standard_deviation": float(np.std(each, ddof=1))}
+            for name, each in values.items()
+        }
+
+    def rules(self) -> dict[str, Any]:
+        """What was measured on what, and how."""
+        trial, card = self.trial, self.trial.config.data
+        return {
+            "generation": self.models[0].settings["generation"],
+            "protocol": trial.protocol,
+            "data_sha256": card.sha256,
+            "split": card.split,
+            "train_on": card.train_on,
+            "seen_rule": trial.seen_rule,
+            "tie_rule": "against the model",
+            "users": len(self.ranks),
+            "items": trial.items,
+            "cold_items": int((trial.counts == 0).sum()),
+            "cold_targets": int((trial.counts[trial.events.targets] == 0).sum()),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Metrics with their protocol in the name, e.g. ``hr_at_10_full``, and 95 % intervals for the cutoff 10."""
-        suffix = {"loo_full": "full", "loo_sampled100": "sampled100", "temporal": "temporal"}[self.protocol]
-        return {
-            "generation": self.generation,
-            "protocol": self.protocol,
-            "data_sha256": self.data_sha256,
-            "train_on": self.train_on,
-            "seen_rule": self.seen_rule,
-            "tie_rule": "against the model",
-            "users": len(self.ranks),
-            "items": self.items,
-            "metrics": {f"{name}_{suffix}": value for name, value in metrics(self.ranks).items()},
-            "interval_95": {
-                f"{name}_{suffix}": interval_95(self.ranks, name) for name in ("hr_at_10", "ndcg_at_10", "mrr_at_10")
-            },
+        first = self.models[0]
+        found = {
+            **self.rules(),
+            **self._numbers(first),
+            "by_history_length": [bucket._asdict() for bucket in self.by_history_length(first)],
+            "by_item_frequency": [bucket._asdict() for bucket in self.by_item_frequency(first)],
         }
+        if len(self.models) > 1:
+            found["models"] = [{**result.settings, **self._numbers(result)} for result in self.models]
+            found["spread"] = self._named(self.spread())
+        if self.baselines or self.skipped:
+            found["baselines"] = {
+                result.name: {
+                    "settings": result.settings,
+                    **self._numbers(result),
+                    "model_minus_baseline": self._differences(result),
+                }
+                for result in self.baselines
+            }
+            found["skipped_baselines"] = self.skipped
+        return found
+
+    def _numbers(self, result: Result) -> dict[str, Any]:
+        numbers: dict[str, Any] = {
+            "metrics": self._named(metrics(result.ranks)),
+            "interval_95": self._named({name: interval_95(result.ranks, name) for name in HEADLINES}),
+        }
+        if result.recommended is not None:
+            numbers["recommended"] = beyond_accuracy(result.recommended, self.trial.counts)
+        return numbers
+
+    def _differences(self, result: Result) -> dict[str, Any]:
+        return self._named(
+            {
+                name: {
+                    "difference": difference(self.ranks, result.ranks, name),
+                    "interval_95": difference_interval_95(self.ranks, result.ranks, name),
+                }
+                for name in HEADLINES
+            }
+        )
+
+    def _named(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {f"{name}_{SUFFIXES[self.trial.protocol]}": value for name, value in values.items()}
+
+    def ranks_frame(self) -> pl.DataFrame:
+        """One row for each model or baseline and held-out event; generation is null for baselines."""
+        trial, ids = self.trial, self.trial.interactions
+        targets = trial.events.targets
+        events = pl.DataFrame(
+            {
+                "user_id": [ids.user_ids[user] for user in self.users],
+                "item_id": [ids.item_ids[item] for item in targets],
+                "history_length": trial.events.histories.lengths,
+                "item_training_events": trial.counts[targets],
+            }
+        )
+        return pl.concat(
+            events.select(
+                pl.lit(result.name).alias("scorer"),
+                pl.lit(result.settings.get("generation"), pl.String).alias("generation"),
+                pl.all(),
+                pl.Series("rank", result.ranks),
+            )
+            for result in (*self.models, *self.baselines)
+        )
+
+    def write_ranks(self, file: Path) -> None:
+        """Write ``ranks_frame`` as Parquet, the protocol in its metadata."""
+        rules = {name: str(value) for name, value in self.rules().items() if name != "generation"}
+        self.ranks_frame().write_parquet(file, metadata=rules)
 
 
-def held_out(
-    interactions: Interactions,
-    positions: NDArray[np.int64],
-    codes: NDArray[np.uint8],
-    decay_rates: tuple[float, ...],
-    codewords: int,
-    event_weights: Mapping[str, float],
-) -> HeldOut:
-    """States before each of the given positions, which need at least one event of the same user before them."""
-    weights = interactions.weights(event_weights)
-    users = interactions.user[positions]
-    begins = interactions.starts[users]
-    histograms = np.empty((len(positions), len(decay_rates), codes.shape[1], codewords), np.float32)
-    history = []
-    for row, (begin, end) in enumerate(zip(begins, positions, strict=True)):
-        items = interactions.item[begin:end]
-        histograms[row] = history_histogram(codes[items], decay_rates, codewords, weights[begin:end])
-        history.append(items)
-    last = codes[interactions.item[positions - 1]]
-    return HeldOut(histograms, last, interactions.item[positions].astype(np.int64), history, users)
-
-
-def excluded_items(history: NDArray[np.int32], rule: SeenRule) -> NDArray[np.int32]:
-    """Items that the seen rule keeps out of a user's recommendations."""
-    if rule == "none":
-        return history[:0]
-    return history[-RECENT_ITEMS:] if rule == "recent" else history
-
-
-def ranks_full(events: HeldOut, scorer: Scorer, seen_rule: SeenRule) -> NDArray[np.int64]:
-    """Rank of each held-out item among the whole catalogue, best 1: (Q,).
-
-    scorer  takes (block, R, B, W) and (block, B), gives scores (block, N)
-    raises  ValueError for scores that are not finite
-    """
-    ranks = np.empty(len(events), np.int64)
-    for block, scores in _score_blocks(events, scorer):
-        rows = np.arange(len(scores))
-        targets = events.targets[block]
-        for row, history in zip(rows, events.history[block], strict=True):
-            scores[row, excluded_items(history, seen_rule)] = -np.inf
-        own = scores[rows, targets][:, None]
-        ranks[block] = np.where(np.isneginf(own[:, 0]), scores.shape[1] + 1, (scores >= own).sum(axis=1))
-    return ranks
-
-
-def ranks_sampled(events: HeldOut, scorer: Scorer, seed: int) -> NDArray[np.int64]:
-    """Rank of each held-out item among itself and 100 uniform negatives outside the user's history: (Q,)."""
-    rng = np.random.default_rng(seed)
-    ranks = np.empty(len(events), np.int64)
-    for block, scores in _score_blocks(events, scorer):
-        targets, histories = events.targets[block], events.history[block]
-        for row, (target, history) in enumerate(zip(targets, histories, strict=True)):
-            fresh = np.ones(scores.shape[1], bool)
-            fresh[history] = False
-            fresh[target] = False
-            allowed = np.flatnonzero(fresh)
-            negatives = rng.choice(allowed, min(SAMPLED_NEGATIVES, len(allowed)), replace=False)
-            ranks[block.start + row] = 1 + int((scores[row, negatives] >= scores[row, target]).sum())
-    return ranks
-
-
-def _score_blocks(events: HeldOut, scorer: Scorer) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    for begin in range(0, len(events), USERS_PER_BLOCK):
-        block = slice(begin, min(begin + USERS_PER_BLOCK, len(events)))
-        scores = scorer(events.histograms[block], events.last_codes[block])
-        if not np.isfinite(scores).all():
-            raise ValueError("the model gives scores that are not finite; train it again")
-        yield block, scores
-
-
-def metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
-    """Hit rate, NDCG and MRR at the cutoffs, from ranks (Q,) that begin at 1."""
-    found: dict[str, float] = {}
-    for cutoff in CUTOFFS:
-        hit = ranks <= cutoff
-        found[f"hr_at_{cutoff}"] = float(hit.mean())
-        found[f"ndcg_at_{cutoff}"] = float(np.where(hit, 1 / np.log2(ranks + 1), 0).mean())
-        found[f"mrr_at_{cutoff}"] = float(np.where(hit, 1 / ranks, 0).mean())
-    return found
-
-
-def interval_95(ranks: NDArray[np.int64], metric: str, draws: int = 1000, seed: int = 0) -> tuple[float, float]:
-    """Bootstrap interval of a metric over users: the 2.5 and 97.5 percentiles."""
-    rng = np.random.default_rng(seed)
-    cutoff = int(metric.rsplit("_", 1)[1])
-    hit = ranks <= cutoff
-    value = {"hr": hit, "ndcg": hit / np.log2(ranks + 1), "mrr": hit / ranks}[metric.split("_")[0]]
-    means = [value[rng.integers(0, len(value), len(value))].mean() for _ in range(draws)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def evaluate(model: Artifact, directory: Path, protocol: Protocol | None, seen_rule: SeenRule | None) -> Report:
+def evaluate(
+    models: Sequence[Artifact],
+    directory: Path,
+    protocol: Protocol | None = None,
+    seen_rule: SeenRule | None = None,
+    grids: Mapping[str, Sequence[Baseline]] | None = None,
+    say: Say = lambda _: None,
+) -> Report:
     """Test a model on the held-out events of the data it was trained on.
 
+    models     at least one; the others are the same trained with other seeds
     protocol   None: the one of the model's own split
     seen_rule  None: the one the model was chosen with
-    raises     DataError when the model has seen the test events or another table, or nothing is held out
+    grids      baselines to test beside it, by name; None: none
+    say        is told what is being done
+    raises     DataError when a model has seen the test events or another table, or nothing is held out
     """
-    card = model.config.data
+    trial = prepare(models[0], directory, protocol, seen_rule)
+    tested = []
+    for model in models:
+        say(f"testing {model.name}")
+        tested.append(trial.test_model(model))
+    baselines, skipped = [], {}
+    for name, grid in (grids or {}).items():
+        say(f"fitting {name}")
+        try:
+            baselines.append(trial.test_baseline(name, grid))
+        except TooManyItems as exc:
+            skipped[name] = str(exc)
+    return Report(trial, tested, baselines, skipped)
+
+
+def prepare(model: Artifact, directory: Path, protocol: Protocol | None, seen_rule: SeenRule | None) -> Trial:
+    """The trial that a model's own data and split make; arguments and errors as those of ``evaluate``."""
+    config = model.config
+    card = config.data
     protocol = protocol or ("temporal" if card.split == "temporal" else "loo_full")
-    seen_rule = seen_rule or card.seen_rule
-    interactions = read_interactions(directory).stepping(model.config.event_weights)
-    _require_honest(card, interactions, protocol)
-    positions = split(interactions, card.split).test
-    if not len(positions):
-        raise DataError(f"the split {card.split!r} leaves no event to test; evaluate on a larger table")
-    events = held_out_of(model, interactions, positions)
-    engine = Engine(model)
     if protocol == "loo_sampled100":
         seen_rule = "all"  # the negatives lie outside the history
-        ranks = ranks_sampled(events, engine_scorer(engine), seed=0)
-    else:
-        ranks = ranks_full(events, engine_scorer(engine), seen_rule)
-    items = len(interactions.item_ids)
-    return Report(model.tag, protocol, card.sha256, card.train_on, seen_rule, items, events.users, ranks)
+    interactions = read_interactions(directory).stepping(config.event_weights)
+    _require_honest(card, interactions, protocol)
+    parts = split(interactions, card.split, card.train_on)
+    if not len(parts.test):
+        raise DataError(f"the split {card.split!r} leaves no event to test; evaluate on a larger table")
+    events = held_out(interactions, parts.test, config.event_weights)
+    counts = np.bincount(interactions.item[parts.train], minlength=len(interactions.item_ids)).astype(np.int64)
+    return Trial(protocol, seen_rule or card.seen_rule, config, interactions, parts, events, counts)
 
 
 def _require_honest(card: DataCard, interactions: Interactions, protocol: Protocol) -> None:
@@ -208,19 +314,11 @@ def _require_honest(card: DataCard, interactions: Interactions, protocol: Protoc
         raise DataError(f"the model was trained for the split {card.split!r}, which {protocol!r} does not test")
 
 
-def held_out_of(model: Artifact, interactions: Interactions, positions: NDArray[np.int64]) -> HeldOut:
-    """States before the given positions, in the codes of a model; the item order of both must be the same."""
-    shape = model.config.model
-    return held_out(
-        interactions,
-        positions,
-        model.history_codes,
-        shape.decay_rates,
-        shape.history_codewords,
-        model.config.event_weights,
-    )
-
-
-def engine_scorer(engine: Engine) -> Scorer:
+def model_scorer(model: Artifact) -> Scorer:
     """Score with the engine that serves."""
-    return lambda histograms, last_codes: engine.scores(engine.step(histograms, last_codes)).cpu().numpy()
+    engine = Engine(model)
+    return from_states(
+        lambda states, last: engine.scores(engine.step(states, last)).cpu().numpy(),
+        model.history_codes,
+        model.config.model,
+    )

@@ -11,7 +11,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -23,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model import artifact, codes, data, evaluate
+from model import artifact, codes, data, metrics, ranking
 from model.config import Config, DataCard, ModelConfig
 from model.histogram import running_histograms
 from model.lisa import LisaMini, build
@@ -48,25 +47,6 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
-@dataclass(frozen=True)
-class Histories:
-    """Training histories, users one behind the other.
-
-    item     (events,)     int32
-    weights  (events,)     float32
-    starts   (users + 1,)  int64
-    """
-
-    item: NDArray[np.int32]
-    weights: NDArray[np.float32]
-    starts: NDArray[np.int64]
-
-    @property
-    def positions(self) -> int:
-        """How many events have a successor of the same user."""
-        return int(np.maximum(np.diff(self.starts) - 1, 0).sum())
-
-
 class EpochReport(NamedTuple):
     """What an epoch came to; ``ndcg_at_10`` is that of validation, None where nothing is held out."""
 
@@ -84,16 +64,8 @@ class Progress(Protocol):
     def epoch(self, report: EpochReport) -> None: ...
 
 
-def training_histories(interactions: data.Interactions, parts: data.Split, config: Config) -> Histories:
-    """The training events of every user."""
-    weights = interactions.weights(config.event_weights)
-    lengths = np.bincount(interactions.user[parts.train], minlength=len(interactions.user_ids))
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Histories(interactions.item[parts.train], weights[parts.train], starts)
-
-
 def batches(
-    histories: Histories, history_codes: NDArray[np.uint8], config: ModelConfig, batch_size: int, seed: int
+    histories: data.Histories, history_codes: NDArray[np.uint8], config: ModelConfig, batch_size: int, seed: int
 ) -> Iterator[Batch]:
     """All positions of an epoch in random order, near enough: shuffled within pools of some hundred random users."""
     rng = np.random.default_rng(seed)
@@ -161,7 +133,7 @@ class Trainer:
         self.config = config
         self.directory = directory
         self.device = torch.device(device)
-        self.histories = training_histories(interactions, parts, config)
+        self.histories = data.training_histories(interactions, parts.train, config.event_weights)
         if not self.histories.positions:
             raise data.DataError("no user has two training events, so there is nothing to learn; add interactions")
         self.item_codes = codes.item_codes(
@@ -172,7 +144,11 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=config.training.weight_decay
         )
-        self.validation = self._held_out(interactions, parts) if config.data.train_on == "train" else None
+        self.validation = (
+            ranking.held_out(interactions, parts.validation, config.event_weights)
+            if config.data.train_on == "train"
+            else None
+        )
         self.reports: list[EpochReport] = []
         wanted = max(self.histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH)
         self._batch_size = min(config.training.batch_size, wanted)
@@ -228,17 +204,6 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate * max(warm * cosine, 0.01)
 
-    def _held_out(self, interactions: data.Interactions, parts: data.Split) -> evaluate.HeldOut:
-        shape = self.config.model
-        return evaluate.held_out(
-            interactions,
-            parts.validation,
-            self.item_codes.history.codes,
-            shape.decay_rates,
-            shape.history_codewords,
-            self.config.event_weights,
-        )
-
     @torch.inference_mode()
     def _validate(self) -> dict[str, float]:
         if self.validation is None or not len(self.validation):
@@ -251,7 +216,8 @@ class Trainer:
             queries = self.model.read(states[0], states[1].to(self.device), tables)
             return (queries @ vectors.T + self.model.bias).cpu().numpy()
 
-        return evaluate.metrics(evaluate.ranks_full(self.validation, score, self.config.data.seen_rule))
+        scorer = ranking.from_states(score, self.item_codes.history.codes, self.config.model)
+        return metrics.metrics(ranking.ranks_full(self.validation, scorer, self.config.data.seen_rule))
 
     def _best(self) -> int:
         """The epoch of the best validation NDCG@10; the last one where nothing is held out."""

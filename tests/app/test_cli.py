@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import polars as pl
 import pytest
 
 from app.cli import main
@@ -96,6 +97,21 @@ class TestTrainAndEvaluate:
         assert shown.status == 0
         assert (found["protocol"], found["users"]) == ("loo_full", 120)
         assert f"{found['metrics']['hr_at_10_full']:.4f}" in shown.out
+
+    def test_compare_with_the_baselines_and_write_all_that_is_asked_for(
+        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        numbers, ranks, report = tmp_path / "numbers.json", tmp_path / "ranks.parquet", tmp_path / "report"
+        files = ("--json", numbers, "--ranks", ranks, "--report", report)
+        shown = Outcome(capsys, "evaluate", "--model", model, "--model", model, "--data", shop, "--baselines", *files)
+        assert shown.status == 0
+        found = json.loads(numbers.read_text())
+        assert list(found["baselines"]) == ["popularity", "markov", "co-visitation", "item-knn", "ease", "ridge"]
+        assert all(name in shown.out for name in found["baselines"])
+        assert "mean of 2" in shown.out
+        assert found["spread"]["hr_at_10_full"]["standard_deviation"] == 0
+        assert set(pl.read_parquet(ranks)["scorer"]) == {"lisa-mini", *found["baselines"]}
+        assert (report / "index.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
     def test_the_same_seed_gives_the_same_model(self, model: Path, shop: Path, tmp_path: Path) -> None:
         for name, seed in (("same", "0"), ("other", "1")):

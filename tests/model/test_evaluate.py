@@ -1,144 +1,25 @@
-"""Protocols and metrics against rankings written out in plain Python."""
+"""The evaluation protocols end to end: a trained model beside the baselines on the data it was trained on."""
 
 from __future__ import annotations
 
+import copy
 import json
-import math
 import shutil
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from model import artifact, data, evaluate, train
+from model import artifact, baselines, data, evaluate, train
 from model.config import DataCard, SeenRule
-
-USERS, ITEMS = 300, 40  # more users than one block holds
-
-
-def held_out(targets: Any, history: list[Any]) -> evaluate.HeldOut:
-    """Held-out events whose histograms carry nothing but the number of their row, for the scorer to find."""
-    rows = np.arange(len(targets), dtype=np.float32).reshape(-1, 1, 1, 1)
-    users = np.arange(len(targets), dtype=np.int32)
-    return evaluate.HeldOut(rows, np.zeros((len(rows), 1), np.uint8), np.asarray(targets, np.int64), history, users)
-
-
-def scorer(scores: Any) -> evaluate.Scorer:
-    return lambda histograms, _: scores[histograms[:, 0, 0, 0].astype(int)].astype(np.float32)
-
-
-def random_events(seed: int, score_levels: int) -> tuple[evaluate.HeldOut, Any]:
-    rng = np.random.default_rng(seed)
-    scores = rng.integers(0, score_levels, (USERS, ITEMS))
-    history = [rng.integers(0, ITEMS, rng.integers(1, 60)).astype(np.int32) for _ in range(USERS)]
-    return held_out(rng.integers(0, ITEMS, USERS), history), scores
-
-
-@pytest.mark.parametrize("seen_rule", ["none", "recent", "all"])
-@pytest.mark.parametrize("score_levels", [1, 4, 1000])
-def test_ranks_count_every_shown_item_that_scores_at_least_as_much(seen_rule: SeenRule, score_levels: int) -> None:
-    events, scores = random_events(0, score_levels)
-    expected = []
-    for row, (target, history) in enumerate(zip(events.targets, events.history, strict=True)):
-        hidden = {"none": [], "recent": history[-24:], "all": history}[seen_rule]
-        shown = set(range(ITEMS)) - {int(item) for item in hidden}
-        others = sum(scores[row, item] >= scores[row, target] for item in shown - {int(target)})
-        expected.append(1 + others if int(target) in shown else ITEMS + 1)
-    ranks = evaluate.ranks_full(events, scorer(scores), seen_rule)
-    assert ranks.tolist() == expected
-
-
-def test_a_model_without_an_opinion_never_hits() -> None:
-    events = held_out([3] * 5, [np.array([0], np.int32)] * 5)
-    constant = scorer(np.zeros((5, 200)))
-    assert evaluate.metrics(evaluate.ranks_full(events, constant, "none"))["hr_at_50"] == 0
-    assert evaluate.metrics(evaluate.ranks_sampled(events, constant, seed=0))["hr_at_50"] == 0
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_scores_that_are_not_finite_are_refused(bad: float) -> None:
-    events, scores = random_events(1, 5)
-    broken = scores.astype(np.float32)
-    broken[7, 7] = bad
-    for ranking in (
-        lambda: evaluate.ranks_full(events, scorer(broken), "none"),
-        lambda: evaluate.ranks_sampled(events, scorer(broken), seed=0),
-    ):
-        with pytest.raises(ValueError, match="not finite"):
-            ranking()
-
-
-class TestSampledNegatives:
-    HISTORY = np.arange(0, 50, dtype=np.int32)
-    TARGET = 50
-
-    def events(self, users: int = 20) -> evaluate.HeldOut:
-        return held_out([self.TARGET] * users, [self.HISTORY] * users)
-
-    def ranks(self, scores: Any, users: int = 20, seed: int = 0) -> Any:
-        return evaluate.ranks_sampled(self.events(users), scorer(np.tile(scores, (users, 1))), seed)
-
-    def test_there_are_a_hundred_and_a_tie_counts_against_the_model(self) -> None:
-        assert self.ranks(np.zeros(400)).tolist() == [101] * 20
-
-    def test_they_are_never_of_the_history(self) -> None:
-        scores = np.zeros(400)
-        scores[self.HISTORY], scores[self.TARGET] = 9, 1
-        assert self.ranks(scores).tolist() == [1] * 20
-
-    def test_they_are_distinct(self) -> None:
-        scores = np.zeros(151)  # exactly a hundred are left: each is drawn once, so exactly these thirty win
-        scores[51:81], scores[self.TARGET] = 9, 1
-        assert self.ranks(scores).tolist() == [31] * 20
-
-    def test_they_are_uniform(self) -> None:
-        users, winners = 600, [51, 150, 250]
-        for winner in winners:
-            scores = np.zeros(251)  # two hundred are left, so each is drawn for half of the users
-            scores[winner], scores[self.TARGET] = 9, 1
-            assert (self.ranks(scores, users) == 2).mean() == pytest.approx(0.5, abs=0.1)
-
-    def test_the_seed_repeats_them(self) -> None:
-        scores = np.random.default_rng(0).random(400)
-        assert self.ranks(scores, seed=1).tolist() == self.ranks(scores, seed=1).tolist()
-        assert self.ranks(scores, seed=1).tolist() != self.ranks(scores, seed=2).tolist()
-
-
-@given(st.lists(st.integers(1, 80), min_size=1, max_size=30))
-def test_metrics_equal_their_definitions(ranks: list[int]) -> None:
-    found = evaluate.metrics(np.array(ranks))
-    for cutoff in (1, 5, 10, 50):
-        hits = [rank for rank in ranks if rank <= cutoff]
-        assert found[f"hr_at_{cutoff}"] == pytest.approx(len(hits) / len(ranks))
-        assert found[f"ndcg_at_{cutoff}"] == pytest.approx(sum(1 / math.log2(rank + 1) for rank in hits) / len(ranks))
-        assert found[f"mrr_at_{cutoff}"] == pytest.approx(sum(1 / rank for rank in hits) / len(ranks))
-
-
-@settings(max_examples=10)
-@given(st.integers(0, 1000))
-def test_the_interval_contains_the_mean_and_narrows_with_more_users(seed: int) -> None:
-    ranks = np.random.default_rng(seed).integers(1, 31, 200)
-    many = np.tile(ranks, 25)
-    for metric in ("hr_at_10", "ndcg_at_10", "mrr_at_10"):
-        mean = evaluate.metrics(ranks)[metric]
-        low, high = evaluate.interval_95(ranks, metric, draws=300)
-        low_of_many, high_of_many = evaluate.interval_95(many, metric, draws=300)
-        assert low < mean < high
-        assert low_of_many < mean < high_of_many
-        assert (high - low) / (high_of_many - low_of_many) == pytest.approx(5, rel=0.5)  # the root of 25
-
-
-def test_the_interval_is_that_of_the_normal_approximation() -> None:
-    ranks = np.array([1] * 300 + [99] * 700)
-    low, high = evaluate.interval_95(ranks, "hr_at_10")
-    half_width = 1.96 * math.sqrt(0.3 * 0.7 / 1000)
-    assert (low, high) == (pytest.approx(0.3 - half_width, abs=0.005), pytest.approx(0.3 + half_width, abs=0.005))
+from model.metrics import metrics
 
 
 def table(directory: Path) -> dict[str, list[str]]:
@@ -167,14 +48,14 @@ def test_the_whole_evaluation_equals_the_parallel_forward_and_a_sort(
             scores = (loaded.model.item_vectors() @ query + loaded.model.bias).tolist()
         better = sum(scores[item] >= scores[items[-1]] for item in index.values() if item not in {*hidden, items[-1]})
         expected.append(len(index) + 1 if items[-1] in hidden else 1 + better)
-    report = evaluate.evaluate(loaded, shop, None, seen_rule)
+    report = evaluate.evaluate([loaded], shop, None, seen_rule)
     assert report.ranks.tolist() == expected
 
 
 def test_a_report_says_all_that_is_needed_to_repeat_it(shop: Path, trained: Path) -> None:
     loaded = artifact.load(trained)
-    full = evaluate.evaluate(loaded, shop, None, None).to_json()
-    sampled = evaluate.evaluate(loaded, shop, "loo_sampled100", None).to_json()
+    full = evaluate.evaluate([loaded], shop, None, None).to_json()
+    sampled = evaluate.evaluate([loaded], shop, "loo_sampled100", None).to_json()
     json.dumps(full, allow_nan=False)
     assert full["protocol"] == "loo_full"
     assert full["data_sha256"] == loaded.config.data.sha256 == data.read_interactions(shop).sha256
@@ -200,19 +81,19 @@ class TestRefusals:
         with (tmp_path / "other" / "interactions.tsv").open("a") as file:
             file.write("u1\ti1\t99999999\n")
         with pytest.raises(data.DataError, match="evaluate on the data the model was trained on"):
-            evaluate.evaluate(artifact.load(trained), tmp_path / "other", None, None)
+            evaluate.evaluate([artifact.load(trained)], tmp_path / "other", None, None)
 
     def test_a_model_that_trained_on_the_test_events(self, shop: Path, trained: Path) -> None:
         with pytest.raises(data.DataError, match="trained on all events"):
-            evaluate.evaluate(self.carded(trained, train_on="all"), shop, None, None)
+            evaluate.evaluate([self.carded(trained, train_on="all")], shop, None, None)
 
     def test_a_model_that_trained_on_another_split(self, shop: Path, trained: Path) -> None:
         # its training events include some of what the other split holds out
         with pytest.raises(data.DataError, match="trained for the split 'loo'"):
-            evaluate.evaluate(artifact.load(trained), shop, "temporal", None)
+            evaluate.evaluate([artifact.load(trained)], shop, "temporal", None)
         for protocol in ("loo_full", "loo_sampled100"):
             with pytest.raises(data.DataError, match="trained for the split 'temporal'"):
-                evaluate.evaluate(self.carded(trained, split="temporal"), shop, protocol, None)
+                evaluate.evaluate([self.carded(trained, split="temporal")], shop, protocol, None)
 
     def test_a_table_that_leaves_nothing_to_test(
         self,
@@ -224,7 +105,7 @@ class TestRefusals:
         directory = write_rows(tmp_path / "data", [("u", "a", 1), ("u", "b", 2), ("v", "a", 7), ("v", "b", 9)])
         made = train.train(directory, tmp_path / "out", tiny_config(), progress=silent())
         with pytest.raises(data.DataError, match="leaves no event to test"):
-            evaluate.evaluate(made, directory, None, None)
+            evaluate.evaluate([made], directory, None, None)
 
 
 def test_a_temporal_model_is_tested_on_the_later_events(
@@ -232,7 +113,140 @@ def test_a_temporal_model_is_tested_on_the_later_events(
 ) -> None:
     config = tiny_config(epochs=1).model_copy(update={"data": DataCard(split="temporal")})
     made = train.train(shop, tmp_path / "out", config, progress=silent())
-    report = evaluate.evaluate(made, shop, None, None)
+    report = evaluate.evaluate([made], shop, None, None)
     interactions = data.read_interactions(shop)
     assert report.to_json()["protocol"] == "temporal"
     assert report.users.tolist() == interactions.user[data.split(interactions, "temporal").test].tolist()
+
+
+GRIDS = {
+    "popularity": [baselines.Popularity()],
+    "ease": [baselines.Ease(0.1, 0.0), baselines.Ease(0.1, 5.0), baselines.Ease(1e9, 0.0)],
+}
+
+
+@pytest.fixture(scope="module")
+def report(shop: Path, trained: Path) -> evaluate.Report:
+    """The tiny model beside the baselines of GRIDS."""
+    return evaluate.evaluate([artifact.load(trained)], shop, None, None, GRIDS)
+
+
+class TestBaselines:
+    def test_are_chosen_on_validation_without_training_on_it(self, report: evaluate.Report, shop: Path) -> None:
+        interactions = data.read_interactions(shop)
+        users = [interactions.item[begin:end] for begin, end in pairwise(interactions.starts)]
+        histories = [items[:-2] if len(items) >= 3 else items for items in users]
+        found = {}
+        for baseline in GRIDS["ease"]:
+            scorer = baseline.fit(packed(histories), len(interactions.item_ids))
+            held_out = [(items[:-2], items[-2]) for items in users if len(items) >= 3]
+            ranks = []
+            for scores, (_, target) in zip(scorer(packed([past for past, _ in held_out])), held_out, strict=True):
+                ranks.append((scores >= scores[target]).sum())
+            found[baseline] = metrics(np.array(ranks))["ndcg_at_10"]
+        assert report.trial.seen_rule == "none"
+        assert len(set(found.values())) == 3
+        assert report.baselines[1].settings == asdict(max(found, key=found.__getitem__))
+
+    def test_are_tested_on_the_events_and_by_the_rules_of_the_model(self, report: evaluate.Report) -> None:
+        popularity, trial = report.baselines[0], report.trial
+        scores = trial.counts.astype(np.float32)
+        assert popularity.ranks.tolist() == [(scores >= scores[target]).sum() for target in trial.events.targets]
+        assert popularity.recommended is not None
+        assert (popularity.recommended == np.argsort(-scores, kind="stable")).all()
+
+    def test_stand_in_the_report_with_paired_differences(self, report: evaluate.Report) -> None:
+        numbers = report.to_json()
+        json.dumps(numbers, allow_nan=False)
+        assert list(numbers["baselines"]) == ["popularity", "ease"]
+        for found, result in zip(numbers["baselines"].values(), report.baselines, strict=True):
+            margin = found["model_minus_baseline"]["ndcg_at_10_full"]
+            expected = metrics(report.ranks)["ndcg_at_10"] - metrics(result.ranks)["ndcg_at_10"]
+            assert margin["difference"] == pytest.approx(expected)
+            assert margin["interval_95"][0] <= margin["difference"] <= margin["interval_95"][1]
+
+    def test_that_do_not_fit_are_left_out_with_the_reason(
+        self, shop: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(baselines, "EASE_MAX_ITEMS", 3)
+        numbers = evaluate.evaluate([artifact.load(trained)], shop, None, None, GRIDS).to_json()
+        assert list(numbers["baselines"]) == ["popularity"]
+        assert "40 items" in numbers["skipped_baselines"]["ease"]
+
+    def test_train_on_the_validation_events_when_the_model_does(
+        self, shop: Path, tmp_path: Path, tiny_config: Callable[..., Any], silent: Callable[[], train.Progress]
+    ) -> None:
+        config = tiny_config(epochs=1).model_copy(update={"data": DataCard(train_on="validation")})
+        made = train.train(shop, tmp_path / "out", config, progress=silent())
+        report = evaluate.evaluate([made], shop, None, "none", {"popularity": GRIDS["popularity"]})
+        interactions = data.read_interactions(shop)
+        counts = np.bincount(np.delete(interactions.item, data.split(interactions, "loo").test))
+        assert report.baselines[0].ranks.tolist() == [
+            (counts >= counts[target]).sum() for target in report.trial.events.targets
+        ]
+
+
+def packed(histories: Sequence[Any]) -> data.Histories:
+    item = np.concatenate(histories).astype(np.int32)
+    return data.Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *map(len, histories)]))
+
+
+def test_seeds_have_a_mean_and_a_spread(shop: Path, trained: Path) -> None:
+    first = artifact.load(trained)
+    other = replace(first, tag="f" * 16, items=first.items)
+    with torch.no_grad():
+        worse = copy.deepcopy(first.model)
+        worse.bias += torch.randn(len(worse.bias))
+    report = evaluate.evaluate([first, replace(other, model=worse)], shop, None, None)
+    numbers = report.to_json()
+    values = [model["metrics"]["hr_at_10_full"] for model in numbers["models"]]
+    assert numbers["metrics"]["hr_at_10_full"] == values[0] != values[1]
+    assert numbers["spread"]["hr_at_10_full"]["mean"] == pytest.approx(sum(values) / 2)
+    assert numbers["spread"]["hr_at_10_full"]["standard_deviation"] == pytest.approx(
+        abs(values[0] - values[1]) / 2**0.5
+    )
+    assert [model["generation"] for model in numbers["models"]] == [first.tag, "f" * 16]
+
+
+def test_seeds_that_trained_on_different_events_are_not_mixed(shop: Path, trained: Path) -> None:
+    first = artifact.load(trained)
+    other = TestRefusals().carded(trained, train_on="validation")
+    with pytest.raises(data.DataError, match="trained on different events"):
+        evaluate.evaluate([first, other], shop, None, None)
+
+
+def test_every_rank_is_written_with_the_protocol(shop: Path, trained: Path, tmp_path: Path) -> None:
+    report = evaluate.evaluate([artifact.load(trained)], shop, None, "all", {"popularity": GRIDS["popularity"]})
+    report.write_ranks(tmp_path / "ranks.parquet")
+    frame = pl.read_parquet(tmp_path / "ranks.parquet")
+    events = table(shop)
+    counts = Counter(item for items in events.values() for item in (items[:-2] if len(items) >= 3 else items))
+    of_model = frame.filter(pl.col("scorer") == "lisa-mini")
+    assert of_model["rank"].to_list() == report.ranks.tolist()
+    assert frame.filter(pl.col("scorer") == "popularity")["rank"].to_list() == report.baselines[0].ranks.tolist()
+    assert len(frame) == 2 * len(report.ranks)
+    for row in frame.iter_rows(named=True):
+        *past, last = events[row["user_id"]]
+        assert (row["item_id"], row["history_length"]) == (last, len(past))
+        assert row["item_training_events"] == counts[last]
+    about = pl.read_parquet_metadata(tmp_path / "ranks.parquet")
+    assert (about["protocol"], about["seen_rule"]) == ("loo_full", "all")
+    assert about["data_sha256"] == data.read_interactions(shop).sha256
+
+
+def test_cold_items_are_counted(
+    tmp_path: Path,
+    write_rows: Callable[..., Path],
+    tiny_config: Callable[..., Any],
+    silent: Callable[[], train.Progress],
+) -> None:
+    rows = [(f"u{user}", item, time) for user in range(4) for time, item in enumerate("abcd")]
+    rows += [("w", item, time) for time, item in enumerate(("a", "new-too", "new"))]
+    directory = write_rows(tmp_path / "data", rows)
+    made = train.train(directory, tmp_path / "out", tiny_config(epochs=1), progress=silent())
+    numbers = evaluate.evaluate([made], directory).to_json()
+    # c is only ever validation, d and new only ever test
+    assert (numbers["items"], numbers["cold_items"], numbers["cold_targets"]) == (6, 4, 5)
+    cold = numbers["by_item_frequency"][0]
+    assert (cold["first"], cold["last"], cold["users"]) == (0, 0, 5)
+    assert [(bucket["first"], bucket["users"]) for bucket in numbers["by_history_length"]] == [(1, 5)]

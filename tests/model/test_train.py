@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from model import artifact, data, evaluate, train
+from model import artifact, data, evaluate, metrics, ranking, train
 from model.config import Config, DataCard, ModelConfig
 from model.histogram import history_histogram
 from model.lisa import LisaMini
@@ -41,14 +41,14 @@ class TestBatches:
     )
     ITEMS = 30
 
-    def histories(self, seed: int = 0) -> train.Histories:
+    def histories(self, seed: int = 0) -> data.Histories:
         rng = np.random.default_rng(seed)
         lengths = rng.integers(0, 12, 25)
         item = rng.integers(0, self.ITEMS, lengths.sum()).astype(np.int32)
         weights = rng.choice(np.float32([0.5, 1, 2]), len(item))
-        return train.Histories(item, weights, np.cumsum([0, *lengths]))
+        return data.Histories(item, weights, np.cumsum([0, *lengths]))
 
-    def expected(self, histories: train.Histories, codes: Any) -> Counter[Any]:
+    def expected(self, histories: data.Histories, codes: Any) -> Counter[Any]:
         """Every position with a successor, from the prefix of its history."""
         positions: Counter[Any] = Counter()
         for begin, end in zip(histories.starts[:-1], histories.starts[1:], strict=True):
@@ -288,7 +288,7 @@ def test_it_learns_what_comes_next(
     made = train.train(shop, tmp_path / "model", config, progress=silent())
     losses = [report["loss"] for report in made.metrics["epochs"]]
     assert losses[-1] < 0.8 * losses[0]
-    report = evaluate.evaluate(made, shop, None, "none").to_json()["metrics"]
+    report = evaluate.evaluate([made], shop, None, "none").to_json()["metrics"]
     # four of five steps are the next item of forty: the first place alone beats ten popular items
     assert report["hr_at_1_full"] > 0.6
     assert report["hr_at_10_full"] > popularity_hit_rate(shop) + 0.3
@@ -357,9 +357,10 @@ class TestEarlyStopping:
         config = tiny_config(epochs=6, learning_rate=0.1, patience=2)
         made = train.train(shop, tmp_path / "model", config, progress=silent())
         interactions = data.read_interactions(shop)
-        events = evaluate.held_out_of(made, interactions, data.split(interactions, "loo").validation)
-        scorer = evaluate.engine_scorer(evaluate.Engine(made))
-        found = evaluate.metrics(evaluate.ranks_full(events, scorer, made.config.data.seen_rule))
+        positions = data.split(interactions, "loo").validation
+        events = ranking.held_out(interactions, positions, made.config.event_weights)
+        scorer = evaluate.model_scorer(made)
+        found = metrics.metrics(ranking.ranks_full(events, scorer, made.config.data.seen_rule))
         reported = [report["ndcg_at_10"] for report in made.metrics["epochs"]]
         assert found["ndcg_at_10"] == pytest.approx(max(reported), abs=1e-6)
 

@@ -1,0 +1,137 @@
+"""From held-out events to ranks. A tie counts against the model; an item that may not be shown is a miss.
+
+The model and every baseline go through the same functions: all they bring is a ``Scorer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.config import ModelConfig, SeenRule
+from model.data import Histories, Interactions, histories_before
+from model.engine import best_first
+from model.histogram import history_histogram
+
+RECENT_ITEMS = 24  # what a served state remembers as recently seen
+USERS_PER_BLOCK = 256
+SAMPLED_NEGATIVES = 100
+
+Scorer = Callable[[Histories], NDArray[np.float32]]
+"""Scores of every item for the event after each of Q histories, none of them empty: a fresh (Q, N) at every call."""
+
+StateScorer = Callable[[NDArray[np.float32], NDArray[np.uint8]], NDArray[np.float32]]
+"""The same from histograms (Q, R, B, W) and the codes of the last items (Q, B)."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out events and what each is predicted from.
+
+    targets    (Q,)         int64  the held-out items
+    histories  Q histories         what each user did before
+    users      (Q,)         int32
+    """
+
+    targets: NDArray[np.int64]
+    histories: Histories
+    users: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+def held_out(interactions: Interactions, positions: NDArray[np.int64], event_weights: Mapping[str, float]) -> HeldOut:
+    """The events at the given positions, which need at least one event of the same user before them."""
+    histories = histories_before(interactions, positions, event_weights)
+    return HeldOut(interactions.item[positions].astype(np.int64), histories, interactions.user[positions])
+
+
+def ranks_full(events: HeldOut, scorer: Scorer, seen_rule: SeenRule) -> NDArray[np.int64]:
+    """Rank of each held-out item among the whole catalogue, best 1: (Q,).
+
+    raises  ValueError for scores that are not finite
+    """
+    blocks = [_ranks(scores, events.targets[block]) for block, scores in _shown_scores(events, scorer, seen_rule)]
+    return np.concatenate([np.empty(0, np.int64), *blocks])
+
+
+def ranks_and_recommendations(
+    events: HeldOut, scorer: Scorer, seen_rule: SeenRule, k: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """``ranks_full``, and the items each user is recommended: (Q, k), best first, -1 where fewer may be shown."""
+    ranks = np.empty(len(events), np.int64)
+    recommended = np.full((len(events), k), -1, np.int32)
+    for block, scores in _shown_scores(events, scorer, seen_rule):
+        ranks[block] = _ranks(scores, events.targets[block])
+        worst = np.partition(scores, -k, axis=1)[:, -k] if k < scores.shape[1] else np.full(len(scores), -np.inf)
+        for row, (values, threshold) in enumerate(zip(scores, worst, strict=True), start=block.start):
+            top, _ = best_first(values, np.flatnonzero(values >= threshold), k)
+            recommended[row, : len(top)] = top
+    return ranks, recommended
+
+
+def ranks_sampled(events: HeldOut, scorer: Scorer, seed: int) -> NDArray[np.int64]:
+    """Rank of each held-out item among itself and 100 uniform negatives outside the user's history: (Q,).
+
+    The same seed draws the same negatives for every scorer.
+    """
+    rng = np.random.default_rng(seed)
+    ranks = np.empty(len(events), np.int64)
+    for block, scores in _score_blocks(events, scorer):
+        targets, histories = events.targets[block], events.histories[block]
+        for row, (target, history) in enumerate(zip(targets, histories, strict=True)):
+            fresh = np.ones(scores.shape[1], bool)
+            fresh[history] = False
+            fresh[target] = False
+            allowed = np.flatnonzero(fresh)
+            negatives = rng.choice(allowed, min(SAMPLED_NEGATIVES, len(allowed)), replace=False)
+            ranks[block.start + row] = 1 + int((scores[row, negatives] >= scores[row, target]).sum())
+    return ranks
+
+
+def excluded_items(history: NDArray[np.int32], rule: SeenRule) -> NDArray[np.int32]:
+    """Items that the seen rule keeps out of a user's recommendations."""
+    if rule == "none":
+        return history[:0]
+    return history[-RECENT_ITEMS:] if rule == "recent" else history
+
+
+def _ranks(scores: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[np.int64]:
+    own = scores[np.arange(len(scores)), targets][:, None]
+    ranks: NDArray[np.int64] = np.count_nonzero(scores >= own, axis=1)
+    ranks[np.isneginf(own[:, 0])] = scores.shape[1] + 1
+    return ranks
+
+
+def _shown_scores(events: HeldOut, scorer: Scorer, seen_rule: SeenRule) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    """Scores block by block, minus infinity for what may not be shown."""
+    for block, scores in _score_blocks(events, scorer):
+        for row, history in zip(scores, events.histories[block], strict=True):
+            row[excluded_items(history, seen_rule)] = -np.inf
+        yield block, scores
+
+
+def _score_blocks(events: HeldOut, scorer: Scorer) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    for begin in range(0, len(events), USERS_PER_BLOCK):
+        block = slice(begin, min(begin + USERS_PER_BLOCK, len(events)))
+        scores = scorer(events.histories[block])
+        if not np.isfinite(scores).all():
+            raise ValueError("the model gives scores that are not finite; train it again")
+        yield block, scores
+
+
+def from_states(score: StateScorer, codes: NDArray[np.uint8], shape: ModelConfig) -> Scorer:
+    """Score histories by the states they lead to, in the given history codes (N, B)."""
+
+    def scorer(histories: Histories) -> NDArray[np.float32]:
+        states = [
+            history_histogram(codes[items], shape.decay_rates, shape.history_codewords, weights)
+            for items, weights in zip(histories, histories.weights_of_each, strict=True)
+        ]
+        return score(np.stack(states), codes[histories.last_items])
+
+    return scorer

@@ -1,0 +1,147 @@
+"""From held-out events to ranks, against rankings written out in plain Python."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.config import ModelConfig, SeenRule
+from model.data import Histories
+from model.histogram import history_histogram
+from model.metrics import metrics
+from model.ranking import (
+    HeldOut,
+    Scorer,
+    from_states,
+    ranks_and_recommendations,
+    ranks_full,
+    ranks_sampled,
+)
+
+USERS, ITEMS = 300, 40  # more users than one block holds
+
+
+def held_out(targets: Any, history: list[Any]) -> HeldOut:
+    """Held-out events whose weights carry nothing but the number of their row, for the scorer to find."""
+    lengths = [len(items) for items in history]
+    weights = np.repeat(np.arange(len(history)), lengths).astype(np.float32)
+    histories = Histories(np.concatenate(history), weights, np.cumsum([0, *lengths]))
+    return HeldOut(np.asarray(targets, np.int64), histories, np.arange(len(targets), dtype=np.int32))
+
+
+def scorer(scores: Any) -> Scorer:
+    return lambda histories: scores[histories.weights[histories.starts[:-1]].astype(int)].astype(np.float32)
+
+
+def random_events(seed: int, score_levels: int) -> tuple[HeldOut, Any]:
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, score_levels, (USERS, ITEMS))
+    history = [rng.integers(0, ITEMS, rng.integers(1, 60)).astype(np.int32) for _ in range(USERS)]
+    return held_out(rng.integers(0, ITEMS, USERS), history), scores
+
+
+@pytest.mark.parametrize("seen_rule", ["none", "recent", "all"])
+@pytest.mark.parametrize("score_levels", [1, 4, 1000])
+def test_ranks_count_every_shown_item_that_scores_at_least_as_much(seen_rule: SeenRule, score_levels: int) -> None:
+    events, scores = random_events(0, score_levels)
+    expected = []
+    for row, (target, history) in enumerate(zip(events.targets, events.histories, strict=True)):
+        hidden = {"none": [], "recent": history[-24:], "all": history}[seen_rule]
+        shown = set(range(ITEMS)) - {int(item) for item in hidden}
+        others = sum(scores[row, item] >= scores[row, target] for item in shown - {int(target)})
+        expected.append(1 + others if int(target) in shown else ITEMS + 1)
+    assert ranks_full(events, scorer(scores), seen_rule).tolist() == expected
+    assert ranks_and_recommendations(events, scorer(scores), seen_rule, 5)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("seen_rule", ["none", "recent", "all"])
+@pytest.mark.parametrize("score_levels", [1, 4, 1000])
+@pytest.mark.parametrize("k", [1, 10, ITEMS])
+def test_the_best_that_may_be_shown_are_recommended_ties_by_item_order(
+    seen_rule: SeenRule, score_levels: int, k: int
+) -> None:
+    events, scores = random_events(0, score_levels)
+    _, recommended = ranks_and_recommendations(events, scorer(scores), seen_rule, k)
+    for row, history in enumerate(events.histories):
+        hidden = {"none": [], "recent": history[-24:], "all": history}[seen_rule]
+        shown = sorted(set(range(ITEMS)) - {int(item) for item in hidden}, key=lambda item: (-scores[row, item], item))
+        assert recommended[row].tolist() == (shown + [-1] * k)[:k]
+
+
+def test_a_model_without_an_opinion_never_hits() -> None:
+    events = held_out([3] * 5, [np.array([0], np.int32)] * 5)
+    constant = scorer(np.zeros((5, 200)))
+    assert metrics(ranks_full(events, constant, "none"))["hr_at_50"] == 0
+    assert metrics(ranks_sampled(events, constant, seed=0))["hr_at_50"] == 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_scores_that_are_not_finite_are_refused(bad: float) -> None:
+    events, scores = random_events(1, 5)
+    broken = scores.astype(np.float32)
+    broken[7, 7] = bad
+    for ranking in (
+        lambda: ranks_full(events, scorer(broken), "none"),
+        lambda: ranks_sampled(events, scorer(broken), seed=0),
+    ):
+        with pytest.raises(ValueError, match="not finite"):
+            ranking()
+
+
+class TestSampledNegatives:
+    HISTORY = np.arange(0, 50, dtype=np.int32)
+    TARGET = 50
+
+    def events(self, users: int = 20) -> HeldOut:
+        return held_out([self.TARGET] * users, [self.HISTORY] * users)
+
+    def ranks(self, scores: Any, users: int = 20, seed: int = 0) -> Any:
+        return ranks_sampled(self.events(users), scorer(np.tile(scores, (users, 1))), seed)
+
+    def test_there_are_a_hundred_and_a_tie_counts_against_the_model(self) -> None:
+        assert self.ranks(np.zeros(400)).tolist() == [101] * 20
+
+    def test_they_are_never_of_the_history(self) -> None:
+        scores = np.zeros(400)
+        scores[self.HISTORY], scores[self.TARGET] = 9, 1
+        assert self.ranks(scores).tolist() == [1] * 20
+
+    def test_they_are_distinct(self) -> None:
+        scores = np.zeros(151)  # exactly a hundred are left: each is drawn once, so exactly these thirty win
+        scores[51:81], scores[self.TARGET] = 9, 1
+        assert self.ranks(scores).tolist() == [31] * 20
+
+    def test_they_are_uniform(self) -> None:
+        users, winners = 600, [51, 150, 250]
+        for winner in winners:
+            scores = np.zeros(251)  # two hundred are left, so each is drawn for half of the users
+            scores[winner], scores[self.TARGET] = 9, 1
+            assert (self.ranks(scores, users) == 2).mean() == pytest.approx(0.5, abs=0.1)
+
+    def test_the_seed_repeats_them(self) -> None:
+        scores = np.random.default_rng(0).random(400)
+        assert self.ranks(scores, seed=1).tolist() == self.ranks(scores, seed=1).tolist()
+        assert self.ranks(scores, seed=1).tolist() != self.ranks(scores, seed=2).tolist()
+
+
+def test_a_state_scorer_sees_the_state_and_the_last_codes_of_every_history() -> None:
+    rng = np.random.default_rng(0)
+    shape = ModelConfig(decay_rates=(0.0, 0.5), history_codebooks=2, history_codewords=4)
+    codes = rng.integers(0, 4, (ITEMS, 2)).astype(np.uint8)
+    events, _ = random_events(2, 1)
+    histories = events.histories[3:7]
+    given: list[Any] = []
+
+    def score(states: Any, last_codes: Any) -> Any:
+        given.extend(zip(states, last_codes, strict=True))
+        return np.zeros((len(states), ITEMS), np.float32)
+
+    assert from_states(score, codes, shape)(histories).shape == (4, ITEMS)
+    for row, (state, last_codes) in enumerate(given):
+        items = events.histories.item[events.histories.starts[3 + row] : events.histories.starts[4 + row]]
+        weights = np.full(len(items), 3 + row, np.float32)
+        np.testing.assert_allclose(state, history_histogram(codes[items], (0.0, 0.5), 4, weights))
+        assert last_codes.tolist() == codes[items[-1]].tolist()
