@@ -47,12 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _expected_failures() -> tuple[type[Exception], ...]:
     """Failures whose message says what to do; the rooms' own errors of data, model and training are ValueErrors."""
-    from app.demo import DemoError
     from app.download import DownloadError
     from app.replay import ReplayError
     from storage.store import StorageError
 
-    return DemoError, DownloadError, ReplayError, StorageError, ValueError, OSError
+    return DownloadError, ReplayError, StorageError, ValueError, OSError
 
 
 def _known_preset(name: str) -> str:

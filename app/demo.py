@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from rich.console import Console
 
 from app import shop
-from app.main import serve
+from app.main import require_free, serve
 from app.settings import Settings
 from app.training_progress import TrainingProgress
 from model.config import Config, preset
@@ -24,17 +23,13 @@ DIRECTORY = Path("var/demo")
 EPOCHS = 3
 
 
-class DemoError(Exception):
-    """The demo cannot start; the message says what to do."""
-
-
 def demo(data: Path | None, port: int, console: Console, directory: Path = DIRECTORY) -> None:
     """Train on ``data``, or else on a made-up shop, and serve on 127.0.0.1 until interrupted.
 
     directory  where the shop, the model and the states of the demo are made anew
-    raises     DemoError when the port is not free
+    raises     PortTaken
     """
-    _require_free(port)
+    require_free(HOST, port, "lisarec demo --port 8001, or make demo PORT=8001")
     data = data or _shop(directory / "shop", console)
     model, state = _anew(directory / "models") / "demo", _anew(directory / "state")
     train_quickly(data, model, console)
@@ -94,15 +89,3 @@ def _anew(directory: Path) -> Path:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return directory
-
-
-def _require_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as exc:
-            raise DemoError(
-                f"port {port} of {HOST} cannot be used ({exc.strerror}); choose another one: "
-                "lisarec demo --port 8001, or make demo PORT=8001"
-            ) from exc

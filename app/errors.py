@@ -11,11 +11,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from storage.store import StorageBusy, StorageUnavailable
+from storage.store import PartlyApplied, StorageBusy, StorageUnavailable
 
 logger = logging.getLogger(__name__)
 
 MAX_DETAILS = 20
+MAX_RUNS = 300
 MAX_REASON_CHARS = 120  # 20 details of this length stay well below the 4 kB that an error may have
 
 
@@ -111,6 +112,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     UserNotFound: Answer(404, "user_not_found"),
     Draining: Answer(503, "draining", "this process is shutting down; ask another one"),
     StorageBusy: Answer(503, "storage_busy", "too much is waiting to be written; nothing was applied, try again"),
+    PartlyApplied: Answer(503, "partly_applied", "not all events were applied; send all of them again, with their ids"),
     StorageUnavailable: Answer(503, "storage_unavailable", "the store cannot be reached; send the same again later"),
     # Nobody reads this answer, but an unhandled exception would be logged as a fault of ours.
     ClientDisconnect: Answer(400, "client_disconnected", "the request ended before its body did"),
@@ -152,9 +154,19 @@ def _field(location: Sequence[int | str]) -> str | None:
 
 async def _answer_own(_request: Request, exc: Exception) -> JSONResponse:
     answer = next(ANSWERS[kind] for kind in type(exc).__mro__ if kind in ANSWERS)
-    details = exc.details if isinstance(exc, RequestError) else []
+    details = exc.details if isinstance(exc, RequestError) else _applied(exc) if isinstance(exc, PartlyApplied) else []
     headers = {"Retry-After": RETRY_AFTER_S} if answer.status == 503 else None
     return _response(answer, answer.message or str(exc), details, headers)
+
+
+def _applied(exc: PartlyApplied) -> list[ErrorDetail]:
+    """Which events are durable, as runs of indices: as many as fit."""
+    applied = set(exc.applied)
+    first_of_run = [index for index in sorted(applied) if index - 1 not in applied]
+    last_of_run = [index for index in sorted(applied) if index + 1 not in applied]
+    runs = [str(a) if a == b else f"{a}-{b}" for a, b in zip(first_of_run, last_of_run, strict=True)]
+    rest = f" and {len(runs) - MAX_RUNS} more runs" if len(runs) > MAX_RUNS else ""
+    return [ErrorDetail(reason=f"applied: {', '.join(runs[:MAX_RUNS])}{rest}")]
 
 
 async def _answer_validation(_request: Request, exc: Exception) -> JSONResponse:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from types import FrameType
@@ -23,6 +24,10 @@ from app.settings import Settings
 from model import artifact
 
 logger = logging.getLogger(__name__)
+
+
+class PortTaken(ValueError):
+    """Nothing can listen there; the message says what to do."""
 
 
 class State(TypedDict):
@@ -73,8 +78,9 @@ def create_worker_app() -> FastAPI:
 def serve(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
 
-    raises  ArtifactError, StorageError, ValueError  when the model, the store or the device cannot be used
+    raises  ArtifactError, StorageError, ValueError  when the model, the store, the device or the port cannot be used
     """
+    require_free(settings.host, settings.port, "--port 8001")
     # Until the server listens to signals, and again after it has shut down and repeats the one that ended it.
     signal.signal(signal.SIGTERM, _exit)
     app = create_app(settings)
@@ -95,6 +101,19 @@ def serve(settings: Settings) -> None:
     else:
         settings.export()
         uvicorn.run("app.main:create_worker_app", factory=True, workers=settings.workers, **options)
+
+
+def require_free(host: str, port: int, way_out: str) -> None:
+    """Raise PortTaken, which names the way out, when nobody can listen at that address now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            raise PortTaken(
+                f"port {port} of {host} cannot be used ({exc.strerror}); choose another one: {way_out}"
+            ) from exc
 
 
 class CloseWhenDraining:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,12 +53,14 @@ def histories(interactions: Interactions, hold_out: int = 0) -> Iterator[list[Ev
 def _event(interactions: Interactions, row: int, position: int, namespace: UUID) -> EventJson:
     user_id = interactions.user_ids[interactions.user[row]]
     seconds, rest_us = divmod(int(interactions.timestamp_us[row]), 1_000_000)
+    value = float(interactions.value[row])
     return {
         "event_id": str(uuid5(namespace, f"{user_id}/{position}")),
         "user_id": user_id,
         "item_id": interactions.item_ids[interactions.item[row]],
         "type": interactions.type_names[interactions.type[row]],
         "timestamp": seconds + rest_us / 1e6 if rest_us else seconds,
+        **({} if math.isnan(value) else {"value": value}),
     }
 
 

@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from model.config import SeenRule
+from model.data import LAST_SECOND
 
 MAX_EVENTS = 1_000
 MAX_REQUESTS = 100
@@ -33,7 +34,6 @@ _RFC_3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})?"
 )
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
 
 
 def _no_path_step(value: str) -> str:
@@ -66,7 +66,7 @@ def _rfc_3339_us(text: str) -> int:
 def _unix_seconds_us(seconds: object) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise PydanticCustomError("not_a_time", "is neither an RFC 3339 time nor a number of Unix seconds")
-    if not abs(seconds) <= _LAST_SECOND:  # so that NaN is refused too
+    if not abs(seconds) <= LAST_SECOND:  # so that NaN is refused too
         raise PydanticCustomError("not_a_time", "is out of range for a number of Unix seconds")
     return round(seconds * 1_000_000)
 

@@ -25,6 +25,7 @@ _ID = re.compile(ID_PATTERN.replace(r"\z", r"\Z"))
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("type", "value")
+LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
 REPEAT_SHARE_OF_SHOPS = 0.05
 
 
@@ -38,6 +39,7 @@ class Interactions:
 
     user, item, type  (events,)  int32, indices into user_ids, item_ids, type_names
     timestamp_us      (events,)  int64, microseconds since the epoch
+    value             (events,)  float64, NaN where the table has none
     time_is_order     whether the timestamps only count the events of a user instead of telling a time
     sha256            hex digest of the uncompressed table as it lay in the file
     """
@@ -49,6 +51,7 @@ class Interactions:
     item: NDArray[np.int32]
     type: NDArray[np.int32]
     timestamp_us: NDArray[np.int64]
+    value: NDArray[np.float64]
     time_is_order: bool
     sha256: str
 
@@ -79,6 +82,7 @@ class Interactions:
             item=self.item[keep],
             type=self.type[keep],
             timestamp_us=self.timestamp_us[keep],
+            value=self.value[keep],
         )
 
 
@@ -177,8 +181,7 @@ def read_interactions(directory: Path) -> Interactions:
     kind = frame["type"] if "type" in frame.columns else pl.repeat("click", len(frame), eager=True)
     if "type" in frame.columns:
         table.require_ids("type")
-    if "value" in frame.columns:
-        table.require_numbers("value")
+    value = table.numbers("value") if "value" in frame.columns else np.full(len(frame), np.nan)
     user, user_ids = _indices(frame["user_id"])
     item, item_ids = _indices(frame["item_id"])
     type_, type_names = _indices(kind)
@@ -192,6 +195,7 @@ def read_interactions(directory: Path) -> Interactions:
         item[order],
         type_[order],
         timestamp_us,
+        value[order],
         _only_counts(user, timestamp_us),
         table.sha256,
     )
@@ -341,11 +345,13 @@ class _Table:
             bad = ~cells.str.contains(ID_PATTERN) | cells.is_in([".", ".."])
             self.refuse(bad, f"{column} {{!r}} is not an id (1 to 128 of A-Z a-z 0-9 _ . : @ -)", column)
 
-    def require_numbers(self, column: str) -> None:
+    def numbers(self, column: str) -> NDArray[np.float64]:
+        """The column as floats, NaN where a cell is empty."""
         cells = self.frame[column]
         numbers = cells.cast(pl.Float64, strict=False)
         bad = (numbers.is_null() | ~numbers.is_finite()) & cells.is_not_null() & (cells != "")
         self.refuse(bad, f"{column} {{!r}} is not a finite number", column)
+        return numbers.fill_null(np.nan).to_numpy().astype(np.float64)
 
     def timestamps_us(self) -> NDArray[np.int64]:
         """Unix seconds or RFC 3339 times as microseconds."""
@@ -358,6 +364,8 @@ class _Table:
             parsed = texts.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
             times = times.scatter(times.is_null().arg_true(), parsed.dt.timestamp("us"))
         self.refuse(times.is_null(), "timestamp {!r} is neither Unix seconds nor an RFC 3339 time", "timestamp")
+        far = times.abs() > LAST_SECOND * 1_000_000
+        self.refuse(far, "timestamp {!r} lies beyond the year 9999; the unit is seconds", "timestamp")
         return times.to_numpy().astype(np.int64)
 
 

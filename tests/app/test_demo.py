@@ -17,7 +17,8 @@ import httpx
 import pytest
 from rich.console import Console
 
-from app.demo import DemoError, demo, invitation
+from app.demo import demo, invitation
+from app.main import PortTaken
 from app.shop import generate
 from model.data import read_items
 
@@ -92,7 +93,7 @@ def test_the_printed_lines_show_a_recommender_that_learns(
 def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(DemoError, match=f"port {port} .* cannot be used .*; choose another one: .*--port 8001"):
+        with pytest.raises(PortTaken, match=f"port {port} .* cannot be used .*; choose another one: .*--port 8001"):
             demo(None, port, Console(quiet=True), tmp_path / "demo")
     assert not (tmp_path / "demo").exists()
 

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 
@@ -220,3 +221,12 @@ class TestGivesUp:
     def test_before_it_starts_when_the_address_is_none(self, interactions: Interactions, url: str) -> None:
         with pytest.raises(ReplayError, match="try http://127"):
             run(Service(url=url), interactions)
+
+
+def test_types_and_values_of_the_table_are_posted(tmp_path: Path) -> None:
+    rows = "u\ta\t10\tview\t4.5\nu\tb\t11\tclick\t\n"
+    (tmp_path / "interactions.tsv").write_text("user_id\titem_id\ttimestamp\ttype\tvalue\n" + rows)
+    ((first, second),) = histories(read_interactions(tmp_path))
+    assert (first["type"], first["value"]) == ("view", 4.5)
+    assert second["type"] == "click"
+    assert "value" not in second

@@ -151,6 +151,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "month 13": (HEADER + b"u\ti\t2024-13-01T00:00:00Z\n", "line 2: timestamp"),
     "time NaN": (HEADER + b"u\ti\tNaN\n", "line 2: timestamp 'NaN'"),
     "time inf": (HEADER + b"u\ti\t1\nu\ti\t-inf\n", "line 3: timestamp '-inf'"),
+    "time in milliseconds": (
+        HEADER + b"u\ti\t1\nu\ti\t1700000000000\n",
+        "line 3: timestamp '1700000000000' lies beyond the year 9999",
+    ),
     "time beyond 64 bits": (HEADER + b"u\ti\t1e300\n", "line 2: timestamp '1e300'"),
     "time empty": (HEADER + b"u\ti\t\n", "line 2: timestamp ''"),
     "user with a space": (HEADER + b"u\ti\t1\nu u\ti\t1\n", "line 3: user_id 'u u' is not an id"),
