@@ -13,7 +13,7 @@ LISAREC_DATA ?= data
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 
-.PHONY: demo test lint bench bench-shop clean
+.PHONY: demo test lint bench bench-redis bench-shop clean
 
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
@@ -32,6 +32,15 @@ bench: models/ml-1m/manifest.json $(if $(wildcard $(LISAREC_DATA)/online-retail)
 	$(RUN) app evaluate --model models/ml-1m --data $(LISAREC_DATA)/ml-1m --protocol loo_sampled100
 	$(RUN) benchmarks.served_equals_offline --data $(LISAREC_DATA)/ml-1m --model models/ml-1m --exclude-seen all
 	$(RUN) benchmarks.constant --model models/ml-1m
+
+# needs haproxy and redis-server
+bench-redis: models/ml-1m/manifest.json
+	$(RUN) benchmarks.served_equals_offline --data $(LISAREC_DATA)/ml-1m --model models/ml-1m --exclude-seen all \
+		--replicas 3
+	$(RUN) benchmarks.exactly_once --model models/ml-1m
+	$(RUN) benchmarks.memory --model models/ml-1m
+	$(RUN) benchmarks.rates --model models/ml-1m
+	$(RUN) benchmarks.scaling --model models/ml-1m
 
 bench-shop: models/online-retail/manifest.json
 	$(RUN) app evaluate --model models/online-retail --data $(LISAREC_DATA)/online-retail
