@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from storage.store import PartlyApplied, StorageBusy, StorageUnavailable
+from storage.store import PartlyApplied, StorageBusy, StorageError, StorageUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     StorageBusy: Answer(503, "storage_busy", "too much is waiting to be written; nothing was applied, try again"),
     PartlyApplied: Answer(503, "partly_applied", "not all events were applied; send all of them again, with their ids"),
     StorageUnavailable: Answer(503, "storage_unavailable", "the store cannot be reached; send the same again later"),
+    StorageError: Answer(503, "storage_failed", "the store could not take or give this; its log says why"),
     # Nobody reads this answer, but an unhandled exception would be logged as a fault of ours.
     ClientDisconnect: Answer(400, "client_disconnected", "the request ended before its body did"),
     Exception: Answer(500, "internal_error", "the service failed; its log says why"),

@@ -20,6 +20,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 
 from storage.redis_layout import (
     COMMIT,
+    KEEP,
     LAYOUT_VERSION,
     READ_LOG,
     SEQ_DIGITS,
@@ -34,7 +35,7 @@ from storage.redis_layout import (
 )
 from storage.rounds import Rounds
 from storage.state import Effect, Event, Generation, State, StateError
-from storage.store import Appended, LogEntry, PartlyApplied, StorageError, StorageUnavailable
+from storage.store import Appended, LogEntry, PartlyApplied, StorageBusy, StorageError, StorageUnavailable
 
 OLDEST_SERVER = (6, 2)
 SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
@@ -44,7 +45,7 @@ CONNECT_TIMEOUT_S = 1.0
 SOCKET_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 16
 MAX_WAITING = 8192  # events, or values to read
-MAX_ROUND = 512  # one round is folded and encoded in one go, some 30 ms in which the event loop does nothing else
+MAX_ROUND = 512  # a round is folded and encoded in one go, 30 to 160 ms in which the event loop does nothing else
 GIVE_UP_AFTER_S = 5.0
 ENDLESS = 2**53
 LOG_PAGE = 500
@@ -63,6 +64,10 @@ class RedisStore:
         self._generations = tuple(generations)
         self._reads: Rounds[_Read] = Rounds(self._read_round, max_size=MAX_ROUND, max_waiting=max_waiting)
         self._writes: Rounds[_Part] = Rounds(self._write_round, max_size=MAX_ROUND, max_waiting=max_waiting)
+        self._max_waiting = max_waiting
+        # what a missing state costs must not take the connections that everybody's rounds need
+        self._folding = asyncio.Semaphore(MAX_CONNECTIONS // 2)
+        self._parked: dict[User, list[_Part]] = {}  # what waits for a user who is far behind
         self._catching_up: set[asyncio.Task[None]] = set()
         self._checked = False
         self._closed = False
@@ -112,6 +117,8 @@ class RedisStore:
     async def append(self, tenant: str, events: Sequence[Event]) -> list[Appended]:
         if not events:
             return []
+        if self._parked and sum(part.size for parts in self._parked.values() for part in parts) > self._max_waiting:
+            raise StorageBusy("too much waits for users whose states are being folded; try again later")
         request = _Request(len(events))
         self._writes.put(request.parts(self._keys, tenant, events))
         return await request.answer
@@ -184,7 +191,7 @@ class RedisStore:
         self._checked = True
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, READ_LOG):
+        for script in (COMMIT, KEEP, READ_LOG):
             await self._call("SCRIPT LOAD", script.text)
 
     async def _check_layout(self) -> None:
@@ -213,6 +220,9 @@ class RedisStore:
 
     async def _read_round(self, reads: "list[_Read]") -> "list[_Read]":
         await self._check_server()
+        reads = [read for read in reads if not read.is_too_late()]
+        if not reads:
+            return []
         values = iter(await self._call("MGET", *(key for read in reads for key in read.keys)))
         for read in reads:
             read.succeed([next(values) for _ in read.keys])
@@ -224,7 +234,9 @@ class RedisStore:
         await self._check_server()
         while limit > 0:
             page = min(limit, LOG_PAGE)
-            entries = list(log_entries(user, await self._run(READ_LOG, [user.index, user.log], [after, through, page])))
+            async with self._folding:
+                found = await self._run(READ_LOG, [user.index, user.log], [after, through, page])
+            entries = list(log_entries(user, found))
             for entry in entries:
                 yield entry
             if len(entries) < page:
@@ -246,8 +258,9 @@ class RedisStore:
         return value
 
     async def _keep(self, user: User, generation: Generation, head: bytes, value: bytes) -> None:
-        """Store the state at `head`, unless somebody has appended since and has stored a newer one."""
-        await self._run(COMMIT, *commit_arguments([Change(user, head, [], [value])], [generation]))
+        """Store the state at `head`, unless a newer one is stored; also while others go on appending."""
+        async with self._folding:
+            await self._run(KEEP, [user.index, *user.states([generation])], [head, value])
 
     async def _state(
         self,
@@ -273,7 +286,7 @@ class RedisStore:
             generation.apply(state, entry.event)
             through = entry.seq
         if through < int(head):
-            raise _FarBehindError
+            raise _FarBehindError(user)
         return state, False
 
     # ---- writing
@@ -281,7 +294,7 @@ class RedisStore:
     async def _write_round(self, parts: "list[_Part]") -> "list[_Part]":
         """Commit each partition in one step; return what somebody else was faster than."""
         await self._check_server()
-        parts = [part for part in parts if not part.is_dropped()]
+        parts = [part for part in parts if not (part.is_dropped() or part.is_too_late())]
         folds = await self._read_folds(parts)
         commits = []
         for together in _by_partition(parts):
@@ -289,8 +302,9 @@ class RedisStore:
                 commits.append(await self._folded(together, folds))
             except StorageUnavailable:
                 raise
-            except _FarBehindError:
-                self._catch_up_apart(together)
+            except _FarBehindError as exc:
+                self._writes.put_back([part for part in together if exc.user not in part.users])
+                self._catch_up_apart(exc.user, [part for part in together if exc.user in part.users])
             except Exception as exc:  # what is odd in one partition is nothing to the others
                 for part in together:
                     part.fail(exc)
@@ -327,22 +341,25 @@ class RedisStore:
         answers = [[folds[user].receive(entry, self._generations) for user, entry in part.entries] for part in parts]
         return _Commit(parts, answers, [fold.change(self._generations) for fold in own if fold.new])
 
-    def _catch_up_apart(self, parts: "list[_Part]") -> None:
-        """Bring the parts' users up to date while others' rounds go on, and then let the parts wait again."""
+    def _catch_up_apart(self, user: User, parts: "list[_Part]") -> None:
+        """Bring the user up to date while others' rounds go on, and then let the user's parts wait again."""
+        if user in self._parked:
+            self._parked[user] += parts
+            return
+        self._parked[user] = parts
 
         async def catch_up() -> None:
             try:
-                for user in dict.fromkeys(user for part in parts for user in part.users):
-                    head, *stored = await self._call("MGET", user.head, *user.states(self._generations))
-                    for generation, value in zip(self._generations, stored, strict=True):
-                        state, was_fresh = await self._state(user, generation, head, value)
-                        if not was_fresh:
-                            await self._keep(user, generation, head, generation.encode(state))
+                head, *stored = await self._call("MGET", user.head, *user.states(self._generations))
+                for generation, value in zip(self._generations, stored, strict=True):
+                    state, was_fresh = await self._state(user, generation, head, value)
+                    if not was_fresh:
+                        await self._keep(user, generation, head, generation.encode(state))
             except Exception as exc:
-                for part in parts:
+                for part in self._parked.pop(user):
                     part.fail(exc)
             else:
-                self._writes.put_back(parts)
+                self._writes.put_back([part for part in self._parked.pop(user) if not part.is_too_late()])
 
         task = asyncio.create_task(catch_up())
         self._catching_up.add(task)
@@ -364,10 +381,11 @@ class RedisStore:
 
 
 class _FarBehindError(StorageError):
-    """A state lacks so much of the log that folding it would hold everybody up."""
+    """A user's state lacks so much of the log that folding it would hold everybody up."""
 
-    def __init__(self) -> None:
+    def __init__(self, user: User) -> None:
         super().__init__("the log of a user could not be read to its end")
+        self.user = user
 
 
 @dataclass(slots=True, eq=False)
@@ -379,9 +397,18 @@ class _Read:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
+    give_up_at_s: float = field(default_factory=lambda: asyncio.get_running_loop().time() + GIVE_UP_AFTER_S)
+
     @property
     def size(self) -> int:
         return len(self.keys)
+
+    def is_too_late(self) -> bool:
+        """The server is so slow that nobody should wait any longer."""
+        late = asyncio.get_running_loop().time() > self.give_up_at_s
+        if late:
+            self.fail(StorageUnavailable("Redis answers too slowly"))
+        return late
 
     def succeed(self, values: list[bytes | None]) -> None:
         if not self.answer.done():  # else it was cancelled
@@ -458,6 +485,13 @@ class _Part:
             self.request.settle(self, self.request.failure)
             return True
         return self.request.answer.done()
+
+    def is_too_late(self) -> bool:
+        """The server is so slow, or the user's log so long, that nobody should wait any longer."""
+        late = asyncio.get_running_loop().time() > self.give_up_at_s
+        if late:
+            self.fail(StorageUnavailable("Redis answers too slowly, or a user's state is still being folded"))
+        return late
 
     def succeed(self, answers: Sequence[Appended]) -> None:
         self.request.settle(self, answers)

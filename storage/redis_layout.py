@@ -83,6 +83,18 @@ end
 return 1
 """)
 
+# Keeps the fold of a user's log through an entry that is still in the log, unless one further on is kept already.
+KEEP = Script("""
+-- KEYS  index, state
+-- ARGV  the entry, as 16 digits, and the state
+if #redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], ARGV[1]) == 0 then return 0 end
+local kept = redis.call('GETRANGE', KEYS[2], 0, 15)
+local is_further_on = tonumber(kept) and tonumber(kept) > tonumber(ARGV[1])
+if is_further_on and #redis.call('ZRANGEBYSCORE', KEYS[1], kept, kept) > 0 then return 0 end
+redis.call('SET', KEYS[2], ARGV[1] .. ARGV[2])
+return 1
+""")
+
 READ_LOG = Script("""
 -- KEYS  index, log
 -- ARGV  after, through, limit

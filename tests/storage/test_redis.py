@@ -303,11 +303,11 @@ class TestManyWriters:
         asyncio.run(law())
 
     def test_who_is_always_too_slow_gives_up(self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(storage.redis, "GIVE_UP_AFTER_S", 0.0)
+        monkeypatch.setattr(storage.redis, "GIVE_UP_AFTER_S", 0.1)
 
         async def law() -> None:
             async with opened(any_server) as store, opened(any_server) as other:
-                interfere_once(monkeypatch, store, other, [click("other")])
+                interfere_once(monkeypatch, store, other, [click("other")], for_s=0.2)
                 with pytest.raises(StorageUnavailable, match="others were faster"):
                     await store.append("main", [click("own")])
                 assert await ids(store) == ["other"]
@@ -316,7 +316,7 @@ class TestManyWriters:
 
 
 def interfere_once(
-    monkeypatch: pytest.MonkeyPatch, store: RedisStore, other: RedisStore, events: Sequence[Event]
+    monkeypatch: pytest.MonkeyPatch, store: RedisStore, other: RedisStore, events: Sequence[Event], for_s: float = 0
 ) -> None:
     """Let the other store append the events after the store has read and before it commits."""
     read_folds = store._read_folds
@@ -325,6 +325,7 @@ def interfere_once(
         folds = await read_folds(parts)
         monkeypatch.undo()
         await other.append("main", events)
+        await asyncio.sleep(for_s)
         return folds
 
     monkeypatch.setattr(store, "_read_folds", read_and_be_overtaken)
@@ -348,6 +349,70 @@ class TestRounds:
                 for generation in (newer, GENERATION):
                     (value,) = await store.states("main", ["u"], generation)
                     assert_state_is(value, fold(generation, [*long_log, click("new")]))
+
+        asyncio.run(law())
+
+    def test_a_new_generation_catches_up_while_old_ones_go_on_appending(self, any_server: RedisServer) -> None:
+        newer = make_generation(tag=b"gen two\0", seed=1)
+        long_log = [click(f"e{number}", item=number % 12) for number in range(10 * storage.redis.FAR_BEHIND)]
+
+        async def law() -> None:
+            async with opened(any_server) as old:
+                for start in range(0, len(long_log), 1000):
+                    await old.append("main", long_log[start : start + 1000])
+                done = asyncio.Event()
+
+                async def go_on_appending() -> list[str]:
+                    appended = []
+                    while not done.is_set():
+                        appended.append(f"old{len(appended)}")
+                        await old.append("main", [click(appended[-1])])
+                    return appended
+
+                busy = asyncio.create_task(go_on_appending())
+                new = await RedisStore.open(any_server.url, [newer])
+                async with asyncio.timeout(RECOVERY_S):
+                    while True:
+                        try:
+                            await new.append("main", [click("new")])
+                        except StorageUnavailable:  # it took longer than anybody should wait; the state was kept
+                            continue
+                        break
+                    await new.close()
+                done.set()
+                appended = await busy
+            async with opened(any_server) as store:
+                wanted = {event.event_id for event in long_log} | {"new", *appended}
+                log = [entry.event for entry in await store.events("main", "u", limit=10**6)]
+                assert len(log) == len(wanted)
+                assert {event.event_id for event in log} == wanted
+                for generation in (GENERATION, newer):
+                    (value,) = await store.states("main", ["u"], generation)
+                    assert_state_is(value, fold(generation, log))
+
+        asyncio.run(law())
+
+    def test_a_server_that_is_too_slow_is_not_waited_for(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(storage.redis, "GIVE_UP_AFTER_S", 0.3)
+        monkeypatch.setattr(storage.redis, "MAX_ROUND", 1)
+
+        async def law() -> None:
+            async with opened(any_server) as store:
+                read_folds = store._read_folds
+
+                async def slowly(parts: Any) -> Any:
+                    await asyncio.sleep(0.1 if parts else 0)
+                    return await read_folds(parts)
+
+                monkeypatch.setattr(store, "_read_folds", slowly)
+                waiting = [store.append("main", [click("e", user_id)]) for user_id in in_other_partitions(50)]
+                begin_s = asyncio.get_running_loop().time()
+                answers = await asyncio.gather(*waiting, return_exceptions=True)
+                assert asyncio.get_running_loop().time() - begin_s < 2
+                assert isinstance(answers[0], list)
+                assert isinstance(answers[-1], StorageUnavailable)
 
         asyncio.run(law())
 
