@@ -156,6 +156,8 @@ def _field(location: Sequence[int | str]) -> str | None:
 async def _answer_own(_request: Request, exc: Exception) -> JSONResponse:
     answer = next(ANSWERS[kind] for kind in type(exc).__mro__ if kind in ANSWERS)
     details = exc.details if isinstance(exc, RequestError) else _applied(exc) if isinstance(exc, PartlyApplied) else []
+    if type(exc) is StorageError:
+        logger.error("the store failed: %s", exc)
     headers = {"Retry-After": RETRY_AFTER_S} if answer.status == 503 else None
     return _response(answer, answer.message or str(exc), details, headers)
 

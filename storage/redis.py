@@ -181,14 +181,23 @@ class RedisStore:
         """Make sure, once the server can be reached, that it and its data can be used."""
         if self._checked:
             return
-        version = str((await self._call("INFO", "server"))["redis_version"])
-        if tuple(map(int, version.split(".")[:2])) < OLDEST_SERVER:
-            raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
+        await self._check_version()
         await self._check_layout()
         for name, safe in SAFE_SETTINGS.items():
             await self._warn_unless(name, safe)
         await self._load_scripts()
         self._checked = True
+
+    async def _check_version(self) -> None:
+        try:
+            version = str((await self._execute("INFO", "server"))["redis_version"])
+        except NoPermissionError:  # a user without dangerous commands: the scripts will tell
+            logger.info("Redis does not tell its version")
+            return
+        except (RedisError, OSError) as exc:
+            raise _failure(exc) from exc
+        if tuple(map(int, version.split(".")[:2])) < OLDEST_SERVER:
+            raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
 
     async def _load_scripts(self) -> None:
         for script in (COMMIT, KEEP, READ_LOG):
