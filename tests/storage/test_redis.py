@@ -578,13 +578,14 @@ class TestOpening:
 
     def test_users_and_passwords_are_used_and_not_told(self, any_server: RedisServer) -> None:
         any_server.client.acl_setuser(
-            "app", enabled=True, passwords=["+s3cret:/@"], keys=["lisarec:*"], categories=["+@all", "-@admin"]
+            "app", enabled=True, passwords=["+s3cret:/@"], keys=["lisarec:*"], categories=["+@all", "-@dangerous"]
         )
         any_server.client.acl_setuser("default", enabled=False)
         host = any_server.url.removeprefix("redis://")
 
         async def law() -> None:
-            store = await RedisStore.open(f"redis://app:s3cret%3A%2F%40@{host}", [GENERATION])  # without CONFIG
+            # this user may ask for neither INFO nor CONFIG
+            store = await RedisStore.open(f"redis://app:s3cret%3A%2F%40@{host}", [GENERATION])
             await store.append("main", [click("e")])
             await store.close()
             with pytest.raises(StorageUnavailable) as refused:
