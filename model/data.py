@@ -6,7 +6,6 @@ import csv
 import gzip
 import hashlib
 import io
-import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from model.config import SplitName, TrainOn
 
 ID_PATTERN = r"\A[A-Za-z0-9_.:@-]{1,128}\z"
-_ID = re.compile(ID_PATTERN.replace(r"\z", r"\Z"))
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("type", "value")
@@ -160,11 +158,6 @@ class ItemTexts:
 
     titles: dict[str, str]
     categories: dict[str, tuple[str, ...]]
-
-
-def is_id(text: str) -> bool:
-    """Whether the text may name a user, an item or an event."""
-    return _ID.match(text) is not None and text not in (".", "..")
 
 
 def read_interactions(directory: Path) -> Interactions:

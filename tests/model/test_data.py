@@ -241,10 +241,6 @@ class TestRefusals:
         with pytest.raises(data.DataError, match=r"has no interactions\.tsv\.gz"):
             data.read_interactions(tmp_path)
 
-    @pytest.mark.parametrize("text", ["", ".", "..", "a b", "a\n", "\u00e9", "x" * 129, "a/b", "\u0661"])
-    def test_is_id_refuses_what_the_table_refuses(self, text: str) -> None:
-        assert not data.is_id(text)
-
 
 class TestItems:
     def test_titles_and_categories_are_read(self, tmp_path: Path) -> None:
