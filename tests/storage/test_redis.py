@@ -303,11 +303,11 @@ class TestManyWriters:
         asyncio.run(law())
 
     def test_who_is_always_too_slow_gives_up(self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(storage.redis, "GIVE_UP_AFTER_S", 0.1)
+        monkeypatch.setattr(storage.redis, "GIVE_UP_AFTER_S", 1.0)
 
         async def law() -> None:
             async with opened(any_server) as store, opened(any_server) as other:
-                interfere_once(monkeypatch, store, other, [click("other")], for_s=0.2)
+                interfere_once(monkeypatch, store, other, [click("other")], for_s=1.1)
                 with pytest.raises(StorageUnavailable, match="others were faster"):
                     await store.append("main", [click("own")])
                 assert await ids(store) == ["other"]
@@ -395,7 +395,7 @@ class TestRounds:
     def test_a_server_that_is_too_slow_is_not_waited_for(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(storage.redis, "GIVE_UP_AFTER_S", 0.3)
+        monkeypatch.setattr(storage.redis, "GIVE_UP_AFTER_S", 0.5)
         monkeypatch.setattr(storage.redis, "MAX_ROUND", 1)
 
         async def law() -> None:
@@ -410,7 +410,7 @@ class TestRounds:
                 waiting = [store.append("main", [click("e", user_id)]) for user_id in in_other_partitions(50)]
                 begin_s = asyncio.get_running_loop().time()
                 answers = await asyncio.gather(*waiting, return_exceptions=True)
-                assert asyncio.get_running_loop().time() - begin_s < 2
+                assert asyncio.get_running_loop().time() - begin_s < 4  # all of them in turn would take 5 s
                 assert isinstance(answers[0], list)
                 assert isinstance(answers[-1], StorageUnavailable)
 
