@@ -22,7 +22,7 @@ from typing import TypeAlias
 from urllib.parse import quote
 from zlib import crc32
 
-from storage.state import Event, Generation, event_hash
+from storage.state import Event, Generation, event_fields, event_hash
 from storage.store import LogEntry, StorageError
 
 LAYOUT_VERSION = 1
@@ -160,20 +160,9 @@ class Entry:
     @classmethod
     def of(cls, tenant: str, event: Event) -> "Entry":
         """raises StorageError when the event cannot be encoded or folded, before others have to suffer for it"""
-        fields = (
-            tenant,
-            event.event_id,
-            event.user_id,
-            event.item_id,
-            event.type,
-            event.timestamp_us,
-            event.id_time_us,
-            event.value,
-            event.recommendation_id,
-        )
         try:
             event.timestamp_us.to_bytes(8, "little", signed=True)
-            return cls(event, event_hash(event.event_id), _compact_json(fields))
+            return cls(event, event_hash(event.event_id), _compact_json((tenant, *event_fields(event))))
         except (ValueError, TypeError, OverflowError) as exc:
             raise StorageError(f"an event cannot be stored: {exc!r}") from exc
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage.state import Effect, Event, Generation, State, StateError
+from storage.state import Effect, Event, Generation, State, StateError, event_fields
 from storage.store import Appended, LogEntry, StorageBusy, StorageError, StorageUnavailable
 
 FILE_NAME = "lisarec.sqlite3"
@@ -141,7 +141,7 @@ class SQLiteStore:
         }
         if caught_up:
             await self._write(lambda db: _keep(db, [generation], tenant, caught_up), size=len(caught_up))
-        return [generation.encode(user.state) if user.newest_seq else None for user in map(users.get, user_ids) if user]
+        return [generation.encode(user.state) if user.newest_seq else None for user in map(users.__getitem__, user_ids)]
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:
         sql = "SELECT DISTINCT item_id FROM log WHERE tenant = ? AND user_id = ?"
@@ -355,18 +355,7 @@ def _log(db: sqlite3.Connection, tenant: str, event: Event) -> int | None:
 
     The unique index decides: it has to be written anyway, and unlike the ring of a state it knows every id.
     """
-    row = (
-        tenant,
-        event.event_id,
-        event.user_id,
-        event.item_id,
-        event.type,
-        event.timestamp_us,
-        event.id_time_us,
-        event.value,
-        event.recommendation_id,
-    )
-    cursor = db.execute(INSERT_EVENT, row)
+    cursor = db.execute(INSERT_EVENT, (tenant, *event_fields(event)))
     return cursor.lastrowid if cursor.rowcount == 1 else None
 
 

@@ -6,10 +6,11 @@ state, so a state that is missing, of another generation or of another layout is
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -72,6 +73,10 @@ class Event:
     id_time_us: int | None  # never the server's default time: it would differ on a resend
     value: float | None = None
     recommendation_id: str | None = None
+
+
+event_fields = attrgetter(*(field.name for field in fields(Event)))
+"""The fields of an event, in the order in which ``Event(*fields)`` takes them back."""
 
 
 class Effect(Enum):
