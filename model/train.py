@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from model import artifact, codes, data, metrics, ranking
 from model.config import Config, DataCard, ModelConfig
 from model.histogram import running_histograms
-from model.lisa import LisaMini, build
+from model.lisa import build
+from model.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
 
 POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histograms
 CHECKPOINT = "checkpoint"
@@ -93,34 +93,6 @@ def batches(
             )
 
 
-def full_softmax_loss(model: LisaMini, queries: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cross-entropy over the whole catalogue; the product runs in ``dtype``, the softmax in float32."""
-    logits = queries.to(dtype) @ model.item_vectors().to(dtype).T
-    return F.cross_entropy(logits.float() + model.bias, targets)
-
-
-def sampled_softmax_loss(
-    model: LisaMini, queries: Tensor, targets: Tensor, negatives: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """Cross-entropy against uniform negatives, whose sum stands for that of the whole catalogue.
-
-    negatives  (S,)  int64, distinct items; only their codes and the targets' are looked up
-    """
-    items = len(model.bias)
-    positive = (queries * model.item_vectors(targets)).sum(dim=-1) + model.bias[targets]
-    logits = (queries.to(dtype) @ model.item_vectors(negatives).to(dtype).T).float() + model.bias[negatives]
-    logits = logits.masked_fill(targets[:, None] == negatives, -torch.inf) + math.log(items / len(negatives))
-    return (torch.logsumexp(torch.cat([positive[:, None], logits], dim=1), dim=1) - positive).mean()
-
-
-def matmul_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it, float32 elsewhere."""
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    fast = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    return torch.bfloat16 if fast else torch.float32
-
-
 class Trainer:
     """Trains one model on one split; every epoch ends with a checkpoint that ``fit`` can go on from.
 
@@ -186,10 +158,12 @@ class Trainer:
         queries = self.model.read(batch.histogram, batch.last_codes)
         items = len(self.model.bias)
         if items <= self.config.training.full_softmax_items:
-            loss = full_softmax_loss(self.model, queries, batch.targets, self._dtype)
+            loss = full_softmax_loss(queries, self.model.item_vectors(), self.model.bias, batch.targets, self._dtype)
         else:
             negatives = torch.randperm(items)[: self.config.training.sampled_negatives].to(self.device)
-            loss = sampled_softmax_loss(self.model, queries, batch.targets, negatives, self._dtype)
+            loss = sampled_softmax_loss(
+                queries, self.model.item_vectors, self.model.bias, batch.targets, negatives, self._dtype
+            )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

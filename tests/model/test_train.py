@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -84,63 +83,6 @@ class TestBatches:
         ]
         assert orders[0] == orders[1] != orders[2]
         assert sorted(orders[0]) == sorted(orders[2])
-
-
-@pytest.fixture(scope="module")
-def model(random_model: Make) -> LisaMini:
-    shape = ModelConfig(width=8, history_codebooks=2, history_codewords=4, target_codebooks=2, target_codewords=8)
-    made: LisaMini = random_model(shape, TestLosses.ITEMS)
-    return made
-
-
-class TestLosses:
-    ITEMS = 50
-
-    def test_the_full_loss_is_the_mean_negative_log_probability(self, model: LisaMini) -> None:
-        queries, targets = torch.randn(6, 8), torch.randint(self.ITEMS, (6,))
-        with torch.no_grad():
-            loss = train.full_softmax_loss(model, queries, targets, torch.float32)
-            scores = (queries @ model.item_vectors().T + model.bias).double().numpy()
-        expected = [
-            math.log(np.exp(row).sum()) - row[target] for row, target in zip(scores, targets.tolist(), strict=True)
-        ]
-        assert float(loss) == pytest.approx(np.mean(expected), rel=1e-5)
-
-    def test_with_all_items_as_negatives_the_sampled_loss_is_the_full_one(self, model: LisaMini) -> None:
-        queries, targets = torch.randn(20, 8), torch.randint(self.ITEMS, (20,))
-        gradients = []
-        for loss in (
-            train.sampled_softmax_loss(model, queries, targets, torch.randperm(self.ITEMS), torch.float32),
-            train.full_softmax_loss(model, queries, targets, torch.float32),
-        ):
-            model.zero_grad()
-            loss.backward()
-            gradients.append((loss.detach(), model.target_codebooks.grad, model.bias.grad))
-        for sampled, full in zip(*gradients, strict=True):
-            torch.testing.assert_close(sampled, full, rtol=0, atol=1e-5)
-
-    @pytest.mark.parametrize("negatives", [5, 25])
-    def test_the_sampled_sum_estimates_that_of_the_catalogue(self, model: LisaMini, negatives: int) -> None:
-        torch.manual_seed(0)
-        query, target = torch.randn(1, 8), torch.tensor([3])
-        with torch.no_grad():
-            full = train.full_softmax_loss(model, query, target, torch.float32).exp()
-            sampled = [
-                train.sampled_softmax_loss(
-                    model, query, target, torch.randperm(self.ITEMS)[:negatives], torch.float32
-                ).exp()
-                for _ in range(2000)
-            ]
-        # the loss is the log of a sum divided by the target's term: unbiased before the log
-        assert float(torch.stack(sampled).mean()) == pytest.approx(float(full), rel=0.03)
-
-    def test_bfloat16_products_change_the_loss_little(self, model: LisaMini) -> None:
-        queries, targets = torch.randn(20, 8), torch.randint(self.ITEMS, (20,))
-        with torch.no_grad():
-            exact = train.full_softmax_loss(model, queries, targets, torch.float32)
-            rough = train.full_softmax_loss(model, queries, targets, torch.bfloat16)
-        assert rough.dtype == torch.float32
-        assert float(rough) == pytest.approx(float(exact), rel=0.01)
 
 
 def test_the_same_seed_reproduces_every_bit_and_another_does_not(

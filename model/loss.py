@@ -1,0 +1,94 @@
+"""Cross-entropy of the next item against the whole catalogue, or against a sample of a large one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+ROWS_PER_BLOCK = 128  # logits of a block stay in the processor's cache, where the softmax finds them
+
+
+class _CatalogueCrossEntropy(torch.autograd.Function):
+    """Cross-entropy that works out its gradient block by block while the logits are at hand.
+
+    A (Q, N) array of float32 logits is written and read six times otherwise, which costs more than the products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        queries: Tensor,
+        vectors: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        rows, catalogue = queries.to(dtype), vectors.to(dtype)
+        surprise = torch.empty((len(queries), len(vectors)), dtype=dtype, device=queries.device)  # d loss / d logits
+        bias_gradient = torch.zeros_like(bias)
+        loss = torch.zeros((), device=queries.device)
+        for begin in range(0, len(queries), ROWS_PER_BLOCK):
+            block = slice(begin, begin + ROWS_PER_BLOCK)
+            target = targets[block, None]
+            logits = (rows[block] @ catalogue.T).float().add_(bias)
+            peak = logits.amax(dim=1, keepdim=True)
+            chosen = logits.gather(1, target)
+            mass = logits.sub_(peak).exp_().sum(dim=1, keepdim=True)
+            loss += (mass.log() + peak - chosen).sum()
+            share = logits.div_(mass * len(queries))
+            share.scatter_add_(1, target, torch.full_like(chosen, -1 / len(queries)))
+            bias_gradient += share.sum(dim=0)
+            surprise[block] = share
+        ctx.save_for_backward((surprise @ catalogue).float(), (surprise.T @ rows).float(), bias_gradient)
+        return loss / len(queries)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_queries, of_vectors, of_bias = ctx.saved_tensors  # type: ignore[attr-defined]
+        return of_queries * gradient, of_vectors * gradient, of_bias * gradient, None, None
+
+
+def full_softmax_loss(queries: Tensor, vectors: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+    """Mean cross-entropy of the targets over the whole catalogue.
+
+    queries  (Q, D)  float32
+    vectors  (N, D)  float32
+    bias     (N,)    float32
+    targets  (Q,)    int64
+    dtype    of the products; the softmax runs in float32
+    """
+    loss: Tensor = _CatalogueCrossEntropy.apply(queries, vectors, bias, targets, dtype)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def sampled_softmax_loss(
+    queries: Tensor,
+    item_vectors: Callable[[Tensor], Tensor],
+    bias: Tensor,
+    targets: Tensor,
+    negatives: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Mean cross-entropy against uniform negatives, whose sum stands for that of the whole catalogue.
+
+    queries       (Q, D)  float32
+    item_vectors  vectors of the items asked for: (S,) -> (S, D)
+    bias          (N,)    float32
+    targets       (Q,)    int64
+    negatives     (S,)    int64, distinct items; one that is a position's target does not count there
+    """
+    positive = (queries * item_vectors(targets)).sum(dim=-1) + bias[targets]
+    logits = (queries.to(dtype) @ item_vectors(negatives).to(dtype).T).float() + bias[negatives]
+    logits = logits.masked_fill(targets[:, None] == negatives, -torch.inf) + math.log(len(bias) / len(negatives))
+    return (torch.logsumexp(torch.cat([positive[:, None], logits], dim=1), dim=1) - positive).mean()
+
+
+def matmul_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware multiplies it, float32 elsewhere."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    fast = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return torch.bfloat16 if fast else torch.float32
