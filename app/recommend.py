@@ -17,7 +17,7 @@ from app.schemas import RecommendationBatch, RecommendationRequest, Recommendati
 from app.uuid7 import uuid7
 from model.engine import Engine, Ranked
 from model.histogram import history_histogram
-from storage.state import Generation, recent_items
+from storage.state import ITEM_RING, Generation, State, recent_items, stepped_items
 from storage.store import StorageError, UserStore
 
 logger = logging.getLogger(__name__)
@@ -39,10 +39,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the model makes its query from: histogram (R, B, W) float32, last_codes (B,) uint8."""
+    """What the model makes its query from: histogram (R, B, W) float32, rows of the last item and the newest (K,)."""
 
     histogram: NDArray[np.float32]
-    last_codes: NDArray[np.uint8]
+    last: int
+    recent: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Recommender:
         self._generation = generation
         self._catalogue = catalogue
         self._engine = engine
+        self._window = engine.window
         self._engine_thread = engine_thread
         self._store = store
         self._tenant = tenant
@@ -141,7 +143,7 @@ class Recommender:
         histograms = self._generation.histograms(states)
         return {
             user_id: Past(
-                steps=Steps(histogram, state["last_codes"]) if state["n"] else None,
+                steps=self._steps(histogram, state),
                 recent=recent_items(state).astype(np.int64),
                 logged=self._catalogue.rows(stored.logged.get(user_id, ())),
             )
@@ -155,7 +157,16 @@ class Recommender:
             return NOBODY
         codes = self._generation.codes[rows]
         histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
-        return Past(Steps(histogram, codes[-1]), recent=rows[-self._generation.item_ring :], logged=rows)
+        window = np.full(self._window, -1, np.int32)
+        newest_first = rows[::-1][: self._window]
+        window[: len(newest_first)] = newest_first
+        return Past(Steps(histogram, rows[-1], window), recent=rows[-ITEM_RING:], logged=rows)
+
+    def _steps(self, histogram: NDArray[np.float32], state: State) -> Steps | None:
+        """What a stored state tells the model; None while no event has stepped."""
+        if not state["n"]:
+            return None
+        return Steps(histogram, state["last_item"], stepped_items(state, self._window))
 
     def _ask(self, request: RecommendationRequest, users: Mapping[str, Past]) -> Ask:
         if request.history is not None:
@@ -183,8 +194,11 @@ class Recommender:
         steps = [ask.steps for ask in asks if ask.steps]
         if not steps:
             return []
-        histograms, last_codes = zip(*((step.histogram, step.last_codes) for step in steps), strict=True)
-        queries = self._engine.step(np.stack(histograms), np.stack(last_codes))
+        queries = self._engine.step(
+            np.stack([step.histogram for step in steps]),
+            np.array([step.last for step in steps]),
+            np.stack([step.recent for step in steps]),
+        )
         k = max(ask.request.k for ask in asks)
         ranked: dict[int, Ranked] = {}
         wide = {place: ask.excluded for place, ask in enumerate(asks) if ask.candidates is None}

@@ -19,7 +19,7 @@ from model.artifact import Artifact
 from model.engine import Engine
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
-from storage.state import Generation
+from storage.state import ITEM_RING, Generation
 from storage.store import UserStore
 
 
@@ -97,6 +97,7 @@ def generation_of(artifact: Artifact) -> Generation:
         item_index={item_id: row for row, item_id in enumerate(artifact.items.ids)},
         codes=artifact.history_codes,
         event_weights=artifact.config.event_weights,
+        item_ring=max(ITEM_RING, shape.recent_items),
     )
 
 

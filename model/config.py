@@ -29,6 +29,9 @@ class ModelConfig(Frozen):
     target_codebooks: int = Field(8, ge=1)  # B'
     target_codewords: int = Field(256, ge=2, le=256)  # W'
     ffn_multiple: int = Field(4, ge=1)
+    hops: int = Field(1, ge=0)  # looks at the histogram after the one by codes
+    recent_items: int = Field(0, ge=0)  # K, the window of newest items beside the histogram
+    recent_heads: int = Field(4, ge=1)
     dropout: float = Field(0.2, ge=0, lt=1)
 
 
@@ -68,6 +71,7 @@ class Config(Frozen):
 
 PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {
     "lisa-mini": (ModelConfig(), TrainConfig()),
+    "lisa-recent": (ModelConfig(preset="lisa-recent", recent_items=32), TrainConfig()),
 }
 
 

@@ -27,25 +27,31 @@ class Engine:
             raise ValueError(f"device {device!r} is not there: torch finds no GPU; use --device cpu")
         self.device = torch.device(device)
         self.items = len(artifact.items)
+        self.window = artifact.config.model.recent_items  # K, how many of a user's newest items a step wants
         # a copy, or the artifact and every engine made of it before would move along
         self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
         self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
         self._codes_by_book = self._model.target_codes.T.contiguous()  # (B', N): each look-up reads one row
 
     @torch.inference_mode()
-    def step(self, histograms: NDArray[np.float32], last_codes: NDArray[np.uint8]) -> Tensor:
+    def step(
+        self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
+    ) -> Tensor:
         """States to queries.
 
-        histograms  (Q, R, B, W)  the scale of each row is free
-        last_codes  (Q, B)
-        returns     (Q, D)        float32, on the engine's device
-        raises      ValueError    when a row of a histogram is empty
+        histograms    (Q, R, B, W)  the scale of each row is free
+        last_items    (Q,)          rows of the catalogue
+        recent_items  (Q, K)        rows, newest first, -1 for none; K is the preset's, often 0
+        returns       (Q, D)        float32, on the engine's device
+        raises        ValueError    when a row of a histogram is empty
         """
         rows = torch.tensor(histograms, dtype=torch.float32, device=self.device)
         if not bool((rows.sum(dim=-1) > 0).all()):
             raise ValueError("a state without a single step has no query")
-        codes = torch.tensor(last_codes, dtype=torch.int64, device=self.device)
-        return self._model.read(rows, codes, self._tables)
+        last, recent = (
+            torch.tensor(part, dtype=torch.int64, device=self.device) for part in (last_items, recent_items)
+        )
+        return self._model.read(rows, last, recent, self._tables)
 
     @torch.inference_mode()
     def scores(self, queries: Tensor) -> Tensor:

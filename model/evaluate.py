@@ -318,7 +318,7 @@ def model_scorer(model: Artifact) -> Scorer:
     """Score with the engine that serves."""
     engine = Engine(model)
     return from_states(
-        lambda states, last: engine.scores(engine.step(states, last)).cpu().numpy(),
+        lambda *state: engine.scores(engine.step(*state)).cpu().numpy(),
         model.history_codes,
         model.config.model,
     )

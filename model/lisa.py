@@ -1,6 +1,7 @@
-"""LISA-Mini, top to bottom: a user's history as a codeword histogram, attended by the last item's codes.
+"""LISA-Mini, top to bottom: a user's history as a codeword histogram, attended by the last item's codes, then again.
 
-Source: Wu et al., LISA, WWW 2021, equations 9 to 11 and algorithm 1; decay as in the paper's published code.
+Source: Wu et al., LISA, WWW 2021, equations 9 to 11 and algorithm 1; decay as in the paper's published code. The
+further looks are the hops of Sukhbaatar et al., End-To-End Memory Networks, 2015, over the histogram as the memory.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from torch.nn import functional as F
 
 from model.codes import ItemCodes
 from model.config import ModelConfig
+from model.feed_forward import FeedForward
+from model.recent import RecentItems
 
 SMALLEST_MASS = 1e-30
 
 
 class AttentionTables(NamedTuple):
-    """All a step needs of the attention: computed once per generation.
+    """All a step needs of the attention by codes: computed once per generation.
 
     match   (R, B, W, W)  exp of the scaled inner products of all codeword pairs, row maximum taken out
     values  (R, B, W, D)  projected value codewords
@@ -45,8 +48,60 @@ def attend(histogram: Tensor, last_codes: Tensor, tables: AttentionTables) -> Te
     return share.flatten(1) @ tables.values.reshape(-1, width)  # (Q, R B W) -> (Q, D)
 
 
+class Fading(NamedTuple):
+    """One history as its parallel form sees it: codes (L, B) and log weights (R, 1, L, L) of every event at every step.
+
+    An event that lies in a step's future weighs nothing: minus infinity.
+    """
+
+    codes: Tensor
+    log_weights: Tensor
+
+    def shares(self, logits: Tensor) -> Tensor:
+        """Softmax over the events up to each step: (R, B, L, L) -> (R, B, L, L)."""
+        return (logits + self.log_weights).softmax(dim=-1)
+
+
+class Hop(nn.Module):
+    """Another look at the histogram, asked by what the looks before have found instead of by the last item's codes."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        rates, books, words = len(config.decay_rates), config.history_codebooks, config.history_codewords
+        self.norm = nn.LayerNorm(config.width)
+        self.keys = nn.Parameter(torch.randn(rates, books, words, config.width) * 0.02)
+        self.prior = nn.Parameter(torch.zeros(rates, books, words))
+        self.values = nn.Parameter(
+            torch.randn(rates, books, words, config.width) / math.sqrt(4 * rates * books * config.width)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, hidden: Tensor, histogram: Tensor) -> Tensor:
+        """(Q, D) and (Q, R, B, W) -> (Q, D); the scale of a row of the histogram is free."""
+        share = (self._logits(hidden) + histogram.log()).softmax(dim=-1)
+        return self._add(hidden, share.flatten(1) @ self.values.flatten(0, 2))
+
+    def parallel(self, hidden: Tensor, history: Fading) -> Tensor:
+        """The same after every event of one history, without its histograms: (L, D) -> (L, D)."""
+        books = torch.arange(history.codes.shape[1], device=hidden.device)
+        logits = self._logits(hidden)[:, :, books, history.codes]  # (L, R, L, B)
+        share = history.shares(logits.permute(1, 3, 0, 2))
+        values = self.values[:, books, history.codes].transpose(1, 2)  # (R, B, L, D)
+        return self._add(hidden, (share @ values).sum(dim=(0, 1)))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """How well each codeword answers: (Q, D) -> (Q, R, B, W)."""
+        answers: Tensor = self.norm(hidden) @ self.keys.flatten(0, 2).T
+        return answers.view(-1, *self.prior.shape) + self.prior
+
+    def _add(self, hidden: Tensor, found: Tensor) -> Tensor:
+        added: Tensor = self.feed_forward(hidden + self.dropout(found))
+        return added
+
+
 class LisaMini(nn.Module):
-    """Hard codes for history and targets; the state of a user is the histogram and the last item's codes."""
+    """Hard codes for history and targets; the state of a user is the histogram and the last item, or last items."""
 
     history_codes: Tensor  # (N, B)  int64
     target_codes: Tensor  # (N, B')  int64
@@ -62,19 +117,15 @@ class LisaMini(nn.Module):
         self.query = nn.Parameter(torch.randn(rates, books, width, width) / math.sqrt(width))
         self.key = nn.Parameter(torch.randn(rates, books, width, width) / math.sqrt(width))
         self.value = nn.Parameter(torch.randn(rates, books, width, width) / math.sqrt(width * rates))
-        self.norm_in = nn.LayerNorm(width)
-        self.norm_out = nn.LayerNorm(width)
-        self.ffn = nn.Sequential(
-            nn.Linear(width, config.ffn_multiple * width),
-            nn.GELU(),
-            nn.Dropout(config.dropout),
-            nn.Linear(config.ffn_multiple * width, width),
-        )
-        self.dropout = nn.Dropout(config.dropout)
-        self.target_codebooks = nn.Parameter(
-            torch.randn(config.target_codebooks, config.target_codewords, width) * 0.02
-        )
+        targets = config.target_codebooks, config.target_codewords, width
+        self.last_codebooks = nn.Parameter(torch.randn(targets) * 0.1)
+        self.target_codebooks = nn.Parameter(torch.randn(targets) * 0.02)
         self.bias = nn.Parameter(torch.zeros(len(target_codes)))
+        self.dropout = nn.Dropout(config.dropout)
+        self.feed_forward = FeedForward(config)
+        self.hops = nn.ModuleList(Hop(config) for _ in range(config.hops))
+        self.recent = RecentItems(config) if config.recent_items else None
+        self.norm = nn.LayerNorm(width)
 
     def tables(self) -> AttentionTables:
         """The inner products of all codeword pairs and the projected values, per rate and codebook."""
@@ -82,57 +133,73 @@ class LisaMini(nn.Module):
         peak = similarity.amax(dim=-1, keepdim=True).detach()
         return AttentionTables(torch.exp(similarity - peak), self.codebooks @ self.value)
 
-    def read(self, histogram: Tensor, last_codes: Tensor, tables: AttentionTables | None = None) -> Tensor:
+    def read(self, histogram: Tensor, last: Tensor, recent: Tensor, tables: AttentionTables | None = None) -> Tensor:
         """Turn states into queries.
 
         histogram   (Q, R, B, W)  float32
-        last_codes  (Q, B)        int64
+        last        (Q,)          int64, each user's last item
+        recent      (Q, K)        int64, the newest items, newest first, -1 for none; K = 0 without a window
         returns     (Q, D)        float32
         """
-        attention = attend(histogram, last_codes, self.tables() if tables is None else tables)
-        return self._block(self._embed(last_codes), attention)
+        codes = self.history_codes[last]
+        hidden = self._first(last, attend(histogram, codes, self.tables() if tables is None else tables))
+        for hop in self.hops:
+            hidden = hop(hidden, histogram)
+        if self.recent is not None:
+            distinct, window = torch.unique(recent.clamp_min(0), return_inverse=True)
+            vectors = sum_of_codewords(self.target_codes[distinct], self.recent.codebooks)
+            hidden = self.recent(hidden, vectors, window.masked_fill(recent < 0, -1))
+        queries: Tensor = self.norm(hidden)
+        return queries
 
     def forward(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
         """Queries after every item of one history, all positions at once, as softmax attention over the items.
 
         items    (L,)    int64, oldest first
         weights  (L,)    float32, weights of the events; None: all 1
-        returns  (L, D)  float32; equals ``read`` of the histogram after each step
+        returns  (L, D)  float32; equals ``read`` of the state after each step
         """
-        codes = self.history_codes[items]  # (L, B)
-        length = len(codes)
-        queries = torch.einsum("lbd,rbde->rble", self._codewords(codes), self.query)
-        keys = torch.einsum("lbd,rbde->rble", self._codewords(codes), self.key)
-        values = torch.einsum("lbd,rbde->rble", self._codewords(codes), self.value)
-        position = torch.arange(length, device=items.device)
-        age = (position[:, None] - position[None, :]).to(queries.dtype)  # (L, L), negative for the future
-        rates = torch.tensor(self.config.decay_rates, dtype=queries.dtype, device=items.device)
-        log_weight = 0.0 if weights is None else weights.to(queries.dtype).log()
-        logits = queries @ keys.mT / math.sqrt(self.config.width)  # (R, B, L, L)
-        logits = logits - rates[:, None, None, None] * age + log_weight
-        share = logits.masked_fill(age < 0, -torch.inf).softmax(dim=-1)
-        return self._block(self._embed(codes), (share @ values).sum(dim=(0, 1)))
+        history = self._fading(items, weights)
+        words = self.codebooks[torch.arange(history.codes.shape[1], device=items.device), history.codes]  # (L, B, D)
+        queries, keys, values = (
+            torch.einsum("lbd,rbde->rble", words, projection) for projection in (self.query, self.key, self.value)
+        )
+        share = history.shares(queries @ keys.mT / math.sqrt(self.config.width))
+        hidden = self._first(items, (share @ values).sum(dim=(0, 1)))
+        hop: Hop
+        for hop in self.hops:  # type: ignore[assignment]
+            hidden = hop.parallel(hidden, history)
+        if self.recent is not None:
+            vectors = sum_of_codewords(self.target_codes[items], self.recent.codebooks)
+            hidden = self.recent.parallel(hidden, vectors)
+        found: Tensor = self.norm(hidden)
+        return found
 
     def item_vectors(self, items: Tensor | None = None) -> Tensor:
         """Sums of the items' target codewords: (N, D), or (len(items), D) for the items asked for."""
-        codes = self.target_codes if items is None else self.target_codes[items]
-        offsets = torch.arange(codes.shape[1], device=codes.device) * self.config.target_codewords
-        return F.embedding_bag(codes + offsets, self.target_codebooks.flatten(0, 1), mode="sum")
+        return sum_of_codewords(self.target_codes if items is None else self.target_codes[items], self.target_codebooks)
 
-    def _codewords(self, codes: Tensor) -> Tensor:
-        return self.codebooks[torch.arange(codes.shape[1], device=codes.device), codes]  # (Q, B, D)
+    def _first(self, last: Tensor, attention: Tensor) -> Tensor:
+        """The last item, by its history codes and by its finer target codes, and what it attends to: (Q, D)."""
+        embedded = sum_of_codewords(self.history_codes[last], self.codebooks)
+        embedded = embedded + sum_of_codewords(self.target_codes[last], self.last_codebooks)
+        hidden: Tensor = self.feed_forward(self.dropout(embedded) + self.dropout(attention))
+        return hidden
 
-    def _embed(self, last_codes: Tensor) -> Tensor:
-        """The last item as the sum of its history codewords: (Q, B) -> (Q, D)."""
-        offsets = torch.arange(last_codes.shape[1], device=last_codes.device) * self.config.history_codewords
-        return F.embedding_bag(last_codes + offsets, self.codebooks.flatten(0, 1), mode="sum")
+    def _fading(self, items: Tensor, weights: Tensor | None) -> Fading:
+        position = torch.arange(len(items), device=items.device)
+        age = position[:, None] - position[None, :]  # (L, L), negative for the future
+        rates = torch.tensor(self.config.decay_rates, dtype=self.bias.dtype, device=items.device)
+        log_weight = torch.zeros_like(self.bias[:1]) if weights is None else weights.to(self.bias.dtype).log()
+        fading = log_weight - rates[:, None, None, None] * age
+        return Fading(self.history_codes[items], fading.masked_fill(age < 0, -torch.inf))
 
-    def _block(self, last: Tensor, attention: Tensor) -> Tensor:
-        """Pre-norm residual block around the feed-forward: (Q, D), (Q, D) -> (Q, D)."""
-        hidden = self.dropout(last) + self.dropout(attention)
-        hidden = hidden + self.dropout(self.ffn(self.norm_in(hidden)))
-        queries: Tensor = self.norm_out(hidden)
-        return queries
+
+def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:
+    """The codewords that the codes point to, added up: (Q, books), (books, words, D) -> (Q, D)."""
+    books, words, _ = codebooks.shape
+    offsets = torch.arange(books, device=codes.device) * words
+    return F.embedding_bag(codes + offsets, codebooks.flatten(0, 1), mode="sum")
 
 
 def build(config: ModelConfig, codes: ItemCodes) -> LisaMini:

@@ -15,6 +15,7 @@ from model.config import ModelConfig, SeenRule
 from model.data import Histories, Interactions, histories_before
 from model.engine import best_first
 from model.histogram import history_histogram
+from model.recent import windows
 
 RECENT_ITEMS = 24  # what a served state remembers as recently seen
 USERS_PER_BLOCK = 256
@@ -23,8 +24,8 @@ SAMPLED_NEGATIVES = 100
 Scorer = Callable[[Histories], NDArray[np.float32]]
 """Scores of every item for the event after each of Q histories, none of them empty: a fresh (Q, N) at every call."""
 
-StateScorer = Callable[[NDArray[np.float32], NDArray[np.uint8]], NDArray[np.float32]]
-"""The same from histograms (Q, R, B, W) and the codes of the last items (Q, B)."""
+StateScorer = Callable[[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
+"""The same from histograms (Q, R, B, W), the last items (Q,) and the newest items (Q, K), newest first, -1 for none."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ def from_states(score: StateScorer, codes: NDArray[np.uint8], shape: ModelConfig
             history_histogram(codes[items], shape.decay_rates, shape.history_codewords, weights)
             for items, weights in zip(histories, histories.weights_of_each, strict=True)
         ]
-        return score(np.stack(states), codes[histories.last_items])
+        recent = windows(histories.item, histories.starts, histories.starts[1:] - 1, shape.recent_items)
+        return score(np.stack(states), histories.last_items.astype(np.int64), recent.astype(np.int64))
 
     return scorer

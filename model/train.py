@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from model.config import Config, DataCard, ModelConfig
 from model.histogram import running_histograms
 from model.lisa import build
 from model.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
+from model.recent import windows
 
 POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histograms
 CHECKPOINT = "checkpoint"
@@ -40,10 +41,11 @@ class TrainError(ValueError):
 
 
 class Batch(NamedTuple):
-    """Positions of histories and what came next: histogram (Q, R, B, W), last_codes (Q, B), targets (Q,)."""
+    """Positions of histories and what came next: histogram (Q, R, B, W), last (Q,), recent (Q, K), targets (Q,)."""
 
     histogram: Tensor
-    last_codes: Tensor
+    last: Tensor
+    recent: Tensor
     targets: Tensor
 
 
@@ -88,7 +90,8 @@ def batches(
         for chosen in np.array_split(shuffled, max(1, round(len(shuffled) / batch_size))):
             yield Batch(
                 torch.from_numpy(histograms[chosen]),
-                torch.from_numpy(psi[chosen].astype(np.int64)),
+                torch.from_numpy(item[chosen].astype(np.int64)),
+                torch.from_numpy(windows(item, starts, chosen, config.recent_items).astype(np.int64)),
                 torch.from_numpy(item[chosen + 1].astype(np.int64)),
             )
 
@@ -155,7 +158,8 @@ class Trainer:
         return EpochReport(epoch, sum(losses) / len(losses), found.get("ndcg_at_10"), found.get("hr_at_10"), elapsed_s)
 
     def _step(self, batch: Batch) -> float:
-        queries = self.model.read(batch.histogram, batch.last_codes)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            queries = self.model.read(batch.histogram, batch.last, batch.recent).float()
         items = len(self.model.bias)
         if items <= self.config.training.full_softmax_items:
             loss = full_softmax_loss(queries, self.model.item_vectors(), self.model.bias, batch.targets, self._dtype)
@@ -185,9 +189,9 @@ class Trainer:
         self.model.eval()
         tables, vectors = self.model.tables(), self.model.item_vectors()
 
-        def score(histograms: NDArray[np.float32], last_codes: NDArray[np.uint8]) -> NDArray[np.float32]:
-            states = torch.from_numpy(histograms).to(self.device), torch.from_numpy(last_codes.astype(np.int64))
-            queries = self.model.read(states[0], states[1].to(self.device), tables)
+        def score(*state: NDArray[Any]) -> NDArray[np.float32]:
+            histograms, last, recent = (torch.from_numpy(part).to(self.device) for part in state)
+            queries = self.model.read(histograms, last, recent, tables)
             return (queries @ vectors.T + self.model.bias).cpu().numpy()
 
         scorer = ranking.from_states(score, self.item_codes.history.codes, self.config.model)

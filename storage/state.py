@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 #   item_count         u8        of these on known items, each pushed;  newest in slot (item_count - 1) % 24
 #   recent_event_ids   u8[20]    ring of 64-bit hashes of event ids, 0 = empty
 #   bins               f4[R,B,W] true histogram * exp(rate_r * (n - anchor))
-#   recent_items       i4[24]    ring of rows of the codes, -1 = empty; events of weight zero enter too, they were seen
+#   recent_items       i4[24]    ring of rows of the codes, -1 = empty; events of weight zero were seen too: -2 - row
 #   recent_id_times_s  u4[20]    ring, beside recent_event_ids: their id-times in seconds, rounded up
 #   low_water_s        u4        the newest id-time evicted from that ring
 #   last_codes         u1[B]     codes of the last item, 0 while there is none
 #
 # 3,476 bytes at R = 3, B = 8, W = 32, whatever the length of the history.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 TAG_BYTES = slice(8, 16)
 ITEM_RING = 24
 ID_RING = 20
@@ -164,8 +164,8 @@ class Generation:
         item = self.item_index.get(event.item_id)
         if item is None:
             return Effect.UNKNOWN_ITEM
-        _push_item(state, item)
         weight = self.event_weights.get(event.type, 0.0)
+        _push_item(state, item, stepped=weight > 0)
         if weight <= 0:
             return Effect.WEIGHTLESS
         codes = self.codes[item]
@@ -248,8 +248,22 @@ class Generation:
 
 def recent_items(state: State) -> NDArray[np.int32]:
     """Rows of the newest items of the state, newest first, repeats included: (at most 24,) int32."""
-    newest_first: NDArray[np.int32] = np.roll(state["recent_items"], -int(state["item_count"]))[::-1]
-    return newest_first[newest_first >= 0]
+    ring = _newest_first(state)[:ITEM_RING]
+    ring = ring[ring != -1]
+    rows: NDArray[np.int32] = np.where(ring < 0, -2 - ring, ring)
+    return rows
+
+
+def stepped_items(state: State, length: int) -> NDArray[np.int32]:
+    """Rows of the newest items that stepped, newest first, as far as the ring reaches, then -1: (length,) int32."""
+    ring = _newest_first(state)
+    stepped = ring[ring >= 0][:length]
+    return np.pad(stepped, (0, length - len(stepped)), constant_values=-1)
+
+
+def _newest_first(state: State) -> NDArray[np.int32]:
+    ring: NDArray[np.int32] = np.roll(state["recent_items"], -int(state["item_count"]))[::-1]
+    return ring
 
 
 def already_seen(state: State, event: Event, in_log: Callable[[], bool]) -> bool:
@@ -293,10 +307,10 @@ def _push_id(state: State, event: Event) -> None:
     state["event_count"] = count + 1
 
 
-def _push_item(state: State, item: int) -> None:
+def _push_item(state: State, item: int, stepped: bool) -> None:
     count = int(state["item_count"])
     ring: NDArray[Any] = state["recent_items"]
-    ring[count % len(ring)] = item
+    ring[count % len(ring)] = item if stepped else -2 - item
     state["item_count"] = count + 1
 
 

@@ -58,7 +58,9 @@ class TestLearning:
         client.click("ada", "item-9", "item-4", "item-9")
         user = client.get("/v1/users/ada").json()
         model = load(model_dir)
-        queries = Engine(model).step(np.array([user["histogram"]], np.float32), model.history_codes[[9]])
+        queries = Engine(model).step(
+            np.array([user["histogram"]], np.float32), np.array([9]), np.empty((1, 0), np.int64)
+        )
         (rows,), (scores,) = Engine(model).top_k(queries, 5)
         answer = client.recommend("ada", k=5, exclude_seen="none")
         assert item_ids(answer) == [item_id(row) for row in rows]

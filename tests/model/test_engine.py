@@ -39,9 +39,9 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def model(random_model: Make) -> LisaMini:
-    return random_model(SHAPE, ITEMS)
+@pytest.fixture(scope="module", params=[0, 5], ids=["mini", "recent"])
+def model(random_model: Make, request: pytest.FixtureRequest) -> LisaMini:
+    return random_model(SHAPE.model_copy(update={"recent_items": request.param}), ITEMS)
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +58,13 @@ def tying(random_model: Make, in_memory: Wrap, device: str) -> Engine:
     return Engine(in_memory(model), device)
 
 
-def random_states(count: int, seed: int = 0) -> tuple[Any, Any]:
+def random_states(engine: Engine, count: int, seed: int = 0) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(seed)
     shape = count, len(SHAPE.decay_rates), SHAPE.history_codebooks, SHAPE.history_codewords
     histograms = rng.random(shape) * (rng.random(shape) < 0.5)
-    last_codes = rng.integers(0, SHAPE.history_codewords, (count, SHAPE.history_codebooks)).astype(np.uint8)
-    for book in range(SHAPE.history_codebooks):
-        histograms[np.arange(count), :, book, last_codes[:, book]] += 1
-    return histograms.astype(np.float32), last_codes
+    histograms[..., 0] += 0.01
+    last_items = rng.integers(0, ITEMS, count)
+    return histograms.astype(np.float32), last_items, rng.integers(-1, ITEMS, (count, engine.window))
 
 
 def random_queries(engine: Engine, count: int, seed: int = 0) -> torch.Tensor:
@@ -79,10 +78,10 @@ def sorted_best(scores: Any, allowed: Any, k: int) -> list[int]:
 
 
 def test_step_is_what_the_model_reads(engine: Engine, model: LisaMini) -> None:
-    histograms, last_codes = random_states(7)
+    state = random_states(engine, 7)
     with torch.inference_mode():
-        expected = model.cpu().read(torch.from_numpy(histograms), torch.from_numpy(last_codes).long())
-    found = engine.step(histograms, last_codes)
+        expected = model.cpu().read(*map(torch.from_numpy, state))
+    found = engine.step(*state)
     assert found.device.type == engine.device.type
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-5)
 
@@ -164,11 +163,11 @@ def test_ranked_candidates_equal_the_top_k_of_nothing_else(
 
 
 def test_a_batch_equals_its_users_alone(engine: Engine) -> None:
-    histograms, last_codes = random_states(33, seed=2)
-    queries = engine.step(histograms, last_codes)
+    state = random_states(engine, 33, seed=2)
+    queries = engine.step(*state)
     items, scores = engine.top_k(queries, 10)
     for row in range(33):
-        alone = engine.step(histograms[row : row + 1], last_codes[row : row + 1])
+        alone = engine.step(*(part[row : row + 1] for part in state))
         torch.testing.assert_close(alone[0], queries[row], rtol=0, atol=1e-5)
         own_items, own_scores = engine.top_k(alone, 10)
         np.testing.assert_allclose(own_scores[0], scores[row], rtol=0, atol=1e-5)
@@ -176,7 +175,7 @@ def test_a_batch_equals_its_users_alone(engine: Engine) -> None:
 
 
 def test_no_users_are_no_trouble(engine: Engine) -> None:
-    queries = engine.step(*random_states(0))
+    queries = engine.step(*random_states(engine, 0))
     assert queries.shape == (0, SHAPE.width)
     items, scores = engine.top_k(queries, 5)
     assert items.shape == scores.shape == (0, 5)
@@ -184,28 +183,29 @@ def test_no_users_are_no_trouble(engine: Engine) -> None:
 
 
 def test_the_scale_of_a_stored_row_does_not_matter(engine: Engine) -> None:
-    histograms, last_codes = random_states(5)
+    histograms, *items = random_states(engine, 5)
     scale = 10 ** np.random.default_rng(0).uniform(-6, 6, (*histograms.shape[:3], 1)).astype(np.float32)
     torch.testing.assert_close(
-        engine.step(histograms * scale, last_codes), engine.step(histograms, last_codes), rtol=0, atol=1e-5
+        engine.step(histograms * scale, *items), engine.step(histograms, *items), rtol=0, atol=1e-5
     )
 
 
 @pytest.mark.parametrize("bad", [0.0, np.nan])
 def test_a_state_without_a_step_is_refused(engine: Engine, bad: float) -> None:
-    histograms, last_codes = random_states(3)
+    histograms, *items = random_states(engine, 3)
     histograms[1, 0, 2] = bad
     with pytest.raises(ValueError, match="without a single step"):
-        engine.step(histograms, last_codes)
+        engine.step(histograms, *items)
 
 
 def test_arguments_are_left_as_they_were(engine: Engine) -> None:
-    histograms, last_codes = random_states(3)
-    before = histograms.copy(), last_codes.copy()
-    histograms.flags.writeable = last_codes.flags.writeable = False  # as numpy.frombuffer gives them
-    engine.top_k(engine.step(histograms, last_codes), 5, np.zeros((3, ITEMS), bool))
-    np.testing.assert_array_equal(histograms, before[0])
-    np.testing.assert_array_equal(last_codes, before[1])
+    state = random_states(engine, 3)
+    before = [part.copy() for part in state]
+    for part in state:
+        part.flags.writeable = False  # as numpy.frombuffer gives them
+    engine.top_k(engine.step(*state), 5, np.zeros((3, ITEMS), bool))
+    for part, original in zip(state, before, strict=True):
+        np.testing.assert_array_equal(part, original)
 
 
 def test_a_gpu_that_is_not_there_is_refused(model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +220,6 @@ def test_an_engine_on_the_gpu_leaves_the_artifact_on_the_cpu(model: LisaMini, in
         pytest.skip("torch finds no GPU")
     made = in_memory(model)
     on_cpu, on_gpu = Engine(made, "cpu"), Engine(made, "cuda")
-    states = random_states(5)
+    states = random_states(on_cpu, 5)
     torch.testing.assert_close(on_cpu.step(*states), on_gpu.step(*states).cpu(), rtol=0, atol=1e-5)
     assert made.history_codes.shape == (ITEMS, SHAPE.history_codebooks)

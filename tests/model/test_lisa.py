@@ -41,26 +41,33 @@ def history(length: int, seed: int) -> tuple[Any, Any]:
     return rng.integers(0, ITEMS, length), rng.choice(np.float32([0.25, 1, 3]), length)
 
 
-def states(model: LisaMini, items: Any, weights: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The states after every event: histograms and the last item's codes."""
+def states(model: LisaMini, items: Any, weights: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The states after every event: histograms, the last item and the newest items."""
     codes = model.history_codes.numpy()[items]
     shape = model.config
+    newest = [
+        [items[place - age] if place >= age else -1 for age in range(shape.recent_items)] for place in range(len(items))
+    ]
     histograms = running_histograms(
         codes.astype(np.uint8), weights, np.array([0, len(items)]), shape.decay_rates, shape.history_codewords
     )
-    return torch.from_numpy(histograms), torch.from_numpy(codes)
+    recent = torch.tensor(newest, dtype=torch.int64).view(len(items), shape.recent_items)
+    return torch.from_numpy(histograms), torch.from_numpy(items), recent
 
 
 @settings(max_examples=25)
 @given(
     length=st.integers(1, 200),
     decay_rates=st.lists(st.sampled_from([0.0, 0.05, 0.8, 1.2]), min_size=1, max_size=3),
+    hops=st.integers(0, 2),
+    recent_items=st.sampled_from([0, 1, 5, 300]),
     seed=st.integers(0, 2**31),
 )
 def test_recurrent_steps_equal_the_parallel_forward(
-    random_model: Make, length: int, decay_rates: list[float], seed: int
+    random_model: Make, length: int, decay_rates: list[float], hops: int, recent_items: int, seed: int
 ) -> None:
-    model = random_model(SHAPE.model_copy(update={"decay_rates": tuple(decay_rates)}), ITEMS, seed)
+    shape = {"decay_rates": tuple(decay_rates), "hops": hops, "recent_items": recent_items}
+    model = random_model(SHAPE.model_copy(update=shape), ITEMS, seed)
     items, weights = history(length, seed)
     with torch.inference_mode():
         stepped = model.read(*states(model, items, weights))
@@ -94,9 +101,9 @@ def test_attention_is_the_softmax_over_the_events_that_the_paper_writes(model: L
             ]
             for mass, word in zip(masses, words, strict=True):
                 expected += mass / sum(masses) * (word @ value[rate, book])
-    histograms, last_codes = states(model, items, weights)
+    histograms, last, _ = states(model, items, weights)
     with torch.inference_mode():
-        found = attend(histograms[-1:], last_codes[-1:], model.tables())
+        found = attend(histograms[-1:], model.history_codes[last[-1:]], model.tables())
     np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-5)
 
 
@@ -120,17 +127,17 @@ def test_attend_equals_a_double_loop() -> None:
 
 
 def test_the_scale_of_a_row_cancels(model: LisaMini) -> None:
-    histograms, last_codes = states(model, *history(60, 4))
+    histograms, *items = states(model, *history(60, 4))
     scale = 10 ** torch.empty(*histograms.shape[:3], 1).uniform_(-6, 6)
     with torch.inference_mode():
-        scaled, plain = model.read(histograms * scale, last_codes), model.read(histograms, last_codes)
+        scaled, plain = model.read(histograms * scale, *items), model.read(histograms, *items)
     torch.testing.assert_close(scaled, plain, rtol=0, atol=1e-5)
 
 
 def test_given_tables_equal_fresh_ones(model: LisaMini) -> None:
-    histograms, last_codes = states(model, *history(20, 5))
+    state = states(model, *history(20, 5))
     with torch.inference_mode():
-        assert torch.equal(model.read(histograms, last_codes, model.tables()), model.read(histograms, last_codes))
+        assert torch.equal(model.read(*state, model.tables()), model.read(*state))
 
 
 def test_the_match_table_peaks_at_one_in_every_row(model: LisaMini) -> None:
@@ -139,14 +146,33 @@ def test_the_match_table_peaks_at_one_in_every_row(model: LisaMini) -> None:
 
 
 def test_gradients_reach_every_weight(random_model: Make) -> None:
-    model = random_model(SHAPE, ITEMS, seed=1)
-    histograms, last_codes = states(model, *history(40, 6))
-    logits = model.read(histograms, last_codes) @ model.item_vectors().T + model.bias
+    model = random_model(SHAPE.model_copy(update={"recent_items": 6}), ITEMS, seed=1)
+    logits = model.read(*states(model, *history(40, 6))) @ model.item_vectors().T + model.bias
     F.cross_entropy(logits, torch.randint(ITEMS, (len(logits),))).backward()
     for name, weights in model.named_parameters():
         assert weights.grad is not None, name
         assert weights.grad.isfinite().all(), name
         assert weights.grad.any(), name
+
+
+@pytest.mark.parametrize("recent_items", [0, 7])
+def test_gradients_through_steps_equal_those_through_the_parallel_forward(
+    random_model: Make, recent_items: int
+) -> None:
+    model = random_model(SHAPE.model_copy(update={"recent_items": recent_items}), ITEMS, seed=2)
+    items, weights = history(150, 8)
+    direction = torch.randn(150, SHAPE.width)
+    gradients = []
+    for queries in (
+        model.read(*states(model, items, weights)),
+        model(torch.from_numpy(items), torch.from_numpy(weights)),
+    ):
+        model.zero_grad()
+        (queries * direction).sum().backward()
+        gradients.append([(name, tensor.grad) for name, tensor in model.named_parameters() if tensor.grad is not None])
+    for (name, stepped), (other, parallel) in zip(*gradients, strict=True):
+        assert name == other
+        torch.testing.assert_close(stepped, parallel, rtol=1e-3, atol=1e-3, msg=name)
 
 
 def test_item_vectors_are_the_sums_of_the_target_codewords(model: LisaMini) -> None:
@@ -160,7 +186,7 @@ def test_item_vectors_are_the_sums_of_the_target_codewords(model: LisaMini) -> N
 
 def test_dropout_is_off_in_evaluation_and_on_in_training(random_model: Make) -> None:
     model = random_model(SHAPE, ITEMS)
-    histograms, last_codes = states(model, *history(10, 7))
-    assert torch.equal(model.read(histograms, last_codes), model.read(histograms, last_codes))
+    state = states(model, *history(10, 7))
+    assert torch.equal(model.read(*state), model.read(*state))
     model.train()
-    assert not torch.equal(model.read(histograms, last_codes), model.read(histograms, last_codes))
+    assert not torch.equal(model.read(*state), model.read(*state))

@@ -127,21 +127,22 @@ class TestSampledNegatives:
         assert self.ranks(scores, seed=1).tolist() != self.ranks(scores, seed=2).tolist()
 
 
-def test_a_state_scorer_sees_the_state_and_the_last_codes_of_every_history() -> None:
+def test_a_state_scorer_sees_the_state_and_the_newest_items_of_every_history() -> None:
     rng = np.random.default_rng(0)
-    shape = ModelConfig(decay_rates=(0.0, 0.5), history_codebooks=2, history_codewords=4)
+    shape = ModelConfig(decay_rates=(0.0, 0.5), history_codebooks=2, history_codewords=4, recent_items=3)
     codes = rng.integers(0, 4, (ITEMS, 2)).astype(np.uint8)
     events, _ = random_events(2, 1)
     histories = events.histories[3:7]
     given: list[Any] = []
 
-    def score(states: Any, last_codes: Any) -> Any:
-        given.extend(zip(states, last_codes, strict=True))
+    def score(states: Any, last: Any, recent: Any) -> Any:
+        given.extend(zip(states, last, recent, strict=True))
         return np.zeros((len(states), ITEMS), np.float32)
 
     assert from_states(score, codes, shape)(histories).shape == (4, ITEMS)
-    for row, (state, last_codes) in enumerate(given):
+    for row, (state, last, recent) in enumerate(given):
         items = events.histories.item[events.histories.starts[3 + row] : events.histories.starts[4 + row]]
         weights = np.full(len(items), 3 + row, np.float32)
         np.testing.assert_allclose(state, history_histogram(codes[items], (0.0, 0.5), 4, weights))
-        assert last_codes.tolist() == codes[items[-1]].tolist()
+        assert last == items[-1]
+        assert recent.tolist() == [*items[::-1], -1, -1, -1][:3]

@@ -36,7 +36,7 @@ def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 class TestBatches:
     SHAPE = ModelConfig(
-        width=4, decay_rates=(0.0, 0.5), history_codebooks=2, history_codewords=5, target_codewords=8, dropout=0.0
+        width=4, decay_rates=(0.0, 0.5), history_codebooks=2, history_codewords=5, target_codewords=8, recent_items=3
     )
     ITEMS = 30
 
@@ -56,8 +56,8 @@ class TestBatches:
                 histogram = history_histogram(
                     codes[histories.item[past]], self.SHAPE.decay_rates, 5, histories.weights[past]
                 )
-                last = tuple(codes[histories.item[now - 1]].tolist())
-                positions[np.round(histogram, 3).tobytes(), last, int(histories.item[now])] += 1
+                newest = [*histories.item[past][::-1].tolist(), -1, -1, -1][:3]
+                positions[np.round(histogram, 3).tobytes(), newest[0], tuple(newest), int(histories.item[now])] += 1
         return positions
 
     @pytest.mark.parametrize("pool_positions", [1, 10, 32_768])
@@ -70,8 +70,8 @@ class TestBatches:
         codes = np.random.default_rng(1).integers(0, 5, (self.ITEMS, 2)).astype(np.uint8)
         found: Counter[Any] = Counter()
         for batch in train.batches(histories, codes, self.SHAPE, batch_size, seed=0):
-            for histogram, last_codes, target in zip(*batch, strict=True):
-                found[np.round(histogram.numpy(), 3).tobytes(), tuple(last_codes.tolist()), int(target)] += 1
+            for histogram, last, recent, target in zip(*batch, strict=True):
+                found[np.round(histogram.numpy(), 3).tobytes(), int(last), tuple(recent.tolist()), int(target)] += 1
         assert found == self.expected(histories, codes)
         assert found.total() == histories.positions
 

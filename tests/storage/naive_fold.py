@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.state import Event, Generation, recent_items
+from storage.state import Event, Generation, recent_items, stepped_items
 
 
 @dataclass
@@ -20,6 +20,7 @@ class NaiveUser:
     steps: int = 0
     last: tuple[int, int] | None = None  # (row, timestamp_us)
     items: list[int] = field(default_factory=list)
+    stepped: list[bool] = field(default_factory=list)  # beside items
 
     def receive(self, event: Event) -> tuple[bool, bool, bool]:
         """Returns duplicate, unknown_item, late."""
@@ -31,6 +32,7 @@ class NaiveUser:
         row = self.generation.item_index[event.item_id]
         self.items.append(row)
         weight = self.generation.event_weights.get(event.type, 0)
+        self.stepped.append(weight > 0)
         if weight <= 0:
             return False, False, False
         self._step(row, weight)
@@ -73,6 +75,9 @@ def assert_state_is(value: bytes | None, expected: NaiveUser) -> None:
     assert state["event_count"] == len(expected.ids)
     assert state["n"] == expected.steps
     assert recent_items(state).tolist() == expected.items[::-1][:24]
+    ring = slice(-generation.item_ring, None)
+    stepped = [row for row, stepped in zip(expected.items[ring], expected.stepped[ring], strict=True) if stepped]
+    assert stepped_items(state, 3).tolist() == [*stepped[::-1], -1, -1, -1][:3]
     if expected.last is None:
         assert state["last_item"] == -1
     else:
