@@ -99,6 +99,9 @@ def evaluate(
     protocol: Annotated[Protocol | None, typer.Option(help="Default: the one the model was trained for.")] = None,
     seen: Annotated[SeenRule | None, typer.Option(help="Which seen items may not be recommended.")] = None,
     baselines: Annotated[bool, typer.Option("--baselines", help="Fit the baselines too; takes minutes.")] = False,
+    neural: Annotated[
+        bool, typer.Option("--neural", help="Train SASRec and GRU4Rec too; takes some tens of minutes.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")
     ] = None,
@@ -111,10 +114,12 @@ def evaluate(
     from model.artifact import load
     from model.baselines import GRIDS
     from model.evaluate import evaluate as evaluate_models
+    from model.sequential import NEURAL_GRIDS
 
+    grids = {**(GRIDS if baselines else {}), **(NEURAL_GRIDS if neural else {})}
     loaded = [load(directory) for directory in model]
     with console.status("reading") as status:
-        found = evaluate_models(loaded, data, protocol, seen, GRIDS if baselines else None, status.update)
+        found = evaluate_models(loaded, data, protocol, seen, grids, status.update)
     numbers = found.to_json()
     if json_file is not None:
         json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
@@ -123,7 +128,7 @@ def evaluate(
     if report is not None:
         _say(f"{write_page(report, found, loaded[0])} is ready; open it in a browser")
     console.print(metrics_table(numbers))
-    if baselines:
+    if grids:
         console.print(baselines_table(numbers))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ from model.metrics import (
     metrics,
 )
 from model.ranking import HeldOut, Scorer, from_states, held_out, ranks_and_recommendations, ranks_full, ranks_sampled
+from model.sequential import Neural, Say
 
-Say = Callable[[str], None]
 SUFFIXES: dict[Protocol, str] = {"loo_full": "full", "loo_sampled100": "sampled100", "temporal": "temporal"}
 
 
@@ -88,16 +88,25 @@ class Trial:
         settings = {"generation": model.tag, "seed": model.config.training.seed}
         return self.test(model.config.model.preset, settings, model_scorer(model))
 
-    def test_baseline(self, name: str, grid: Sequence[Baseline]) -> Result:
+    def test_baseline(self, name: str, grid: Sequence[Baseline], say: Say = lambda _: None) -> Result:
         """Test the baseline of the grid that validation chooses, on the training events that the model had.
 
         raises TooManyItems
         """
+        if len(grid) == 1:
+            return self.test(name, asdict(grid[0]), self._fit(grid[0], say))
         baseline, scorer = self._best(grid)
         if self.config.data.train_on != "train":
-            histories = training_histories(self.interactions, self.parts.train, self.config.event_weights)
-            scorer = baseline.fit(histories, self.items)
+            scorer = self._fit(baseline, say)
         return self.test(name, asdict(baseline), scorer)
+
+    def _fit(self, baseline: Baseline, say: Say) -> Scorer:
+        histories = training_histories(self.interactions, self.parts.train, self.config.event_weights)
+        return (
+            baseline.fit(histories, self.items, say)
+            if isinstance(baseline, Neural)
+            else baseline.fit(histories, self.items)
+        )
 
     def _best(self, grid: Sequence[Baseline]) -> tuple[Baseline, Scorer]:
         """The best validation NDCG@10, over the whole catalogue and without training on a validation event."""
@@ -108,7 +117,7 @@ class Trial:
         best, best_quality = None, -1.0
         for baseline in grid:
             scorer, quality = baseline.fit(histories, self.items), 0.0
-            if len(grid) > 1 and len(validation):
+            if len(validation):
                 quality = metrics(ranks_full(validation, scorer, self.seen_rule))["ndcg_at_10"]
             if quality > best_quality:
                 best, best_quality = (baseline, scorer), quality
@@ -279,7 +288,7 @@ def evaluate(
     for name, grid in (grids or {}).items():
         say(f"fitting {name}")
         try:
-            baselines.append(trial.test_baseline(name, grid))
+            baselines.append(trial.test_baseline(name, grid, say))
         except TooManyItems as exc:
             skipped[name] = str(exc)
     return Report(trial, tested, baselines, skipped)

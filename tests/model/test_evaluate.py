@@ -20,6 +20,7 @@ import torch
 from model import artifact, baselines, data, evaluate, train
 from model.config import DataCard, SeenRule
 from model.metrics import metrics
+from model.sequential import Gru4Rec
 
 
 def table(directory: Path) -> dict[str, list[str]]:
@@ -250,3 +251,12 @@ def test_cold_items_are_counted(
     cold = numbers["by_item_frequency"][0]
     assert (cold["first"], cold["last"], cold["users"]) == (0, 0, 5)
     assert [(bucket["first"], bucket["users"]) for bucket in numbers["by_history_length"]] == [(1, 5)]
+
+
+def test_a_neural_baseline_is_fitted_once_and_tells_how_far_it_is(trained: Path, shop: Path) -> None:
+    said: list[str] = []
+    grids = {"gru4rec": [Gru4Rec(width=8, epochs=2)]}
+    report = evaluate.evaluate([artifact.load(trained)], shop, None, None, grids, said.append)
+    assert [line.split(",")[0] for line in said[-2:]] == ["Gru4Rec: epoch 1 of 2", "Gru4Rec: epoch 2 of 2"]
+    assert report.baselines[0].settings["width"] == 8
+    assert len(report.baselines[0].ranks) == len(report.ranks)

@@ -1,0 +1,307 @@
+"""Neural baselines: SASRec and GRU4Rec, both trained with cross-entropy on the next item at every position.
+
+They are baselines as those of ``model.baselines``, and ask for tens of minutes where those ask for seconds. All that
+differs between the two is how a history is read; training and scoring are the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.data import Histories
+from model.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
+from model.ranking import Scorer
+
+FULL_SOFTMAX_ITEMS = 20_000
+SAMPLED_NEGATIVES = 4_096
+DENSE_EVENTS_PER_USER = 30
+WARMUP_SHARE = 0.05
+POSITIONS_PER_BATCH = 4_096  # small data gets smaller batches, down to SMALLEST_BATCH, rather than few steps
+SMALLEST_BATCH = 256
+STEPS_PER_EPOCH = 256
+CPU = torch.device("cpu")
+
+Say = Callable[[str], None]
+
+
+class Batch(NamedTuple):
+    """Segments of histories, padded behind to the longest one.
+
+    items    (S, L)  int64
+    real     (S, L)  bool, false where padded
+    targets  (Q,)    int64, what came after each of the Q real positions
+    """
+
+    items: Tensor
+    real: Tensor
+    targets: Tensor
+
+
+class Network(nn.Module):
+    """Reads histories into queries; the items' vectors are those it is read with and those it is scored with."""
+
+    dtype = torch.float32  # of the products when training
+
+    def __init__(self, items: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(items, width)
+        self.bias = nn.Parameter(torch.zeros(items))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, items: Tensor) -> Tensor:
+        """Queries for what comes after each event, which know nothing of later events: (S, L) -> (S, L, D)."""
+        raise NotImplementedError
+
+
+class Attention(nn.Module):
+    """Causal self-attention of several heads."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.project = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, L, D) -> (S, L, D)"""
+        parts = self.project(x).unflatten(-1, (3, self.heads, -1))
+        queries, keys, values = parts.permute(2, 0, 3, 1, 4)  # (S, L, 3, H, D / H) -> 3 (S, H, L, D / H)
+        dropout = self.dropout if self.training else 0.0
+        read = F.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout, is_causal=True)
+        out: Tensor = self.out(read.transpose(1, 2).flatten(2))
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward layer at every position, each added to what it is given."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.attention = Attention(width, heads, dropout)
+        self.feed_forward = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, L, D) -> (S, L, D)"""
+        x = x + self.dropout(self.attention(self.norms[0](x)))
+        added: Tensor = x + self.dropout(self.feed_forward(self.norms[1](x)))
+        return added
+
+
+class Transformer(Network):
+    """Positions count from the first event of the window."""
+
+    def __init__(self, items: int, width: int, dropout: float, window: int, layers: int, heads: int) -> None:
+        super().__init__(items, width, dropout)
+        self.dtype = matmul_dtype(CPU)
+        self.positions = nn.Embedding(window, width)
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def forward(self, items: Tensor) -> Tensor:
+        scale = math.sqrt(self.vectors.embedding_dim)
+        x = self.vectors(items) * scale + self.positions.weight[: items.shape[1]]
+        queries: Tensor = self.norm(self.blocks(self.dropout(x)))
+        return queries
+
+
+class Recurrence(Network):
+    """One layer of gated recurrent units."""
+
+    def __init__(self, items: int, width: int, dropout: float) -> None:
+        super().__init__(items, width, dropout)
+        nn.init.normal_(self.vectors.weight, std=1 / math.sqrt(width))
+        self.units = nn.GRU(width, width, batch_first=True)
+
+    def forward(self, items: Tensor) -> Tensor:
+        states, _ = self.units(self.dropout(self.vectors(items)))
+        queries: Tensor = self.dropout(states)
+        return queries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neural:
+    """What both have in common.
+
+    window          events that are read at most, the newest ones
+    dropout         where a user has 30 training events or more on average
+    sparse_dropout  where a user has fewer
+
+    Source: the two rates and the means of the data they were chosen for are those of Kang and McAuley.
+    """
+
+    width: int = 128
+    window: int = 200
+    dropout: float = 0.2
+    sparse_dropout: float = 0.5
+    epochs: int = 30
+    learning_rate: float = 0.001
+    seed: int = 0
+
+    def network(self, items: int, dropout: float) -> Network:
+        """An untrained network."""
+        raise NotImplementedError
+
+    def fit(self, histories: Histories, items: int, say: Say = lambda _: None) -> Scorer:
+        """Learn from training histories; ``say`` is told about every epoch."""
+        started = time.monotonic()
+        for epoch, (learner, loss) in enumerate(self.training(histories, items), start=1):
+            network = learner
+            minutes = (time.monotonic() - started) / 60
+            say(f"{type(self).__name__}: epoch {epoch} of {self.epochs}, loss {loss:.3f}, {minutes:.1f} minutes")
+        return scorer_of(network, self.window)
+
+    def training(self, histories: Histories, items: int) -> Iterator[tuple[Network, float]]:
+        """The network, which goes on learning, and its mean loss after every epoch.
+
+        All randomness of an epoch comes from (seed, epoch); torch's own generator is left as it was.
+        """
+        events_per_user = len(histories.item) / max(int(np.count_nonzero(histories.lengths)), 1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            dropout = self.dropout if events_per_user >= DENSE_EVENTS_PER_USER else self.sparse_dropout
+            network = self.network(items, dropout)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+        for epoch in range(self.epochs):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed * 100_003 + epoch)
+                loss = self._epoch(network.train(), optimizer, histories, epoch)
+            yield network, loss
+
+    def _epoch(self, network: Network, optimizer: torch.optim.Optimizer, histories: Histories, epoch: int) -> float:
+        done, total = 0, 0.0
+        for batch in batches(histories, self.window, np.random.default_rng((self.seed, epoch))):
+            share = (epoch + done / histories.positions) / self.epochs
+            for group in optimizer.param_groups:
+                group["lr"] = self.learning_rate * schedule(share)
+            loss = loss_of(network, batch)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            done += len(batch.targets)
+            total += float(loss.detach()) * len(batch.targets)
+        return total / max(done, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SasRec(Neural):
+    """A causal transformer.
+
+    Source: Kang and McAuley, Self-attentive sequential recommendation, ICDM 2018, with the norms before the layers;
+    the cross-entropy over the catalogue of Klenitskiy and Vasilev, Turning dross into gold loss, RecSys 2023.
+    """
+
+    layers: int = 2
+    heads: int = 2
+
+    def network(self, items: int, dropout: float) -> Network:
+        return Transformer(items, self.width, dropout, self.window, self.layers, self.heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gru4Rec(Neural):
+    """A recurrent network.
+
+    Source: Hidasi and Karatzoglou, Recurrent neural networks with top-k gains, CIKM 2018, with cross-entropy over the
+    catalogue and the items' vectors shared by input and output.
+    """
+
+    def network(self, items: int, dropout: float) -> Network:
+        return Recurrence(items, self.width, dropout)
+
+
+NEURAL_GRIDS: Mapping[str, Sequence[Neural]] = {"sasrec": [SasRec()], "gru4rec": [Gru4Rec()]}
+
+
+def schedule(share: float) -> float:
+    """Factor of the learning rate when a share of the training is done: linear warm-up, then a cosine down to 1 %."""
+    warm = min(1.0, (share + 1e-4) / WARMUP_SHARE)
+    return max(warm * (0.5 + 0.5 * math.cos(math.pi * share)), 0.01)
+
+
+def loss_of(network: Network, batch: Batch) -> Tensor:
+    """Mean cross-entropy over the real positions of a batch."""
+    dtype, vectors = matmul_dtype(CPU), network.vectors
+    with torch.autocast("cpu", torch.bfloat16, enabled=network.dtype is torch.bfloat16):
+        read = network(batch.items)
+    queries = read[batch.real].float()
+    if vectors.num_embeddings <= FULL_SOFTMAX_ITEMS:
+        return full_softmax_loss(queries, vectors.weight, network.bias, batch.targets, dtype)
+    negatives = torch.randperm(vectors.num_embeddings)[:SAMPLED_NEGATIVES]
+    return sampled_softmax_loss(queries, vectors, network.bias, batch.targets, negatives, dtype)
+
+
+def batches(histories: Histories, window: int, rng: np.random.Generator) -> Iterator[Batch]:
+    """Every position of an epoch that has a next item, once, in segments of similar length, the batches shuffled."""
+    begins, lengths = segments(histories, window, rng)
+    by_length = np.lexsort((rng.random(len(lengths)), lengths))
+    size = min(max(histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH), POSITIONS_PER_BATCH)
+    batch_of = np.cumsum(lengths[by_length]) // size
+    chosen = np.split(by_length, np.flatnonzero(np.diff(batch_of)) + 1)
+    for index in rng.permutation(len(chosen)):
+        if len(chosen[index]):
+            yield _padded(histories.item, begins[chosen[index]], lengths[chosen[index]])
+
+
+def segments(
+    histories: Histories, window: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where segments begin and how many events they have, the target of the last one not counted.
+
+    A history that fits the window stays whole; a longer one is cut every ``window`` events from a random event on.
+    """
+    begins, ends = histories.starts[:-1], histories.starts[1:] - 1
+    first = np.where(ends - begins > window, rng.integers(1, window + 1, len(begins)), window)
+    cuts = [
+        np.r_[begin, np.arange(begin + cut, end, window)] for begin, cut, end in zip(begins, first, ends, strict=True)
+    ]
+    users = np.repeat(np.arange(len(cuts)), [len(cut) for cut in cuts])
+    flat = np.concatenate([np.empty(0, np.int64), *cuts])
+    following = np.where(np.diff(users, append=-1) == 0, np.roll(flat, -1), ends[users])
+    lengths = following - flat
+    return flat[lengths > 0], lengths[lengths > 0]
+
+
+def scorer_of(network: Network, window: int) -> Scorer:
+    """Score by what is read last of each history; in float32, as neighbours in a block would round otherwise."""
+
+    @torch.inference_mode()
+    def scorer(prefixes: Histories) -> NDArray[np.float32]:
+        lengths = np.minimum(prefixes.lengths, window)
+        items = _rows(prefixes.item, prefixes.starts[1:] - lengths, lengths)
+        read = network.eval()(torch.from_numpy(items))
+        queries = read[torch.arange(len(lengths)), torch.from_numpy(lengths - 1)]
+        scores: NDArray[np.float32] = (queries @ network.vectors.weight.T + network.bias).numpy()
+        return scores
+
+    return scorer
+
+
+def _padded(item: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Batch:
+    real = np.arange(lengths.max()) < lengths[:, None]
+    targets = _rows(item, begins + 1, lengths)[real]
+    return Batch(torch.from_numpy(_rows(item, begins, lengths)), torch.from_numpy(real), torch.from_numpy(targets))
+
+
+def _rows(item: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Stretches of events, one a row; what stands behind a shorter one is its last event again."""
+    steps = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+    return item[begins[:, None] + steps].astype(np.int64)

@@ -1,0 +1,128 @@
+"""The neural baselines: laws of what they read, and that they learn an order that counting cannot see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model import sequential
+from model.baselines import Popularity
+from model.data import Histories
+from model.sequential import Gru4Rec, Neural, SasRec
+
+ITEMS = 30
+SMALL = {"width": 16, "window": 8, "epochs": 2, "dropout": 0.2, "sparse_dropout": 0.2}
+BOTH = [SasRec(**SMALL), Gru4Rec(**SMALL)]  # type: ignore[arg-type]
+Items = list[list[int]]
+
+
+def packed(histories: Items) -> Histories:
+    item = np.array([item for history in histories for item in history], np.int32)
+    return Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *map(len, histories)]))
+
+
+def chains(seed: int, users: int = 150) -> Items:
+    """Triples A -> B -> C of neighbouring items, one random triple after the other."""
+    rng = np.random.default_rng(seed)
+    return [
+        [3 * triple + place for triple in rng.integers(0, ITEMS // 3, rng.integers(2, 9)) for place in range(3)]
+        for _ in range(users)
+    ]
+
+
+@pytest.mark.parametrize("neural", BOTH, ids=lambda neural: type(neural).__name__)
+class TestBoth:
+    def test_score_a_prefix_whatever_else_is_in_the_block(self, neural: Neural) -> None:
+        scorer = neural.fit(packed(chains(0)), ITEMS)
+        prefixes = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [7, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
+        together = scorer(packed(prefixes))
+        assert (together.shape, together.dtype) == ((4, ITEMS), np.float32)
+        for prefix, expected in zip(prefixes, together, strict=True):
+            np.testing.assert_allclose(scorer(packed([prefix]))[0], expected, rtol=1e-4, atol=1e-5)
+
+    def test_read_the_newest_events_that_fit_the_window(self, neural: Neural) -> None:
+        scorer = neural.fit(packed(chains(0)), ITEMS)
+        long = list(range(20))
+        scores = scorer(packed([long, long[-8:], long[-7:]]))
+        np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4, atol=1e-5)
+        assert np.abs(scores[0] - scores[2]).max() > 1e-3
+
+    def test_know_nothing_of_later_events(self, neural: Neural) -> None:
+        torch.manual_seed(0)
+        network = neural.network(ITEMS, 0.0).eval()
+        items = torch.arange(8)[None]
+        changed = items.clone()
+        changed[0, 5] = 20
+        with torch.inference_mode():
+            before, after = network(items)[0], network(changed)[0]
+        torch.testing.assert_close(before[:5], after[:5])
+        assert ((before[5:] - after[5:]).abs().amax(dim=1) > 1e-4).all()
+
+    def test_one_seed_gives_one_model(self, neural: Neural) -> None:
+        histories, prefixes = packed(chains(0)), packed([[1, 2], [4]])
+        other = type(neural)(**{**SMALL, "seed": 1})  # type: ignore[arg-type]
+        first = neural.fit(histories, ITEMS)(prefixes)
+        torch.rand(3)
+        assert np.array_equal(neural.fit(histories, ITEMS)(prefixes), first)
+        assert not np.allclose(other.fit(histories, ITEMS)(prefixes), first)
+
+    def test_leave_the_generator_of_others_alone(self, neural: Neural) -> None:
+        before = torch.random.get_rng_state()
+        neural.fit(packed(chains(0, users=5)), ITEMS)
+        assert torch.equal(torch.random.get_rng_state(), before)
+
+    @pytest.mark.parametrize("sampled", [False, True])
+    def test_learn_an_order(self, neural: Neural, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        if sampled:
+            monkeypatch.setattr(sequential, "FULL_SOFTMAX_ITEMS", ITEMS - 1)
+            monkeypatch.setattr(sequential, "SAMPLED_NEGATIVES", ITEMS // 2)
+        histories, said = packed(chains(0)), list[str]()
+        learner = type(neural)(**{**SMALL, "width": 32, "epochs": 15, "learning_rate": 0.01, "dropout": 0.0})  # type: ignore[arg-type]
+        scorer = learner.fit(histories, ITEMS, said.append)
+        prefixes = [history[:end] for history in chains(1, users=40) for end in range(1, len(history)) if end % 3]
+        nexts = np.array([prefix[-1] + 1 for prefix in prefixes])
+        hits = np.mean(scorer(packed(prefixes)).argmax(axis=1) == nexts)
+        popular = np.mean(Popularity().fit(histories, ITEMS)(packed(prefixes)).argmax(axis=1) == nexts)
+        assert hits > 0.97 > 0.2 > popular
+        losses = [float(line.split("loss ")[1].split(",")[0]) for line in said]
+        assert len(losses) == 15
+        assert losses[-1] < 0.6 * losses[0]
+
+    def test_histories_without_a_next_item_teach_nothing(self, neural: Neural) -> None:
+        assert np.isfinite(neural.fit(packed([[1], [], [2]]), ITEMS)(packed([[3, 4]]))).all()
+
+
+@pytest.mark.parametrize("smallest", [1, 20, 100_000])
+def test_an_epoch_has_every_position_once(smallest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequential, "SMALLEST_BATCH", smallest)
+    monkeypatch.setattr(sequential, "POSITIONS_PER_BATCH", smallest)
+    # every event has its own item, so that a pair tells the position
+    lengths = np.array([0, 1, 2, 8, 9, 10, 17, 40, 0])
+    histories = Histories(np.arange(87, dtype=np.int32), np.ones(87, np.float32), np.r_[0, np.cumsum(lengths)])
+    found: Counter[Any] = Counter()
+    for batch in sequential.batches(histories, 8, np.random.default_rng(0)):
+        assert batch.items.shape == batch.real.shape
+        assert batch.items.shape[1] <= 8
+        found.update(zip(batch.items[batch.real].tolist(), batch.targets.tolist(), strict=True))
+    ends = set((histories.starts[1:] - 1).tolist())
+    assert found == Counter({(item, item + 1): 1 for item in range(87) if item not in ends})
+
+
+def test_a_long_history_is_cut_elsewhere_every_time() -> None:
+    histories, rng = packed([list(range(25))]), np.random.default_rng(0)
+    begins = {tuple(sequential.segments(histories, 8, rng)[0].tolist()) for _ in range(50)}
+    assert len(begins) == 8
+
+
+def test_sparse_data_gets_more_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    neural = SasRec(width=8, epochs=0, dropout=0.25, sparse_dropout=0.75)
+    network = SasRec.network
+    monkeypatch.setattr(SasRec, "network", lambda self, items, rate: rates.append(rate) or network(self, items, rate))
+    for length in (29, 30):
+        list(neural.training(packed([[1] * length, []]), ITEMS))
+    assert rates == [0.75, 0.25]
