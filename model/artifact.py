@@ -166,6 +166,8 @@ def _assemble(config: Config, tensors: dict[str, Tensor]) -> tuple[LisaMini, Att
         raise ValueError(f"{misfit[0]} does not have the shape that {CONFIG} tells")
     if int(history.max()) >= shape.history_codewords or int(target.max()) >= shape.target_codewords:
         raise ValueError("codes point beyond their codebooks")
+    if shape.followers and int(tensors["weights.followers"].max()) >= len(target):
+        raise ValueError("followers point beyond the catalogue")
     model = LisaMini(shape, history, target)
     weights = {name.removeprefix("weights."): tensor for name, tensor in tensors.items() if name.startswith("weights.")}
     model.load_state_dict(weights | {"history_codes": history.long(), "target_codes": target.long()})

@@ -30,15 +30,16 @@ class ModelConfig(Frozen):
     target_codewords: int = Field(256, ge=2, le=256)  # W'
     ffn_multiple: int = Field(4, ge=1)
     hops: int = Field(1, ge=0)  # looks at the histogram after the one by codes
-    recent_items: int = Field(0, ge=0)  # K, the window of newest items beside the histogram
-    recent_heads: int = Field(4, ge=1)
+    recent_items: int = Field(5, ge=1)  # K, the newest items that a step knows, from the state's ring
+    recent_heads: int = Field(0, ge=0)  # 0: no attention to them, only their followers are lifted
+    followers: int = Field(16, ge=0)  # K', exact followers of each item whose scores it lifts
     dropout: float = Field(0.2, ge=0, lt=1)
 
 
 class TrainConfig(Frozen):
     """How the weights are found. A batch is a number of positions, from many users' histories."""
 
-    epochs: int = Field(14, ge=1)
+    epochs: int = Field(7, ge=1)
     batch_size: int = Field(2048, ge=1)
     learning_rate: float = Field(0.002, gt=0)
     weight_decay: float = Field(0.0, ge=0)
@@ -71,7 +72,7 @@ class Config(Frozen):
 
 PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {
     "lisa-mini": (ModelConfig(), TrainConfig()),
-    "lisa-recent": (ModelConfig(preset="lisa-recent", recent_items=32), TrainConfig()),
+    "lisa-recent": (ModelConfig(preset="lisa-recent", hops=0, recent_items=32, recent_heads=4), TrainConfig()),
 }
 
 

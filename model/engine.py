@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +15,24 @@ from model.artifact import Artifact
 from model.lisa import AttentionTables
 
 Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What states ask of the catalogue.
+
+    vectors  (Q, D)  float32
+    recent   (Q, K)  int64, each user's newest items, whose followers are lifted; -1 for none
+    """
+
+    vectors: Tensor
+    recent: Tensor
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, rows: Sequence[int]) -> Queries:
+        return Queries(self.vectors[rows], self.recent[rows])
 
 
 class Engine:
@@ -36,13 +55,13 @@ class Engine:
     @torch.inference_mode()
     def step(
         self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
-    ) -> Tensor:
+    ) -> Queries:
         """States to queries.
 
         histograms    (Q, R, B, W)  the scale of each row is free
         last_items    (Q,)          rows of the catalogue
-        recent_items  (Q, K)        rows, newest first, -1 for none; K is the preset's, often 0
-        returns       (Q, D)        float32, on the engine's device
+        recent_items  (Q, K)        rows, newest first, -1 for none; K is ``window``
+        returns       Q queries on the engine's device
         raises        ValueError    when a row of a histogram is empty
         """
         rows = torch.tensor(histograms, dtype=torch.float32, device=self.device)
@@ -51,22 +70,22 @@ class Engine:
         last, recent = (
             torch.tensor(part, dtype=torch.int64, device=self.device) for part in (last_items, recent_items)
         )
-        return self._model.read(rows, last, recent, self._tables)
+        return Queries(self._model.read(rows, last, recent, self._tables), recent)
 
     @torch.inference_mode()
-    def scores(self, queries: Tensor) -> Tensor:
-        """Score of every item: (Q, D) -> (Q, N), summed from the codebooks' inner products in a fixed order."""
-        products = torch.einsum("qd,bpd->bqp", queries, self._model.target_codebooks)  # (B', Q, W')
+    def scores(self, queries: Queries) -> Tensor:
+        """Score of every item: Q queries -> (Q, N), summed from the codebooks' inner products in a fixed order."""
+        products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)  # (B', Q, W')
         scores = self._model.bias.expand(len(queries), -1).clone()
         for product, codes in zip(products, self._codes_by_book, strict=True):
             scores += product.index_select(1, codes)
-        return scores
+        return scores.scatter_add_(1, *self._model.lifts(queries.recent))
 
     @torch.inference_mode()
-    def top_k(self, queries: Tensor, k: int, excluded: NDArray[np.bool_] | None = None) -> Ranked:
+    def top_k(self, queries: Queries, k: int, excluded: NDArray[np.bool_] | None = None) -> Ranked:
         """The k best items of each query, best first, ties by item order.
 
-        queries   (Q, D)
+        queries   Q queries
         excluded  (Q, N)   True for what must not be shown
         returns   items (Q, k') int64 and scores (Q, k') float32, k' = min(k, N); where fewer items are allowed the
                   rest is -1 and -inf
@@ -85,16 +104,20 @@ class Engine:
         return items, best
 
     @torch.inference_mode()
-    def rank_candidates(self, queries: Tensor, candidates: Sequence[NDArray[np.int64]], k: int) -> list[Ranked]:
+    def rank_candidates(self, queries: Queries, candidates: Sequence[NDArray[np.int64]], k: int) -> list[Ranked]:
         """The k best of each query's own candidates, best first, ties by item order; only these are scored."""
-        products = torch.einsum("qd,bpd->qbp", queries, self._model.target_codebooks)
+        products = torch.einsum("qd,bpd->qbp", queries.vectors, self._model.target_codebooks)
         ranked = []
-        for product, indices in zip(products, candidates, strict=True):
+        for product, followers, lifts, indices in zip(
+            products, *self._model.lifts(queries.recent), candidates, strict=True
+        ):
             distinct = np.unique(indices)
             chosen = torch.from_numpy(distinct).to(self.device)
             scores = self._model.bias[chosen].clone()
             for row, codes in zip(product, self._codes_by_book[:, chosen], strict=True):
                 scores += row[codes]
+            place, which = torch.where(chosen[:, None] == followers)
+            scores.index_add_(0, place, lifts[which])
             values = scores.cpu().numpy()
             found, found_scores = best_first(values, np.arange(len(values)), k)
             ranked.append((distinct[found], found_scores))

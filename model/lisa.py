@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from model.codes import ItemCodes
 from model.config import ModelConfig
 from model.feed_forward import FeedForward
+from model.followers import DECAY_PER_ITEM, LIFTING_ITEMS, Followers
 from model.recent import RecentItems
 
 SMALLEST_MASS = 1e-30
@@ -105,6 +106,8 @@ class LisaMini(nn.Module):
 
     history_codes: Tensor  # (N, B)  int64
     target_codes: Tensor  # (N, B')  int64
+    followers: Tensor  # (N, K')  int32, an item's strongest followers, -1 for none
+    lift: Tensor  # (N, K')  float32, what being the newest item adds to their scores
 
     def __init__(self, config: ModelConfig, history_codes: Tensor, target_codes: Tensor) -> None:
         super().__init__()
@@ -113,6 +116,8 @@ class LisaMini(nn.Module):
         books, words = config.history_codebooks, config.history_codewords
         self.register_buffer("history_codes", history_codes.long())
         self.register_buffer("target_codes", target_codes.long())
+        self.register_buffer("followers", torch.full((len(target_codes), config.followers), -1, dtype=torch.int32))
+        self.register_buffer("lift", torch.zeros(len(target_codes), config.followers))
         self.codebooks = nn.Parameter(torch.randn(books, words, width) / math.sqrt(books))
         self.query = nn.Parameter(torch.randn(rates, books, width, width) / math.sqrt(width))
         self.key = nn.Parameter(torch.randn(rates, books, width, width) / math.sqrt(width))
@@ -124,7 +129,7 @@ class LisaMini(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.feed_forward = FeedForward(config)
         self.hops = nn.ModuleList(Hop(config) for _ in range(config.hops))
-        self.recent = RecentItems(config) if config.recent_items else None
+        self.recent = RecentItems(config) if config.recent_heads else None
         self.norm = nn.LayerNorm(width)
 
     def tables(self) -> AttentionTables:
@@ -138,7 +143,7 @@ class LisaMini(nn.Module):
 
         histogram   (Q, R, B, W)  float32
         last        (Q,)          int64, each user's last item
-        recent      (Q, K)        int64, the newest items, newest first, -1 for none; K = 0 without a window
+        recent      (Q, K)        int64, the newest items, newest first, -1 for none
         returns     (Q, D)        float32
         """
         codes = self.history_codes[last]
@@ -179,6 +184,14 @@ class LisaMini(nn.Module):
         """Sums of the items' target codewords: (N, D), or (len(items), D) for the items asked for."""
         return sum_of_codewords(self.target_codes if items is None else self.target_codes[items], self.target_codebooks)
 
+    def lifts(self, recent: Tensor) -> tuple[Tensor, Tensor]:
+        """What followed the newest items before: (Q, K) -> items (Q, F) int64 and what to add to their scores (Q, F)."""
+        newest = recent[:, :LIFTING_ITEMS]
+        rows, steps_ago = newest.clamp_min(0), torch.arange(newest.shape[1], device=recent.device)
+        fading = torch.exp(-DECAY_PER_ITEM * steps_ago) * (newest >= 0)
+        followers = self.followers[rows].long().clamp_min(0)
+        return followers.flatten(1), (self.lift[rows] * fading[:, :, None]).flatten(1)
+
     def _first(self, last: Tensor, attention: Tensor) -> Tensor:
         """The last item, by its history codes and by its finer target codes, and what it attends to: (Q, D)."""
         embedded = sum_of_codewords(self.history_codes[last], self.codebooks)
@@ -202,11 +215,13 @@ def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:
     return F.embedding_bag(codes + offsets, codebooks.flatten(0, 1), mode="sum")
 
 
-def build(config: ModelConfig, codes: ItemCodes) -> LisaMini:
+def build(config: ModelConfig, codes: ItemCodes, followers: Followers) -> LisaMini:
     """A model with fresh weights on fixed codes; its history codewords start as the means that the codes stand for."""
     model = LisaMini(config, torch.from_numpy(codes.history.codes), torch.from_numpy(codes.target.codes))
     means = torch.from_numpy(codes.history.codewords)
     scale = math.sqrt(config.history_codebooks) * means.square().mean().sqrt().clamp_min(SMALLEST_MASS)
     with torch.no_grad():
         model.codebooks.copy_(means / scale)
+        model.followers.copy_(torch.from_numpy(followers.items))
+        model.lift.copy_(torch.from_numpy(followers.lift))
     return model

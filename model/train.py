@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from model import artifact, codes, data, metrics, ranking
 from model.config import Config, DataCard, ModelConfig
+from model.followers import strongest
 from model.histogram import running_histograms
 from model.lisa import build
 from model.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
@@ -115,9 +116,12 @@ class Trainer:
             self.histories.item, self.histories.starts, len(interactions.item_ids), config.model, config.training.seed
         )
         torch.manual_seed(config.training.seed)
-        self.model = build(config.model, self.item_codes).to(self.device)
+        followers = strongest(
+            self.histories.item, self.histories.starts, len(interactions.item_ids), config.model.followers
+        )
+        self.model = build(config.model, self.item_codes, followers).to(self.device)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=config.training.weight_decay
+            self.model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=config.training.weight_decay, fused=True
         )
         self.validation = (
             ranking.held_out(interactions, parts.validation, config.event_weights)
@@ -192,7 +196,8 @@ class Trainer:
         def score(*state: NDArray[Any]) -> NDArray[np.float32]:
             histograms, last, recent = (torch.from_numpy(part).to(self.device) for part in state)
             queries = self.model.read(histograms, last, recent, tables)
-            return (queries @ vectors.T + self.model.bias).cpu().numpy()
+            scores = queries @ vectors.T + self.model.bias
+            return scores.scatter_add_(1, *self.model.lifts(recent)).cpu().numpy()
 
         scorer = ranking.from_states(score, self.item_codes.history.codes, self.config.model)
         return metrics.metrics(ranking.ranks_full(self.validation, scorer, self.config.data.seen_rule))

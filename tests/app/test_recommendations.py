@@ -59,7 +59,7 @@ class TestLearning:
         user = client.get("/v1/users/ada").json()
         model = load(model_dir)
         queries = Engine(model).step(
-            np.array([user["histogram"]], np.float32), np.array([9]), np.empty((1, 0), np.int64)
+            np.array([user["histogram"]], np.float32), np.array([9]), np.array([[9, 4, 9, -1, -1]])
         )
         (rows,), (scores,) = Engine(model).top_k(queries, 5)
         answer = client.recommend("ada", k=5, exclude_seen="none")

@@ -14,16 +14,21 @@ ITEMS = 50
 
 
 @pytest.mark.parametrize("decay_rates", [(0.02, 0.2, 1.2), (3.0, 0.001), (100.0, 0.1), (0.0, 0.0001), (0.0,)], ids=str)
-@pytest.mark.parametrize("recent_items", [0, 40])
+@pytest.mark.parametrize("recent_heads", [0, 2])
 @pytest.mark.parametrize("length", [1, 60, 1200])
 def test_stored_steps_equal_the_parallel_forward(
-    decay_rates: tuple[float, ...], length: int, recent_items: int
+    decay_rates: tuple[float, ...], length: int, recent_heads: int
 ) -> None:
     """1,200 steps rescale a state some 35 times at the default rates, and every few steps at the fast ones."""
     torch.manual_seed(0)
     rng = np.random.default_rng(length)
     config = ModelConfig(
-        width=16, decay_rates=decay_rates, history_codebooks=4, history_codewords=8, recent_items=recent_items
+        width=16,
+        decay_rates=decay_rates,
+        history_codebooks=4,
+        history_codewords=8,
+        recent_items=40,
+        recent_heads=recent_heads,
     )
     history, target = torch.randint(0, 8, (ITEMS, 4)), torch.randint(0, 256, (ITEMS, 8))
     model = LisaMini(config, history, target).eval()
@@ -41,7 +46,7 @@ def test_stored_steps_equal_the_parallel_forward(
         stepped = model.read(
             torch.from_numpy(generation.histograms(stored)),
             torch.from_numpy(stored["last_item"].astype(np.int64)),
-            torch.from_numpy(stepped_items(stored[0], recent_items).astype(np.int64))[None],
+            torch.from_numpy(stepped_items(stored[0], 40).astype(np.int64))[None],
         )
         parallel = model(torch.from_numpy(rows), torch.tensor([weights[kind] for kind in types]))
     torch.testing.assert_close(stepped[0], parallel[-1], rtol=0, atol=1e-5)

@@ -127,6 +127,10 @@ def random_model(shape: config.ModelConfig, items: int, seed: int = 0) -> LisaMi
     with torch.no_grad():
         for weights in model.parameters():
             weights += 0.1 * torch.randn_like(weights)
+        distinct = torch.rand(items, items).argsort(dim=1)[:, : shape.followers]
+        model.followers[:, : distinct.shape[1]] = distinct.int()
+        model.followers[torch.rand(model.followers.shape) < 0.3] = -1
+        model.lift.copy_(torch.rand(model.lift.shape) * (model.followers >= 0))
     return model.eval()
 
 

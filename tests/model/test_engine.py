@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from model.artifact import Artifact
 from model.config import ModelConfig
-from model.engine import Engine
+from model.engine import Engine, Queries
 from model.lisa import LisaMini
 
 SHAPE = ModelConfig(
@@ -39,9 +40,9 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=[0, 5], ids=["mini", "recent"])
+@pytest.fixture(scope="module", params=[0, 2], ids=["mini", "recent"])
 def model(random_model: Make, request: pytest.FixtureRequest) -> LisaMini:
-    return random_model(SHAPE.model_copy(update={"recent_items": request.param}), ITEMS)
+    return random_model(SHAPE.model_copy(update={"recent_heads": request.param}), ITEMS)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,7 @@ def tying(random_model: Make, in_memory: Wrap, device: str) -> Engine:
     model = random_model(SHAPE, ITEMS)
     with torch.no_grad():
         model.bias.zero_()
+        model.lift.zero_()
     return Engine(in_memory(model), device)
 
 
@@ -67,10 +69,21 @@ def random_states(engine: Engine, count: int, seed: int = 0) -> tuple[Any, Any, 
     return histograms.astype(np.float32), last_items, rng.integers(-1, ITEMS, (count, engine.window))
 
 
-def random_queries(engine: Engine, count: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal((count, SHAPE.width), np.float32)).to(
-        engine.device
-    )
+def random_queries(engine: Engine, count: int, seed: int = 0) -> Queries:
+    rng = np.random.default_rng(seed)
+    vectors = torch.from_numpy(rng.standard_normal((count, SHAPE.width), np.float32))
+    return Queries(vectors.to(engine.device), torch.from_numpy(rng.integers(-1, ITEMS, (count, 7))).to(engine.device))
+
+
+def lifted(scores: torch.Tensor, recent: torch.Tensor, model: LisaMini) -> torch.Tensor:
+    """Scores (Q, N) with what following the five newest items adds, one follower after the other."""
+    scores = scores.clone()
+    for row, newest in zip(scores, recent.tolist(), strict=True):
+        for steps_ago, item in enumerate(newest[:5]):
+            if item >= 0:
+                for follower, lift in zip(model.followers[item].tolist(), model.lift[item], strict=True):
+                    row[follower] += math.exp(-0.7 * steps_ago) * lift if follower >= 0 else 0
+    return scores
 
 
 def sorted_best(scores: Any, allowed: Any, k: int) -> list[int]:
@@ -81,7 +94,7 @@ def test_step_is_what_the_model_reads(engine: Engine, model: LisaMini) -> None:
     state = random_states(engine, 7)
     with torch.inference_mode():
         expected = model.cpu().read(*map(torch.from_numpy, state))
-    found = engine.step(*state)
+    found = engine.step(*state).vectors
     assert found.device.type == engine.device.type
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-5)
 
@@ -89,8 +102,10 @@ def test_step_is_what_the_model_reads(engine: Engine, model: LisaMini) -> None:
 def test_scores_equal_the_dense_product(engine: Engine, model: LisaMini) -> None:
     queries = random_queries(engine, 9)
     with torch.inference_mode():
-        expected = queries.cpu() @ model.cpu().item_vectors().T + model.bias
-    torch.testing.assert_close(engine.scores(queries).cpu(), expected, rtol=0, atol=1e-5)
+        expected = queries.vectors.cpu() @ model.cpu().item_vectors().T + model.bias
+    lifted_scores = lifted(expected, queries.recent, model)
+    assert (lifted_scores != expected).any()
+    torch.testing.assert_close(engine.scores(queries).cpu(), lifted_scores, rtol=0, atol=1e-5)
 
 
 def test_items_of_equal_codes_score_exactly_the_same(tying: Engine, model: LisaMini) -> None:
@@ -168,7 +183,7 @@ def test_a_batch_equals_its_users_alone(engine: Engine) -> None:
     items, scores = engine.top_k(queries, 10)
     for row in range(33):
         alone = engine.step(*(part[row : row + 1] for part in state))
-        torch.testing.assert_close(alone[0], queries[row], rtol=0, atol=1e-5)
+        torch.testing.assert_close(alone.vectors[0], queries.vectors[row], rtol=0, atol=1e-5)
         own_items, own_scores = engine.top_k(alone, 10)
         np.testing.assert_allclose(own_scores[0], scores[row], rtol=0, atol=1e-5)
         assert own_items[0].tolist() == items[row].tolist()
@@ -176,7 +191,7 @@ def test_a_batch_equals_its_users_alone(engine: Engine) -> None:
 
 def test_no_users_are_no_trouble(engine: Engine) -> None:
     queries = engine.step(*random_states(engine, 0))
-    assert queries.shape == (0, SHAPE.width)
+    assert queries.vectors.shape == (0, SHAPE.width)
     items, scores = engine.top_k(queries, 5)
     assert items.shape == scores.shape == (0, 5)
     assert engine.rank_candidates(queries, [], 5) == []
@@ -186,7 +201,7 @@ def test_the_scale_of_a_stored_row_does_not_matter(engine: Engine) -> None:
     histograms, *items = random_states(engine, 5)
     scale = 10 ** np.random.default_rng(0).uniform(-6, 6, (*histograms.shape[:3], 1)).astype(np.float32)
     torch.testing.assert_close(
-        engine.step(histograms * scale, *items), engine.step(histograms, *items), rtol=0, atol=1e-5
+        engine.step(histograms * scale, *items).vectors, engine.step(histograms, *items).vectors, rtol=0, atol=1e-5
     )
 
 
@@ -221,5 +236,5 @@ def test_an_engine_on_the_gpu_leaves_the_artifact_on_the_cpu(model: LisaMini, in
     made = in_memory(model)
     on_cpu, on_gpu = Engine(made, "cpu"), Engine(made, "cuda")
     states = random_states(on_cpu, 5)
-    torch.testing.assert_close(on_cpu.step(*states), on_gpu.step(*states).cpu(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(on_cpu.step(*states).vectors, on_gpu.step(*states).vectors.cpu(), rtol=0, atol=1e-5)
     assert made.history_codes.shape == (ITEMS, SHAPE.history_codebooks)

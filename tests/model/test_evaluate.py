@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -47,6 +48,9 @@ def test_the_whole_evaluation_equals_the_parallel_forward_and_a_sort(
         with torch.inference_mode():
             query = loaded.model(torch.tensor(items[:-1]))[-1]
             scores = (loaded.model.item_vectors() @ query + loaded.model.bias).tolist()
+        for steps_ago, item in enumerate(items[-2:-7:-1]):
+            for follower, lift in zip(loaded.model.followers[item], loaded.model.lift[item].tolist(), strict=True):
+                scores[follower] += math.exp(-0.7 * steps_ago) * lift
         better = sum(scores[item] >= scores[items[-1]] for item in index.values() if item not in {*hidden, items[-1]})
         expected.append(len(index) + 1 if items[-1] in hidden else 1 + better)
     report = evaluate.evaluate([loaded], shop, None, seen_rule)

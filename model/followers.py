@@ -1,0 +1,55 @@
+"""What followed an item before, counted: the exact pairs that no vector of bounded width can hold.
+
+Where items are many and each is rare, next items are memorised rather than generalised: cut down to rank 128, the
+matrix of counts loses two thirds of its quality (``docs/experiments.md``). So the few strongest followers of every
+item stand beside the codes, and lift the scores of those that followed a user's newest items.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from model import codes
+
+WINDOW = 10  # how many events later still counts as following
+DECAY_PER_EVENT = 0.4
+UNSURE = 5.0  # weight of follow-ups that an item has to have before its shares are believed
+FAINT = 0.01  # shares far below it lift nothing
+STRENGTH = 1.5  # of the lift, in units of log(1 + share / FAINT)
+LIFTING_ITEMS = 5  # how many of a user's newest items lift their followers
+DECAY_PER_ITEM = 0.7  # each item less than the one after it
+
+
+class Followers(NamedTuple):
+    """Of each item the K items that followed it most often, and what that adds to their scores while it is the newest.
+
+    items  (N, K)  int32, -1 where there are fewer
+    lift   (N, K)  float32, 0 there
+    """
+
+    items: NDArray[np.int32]
+    lift: NDArray[np.float32]
+
+
+def strongest(item: NDArray[np.int32], starts: NDArray[np.int64], items: int, count: int) -> Followers:
+    """The ``count`` strongest followers of every item in packed histories.
+
+    item    (events,)     item of every event, users one behind the other
+    starts  (users + 1,)  where each user's events begin, and the end
+    """
+    counts = codes.followers(item, starts, items, WINDOW, DECAY_PER_EVENT)
+    totals = np.asarray(counts.sum(axis=1)).ravel()
+    shares = sparse.csr_array(sparse.diags_array(1 / (totals + UNSURE)) @ counts)
+    rows = np.repeat(np.arange(items), np.diff(shares.indptr))
+    strongest_first = np.lexsort((shares.indices, -shares.data, rows))
+    place = np.arange(len(rows)) - shares.indptr[rows]
+    kept = strongest_first[place < count]
+    found = Followers(np.full((items, count), -1, np.int32), np.zeros((items, count), np.float32))
+    cells = rows[kept], place[place < count]
+    found.items[cells] = shares.indices[kept]
+    found.lift[cells] = STRENGTH * np.log1p(shares.data[kept] / FAINT)
+    return found
