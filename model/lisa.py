@@ -185,7 +185,7 @@ class LisaMini(nn.Module):
         return sum_of_codewords(self.target_codes if items is None else self.target_codes[items], self.target_codebooks)
 
     def lifts(self, recent: Tensor) -> tuple[Tensor, Tensor]:
-        """What followed the newest items before: (Q, K) -> items (Q, F) int64 and what to add to their scores (Q, F)."""
+        """What followed the newest items before: (Q, K) -> items (Q, F) int64 and what their scores gain (Q, F)."""
         newest = recent[:, :LIFTING_ITEMS]
         rows, steps_ago = newest.clamp_min(0), torch.arange(newest.shape[1], device=recent.device)
         fading = torch.exp(-DECAY_PER_ITEM * steps_ago) * (newest >= 0)
