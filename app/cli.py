@@ -99,9 +99,12 @@ def evaluate(
     protocol: Annotated[Protocol | None, typer.Option(help="Default: the one the model was trained for.")] = None,
     seen: Annotated[SeenRule | None, typer.Option(help="Which seen items may not be recommended.")] = None,
     baselines: Annotated[bool, typer.Option("--baselines", help="Fit the baselines too; takes minutes.")] = False,
-    neural: Annotated[
-        bool, typer.Option("--neural", help="Train SASRec and GRU4Rec too; takes some tens of minutes.")
-    ] = False,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Fit just this one too; repeatable. sasrec and gru4rec take tens of minutes.", metavar="NAME"
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")
     ] = None,
@@ -116,7 +119,12 @@ def evaluate(
     from model.evaluate import evaluate as evaluate_models
     from model.sequential import NEURAL_GRIDS
 
-    grids = {**(GRIDS if baselines else {}), **(NEURAL_GRIDS if neural else {})}
+    every_grid = {**GRIDS, **NEURAL_GRIDS}
+    unknown = sorted(set(baseline or ()) - every_grid.keys())
+    if unknown:
+        raise typer.BadParameter(f"no baseline {unknown[0]!r}; there are: {', '.join(every_grid)}")
+    chosen = {*(GRIDS if baselines else ()), *(baseline or ())}
+    grids = {name: grid for name, grid in every_grid.items() if name in chosen}
     loaded = [load(directory) for directory in model]
     with console.status("reading") as status:
         found = evaluate_models(loaded, data, protocol, seen, grids, status.update)

@@ -98,6 +98,17 @@ class TestTrainAndEvaluate:
         assert (found["protocol"], found["users"]) == ("loo_full", 120)
         assert f"{found['metrics']['hr_at_10_full']:.4f}" in shown.out
 
+    def test_only_the_baselines_that_are_named(
+        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "numbers.json"
+        names = ("--baseline", "markov", "--baseline", "popularity")
+        assert Outcome(capsys, "evaluate", "--model", model, "--data", shop, "--json", file, *names).status == 0
+        assert list(json.loads(file.read_text())["baselines"]) == ["popularity", "markov"]
+        refused = Outcome(capsys, "evaluate", "--model", model, "--data", shop, "--baseline", "oracle")
+        assert refused.status == 2
+        assert "sasrec" in refused.err
+
     def test_compare_with_the_baselines_and_write_all_that_is_asked_for(
         self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
