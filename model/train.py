@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from model import artifact, codes, data, metrics, ranking
 from model.config import Config, DataCard, ModelConfig
-from model.followers import strongest
+from model.followers import STRENGTH, STRENGTHS, strongest
 from model.histogram import running_histograms
 from model.lisa import build
 from model.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
@@ -129,6 +129,7 @@ class Trainer:
             else None
         )
         self.reports: list[EpochReport] = []
+        self.ndcg_at_10_by_strength: dict[float, float] = {}  # of the lift, after training
         wanted = max(self.histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH)
         self._batch_size = min(config.training.batch_size, wanted)
         self._dtype = matmul_dtype(self.device)
@@ -144,7 +145,17 @@ class Trainer:
             progress.epoch(report)
         if self.validation is not None:
             self.model.load_state_dict(load_file(self.directory / BEST))
+            self._choose_strength()
         self.model.to("cpu").eval()
+
+    def _choose_strength(self) -> None:
+        """Scale what followers gain to what validation likes best: it depends on how rare the items are."""
+        unit = self.model.lift / STRENGTH
+        for strength in STRENGTHS:
+            self.model.lift.copy_(unit * strength)
+            self.ndcg_at_10_by_strength[strength] = self._validate().get("ndcg_at_10", 0.0)
+        best = max(STRENGTHS, key=self.ndcg_at_10_by_strength.__getitem__)
+        self.model.lift.copy_(unit * best)
 
     def _epoch(self, epoch: int, progress: Progress) -> EpochReport:
         started = time.monotonic()
@@ -275,7 +286,9 @@ def train(
         [texts.categories.get(name, ()) for name in interactions.item_ids],
         counts,
     )
-    artifact.save(out, trainer.model, config, items, {"epochs": [report._asdict() for report in trainer.reports]})
+    reports = [report._asdict() for report in trainer.reports]
+    found = {"epochs": reports, "ndcg_at_10_by_lift_strength": trainer.ndcg_at_10_by_strength}
+    artifact.save(out, trainer.model, config, items, found)
     shutil.rmtree(out / CHECKPOINT)
     return artifact.load(out)
 

@@ -257,6 +257,20 @@ def test_a_batch_scores_only_the_items_it_needs(
     assert sum(looked_up) == (len(interactions.item_ids) if full_softmax_items > 1 else len(batch.targets) + 7)
 
 
+@pytest.mark.parametrize("liked", train.STRENGTHS)
+def test_followers_gain_what_validation_likes_best(
+    monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, liked: float
+) -> None:
+    interactions = data.read_interactions(shop)
+    trainer = train.Trainer(interactions, data.split(interactions, "loo"), tiny_config(epochs=1), tmp_path, "cpu")
+    unit = trainer.model.lift / train.STRENGTH
+    assert unit.any()
+    judge = {"ndcg_at_10": lambda: 1 / (1 + float((trainer.model.lift - liked * unit).abs().sum()))}
+    monkeypatch.setattr(trainer, "_validate", lambda: {name: found() for name, found in judge.items()})
+    trainer.fit(silent(), resume=False)
+    torch.testing.assert_close(trainer.model.lift, liked * unit)
+
+
 class TestEarlyStopping:
     def train_on_script(
         self, monkeypatch: pytest.MonkeyPatch, shop: Path, directory: Path, config: Config, script: list[float]
@@ -266,6 +280,7 @@ class TestEarlyStopping:
         trainer = train.Trainer(interactions, data.split(interactions, "loo"), config, directory, "cpu")
         results = iter(script)
         monkeypatch.setattr(trainer, "_validate", lambda: {"ndcg_at_10": next(results), "hr_at_10": 0.0})
+        monkeypatch.setattr(trainer, "_choose_strength", lambda: None)
         weights = []
 
         class Watching:
@@ -304,7 +319,9 @@ class TestEarlyStopping:
         scorer = evaluate.model_scorer(made)
         found = metrics.metrics(ranking.ranks_full(events, scorer, made.config.data.seen_rule))
         reported = [report["ndcg_at_10"] for report in made.metrics["epochs"]]
-        assert found["ndcg_at_10"] == pytest.approx(max(reported), abs=1e-6)
+        by_strength = made.metrics["ndcg_at_10_by_lift_strength"]
+        assert by_strength[str(train.STRENGTH)] == pytest.approx(max(reported), abs=1e-6)
+        assert found["ndcg_at_10"] == pytest.approx(max(by_strength.values()), abs=1e-6)
 
 
 class TestHonesty:
@@ -334,11 +351,14 @@ class TestHonesty:
         config = tiny_config(epochs=1).model_copy(update={"data": DataCard(train_on=train_on)})
         out = directory / "model"
         train.train(write_rows(directory / "data", changed), out, config, progress=silent())
-        return weights_of(out)
+        weights = weights_of(out)
+        if weights["lift"].any():  # validation chooses the strength, as it chooses the epoch
+            weights["lift"] /= weights["lift"].max()
+        return weights
 
     @pytest.mark.parametrize(
         ("train_on", "held_out", "leaves_a_trace"),
-        [("train", 2, False), ("validation", 1, False), ("train", 3, True), ("validation", 2, True), ("all", 1, True)],
+        [("train", 1, False), ("validation", 1, False), ("train", 3, True), ("validation", 2, True), ("all", 1, True)],
     )
     def test_only_training_events_change_the_weights(
         self,
@@ -356,6 +376,17 @@ class TestHonesty:
             for changed in (0, held_out)
         ]
         assert same_weights(*made) == (not leaves_a_trace)
+
+    def test_validation_events_change_no_more_than_the_strength_of_the_lift(
+        self, rows: list[Any], tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make
+    ) -> None:
+        made = [
+            self.weights(rows, changed, tmp_path / str(changed), "train", write_rows, tiny_config, silent)
+            for changed in (0, 2)
+        ]
+        for weights in made:
+            del weights["lift"]
+        assert same_weights(*made)
 
     def test_popularity_counts_training_events_only(self, shop: Path, trained: Path) -> None:
         interactions = data.read_interactions(shop)
