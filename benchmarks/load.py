@@ -31,12 +31,13 @@ class Load:
     answers  how many requests got which answer: an HTTP status, its code in the body, or none
     """
 
-    def __init__(self, address: Address, ledger: Ledger, seed: int) -> None:
+    def __init__(self, address: Address, ledger: Ledger, seed: int, *, resent_share: float = RESENT_SHARE) -> None:
         self.ledger = ledger
         self.answers: Counter[str] = Counter()
         self.last_acknowledged_s = 0.0  # monotonic
         self._address = address
         self._seed = seed
+        self._resent_share = resent_share
         self._begin_s = 0.0
         self._hot_made = 0
 
@@ -52,8 +53,10 @@ class Load:
         while not is_enough():
             numbers = [self.ledger.new(self._user_id(), time.time()) for _ in range(rng.choice(BATCH_SIZES))]
             bodies = [self.ledger.body(number) for number in numbers]
-            again = (self.ledger.resent() for _ in range(len(bodies)) if rng.random() < RESENT_SHARE)
-            bodies += [event for event in again if event is not None]
+            for _ in bodies[:]:
+                if rng.random() < self._resent_share and (resent := self.ledger.resent()):
+                    numbers.append(resent[0])
+                    bodies.append(resent[1])
             while not await self._is_taken(connection, bodies):
                 await asyncio.sleep(PAUSE_S * rng.uniform(0.5, 1.5))
             self.ledger.acknowledge(numbers)

@@ -47,26 +47,26 @@ class Victim:
         """A pidfd can be read once its process has ended."""
         return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        self.signal(signal.SIGKILL)
+        self.send(signal.SIGKILL)
 
     async def stop_for(self, seconds: float) -> None:
-        self.signal(signal.SIGSTOP)
+        self.send(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
         finally:
-            self.signal(signal.SIGCONT)
+            self.send(signal.SIGCONT)
 
     async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         """End the process and leave its place empty until the next `start`."""
         self._may_run.clear()
-        self.signal(signal.SIGCONT)
-        self.signal(number)
+        self.send(signal.SIGCONT)
+        self.send(number)
         async with asyncio.timeout(END_WITHIN_S):
             while self.runs():
                 await asyncio.sleep(0.005)
