@@ -44,6 +44,7 @@ CUTS_PER_PROCESS_FAULT = 100  # connections are cut this often for each process 
 STOPPED_S = (0.3, 3.0)  # Redis's clients give up after 2 s
 RECOVERY_WITHIN_S = 10.0
 OUTAGE_S = 4.0
+SYNC_S = 0.005  # of a disk whose power is cut: between a write and the end of its sync there is something to lose
 TMPFS_BYTES = 192 << 20
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
@@ -239,12 +240,13 @@ async def _power(
             on_machine=True,
         ) as made:
             load = Load(made.address, ledger, seed, resent_share=0)
-            gone = 0
+            changed = 0
+            assert made.machine is not None
+            made.machine.slow_syncs(SYNC_S)
             async with _loaded(load, faults):
                 for _ in range(cuts):
-                    gone += await _cut_power(made, load, faults, rng)
-            assert made.machine is not None
-            console.print(f"{made.machine.syncs:,} syncs, {gone:,} bytes gone with the power")
+                    changed += await _cut_power(made, load, faults, rng)
+            console.print(f"{made.machine.syncs:,} syncs; {changed:,} files changed by power cuts")
             return await _judged(made, trained, load, faults)
 
 
@@ -255,10 +257,10 @@ async def _cut_power(made: Stage, load: Load, faults: Faults, rng: random.Random
     await made.keeper.end(signal.SIGKILL)
     if not made.machine.syncs:
         raise RuntimeError("nothing was ever synced: the machine is not below the process")
-    gone = made.machine.cut_power(rng)
+    changed = made.machine.cut_power(rng)
     faults.note(f"{made.keeper.name.split()[0]}: power cut")
     await made.keeper.start()
-    return gone
+    return changed
 
 
 # ---- episodes

@@ -55,32 +55,31 @@ class Machine:
         self._set(2, round(by_s * 1e9))
 
     def cut_power(self, rng: random.Random) -> int:
-        """Leave in `live` what is on the disk; returns how many bytes are gone.
+        """Leave in `live` what is on the disk; returns how many files were another before.
 
         At every other cut nothing that was not synced is left; else the disk had begun to write it: any of the pages
         that were written over, and what was appended up to any byte.
         """
-        is_torn = rng.random() < 0.5
-        before = sum(file.stat().st_size for file in self.live.rglob("*") if file.is_file())
-        for directory in [self.live, *(path for path in self.live.rglob("*") if path.is_dir())]:
-            self._restore(directory, rng if is_torn else None)
-        after = sum(file.stat().st_size for file in self.live.rglob("*") if file.is_file())
+        torn = rng if rng.random() < 0.5 else None
+        directories = [self.live, *(path for path in self.live.rglob("*") if path.is_dir())]
+        changed = sum(self._restore(directory, torn) for directory in directories)
         self._settle()
-        return before - after
+        return changed
 
-    def _restore(self, directory: Path, torn: random.Random | None) -> None:
-        names = self._names_on_disk(directory)
-        unsynced = {file.stat().st_ino: file.read_bytes() for file in directory.iterdir() if file.is_file()}
-        contents = {}
-        for name, inode in names.items():
+    def _restore(self, directory: Path, torn: random.Random | None) -> int:
+        files = {file.name: file for file in directory.iterdir() if file.is_file()}
+        before = {name: file.read_bytes() for name, file in files.items()}
+        unsynced = {file.stat().st_ino: before[name] for name, file in files.items()}
+        after = {}
+        for name, inode in self._names_on_disk(directory).items():
             synced = self.root / "synced" / str(inode)
             content = synced.read_bytes() if synced.exists() else b""
-            contents[name] = _torn(content, unsynced.get(inode, content), torn) if torn else content
-        for file in directory.iterdir():
-            if file.is_file():
-                file.unlink()
-        for name, content in contents.items():
+            after[name] = _torn(content, unsynced.get(inode, content), torn) if torn else content
+        for file in files.values():
+            file.unlink()
+        for name, content in after.items():
             (directory / name).write_bytes(content)
+        return sum(before.get(name) != after.get(name) for name in before.keys() | after.keys())
 
     def _names_on_disk(self, directory: Path) -> dict[str, int]:
         listing = self.root / "names" / str(directory.stat().st_ino)
