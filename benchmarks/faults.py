@@ -32,6 +32,7 @@ from rich.console import Console
 
 from benchmarks.ledger import Ledger, Verdict
 from benchmarks.load import TRANSPORT_ERRORS, Connection, Load
+from benchmarks.nursery import Weakness, nursery
 from benchmarks.stage import Stage, StoreKind, stage
 from benchmarks.victim import Victim
 from model import artifact
@@ -93,12 +94,12 @@ def law(
 ) -> None:
     """Cut connections everywhere, kill and stop processes, while clients resend what they have sent before."""
     trained = artifact.load(model)
-    weakness = "without-guard" if without_guard else "none"
+    weakness: Weakness = "without-guard" if without_guard else "none"
     _finish(asyncio.run(_law(trained, model, store, events, faults, replicas, weakness, seed)))
 
 
 async def _law(
-    trained: Artifact, model: Path, kind: StoreKind, events: int, wanted: int, replicas: int, weakness: str, seed: int
+    trained: Artifact, model: Path, kind: StoreKind, events: int, wanted: int, replicas: int, weakness: Weakness, seed: int
 ) -> Verdict:
     ledger = Ledger(trained.items.ids, seed)
     faults = Faults(wanted, lambda: ledger.acknowledgements / events)
@@ -186,7 +187,7 @@ async def _kill_writers(made: Stage, ledger: Ledger, faults: Faults, count: int,
         events.write_text("\n".join(lines))
         taken.write_text("")
         arguments = ["writer", made.store_address, str(made.model), str(events), str(taken)]
-        writer = Victim("writer", lambda a=arguments: made.nursery.spawn(a, made.directory / "writer.log"), _at_once)  # type: ignore[misc]
+        writer = Victim("writer", lambda a=arguments: nursery().spawn(a, made.directory / "writer.log"), _at_once)  # type: ignore[misc]
         await writer.start()
         while not taken.stat().st_size and writer.ends == 0:
             await asyncio.sleep(0.005)

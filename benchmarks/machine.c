@@ -1,7 +1,7 @@
 /* The machine below a process, to be put between it and the C library with LD_PRELOAD: a disk that keeps after a power
  * cut only what was synced, that can be slow and full, and a clock that can jump. Made and used by machine.py.
  *
- * MACHINE_ROOT names a directory:
+ * MACHINE_ROOT, or who calls machine_begin, names a directory; without it nothing changes:
  *   control       struct control below, shared with the bench
  *   live/         the files of the process; everything else on the machine is left alone
  *   synced/INODE  content of a file of live/ as of its last sync
@@ -72,26 +72,29 @@ static int (*real_clock)(clockid_t, struct timespec *);
 static void hold(void) { pthread_mutex_lock(&lock); }
 static void release(void) { pthread_mutex_unlock(&lock); }
 
+/* Run on the machine at this root from now on. */
+void machine_begin(const char *given) {
+    if (control || !realpath(given, root)) return;
+    char path[PATH_MAX + 16];
+    snprintf(path, sizeof path, "%s/control", root);
+    snprintf(live, sizeof live, "%.*s/live/", PATH_MAX - 8, root);
+    struct stat found;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0 || stat(live, &found) != 0) abort();
+    void *shared = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (shared == MAP_FAILED) abort();
+    close(fd);
+    device = found.st_dev;
+    pthread_atfork(hold, release, release);
+    control = shared;
+}
+
 __attribute__((constructor)) static void begin(void) {
     real_write = REAL(write);
     real_pwrite = REAL(pwrite);
     real_clock = REAL(clock_gettime);
     const char *given = getenv("MACHINE_ROOT");
-    if (!given || !realpath(given, root)) return;
-    char path[PATH_MAX + 16];
-    snprintf(path, sizeof path, "%s/control", root);
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0) return;
-    struct stat found;
-    fstat(fd, &found);
-    void *shared = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    if (shared == MAP_FAILED) return;
-    snprintf(live, sizeof live, "%.*s/live/", PATH_MAX - 8, root);
-    if (stat(live, &found) != 0) return;
-    device = found.st_dev;
-    pthread_atfork(hold, release, release);
-    control = shared;
+    if (given) machine_begin(given);
 }
 
 /* ---- which file */

@@ -1,7 +1,5 @@
 """A process that has imported the service and forks a `lisarec` command for every line on its standard input.
 
-    python -m benchmarks.nursery WEAKNESS       # lines: JSON arrays, the arguments and at the end the log's path
-
 Importing torch takes seconds, and a bench that kills hundreds of replicas would measure little else. What is forked is
 the command as it is, or with a weakness that a bench has to notice:
 
@@ -12,6 +10,8 @@ the command as it is, or with a weakness that a bench has to notice:
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import gc
 import itertools
 import json
@@ -20,45 +20,70 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import app.main  # noqa: F401, what takes long
 import storage.sqlite
 from app import cli
+from benchmarks import writer
 from benchmarks.ledger import RENAMED
+from benchmarks.machine import Machine, library
 from storage.redis import RedisStore
 from storage.state import Event
 from storage.store import Appended
 
+ROOT = Path(__file__).parent.parent
+
+Weakness = Literal["none", "without-guard", "unsynced"]
+
 class Nursery:
-    """Starts `lisarec` commands in a fraction of a second: each is forked from a process that has imported everything.
+    """Starts commands in a fraction of a second."""
 
-    environment  of all of them, beside one's own without LISAREC_*
-    """
-
-    def __init__(self, environment: Mapping[str, str] | None = None, *, weakness: str = "none") -> None:
+    def __init__(self) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.nursery", weakness],
+            [sys.executable, "-m", "benchmarks.nursery"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=inherited | dict(environment or {}),
+            env=inherited | {"LD_PRELOAD": str(library())},
+            cwd=ROOT,
             start_new_session=True,
         )
 
-    def spawn(self, arguments: Sequence[str], log: Path) -> int:
-        """Start `lisarec` with the arguments; the id of its process."""
+    def spawn(
+        self, arguments: Sequence[str], log: Path, *, weakness: Weakness = "none", machine: Machine | None = None
+    ) -> int:
+        """Start `lisarec` with the arguments, on the machine if there is one; returns the id of the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([*arguments, str(log)]).encode() + b"\n")
+        wish = Wish(list(arguments), str(log), weakness, str(machine.root) if machine else None)
+        self._process.stdin.write(json.dumps(wish).encode() + b"\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
     def close(self) -> None:
         self._process.communicate()
+
+
+class Wish(NamedTuple):
+    """A line on the standard input."""
+
+    arguments: list[str]
+    log: str
+    weakness: Weakness
+    machine_root: str | None
+
+
+@cache
+def nursery() -> Nursery:
+    """One for all, until this process ends."""
+    made = Nursery()
+    atexit.register(made.close)
+    return made
 
 
 def switch_off_guard(store: Any) -> None:
@@ -85,32 +110,31 @@ def switch_off_syncs() -> None:
     storage.sqlite._connect = connect_unsynced
 
 
-def weaken(weakness: str) -> None:
+def weaken(weakness: Weakness) -> None:
     if weakness == "without-guard":
         switch_off_guard(storage.sqlite.SQLiteStore)
         switch_off_guard(RedisStore)
     elif weakness == "unsynced":
         switch_off_syncs()
-    elif weakness != "none":
-        raise SystemExit(f"{weakness!r} is none of: none, without-guard, unsynced")
 
 
-def become(arguments: Sequence[str], log: str) -> None:
+def become(wish: Wish) -> None:
     """Turn this forked process into the command."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    opened = os.open(wish.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for standard, descriptor in ((0, nothing), (1, opened), (2, opened)):
         os.dup2(descriptor, standard)
     status = 1
     try:
-        if arguments[0] == "writer":
-            from benchmarks import writer
-
-            writer.main(*arguments[1:])
+        if wish.machine_root is not None:
+            ctypes.CDLL(None).machine_begin(wish.machine_root.encode())
+        weaken(wish.weakness)
+        if wish.arguments[0] == "writer":
+            writer.main(*wish.arguments[1:])
         else:
-            cli.main(arguments)
+            cli.main(wish.arguments)
         status = 0
     except SystemExit as exc:
         status = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
@@ -122,19 +146,17 @@ def become(arguments: Sequence[str], log: str) -> None:
         os._exit(status)
 
 
-def main(weakness: str) -> None:
-    weaken(weakness)
+def main() -> None:
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for children
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench says when to end, by closing the input
     for line in sys.stdin:
-        *arguments, log = json.loads(line)
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            become(arguments, log)
+            become(Wish(*json.loads(line)))
         print(child, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

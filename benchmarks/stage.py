@@ -16,7 +16,7 @@ from app.service import generation_of
 from benchmarks.ledger import Ledger, Verdict, judge
 from benchmarks.load import TRANSPORT_ERRORS, Connection
 from benchmarks.machine import Machine
-from benchmarks.nursery import Nursery
+from benchmarks.nursery import Weakness, nursery
 from benchmarks.proxy import Address, Proxy
 from benchmarks.running import free_port
 from benchmarks.topology import (
@@ -46,7 +46,7 @@ class Stage:
     clocks   of all machines
     """
 
-    def __init__(self, kind: StoreKind, directory: Path, model: Path, nursery: Nursery) -> None:
+    def __init__(self, kind: StoreKind, directory: Path, model: Path, weakness: Weakness) -> None:
         self.kind = kind
         self.directory = directory
         self.data = directory / "data"
@@ -55,7 +55,8 @@ class Stage:
         self.redis: Victim | None = None
         self.machine: Machine | None = None
         self.clocks: list[Machine] = []
-        self.nursery = nursery
+        self.weakness = weakness
+        self.app_machine: Machine | None = None
         self.store_address = ""  # a directory or a URL, without proxies
         self.model = model
 
@@ -87,7 +88,7 @@ async def stage(
     directory: Path,
     *,
     replicas: int = 4,
-    weakness: str = "none",
+    weakness: Weakness = "none",
     redis_options: Sequence[str] = (),
     on_machine: bool = False,
     is_due: Callable[[], bool] = lambda: False,
@@ -100,10 +101,8 @@ async def stage(
     """
     directory.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        app_machine = Machine(directory / "app-machine") if on_machine else None
-        nursery = Nursery(app_machine.environment if app_machine else None, weakness=weakness)
-        stack.callback(nursery.close)
-        made = Stage(kind, directory, model, nursery)
+        made = Stage(kind, directory, model, weakness)
+        app_machine = made.app_machine = Machine(directory / "app-machine") if on_machine else None
         made.clocks = [app_machine] if app_machine else []
 
         async def proxied(name: str, target: Address, listen: Address = (HOST, 0)) -> Address:
@@ -164,7 +163,11 @@ async def _replicas(made: Stage, stack: AsyncExitStack, count: int, redis_url: s
 def _app(made: Stage, host: str, port: int, store: Sequence[str]) -> Victim:
     command = ["serve", "--model", str(made.model), "--host", host, "--port", str(port), *store]
     log = made.directory / f"app-{host}.log"
-    return Victim(f"app {host}", lambda: made.nursery.spawn(command, log), lambda: _is_up((host, port)))
+
+    def spawn() -> int:
+        return nursery().spawn(command, log, weakness=made.weakness, machine=made.app_machine)
+
+    return Victim(f"app {host}", spawn, lambda: _is_up((host, port)))
 
 
 async def _started(stack: AsyncExitStack, *victims: Victim) -> None:
