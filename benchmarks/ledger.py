@@ -39,7 +39,7 @@ class Ledger:
         return self._item_ids[number * 7919 % len(self._item_ids)]
 
     def new(self, user_id: str | None, now_s: float) -> int:
-        """Make an event, of a cold user where none is named: half have UUIDv7 ids, a fifth no time, a fifth an old one."""
+        """Make an event, of any cold user if none is named. Half have a UUIDv7, a fifth no time, a fifth an old one."""
         number = len(self)
         kind = self._random.random()
         self.user_ids.append(user_id or f"cold-{self._random.randrange(COLD_USERS)}")

@@ -48,6 +48,11 @@ class Load:
             for number in range(SENDERS):
                 senders.create_task(self._send_until(is_enough, random.Random(self._seed * SENDERS + number)))
 
+    @property
+    def hot_rate(self) -> float:
+        """Events per second that each hot user had until the last acknowledgement."""
+        return self._hot_made / HOT_USERS / max(self.last_acknowledged_s - self._begin_s, 1e-9)
+
     async def _send_until(self, is_enough: Callable[[], bool], rng: random.Random) -> None:
         connection = Connection(self._address)
         while not is_enough():

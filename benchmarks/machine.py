@@ -123,8 +123,7 @@ def library() -> Path:
 def _torn(synced: bytes, unsynced: bytes, rng: random.Random) -> bytes:
     """What a disk may hold that was about to bring `synced` to `unsynced`."""
     common = min(len(synced), len(unsynced))
-    pages = [
-        (unsynced if rng.random() < 0.5 else synced)[start : min(start + PAGE, common)] for start in range(0, common, PAGE)
-    ]
+    starts = range(0, common, PAGE)
+    pages = [rng.choice((unsynced, synced))[start : min(start + PAGE, common)] for start in starts]
     grown = unsynced[common:]
     return b"".join(pages) + (grown[: rng.randint(0, len(grown))] if grown else synced[common:])

@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import traceback
@@ -39,6 +40,7 @@ from storage.store import Appended
 ROOT = Path(__file__).parent.parent
 
 Weakness = Literal["none", "without-guard", "unsynced"]
+
 
 class Nursery:
     """Starts commands in a fraction of a second."""
@@ -102,8 +104,8 @@ def switch_off_guard(store: Any) -> None:
 def switch_off_syncs() -> None:
     connect = storage.sqlite._connect
 
-    def connect_unsynced(*args: Any) -> Any:
-        connection = connect(*args)
+    def connect_unsynced(path: Path) -> sqlite3.Connection:
+        connection = connect(path)
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
 

@@ -1,7 +1,7 @@
 """What faults happen to: the service on SQLite, or replicas behind HAProxy on Redis, with a proxy in every connection.
 
-    SQLite   clients - proxy - app - file
-    Redis    clients - proxy - HAProxy - proxy of each replica - app - proxy - Redis
+SQLite   clients - proxy - app - file
+Redis    clients - proxy - HAProxy - proxy of each replica - app - proxy - Redis
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _app(made: Stage, host: str, port: int, store: Sequence[str]) -> Victim:
     def spawn() -> int:
         return nursery().spawn(command, log, weakness=made.weakness, machine=made.app_machine)
 
-    return Victim(f"app {host}", spawn, lambda: _is_up((host, port)))
+    return Victim("app", spawn, lambda: _is_up((host, port)))
 
 
 async def _started(stack: AsyncExitStack, *victims: Victim) -> None:

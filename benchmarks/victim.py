@@ -18,13 +18,13 @@ START_WITHIN_S = 120.0
 class Victim:
     """One place for a process, and the process that is in it.
 
+    kind   what it is: others may be of the same kind
     spawn  starts the process and returns its id
     ready  whether it does its work
     """
 
-    def __init__(self, name: str, spawn: Callable[[], int], ready: Callable[[], Awaitable[bool]]) -> None:
-        self.name = name
-        self.ends = 0
+    def __init__(self, kind: str, spawn: Callable[[], int], ready: Callable[[], Awaitable[bool]]) -> None:
+        self.kind = kind
         self._spawn = spawn
         self._ready = ready
         self._pid = 0
@@ -88,7 +88,6 @@ class Victim:
             self._pidfd = os.pidfd_open(self._pid)
             while self.runs():
                 await asyncio.sleep(0.01)
-            self.ends += 1
             self._forget()
             await asyncio.sleep(RESTART_AFTER_S)
 
