@@ -10,7 +10,7 @@ from benchmarks.ledger import Verdict
 from benchmarks.machine import Machine
 from benchmarks.trial import Setting, Trial, console, trial
 
-SYNC_S = 0.005  # between a write and the end of its sync there is something to lose
+SYNC_S = 0.02  # between a write and the end of its sync there is something to lose
 MOMENT_S = (0.0, 1.0)  # after something was acknowledged
 
 

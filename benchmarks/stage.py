@@ -23,6 +23,7 @@ from benchmarks.topology import (
     FIRST_ADDRESS,
     HAPROXY_CONFIG,
     REDIS_CONFIG,
+    REDIS_START,
     NameServer,
     balancer_environment,
     program,
@@ -131,8 +132,9 @@ async def _redis(made: Stage, stack: AsyncExitStack, options: Sequence[str], on_
     made.data.mkdir(parents=True, exist_ok=True)
     port = free_port()
     made.store_address = f"redis://{HOST}:{port}/0"
-    command = [program("redis-server", "valkey-server"), str(REDIS_CONFIG), "--bind", HOST, "--port", str(port)]
-    command += ["--dir", str(machine.live if machine else made.data), *options]
+    data = str(machine.live if machine else made.data)
+    command = [str(REDIS_START), data, program("redis-server", "valkey-server"), str(REDIS_CONFIG), *options]
+    command += ["--bind", HOST, "--port", str(port), "--dir", data]
     log, environment = made.directory / "redis.log", machine.environment if machine else None
     made.machine = machine
     made.clocks += [machine] if machine else []

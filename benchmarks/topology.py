@@ -35,6 +35,7 @@ from benchmarks.running import free_port
 ROOT = Path(__file__).parent.parent
 HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
 REDIS_CONFIG = ROOT / "docker" / "redis.conf"
+REDIS_START = ROOT / "docker" / "redis-start"
 
 BALANCER_LOG = "haproxy.log"
 MAX_REPLICAS = 8
