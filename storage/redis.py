@@ -51,6 +51,9 @@ ENDLESS = 2**53
 LOG_PAGE = 500
 FAR_BEHIND = 500  # entries; a state that lacks more of the log is folded apart, so that no round waits for it
 
+# RuntimeError is how uvloop says that a connection broke while it was written to; redis-py passes it on.
+CONNECTION_ERRORS = (RedisError, OSError, RuntimeError)
+
 logger = logging.getLogger(__name__)
 
 
@@ -156,7 +159,7 @@ class RedisStore:
         while self._catching_up:
             await asyncio.wait(self._catching_up)
             await self._writes.close()
-        with suppress(RedisError, OSError):
+        with suppress(*CONNECTION_ERRORS):
             await self._redis.aclose(close_connection_pool=True)
 
     def _refuse_when_closed(self) -> None:
@@ -194,7 +197,7 @@ class RedisStore:
         except NoPermissionError:  # a user without dangerous commands: the scripts will tell
             logger.info("Redis does not tell its version")
             return
-        except (RedisError, OSError) as exc:
+        except CONNECTION_ERRORS as exc:
             raise _failure(exc) from exc
         if tuple(map(int, version.split(".")[:2])) < OLDEST_SERVER:
             raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
@@ -219,7 +222,7 @@ class RedisStore:
     async def _warn_unless(self, name: str, safe: str) -> None:
         try:
             found = (await self._redis.config_get(name)).get(name)
-        except RedisError as exc:  # many managed servers do not tell
+        except CONNECTION_ERRORS as exc:  # many managed servers do not tell
             logger.info("Redis does not tell its %s: %s", name, exc)
         else:
             if found != safe:
@@ -586,14 +589,14 @@ def _decoded(generation: Generation, stored: bytes | None, newest: int) -> tuple
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (RedisError, OSError) as exc:
+    except CONNECTION_ERRORS as exc:
         raise _failure(exc) from exc
 
 
 def _failure(cause: Exception) -> StorageError:
     """One for each waiter: a raised exception collects the traceback of who waits."""
     failure: StorageError
-    if isinstance(cause, RedisError | OSError):
+    if isinstance(cause, CONNECTION_ERRORS):
         failure = StorageUnavailable(f"Redis failed: {cause}")
     elif isinstance(cause, StorageError):
         failure = type(cause)(str(cause))

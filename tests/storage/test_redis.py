@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.asyncio.connection import AbstractConnection
 
 import storage.redis
 from storage.redis import RedisStore
@@ -145,6 +147,37 @@ class TestFailures:
                 await assert_state_is_fold_of_log(store)
 
         asyncio.run(law())
+
+    def test_a_connection_that_breaks_while_it_is_written_to_is_a_store_that_is_away(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """uvloop, on which the service runs, says so with a RuntimeError, which redis-py passes on."""
+        send = AbstractConnection.send_packed_command
+        breaks = True
+
+        async def send_after_the_break(connection: AbstractConnection, *args: Any, **options: Any) -> None:
+            if breaks and connection._writer is not None:
+                connection._writer.transport.abort()
+            await send(connection, *args, **options)
+
+        async def law() -> None:
+            nonlocal breaks
+            async with opened(any_server) as store:
+                await store.append("main", [click("e1")])
+                monkeypatch.setattr(AbstractConnection, "send_packed_command", send_after_the_break)
+                for call in (
+                    store.append("main", [click("e2")]),
+                    store.states("main", ["u"], GENERATION),
+                    store.events("main", "u"),
+                ):
+                    with pytest.raises(StorageUnavailable):
+                        await call
+                breaks = False
+                await store.append("main", [click("e2")])
+                assert await ids(store) == ["e1", "e2"]
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(law())
 
     def test_a_full_server_refuses_events_whole_and_can_be_read(self, server: RedisServer) -> None:
         async def law() -> None:
