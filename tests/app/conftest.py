@@ -15,7 +15,8 @@ import torch
 from starlette.types import Receive, Scope, Send
 
 from app.main import create_app
-from app.service import Service, generation_of, open_store
+from app.service import Service, open_store
+from app.serving import generation_of
 from app.settings import Settings
 from model import artifact
 from model.config import Config, DataCard, ModelConfig
