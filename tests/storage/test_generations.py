@@ -189,7 +189,8 @@ class TestRebuild:
                 await store.keep(NEW, [FoldedState("main", "u", first.seq, NEW.encode(of_first))])
                 await store.keep(NEW, [FoldedState("main", "nobody", first.seq, NEW.encode(of_first))])
                 assert await store.states("main", ["u", "nobody"], NEW, at_most=0) == [NEW.encode(of_both), None]
-                await assert_states_are_folds(store, ["u"], NEW)
+                await store.append("main", [click("e1", "nobody", item=3)])
+                await assert_states_are_folds(store, ["u", "nobody"], NEW)
 
         asyncio.run(law())
 
