@@ -235,9 +235,8 @@ def main(
     p50, p99, worst = np.percentile(tally.latencies_ms, [50, 99, 100])
     requests, failed, accepted = len(tally.latencies_ms), sum(tally.failures.values()), tally.accepted
     console.print(f"{requests:,} requests, {failed} failed; {accepted:,} events accepted")
-    console.print(
-        f"in a second: {accepted / tally.elapsed_s:,.0f} events, {tally.sources.total() / tally.elapsed_s:,.0f} recommendations"
-    )
+    per_s = accepted / tally.elapsed_s, tally.sources.total() / tally.elapsed_s
+    console.print(f"in a second: {per_s[0]:,.0f} events, {per_s[1]:,.0f} recommendations")
     console.print(f"latency: p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {worst:.0f} ms")
     console.print(f"answers by model and source: {dict(sorted(tally.sources.items()))}", highlight=False)
     followed = ", ".join(f"{seconds:.2f}" for seconds in tally.followed_s)

@@ -512,6 +512,23 @@ class TestData:
 
         asyncio.run(law())
 
+    def test_states_without_events_for_long_expire_and_are_folded_again(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(any_server) as store:
+                await store.append("main", [click("e")])
+                (key,) = any_server.client.keys("*:state:*")
+                assert any_server.client.ttl(key) == -1
+            async with opened(any_server, state_ttl_days=7) as store:
+                await store.append("main", [click("e2")])
+                assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400
+                any_server.client.pexpire(key, 1)
+                await asyncio.sleep(0.05)
+                assert await store.states("main", ["u"], GENERATION, at_most=0) == [None]
+                await assert_state_is_fold_of_log(store)
+                assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400  # what was folded again expires too
+
+        asyncio.run(law())
+
     def test_a_state_takes_the_same_memory_whatever_the_history(self, server: RedisServer) -> None:
         async def law() -> None:
             async with opened(server) as store:

@@ -196,6 +196,27 @@ def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
     asyncio.run(law())
 
 
+def test_states_without_events_for_long_are_let_go_and_folded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
+        today = storage.sqlite._today()
+        monkeypatch.setattr(storage.sqlite, "_today", lambda: today - 8)
+        await store.append("main", [click("old", user_id="idle"), click("old", user_id="busy")])
+        monkeypatch.setattr(storage.sqlite, "_today", lambda: today - 7)
+        await store.append("main", [click("new", user_id="busy")])
+        monkeypatch.undo()
+        assert (await store.forget_idle(), await store.forget_idle()) == (1, 0)
+        assert await store.states("main", ["idle"], GENERATION, at_most=0) == [None]
+        for user_id in ("idle", "busy"):
+            log = [entry.event for entry in await store.events("main", user_id)]
+            assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
+        await store.close()
+
+    asyncio.run(law())
+
+
 def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
         connection.executescript(storage.sqlite.FIRST_SCHEMA)
