@@ -99,7 +99,7 @@ class Topology:
         self.replicas: list[Replica] = []
         self.redis_url: str | None = None
         self._model = model
-        self._store_options = store_options
+        self.store_options = store_options
         self._names = names
         self._directory = directory
 
@@ -132,7 +132,7 @@ class Topology:
     def _start(self) -> Replica:
         taken = {replica.address for replica in self.replicas}
         address = next(free for n in range(MAX_REPLICAS) if (free := FIRST_ADDRESS + n) not in taken)
-        command = [sys.executable, "-m", "app", "serve", "--model", str(self._model), *self._store_options]
+        command = [sys.executable, "-m", "app", "serve", "--model", str(self._model), *self.store_options]
         process = _spawn(
             [*command, "--host", str(address), "--port", str(self.replica_port)], self._directory / f"{address}.log"
         )
