@@ -21,24 +21,26 @@ class RedisGenerations:
         await self._call("SET", self._keys.live(generation.tag), 1, "PX", max(1, round(live_for_s * 1000)))
 
     async def known(self) -> list[KnownGeneration]:
-        names = await self._names()
-        if not names:
-            return []
-        active = await self._call("GET", self._keys.active)
-        live = await self._call("MGET", *(self._keys.live(bytes.fromhex(tag)) for tag in names))
+        active = await self.active()
         return [
-            KnownGeneration(NamedGeneration(name, bytes.fromhex(tag)), active == tag.encode(), is_live is not None)
-            for (tag, name), is_live in zip(names.items(), live, strict=True)
+            KnownGeneration(
+                generation,
+                is_active=active is not None and active.tag == generation.tag,
+                is_live=await self._call("GET", self._keys.live(generation.tag)) is not None,
+            )
+            for generation in await self._named()
         ]
 
     async def active(self) -> NamedGeneration | None:
-        tag = await self._call("GET", self._keys.active)
-        name = None if tag is None else await self._call("HGET", self._keys.generations, tag)
-        return None if name is None else NamedGeneration(name.decode(), bytes.fromhex(tag.decode()))
+        pointer = await self._call("GET", self._keys.active)
+        if pointer is None:
+            return None
+        tag, _, name = pointer.decode().partition(" ")
+        return NamedGeneration(name, bytes.fromhex(tag))
 
     async def activate(self, generation: NamedGeneration) -> None:
         await self._call("HSET", self._keys.generations, generation.tag.hex(), generation.name)
-        await self._call("SET", self._keys.active, generation.tag.hex())
+        await self._call("SET", self._keys.active, f"{generation.tag.hex()} {generation.name}")
 
     async def forget(self, tag: bytes) -> int:
         total, cursor = 0, None
@@ -50,8 +52,8 @@ class RedisGenerations:
         await self._call("HDEL", self._keys.generations, tag.hex())
         return total
 
-    async def _names(self) -> dict[str, str]:
-        """Names by tag, in order of names."""
+    async def _named(self) -> list[NamedGeneration]:
+        """In order of names."""
         fields = await self._call("HGETALL", self._keys.generations)
-        names = {tag.decode(): name.decode() for tag, name in fields.items()}
-        return dict(sorted(names.items(), key=lambda tag_and_name: tag_and_name[::-1]))
+        named = [NamedGeneration(name.decode(), bytes.fromhex(tag.decode())) for tag, name in fields.items()]
+        return sorted(named, key=lambda generation: (generation.name, generation.tag))

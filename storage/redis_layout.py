@@ -12,7 +12,7 @@ percent-encoded, so that the first "/" ends it.
                                                 expires where the store was told so
   PREFIX:generations                    hash    TAG -> name of its model directory
   PREFIX:live:TAG                       string  there, for a while, as long as some process serves or builds it
-  PREFIX:active                         string  TAG of the generation that every process is to serve
+  PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
 
 No SEQ is ever used twice. So an unchanged head means an unchanged log, also when the user was erased in between, and a
 state is the fold of the log exactly if it begins with the head.
