@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from model.config import PRESETS, Config, DataCard, Protocol, SeenRule, TrainOn
 from model.config import preset as preset_of
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from app.replay import ReplayCounts
-    from app.settings import Settings
+    from app.settings import Settings, StoreSettings
 
 cli = typer.Typer(
     help="Online recommendation: every user's whole history as one codeword histogram of constant size.",
@@ -32,6 +42,8 @@ complaints = Console(stderr=True)
 Device = Literal["cpu", "cuda"]
 DataOption = Annotated[Path, typer.Option("--data", help="Data directory with interactions.tsv.gz.", metavar="DIR")]
 ModelOption = Annotated[Path, typer.Option("--model", help="Model directory that 'train' wrote.", metavar="DIR")]
+RedisUrlOption = Annotated[str | None, typer.Option(help="Users are kept in this Redis.", metavar="URL")]
+DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLite in this directory.", metavar="DIR")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -143,14 +155,16 @@ def evaluate(
 @cli.command()
 def serve(
     model: Annotated[Path | None, typer.Option(help="Model directory that 'train' wrote.", metavar="DIR")] = None,
-    redis_url: Annotated[str | None, typer.Option(help="Keep users in Redis.", metavar="URL")] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Keep users in SQLite in this directory.", metavar="DIR")
-    ] = None,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any free one.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes.")] = None,
     device: Device | None = None,
+    models_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the models that can be activated; default: where --model is.", metavar="DIR"),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults."""
     from app.main import serve as serve_http
@@ -163,8 +177,69 @@ def serve(
         "port": port,
         "workers": workers,
         "device": device,
+        "models_dir": models_dir,
     }
     serve_http(_settings({name: value for name, value in given.items() if value is not None}))
+
+
+@cli.command()
+def rebuild(
+    model: ModelOption,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Fold all events into a new model's states.
+
+    The old model goes on being served, and events may go on coming in; 'activate' then switches to the new one.
+    """
+    from app import generations
+
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir)
+    with Progress(TextColumn("{task.completed:,} events"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("events", total=None)
+        done = asyncio.run(
+            generations.rebuild(settings, model, lambda rebuilt: bar.update(task, completed=rebuilt.events))
+        )
+    name = model.resolve().name
+    _say(f"{name}: {done.events:,} events of {done.users:,} users folded; 'lisarec activate {name}' switches to it")
+
+
+@cli.command()
+def activate(
+    name: Annotated[str, typer.Argument(help="Of a model directory in the models folder.", metavar="NAME")],
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    models_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR"),
+    ] = None,
+) -> None:
+    """Let every process on a store serve another model.
+
+    They follow within a second or so; no request fails. A model that was not rebuilt may be activated too: until a
+    user's events are folded for it, which the first request starts, a user with many of them gets popular items.
+    """
+    from app import generations
+
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, models_dir=models_dir)
+    named, before = asyncio.run(generations.activate(settings, name))
+    _say(f"{named.name}, generation {named.tag.hex()}, is active")
+    if before is not None and before != named:
+        _say(f"'lisarec activate {before.name}' goes back, 'lisarec drop {before.name}' lets go of its states")
+
+
+@cli.command()
+def drop(
+    name: Annotated[str, typer.Argument(help="Name, or tag, of a generation nobody serves.", metavar="NAME")],
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Remove the states of a model nobody serves. Events stay, so they can be rebuilt."""
+    from app import generations
+
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir)
+    removed = asyncio.run(generations.drop(settings, name))
+    _say(f"{removed:,} states of {name} removed")
 
 
 @cli.command()
@@ -241,8 +316,22 @@ def _settings(given: dict[str, object]) -> Settings:
             raise typer.BadParameter(
                 "give the model with --model DIR, or LISAREC_MODEL_DIR in the environment"
             ) from exc
-        faults = (f"{error['loc'][0]}: {error['msg']}" for error in exc.errors())
-        raise typer.BadParameter("; ".join(faults)) from exc
+        raise _bad_settings(exc) from exc
+
+
+def _store_settings(**given: object) -> StoreSettings:
+    from pydantic import ValidationError
+
+    from app.settings import StoreSettings
+
+    try:
+        return StoreSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as exc:
+        raise _bad_settings(exc) from exc
+
+
+def _bad_settings(exc: ValidationError) -> typer.BadParameter:
+    return typer.BadParameter("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors()))
 
 
 def _replay_summary(counts: ReplayCounts) -> str:

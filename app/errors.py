@@ -11,6 +11,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from app.models_folder import NoSuchModel
+from model.artifact import ArtifactError
 from storage.store import PartlyApplied, StorageBusy, StorageError, StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -110,6 +112,12 @@ ANSWERS: dict[type[Exception], Answer] = {
     BodyTooSlow: Answer(408, "body_too_slow"),
     UnsupportedMediaType: Answer(415, "unsupported_media_type"),
     UserNotFound: Answer(404, "user_not_found"),
+    NoSuchModel: Answer(404, "model_not_found", "no model of this name lies in the models folder; nothing changed"),
+    ArtifactError: Answer(
+        409,
+        "model_unusable",
+        "the model is incomplete, damaged or of another version, the log says why; nothing changed",
+    ),
     Draining: Answer(503, "draining", "this process is shutting down; ask another one"),
     StorageBusy: Answer(503, "storage_busy", "too much is waiting to be written; nothing was applied, try again"),
     PartlyApplied: Answer(503, "partly_applied", "not all events were applied; send all of them again, with their ids"),
@@ -158,6 +166,8 @@ async def _answer_own(_request: Request, exc: Exception) -> JSONResponse:
     details = exc.details if isinstance(exc, RequestError) else _applied(exc) if isinstance(exc, PartlyApplied) else []
     if type(exc) is StorageError:
         logger.error("the store failed: %s", exc)
+    if isinstance(exc, ArtifactError):
+        logger.error("a model cannot be activated: %s", exc)
     headers = {"Retry-After": RETRY_AFTER_S} if answer.status == 503 else None
     return _response(answer, answer.message or str(exc), details, headers)
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
+from ipaddress import ip_address
 from types import FrameType
 from typing import Any, TypedDict
 
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import errors, openapi
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.metrics import Metrics, RequestTimer
-from app.routes import events, health, items, model, recommendations, users
+from app.routes import admin, events, health, items, model, recommendations, users
 from app.service import Service, running
 from app.settings import Settings
 from model import artifact
@@ -64,6 +65,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     for routes in (events, recommendations, users, items, model, health):
         app.include_router(routes.router)
+    if is_loopback(settings.host):  # there are no keys that would keep others out
+        app.include_router(admin.router)
     errors.install(app)
     app.add_middleware(RequestTimer, metrics=metrics)
     app.add_middleware(CloseWhenDraining)
@@ -101,6 +104,14 @@ def serve(settings: Settings) -> None:
     else:
         settings.export()
         uvicorn.run("app.main:create_worker_app", factory=True, workers=settings.workers, **options)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def require_free(host: str, port: int, way_out: str) -> None:

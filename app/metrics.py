@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, ProcessCollector, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +25,12 @@ class Metrics:
             "Time from a request's head to the end of its answer",
             ["method", "route", "status"],
             buckets=LATENCY_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._switches = Counter(
+            "lisarec_switches",
+            "Attempts to serve another model, by outcome: switched or failed",
+            ["outcome"],
             registry=self._registry,
         )
         self._events = Counter(
@@ -57,6 +64,9 @@ class Metrics:
 
     def count_recommendations(self, source: str) -> None:
         self._recommendations.labels(source).inc()
+
+    def count_switch(self, outcome: Literal["switched", "failed"]) -> None:
+        self._switches.labels(outcome).inc()
 
     def count_failed_read(self) -> None:
         self._failed_reads.inc()

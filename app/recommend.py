@@ -23,13 +23,15 @@ from storage.store import StorageError, UserStore
 logger = logging.getLogger(__name__)
 
 NO_ROWS: Rows = np.zeros(0, np.int64)
+# Entries of the log that a request folds if a state lacks them, some 10 ms; who lacks more gets popular items for now.
+FOLD_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """What the store said about the users of some requests.
 
-    states  encoded, by user; who has no event is missing
+    states  encoded, by user; who has no event, or whose state is still being folded, is missing
     logged  item ids of the whole log, by user, for those whose request wants them left out
     """
 
@@ -104,7 +106,8 @@ class Recommender:
     async def recommend(self, requests: Sequence[RecommendationRequest]) -> list[Recommendations]:
         """One answer for each request, in order, from one read of the states and one turn of the engine.
 
-        Who is unknown gets popular items, and so does every user while the store cannot be read.
+        Who is unknown gets popular items; so does who has a long history that is still to be folded for this
+        generation, and every user while the store cannot be read.
         """
         stored = await self._read(requests)
         loop = asyncio.get_running_loop()
@@ -119,7 +122,7 @@ class Recommender:
         if not user_ids:
             return Stored({}, {})
         try:
-            states = await self._store.states(self._tenant, user_ids, self._generation)
+            states = await self._store.states(self._tenant, user_ids, self._generation, at_most=FOLD_AT_ONCE)
             logged = await asyncio.gather(
                 *(self._store.seen_items(self._tenant, user_id) for user_id in leaving_out_all)
             )

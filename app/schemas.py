@@ -309,6 +309,18 @@ class ServedModel(BaseModel):
     )
 
 
+class Activated(BaseModel):
+    """The generation that every process of the service is to serve from now on, and the one that this one served."""
+
+    generation: str
+    tag: str
+    previous: str
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"generation": "shop-june", "tag": "9f86d081884c7d65", "previous": "shop-may"}]}
+    )
+
+
 class Health(BaseModel):
     """What a load balancer asks for; the status code says it all."""
 

@@ -1,8 +1,9 @@
 """What one running process holds, and how it comes up and goes down."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -13,70 +14,101 @@ from app.ingest import Ingest
 from app.metrics import Metrics
 from app.recommend import Recommender
 from app.schemas import ServedModel
-from app.settings import Settings
+from app.serving import Switch, generation_of
+from app.settings import Settings, StoreSettings
 from app.users import Users
 from model.artifact import Artifact
-from model.engine import Engine
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
-from storage.state import ITEM_RING, Generation
-from storage.store import UserStore
+from storage.state import Generation
+from storage.store import StorageError, UserStore
+
+SWEEP_EVERY_S = 3600.0
 
 
 @dataclass(slots=True)
 class Service:
-    """The parts that endpoints use. `draining` is the only thing that changes."""
+    """The parts that endpoints use. What is served may change, and `draining`; nothing else does."""
 
     store: UserStore
-    catalogue: Catalogue
+    switch: Switch
     ingest: Ingest
-    recommender: Recommender
-    users: Users
-    served_model: ServedModel
     metrics: Metrics
     max_body_bytes: int
     body_timeout_s: float
     draining: bool = False
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return self.switch.serving.catalogue
+
+    @property
+    def recommender(self) -> Recommender:
+        return self.switch.serving.recommender
+
+    @property
+    def users(self) -> Users:
+        return self.switch.serving.users
+
+    @property
+    def served_model(self) -> ServedModel:
+        return self.switch.serving.model
 
 
 @asynccontextmanager
 async def running(settings: Settings, artifact: Artifact, metrics: Metrics) -> AsyncIterator[Service]:
     """Open the store and the engine; afterwards finish what was accepted and close them."""
     torch.set_num_threads(1)  # processes share the cores, one request does not
-    generation = generation_of(artifact)
-    catalogue = Catalogue(artifact.items)
-    engine = Engine(artifact, settings.device)
-    store = await open_store(settings, generation)
-    tenant, name = settings.tenant, artifact.name
-    # One thread: the engine is called for one batch at a time, off the event loop.
+    # One thread: the engines are called for one batch at a time, off the event loop.
     with ThreadPoolExecutor(1, thread_name_prefix="engine") as engine_thread:
+        store = await open_store(settings, generation_of(artifact))
         try:
-            yield Service(
-                store=store,
-                catalogue=catalogue,
-                ingest=Ingest(store, tenant, metrics),
-                recommender=Recommender(name, generation, catalogue, engine, engine_thread, store, tenant, metrics),
-                users=Users(name, generation, catalogue, store, tenant),
-                served_model=_served_model(settings, artifact),
-                metrics=metrics,
-                max_body_bytes=settings.max_body_bytes,
-                body_timeout_s=settings.body_timeout_s,
-            )
+            switch = Switch(settings, artifact, store, engine_thread, metrics)
+            await switch.look()  # so that a process which joins never serves another model first
+            async with _in_the_background(switch, store):
+                yield Service(
+                    store=store,
+                    switch=switch,
+                    ingest=Ingest(store, settings.tenant, metrics),
+                    metrics=metrics,
+                    max_body_bytes=settings.max_body_bytes,
+                    body_timeout_s=settings.body_timeout_s,
+                )
         finally:
             await store.close()
 
 
-async def open_store(settings: Settings, generation: Generation) -> UserStore:
+@asynccontextmanager
+async def _in_the_background(switch: Switch, store: UserStore) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(switch.follow()), asyncio.create_task(_sweep(store))]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _sweep(store: UserStore) -> None:
+    """Let go of idle users' states, now and then."""
+    while True:
+        with suppress(StorageError):
+            await store.forget_idle()
+        await asyncio.sleep(SWEEP_EVERY_S)
+
+
+async def open_store(settings: StoreSettings, *generations: Generation) -> UserStore:
     """The store that the settings ask for. A Redis that is not there yet is no error: it is waited for while serving.
 
     raises  StorageError, ValueError  when the store cannot be used as it is
     """
+    ttl_days = settings.state_ttl_days
     if settings.redis_url is None:
-        return await SQLiteStore.open(settings.data_dir, [generation])
+        return await SQLiteStore.open(settings.data_dir, generations, state_ttl_days=ttl_days)
     url = settings.redis_url
     if settings.redis_password is not None:
         url = with_password(url, settings.redis_password)
-    return await RedisStore.open(url, [generation], prefix=settings.redis_prefix)
+    return await RedisStore.open(url, generations, prefix=settings.redis_prefix, state_ttl_days=ttl_days)
 
 
 def with_password(url: str, password: str) -> str:
@@ -85,28 +117,3 @@ def with_password(url: str, password: str) -> str:
     credentials, _, host = parts.netloc.rpartition("@")
     user = credentials.partition(":")[0]
     return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}"))
-
-
-def generation_of(artifact: Artifact) -> Generation:
-    """How the artifact's generation folds events."""
-    shape = artifact.config.model
-    return Generation(
-        tag=bytes.fromhex(artifact.tag),
-        decay_rates=shape.decay_rates,
-        codewords=shape.history_codewords,
-        item_index={item_id: row for row, item_id in enumerate(artifact.items.ids)},
-        codes=artifact.history_codes,
-        event_weights=artifact.config.event_weights,
-        item_ring=max(ITEM_RING, shape.recent_items),
-    )
-
-
-def _served_model(settings: Settings, artifact: Artifact) -> ServedModel:
-    return ServedModel(
-        generation=artifact.name,
-        tag=artifact.tag,
-        device=settings.device,
-        items=len(artifact.items),
-        config=artifact.config.model_dump(mode="json"),
-        metrics=artifact.metrics,
-    )

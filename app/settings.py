@@ -10,17 +10,32 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 PREFIX = "LISAREC_"
 
 
-class Settings(BaseSettings):
-    """One service. Each field is also an environment variable, ``LISAREC_MODEL_DIR`` and so on; arguments win."""
+class StoreSettings(BaseSettings):
+    """Where users are kept, and where models lie. Each field is also an environment variable, ``LISAREC_DATA_DIR`` and
+    so on; arguments win."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, protected_namespaces=())
 
-    model_dir: Path
+    model_dir: Path | None = None
+    models_dir: Path | None = None  # of the models that can be activated; default: the folder that model_dir is in
     data_dir: Path = Path("state")  # of the embedded store
     redis_url: str | None = Field(None, repr=False)  # instead of it: redis://, rediss:// or unix://
     redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
     redis_prefix: str = "lisarec"  # of every key; several services may share a server
     tenant: str = "main"
+    state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: kept for ever
+
+    @property
+    def models_folder(self) -> Path:
+        if self.models_dir is not None:
+            return self.models_dir
+        return Path("models") if self.model_dir is None else self.model_dir.absolute().parent
+
+
+class Settings(StoreSettings):
+    """One service."""
+
+    model_dir: Path
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)  # 0: any free one

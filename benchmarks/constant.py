@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from app.service import generation_of
+from app.serving import generation_of
 from model import artifact
 from model.engine import Engine
 from storage.sqlite import SQLiteStore

@@ -23,7 +23,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from app.service import generation_of
+from app.serving import generation_of
 from app.uuid7 import uuid7
 from benchmarks.topology import program, topology
 from model import artifact

@@ -35,6 +35,7 @@ from benchmarks.running import free_port
 ROOT = Path(__file__).parent.parent
 HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
 REDIS_CONFIG = ROOT / "docker" / "redis.conf"
+REDIS_START = ROOT / "docker" / "redis-start"
 
 BALANCER_LOG = "haproxy.log"
 MAX_REPLICAS = 8
@@ -98,21 +99,12 @@ class Topology:
         self.replicas: list[Replica] = []
         self.redis_url: str | None = None
         self._model = model
-        self._store_options = store_options
+        self.store_options = store_options
         self._names = names
         self._directory = directory
 
     def balancer_environment(self) -> dict[str, str]:
-        return {
-            "LISAREC_BIND": self.url.removeprefix("http://"),
-            "LISAREC_DNS": self._names.address,
-            "LISAREC_APP": "app",
-            "LISAREC_APP_PORT": str(self.replica_port),
-            "LISAREC_MAX_REPLICAS": str(MAX_REPLICAS),
-            # what tune.memory.hot-size is from HAProxy 3.0 on: buffers are not given back to the kernel every time
-            "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-            "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-        }
+        return balancer_environment(self.url.removeprefix("http://"), self._names, self.replica_port)
 
     def scale(self, replicas: int) -> None:
         """Start or stop replicas, all at the same time; returns when the wanted ones are ready, the others gone."""
@@ -140,7 +132,7 @@ class Topology:
     def _start(self) -> Replica:
         taken = {replica.address for replica in self.replicas}
         address = next(free for n in range(MAX_REPLICAS) if (free := FIRST_ADDRESS + n) not in taken)
-        command = [sys.executable, "-m", "app", "serve", "--model", str(self._model), *self._store_options]
+        command = [sys.executable, "-m", "app", "serve", "--model", str(self._model), *self.store_options]
         process = _spawn(
             [*command, "--host", str(address), "--port", str(self.replica_port)], self._directory / f"{address}.log"
         )
@@ -159,6 +151,20 @@ class Topology:
 
     def _wait_until_ready(self, replica: Replica) -> None:
         _wait_for(lambda: _is_ready(f"http://{replica.address}:{self.replica_port}"), replica.process)
+
+
+def balancer_environment(bind: str, names: NameServer, replica_port: int) -> dict[str, str]:
+    """What docker/haproxy.cfg reads from the environment."""
+    return {
+        "LISAREC_BIND": bind,
+        "LISAREC_DNS": names.address,
+        "LISAREC_APP": "app",
+        "LISAREC_APP_PORT": str(replica_port),
+        "LISAREC_MAX_REPLICAS": str(MAX_REPLICAS),
+        # what tune.memory.hot-size is from HAProxy 3.0 on: buffers are not given back to the kernel every time
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    }
 
 
 @contextmanager

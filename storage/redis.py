@@ -18,6 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError
 
+from storage.redis_generations import RedisGenerations
 from storage.redis_layout import (
     COMMIT,
     KEEP,
@@ -31,11 +32,21 @@ from storage.redis_layout import (
     Script,
     User,
     commit_arguments,
+    keep_arguments,
     log_entries,
+    partition_entries,
 )
 from storage.rounds import Rounds
 from storage.state import Effect, Event, Generation, State, StateError
-from storage.store import Appended, LogEntry, PartlyApplied, StorageBusy, StorageError, StorageUnavailable
+from storage.store import (
+    Appended,
+    FoldedState,
+    LogEntry,
+    LogPage,
+    PartlyApplied,
+    StorageError,
+    StorageUnavailable,
+)
 
 OLDEST_SERVER = (6, 2)
 SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
@@ -49,7 +60,13 @@ MAX_ROUND = 512  # a round is folded and encoded in one go, 30 to 160 ms in whic
 GIVE_UP_AFTER_S = 5.0
 ENDLESS = 2**53
 LOG_PAGE = 500
+STREAM_PAGE = 2000  # entries of a partition, some 2 ms in which Redis does nothing else
+KEPT_AT_ONCE = 64  # states of a rebuild in one transaction, about 250 kB
 FAR_BEHIND = 500  # entries; a state that lacks more of the log is folded apart, so that no round waits for it
+DAY_S = 86_400
+
+# RuntimeError is how uvloop says that a connection broke while it was written to; redis-py passes it on.
+CONNECTION_ERRORS = (RedisError, OSError, RuntimeError)
 
 logger = logging.getLogger(__name__)
 
@@ -57,18 +74,20 @@ logger = logging.getLogger(__name__)
 class RedisStore:
     """A UserStore on a Redis server. Make it with `open`; it belongs to the event loop in which it was opened."""
 
-    def __init__(self, redis: Redis, keys: Keyspace, generations: Sequence[Generation], max_waiting: int) -> None:
+    def __init__(
+        self, redis: Redis, keys: Keyspace, generations: Sequence[Generation], max_waiting: int, ttl_s: int
+    ) -> None:
+        self.generations = RedisGenerations(self._call_checked, keys)
         self._redis = redis
         self._execute: Callable[..., Awaitable[Any]] = redis.execute_command
         self._keys = keys
-        self._generations = tuple(generations)
+        self._serving = tuple(generations)
+        self._ttl_s = ttl_s
         self._reads: Rounds[_Read] = Rounds(self._read_round, max_size=MAX_ROUND, max_waiting=max_waiting)
         self._writes: Rounds[_Part] = Rounds(self._write_round, max_size=MAX_ROUND, max_waiting=max_waiting)
-        self._max_waiting = max_waiting
         # what a missing state costs must not take the connections that everybody's rounds need
         self._folding = asyncio.Semaphore(MAX_CONNECTIONS // 2)
-        self._parked: dict[User, list[_Part]] = {}  # what waits for a user who is far behind
-        self._catching_up: set[asyncio.Task[None]] = set()
+        self._catching_up: dict[str, asyncio.Task[None]] = {}  # states that are far behind, by their keys
         self._checked = False
         self._closed = False
 
@@ -83,17 +102,17 @@ class RedisStore:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         socket_timeout_s: float = SOCKET_TIMEOUT_S,
         max_waiting: int = MAX_WAITING,
+        state_ttl_days: int | None = None,
     ) -> "RedisStore":
         """Open the store at a redis://, rediss:// (TLS) or unix:// URL with the user, password and database in it.
 
-        A server that cannot be reached now is no error: until it is there, every call raises StorageUnavailable.
+        Without a generation it takes no events. A server that cannot be reached now is no error: until it is there,
+        every call raises StorageUnavailable.
 
-        raises  ValueError          when there is no generation, or the URL or prefix cannot be used
+        raises  ValueError          when the URL or prefix cannot be used
                 StorageUnavailable  when the server refuses the user, the password or a command
                 StorageError        when the server is too old, or its data have another layout
         """
-        if not generations:
-            raise ValueError("a store needs at least one live generation")
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=MAX_CONNECTIONS,
@@ -103,7 +122,8 @@ class RedisStore:
             retry=Retry(NoBackoff(), 0),  # by itself redis-py sends ten times, also what timed out and may be done
             protocol=2,
         )
-        store = cls(Redis.from_pool(pool), Keyspace(prefix, partitions), generations, max_waiting)
+        ttl_s = (state_ttl_days or 0) * DAY_S
+        store = cls(Redis.from_pool(pool), Keyspace(prefix, partitions), generations, max_waiting, ttl_s)
         try:
             await store._check_server()
         except StorageError as exc:
@@ -114,27 +134,58 @@ class RedisStore:
             logger.warning("the store is not there yet: %s", exc)
         return store
 
+    def fold_into(self, generations: Sequence[Generation]) -> None:
+        self._serving = tuple(generations)
+
     async def append(self, tenant: str, events: Sequence[Event]) -> list[Appended]:
         if not events:
             return []
-        if self._parked and sum(part.size for parts in self._parked.values() for part in parts) > self._max_waiting:
-            raise StorageBusy("too much waits for users whose states are being folded; try again later")
+        if not self._serving:
+            raise ValueError("a store that takes events needs at least one generation")
         request = _Request(len(events))
         self._writes.put(request.parts(self._keys, tenant, events))
         return await request.answer
 
-    async def states(self, tenant: str, user_ids: Sequence[str], generation: Generation) -> list[bytes | None]:
+    async def states(
+        self, tenant: str, user_ids: Sequence[str], generation: Generation, *, at_most: int | None = None
+    ) -> list[bytes | None]:
         if not user_ids:
             return []
         users = {user_id: self._keys.user(tenant, user_id) for user_id in user_ids}
-        read = _Read([key for user in users.values() for key in (user.head, *user.states([generation]))])
+        read = _Read([key for user in users.values() for key in (user.head, user.state(generation))])
         self._reads.put([read])
         stored = iter(await read.answer)
         values = {
-            user_id: await self._fresh_value(user, generation, next(stored), next(stored))
+            user_id: await self._fresh_value(user, generation, next(stored), next(stored), at_most)
             for user_id, user in users.items()
         }
         return [values[user_id] for user_id in user_ids]
+
+    async def log(self) -> AsyncIterator[LogPage]:
+        self._refuse_when_closed()
+        for number in range(self._keys.partitions):
+            partition = self._keys.partition(number)
+            through = int(await self._call_checked("GET", f"{partition}:seq") or 0)
+            after = "-"
+            while through:
+                found = await self._call("XRANGE", f"{partition}:log", after, through, "COUNT", STREAM_PAGE)
+                is_complete = len(found) < STREAM_PAGE
+                yield LogPage(list(partition_entries(found)), is_complete)
+                if is_complete:
+                    break
+                after = f"({found[-1][0].decode()}"
+
+    async def keep(self, generation: Generation, states: Sequence[FoldedState]) -> None:
+        self._refuse_when_closed()
+        await self._check_server()
+        for start in range(0, len(states), KEPT_AT_ONCE):
+            some = states[start : start + KEPT_AT_ONCE]
+            if any(isinstance(reply, NoScriptError) for reply in await self._keep_together(generation, some)):
+                await self._load_scripts()
+                await self._keep_together(generation, some)
+
+    async def forget_idle(self) -> int:
+        return 0  # the server does it
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:
         self._refuse_when_closed()
@@ -153,10 +204,10 @@ class RedisStore:
         self._closed = True
         await self._reads.close()
         await self._writes.close()
-        while self._catching_up:
-            await asyncio.wait(self._catching_up)
-            await self._writes.close()
-        with suppress(RedisError, OSError):
+        for task in list(self._catching_up.values()):
+            task.cancel()  # nobody waits for it, and what it has not kept can be folded again
+            await asyncio.wait([task])
+        with suppress(*CONNECTION_ERRORS):
             await self._redis.aclose(close_connection_pool=True)
 
     def _refuse_when_closed(self) -> None:
@@ -168,6 +219,11 @@ class RedisStore:
     async def _call(self, *command: Argument) -> Any:
         with _translated():
             return await self._execute(*command)
+
+    async def _call_checked(self, *command: Argument) -> Any:
+        self._refuse_when_closed()
+        await self._check_server()
+        return await self._call(*command)
 
     async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         with _translated():
@@ -194,7 +250,7 @@ class RedisStore:
         except NoPermissionError:  # a user without dangerous commands: the scripts will tell
             logger.info("Redis does not tell its version")
             return
-        except (RedisError, OSError) as exc:
+        except CONNECTION_ERRORS as exc:
             raise _failure(exc) from exc
         if tuple(map(int, version.split(".")[:2])) < OLDEST_SERVER:
             raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
@@ -219,7 +275,7 @@ class RedisStore:
     async def _warn_unless(self, name: str, safe: str) -> None:
         try:
             found = (await self._redis.config_get(name)).get(name)
-        except RedisError as exc:  # many managed servers do not tell
+        except CONNECTION_ERRORS as exc:  # many managed servers do not tell
             logger.info("Redis does not tell its %s: %s", name, exc)
         else:
             if found != safe:
@@ -254,11 +310,23 @@ class RedisStore:
             limit -= page
 
     async def _fresh_value(
-        self, user: User, generation: Generation, head: bytes | None, stored: bytes | None
+        self,
+        user: User,
+        generation: Generation,
+        head: bytes | None,
+        stored: bytes | None,
+        at_most: int | None = None,
     ) -> bytes | None:
+        """The user's state; None without a log, and for now when the stored one lacks more entries than `at_most`."""
         if head is None:
             return None
-        state, was_fresh = await self._state(user, generation, head, stored)
+        try:
+            state, was_fresh = await self._state(user, generation, head, stored, at_most)
+        except _FarBehindError:
+            if at_most is None:
+                raise
+            self._catch_up_apart(user, generation)
+            return None
         value = generation.encode(state)
         if not was_fresh:
             # What cannot be kept, on a server that is full or read-only, can still be served.
@@ -269,7 +337,20 @@ class RedisStore:
     async def _keep(self, user: User, generation: Generation, head: bytes, value: bytes) -> None:
         """Store the state at `head`, unless a newer one is stored; also while others go on appending."""
         async with self._folding:
-            await self._run(KEEP, [user.index, *user.states([generation])], [head, value])
+            await self._run(KEEP, *keep_arguments(user, generation, int(head), value, self._ttl_s))
+
+    async def _keep_together(self, generation: Generation, states: Sequence[FoldedState]) -> list[Any]:
+        with _translated():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                for state in states:
+                    user = self._keys.user(state.tenant, state.user_id)
+                    keys, args = keep_arguments(user, generation, state.through_seq, state.value, self._ttl_s)
+                    pipe.execute_command("EVALSHA", KEEP.sha, len(keys), *keys, *args)
+                replies = await pipe.execute(raise_on_error=False)
+            for reply in replies:
+                if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
+                    raise reply
+        return replies
 
     async def _state(
         self,
@@ -277,12 +358,12 @@ class RedisStore:
         generation: Generation,
         head: bytes | None,
         stored: bytes | None,
-        at_most: int = ENDLESS,
+        at_most: int | None = None,
     ) -> tuple[State, bool]:
         """The fold of the user's log through the entry `head`, and whether the stored value was that already.
 
-        What the value lacks is folded now: all of it for a new generation or layout, the rest where a process with
-        other live generations has appended.
+        What the value lacks is folded now: all of it for a new generation or layout, the rest where a process that
+        serves another generation has appended.
 
         raises  _FarBehindError  when it lacks more than `at_most` entries
         """
@@ -291,7 +372,8 @@ class RedisStore:
         through, state = _decoded(generation, stored, newest=int(head))
         if through == int(head):
             return state, True
-        async for entry in self._log(user, after=through, through=int(head), limit=at_most):
+        limit = ENDLESS if at_most is None else at_most
+        async for entry in self._log(user, after=through, through=int(head), limit=limit):
             generation.apply(state, entry.event)
             through = entry.seq
         if through < int(head):
@@ -304,37 +386,34 @@ class RedisStore:
         """Commit each partition in one step; return what somebody else was faster than."""
         await self._check_server()
         parts = [part for part in parts if not (part.is_dropped() or part.is_too_late())]
-        folds = await self._read_folds(parts)
+        folds = await self._read_folds(parts, self._serving)
         commits = []
         for together in _by_partition(parts):
             try:
                 commits.append(await self._folded(together, folds))
             except StorageUnavailable:
                 raise
-            except _FarBehindError as exc:
-                self._writes.put_back([part for part in together if exc.user not in part.users])
-                self._catch_up_apart(exc.user, [part for part in together if exc.user in part.users])
             except Exception as exc:  # what is odd in one partition is nothing to the others
                 for part in together:
                     part.fail(exc)
         replies = iter(await self._send([commit.changes for commit in commits if commit.changes]))
         return [part for commit in commits for part in commit.settle(next(replies) if commit.changes else 1)]
 
-    async def _read_folds(self, parts: "Sequence[_Part]") -> "dict[User, _UserFold]":
+    async def _read_folds(self, parts: "Sequence[_Part]", serving: Sequence[Generation]) -> "dict[User, _UserFold]":
         """What is stored of the parts' users; where a commit was refused, also which of their ids are logged."""
-        folds = {user: _UserFold(user) for part in parts for user in part.users}
+        folds = {user: _UserFold(user, serving) for part in parts for user in part.users}
         doubted = [(user, entry) for part in parts if part.refusals for user, entry in part.entries]
         if not folds:
             return {}
         with _translated():
             async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.mget([key for user in folds for key in (user.head, *user.states(self._generations))])
+                pipe.mget([key for user in folds for key in (user.head, *user.states(serving))])
                 for user, entry in doubted:
                     pipe.execute_command("ZSCORE", user.index, entry.member)
                 stored, *scores = await pipe.execute()
         values = iter(stored)
         for fold in folds.values():
-            fold.head, fold.stored = next(values), [next(values) for _ in self._generations]
+            fold.head, fold.stored = next(values), [next(values) for _ in serving]
         for (user, entry), score in zip(doubted, scores, strict=True):
             if score is not None:
                 folds[user].seen.add(entry.id_hash)
@@ -343,36 +422,39 @@ class RedisStore:
     async def _folded(self, parts: "list[_Part]", folds: "dict[User, _UserFold]") -> "_Commit":
         own = [folds[user] for user in dict.fromkeys(user for part in parts for user in part.users)]
         for fold in own:
-            for generation, stored in zip(self._generations, fold.stored, strict=True):
-                state, _ = await self._state(fold.user, generation, fold.head, stored, at_most=FAR_BEHIND)
-                fold.states.append(state)
-            fold.seen.update(fold.states[0]["recent_event_ids"].tolist())
-        answers = [[folds[user].receive(entry, self._generations) for user, entry in part.entries] for part in parts]
-        return _Commit(parts, answers, [fold.change(self._generations) for fold in own if fold.new])
+            await self._fold_what_lacks(fold)
+        answers = [[folds[user].receive(entry) for user, entry in part.entries] for part in parts]
+        return _Commit(parts, answers, [fold.change() for fold in own if fold.new])
 
-    def _catch_up_apart(self, user: User, parts: "list[_Part]") -> None:
-        """Bring the user up to date while others' rounds go on, and then let the user's parts wait again."""
-        if user in self._parked:
-            self._parked[user] += parts
+    async def _fold_what_lacks(self, fold: "_UserFold") -> None:
+        """Bring the user's states up to date, save those that are far behind: a later reader needs them, no event."""
+        for generation, stored in zip(fold.serving, fold.stored, strict=True):
+            if fold.user.state(generation) in self._catching_up:
+                continue
+            try:
+                state, _ = await self._state(fold.user, generation, fold.head, stored, at_most=FAR_BEHIND)
+            except _FarBehindError:
+                self._catch_up_apart(fold.user, generation)
+            else:
+                fold.states[generation.tag] = state
+                fold.seen.update(state["recent_event_ids"].tolist())
+
+    def _catch_up_apart(self, user: User, generation: Generation) -> None:
+        """Bring a state up to date while everything else goes on."""
+        key = user.state(generation)
+        if key in self._catching_up or self._closed:
             return
-        self._parked[user] = parts
 
         async def catch_up() -> None:
             try:
-                head, *stored = await self._call("MGET", user.head, *user.states(self._generations))
-                for generation, value in zip(self._generations, stored, strict=True):
-                    state, was_fresh = await self._state(user, generation, head, value)
-                    if not was_fresh:
-                        await self._keep(user, generation, head, generation.encode(state))
-            except Exception as exc:
-                for part in self._parked.pop(user):
-                    part.fail(exc)
-            else:
-                self._writes.put_back([part for part in self._parked.pop(user) if not part.is_too_late()])
+                head, stored = await self._call("MGET", user.head, key)
+                await self._fresh_value(user, generation, head, stored)
+            except StorageError as exc:
+                logger.warning("a state could not be folded from the log, which will be tried again: %s", exc)
+            finally:
+                del self._catching_up[key]
 
-        task = asyncio.create_task(catch_up())
-        self._catching_up.add(task)
-        task.add_done_callback(self._catching_up.discard)
+        self._catching_up[key] = asyncio.create_task(catch_up())
 
     async def _send(self, commits: Sequence[Sequence[Change]]) -> list[Any]:
         """What the server says to each commit. In a transaction, so that it syncs once for all of them."""
@@ -381,7 +463,7 @@ class RedisStore:
         with _translated():
             async with self._redis.pipeline(transaction=len(commits) > 1) as pipe:
                 for changes in commits:
-                    keys, args = commit_arguments(changes, self._generations)
+                    keys, args = commit_arguments(changes, self._ttl_s)
                     pipe.execute_command("EVALSHA", COMMIT.sha, len(keys), *keys, *args)
                 replies = await pipe.execute(raise_on_error=False)
         if any(isinstance(reply, NoScriptError) for reply in replies):
@@ -390,7 +472,7 @@ class RedisStore:
 
 
 class _FarBehindError(StorageError):
-    """A user's state lacks so much of the log that folding it would hold everybody up."""
+    """A user's state lacks more of the log than may be folded now."""
 
     def __init__(self, user: User) -> None:
         super().__init__("the log of a user could not be read to its end")
@@ -496,10 +578,10 @@ class _Part:
         return self.request.answer.done()
 
     def is_too_late(self) -> bool:
-        """The server is so slow, or the user's log so long, that nobody should wait any longer."""
+        """The server is so slow that nobody should wait any longer."""
         late = asyncio.get_running_loop().time() > self.give_up_at_s
         if late:
-            self.fail(StorageUnavailable("Redis answers too slowly, or a user's state is still being folded"))
+            self.fail(StorageUnavailable("Redis answers too slowly"))
         return late
 
     def succeed(self, answers: Sequence[Appended]) -> None:
@@ -521,25 +603,36 @@ class _UserFold:
     """A user as stored, and then with new entries folded in."""
 
     user: User
+    serving: Sequence[Generation]
     head: bytes | None = None
     stored: list[bytes | None] = field(default_factory=list)  # a value for each generation
-    states: list[State] = field(default_factory=list)
+    states: dict[bytes, State] = field(default_factory=dict)  # by generation, without those that are far behind
     seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
     new: list[Entry] = field(default_factory=list)
 
-    def receive(self, entry: Entry, generations: Sequence[Generation]) -> Appended:
+    def receive(self, entry: Entry) -> Appended:
         if entry.id_hash in self.seen:
             return Appended(duplicate=True)
         self.seen.add(entry.id_hash)
         self.new.append(entry)
-        serving, *_ = [
-            generation.apply(state, entry.event) for generation, state in zip(generations, self.states, strict=True)
-        ]
-        return Appended(unknown_item=serving is Effect.UNKNOWN_ITEM, late=serving is Effect.STEPPED_LATE)
+        effects = {
+            generation.tag: generation.apply(self.states[generation.tag], entry.event)
+            for generation in self.serving
+            if generation.tag in self.states
+        }
+        first = self.serving[0]
+        return Appended(
+            unknown_item=entry.event.item_id not in first.item_index,
+            late=effects.get(first.tag) is Effect.STEPPED_LATE,
+        )
 
-    def change(self, generations: Sequence[Generation]) -> Change:
-        values = [generation.encode(state) for generation, state in zip(generations, self.states, strict=True)]
-        return Change(self.user, self.head or b"", self.new, values)
+    def change(self) -> Change:
+        states = {
+            self.user.state(generation): generation.encode(self.states[generation.tag])
+            for generation in self.serving
+            if generation.tag in self.states
+        }
+        return Change(self.user, self.head or b"", self.new, states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,14 +679,14 @@ def _decoded(generation: Generation, stored: bytes | None, newest: int) -> tuple
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (RedisError, OSError) as exc:
+    except CONNECTION_ERRORS as exc:
         raise _failure(exc) from exc
 
 
 def _failure(cause: Exception) -> StorageError:
     """One for each waiter: a raised exception collects the traceback of who waits."""
     failure: StorageError
-    if isinstance(cause, RedisError | OSError):
+    if isinstance(cause, CONNECTION_ERRORS):
         failure = StorageUnavailable(f"Redis failed: {cause}")
     elif isinstance(cause, StorageError):
         failure = type(cause)(str(cause))

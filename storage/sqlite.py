@@ -10,28 +10,41 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from storage import sqlite_generations
 from storage.state import Effect, Event, Generation, State, StateError, event_fields
-from storage.store import Appended, LogEntry, StorageBusy, StorageError, StorageUnavailable
+from storage.store import (
+    Appended,
+    FoldedState,
+    KnownGeneration,
+    LogEntry,
+    LogPage,
+    NamedGeneration,
+    StorageBusy,
+    StorageError,
+    StorageUnavailable,
+)
 
 FILE_NAME = "lisarec.sqlite3"
-SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 10.0
 READERS = 2
-# A state this many entries behind the log is folded by a reader first, so that no writer waits for it.
+# A state that lacks more entries of the log is folded apart, so that no writer waits for it.
 FAR_BEHIND = 1000
+LOG_PAGE = 10_000  # entries of the whole log that are read at once
+KEPT_AT_ONCE = 256  # states of a rebuild in one transaction, about 1 MB
+DAY_S = 86_400
 # About half a second of work: who comes later hears StorageBusy instead of waiting longer.
 MAX_WAITING_EVENTS = 8192
 
 # AUTOINCREMENT, so that a sequence number is never used again: states and readers remember how far they got.
 # log_by_user ends in the rowid, which is seq: it also finds a user's newest entry.
-SCHEMA = """
+FIRST_SCHEMA = """
 CREATE TABLE log (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
@@ -56,6 +69,17 @@ CREATE TABLE states (
 );
 """
 
+# When a state was written, in days: the index changes only with the first event of a day. What is older than the column
+# counts as written today.
+GENERATIONS_SCHEMA = f"""
+ALTER TABLE states ADD COLUMN written_day INTEGER NOT NULL DEFAULT {int(time.time() // DAY_S)};
+CREATE INDEX states_by_day ON states (written_day);
+{sqlite_generations.SCHEMA}
+"""
+
+SCHEMA_STEPS = (FIRST_SCHEMA, GENERATIONS_SCHEMA)  # a file of version n has had the first n
+SCHEMA_VERSION = len(SCHEMA_STEPS)
+
 EVENT_COLUMNS = "event_id, user_id, item_id, type, timestamp_us, id_time_us, value, recommendation_id"
 
 INSERT_EVENT = f"""
@@ -73,10 +97,19 @@ FROM (SELECT max(seq) AS seq FROM log WHERE tenant = :tenant AND user_id = :user
 LEFT JOIN states ON states.tenant = :tenant AND states.user_id = :user_id AND states.generation = :generation
 """
 
-# A state that somebody else has brought further meanwhile stays.
-UPSERT_STATE = """
-INSERT INTO states (tenant, user_id, generation, through_seq, value) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (tenant, user_id, generation) DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value
+SELECT_LOG = f"""
+SELECT tenant, seq, {EVENT_COLUMNS} FROM log WHERE (tenant, user_id) > (?, ?) ORDER BY tenant, user_id, seq LIMIT ?
+"""  # noqa: S608, the columns are the constant above
+
+COUNT_LACKING = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND seq > ? LIMIT ?)"
+
+# A state that somebody else has brought further meanwhile stays, and nothing is kept of a log that is gone.
+KEEP_STATE = """
+INSERT INTO states (tenant, user_id, generation, through_seq, value, written_day)
+SELECT :tenant, :user_id, :generation, :through_seq, :value, :day
+WHERE EXISTS (SELECT 1 FROM log WHERE seq = :through_seq AND tenant = :tenant AND user_id = :user_id)
+ON CONFLICT (tenant, user_id, generation)
+DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value, written_day = excluded.written_day
 WHERE excluded.through_seq >= states.through_seq
 """
 
@@ -87,61 +120,108 @@ T = TypeVar("T")
 class SQLiteStore:
     """A UserStore in one directory. Make it with `open`; it may be used from any event loop."""
 
-    def __init__(self, path: Path, generations: Sequence[Generation], max_waiting_events: int) -> None:
-        self._generations = tuple(generations)
+    def __init__(
+        self, path: Path, generations: Sequence[Generation], max_waiting_events: int, state_ttl_days: int | None
+    ) -> None:
+        self.generations = SQLiteGenerations(self)
+        self._serving = tuple(generations)
+        self._state_ttl_days = state_ttl_days
         self._idle_readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
         for _ in range(READERS):
             self._idle_readers.put(_connect(path))
         self._reader_threads = ThreadPoolExecutor(READERS, thread_name_prefix="sqlite-reader")
         self._writer = _GroupCommit(_connect(path), max_waiting_events)
+        self._catch_up = _CatchUp(_connect(path), self._writer)
         self._closed = False
 
     @classmethod
     async def open(
-        cls, directory: Path, generations: Sequence[Generation], *, max_waiting_events: int = MAX_WAITING_EVENTS
+        cls,
+        directory: Path,
+        generations: Sequence[Generation],
+        *,
+        max_waiting_events: int = MAX_WAITING_EVENTS,
+        state_ttl_days: int | None = None,
     ) -> "SQLiteStore":
-        """Open the store in the directory, or make it there.
+        """Open the store in the directory, or make it there. Without a generation it takes no events.
 
-        raises  ValueError          when there is no generation
-                StorageUnavailable  when the directory or file cannot be used
+        raises  StorageUnavailable  when the directory or file cannot be used
                 StorageError        when a newer lisarec has written the file
         """
-        if not generations:
-            raise ValueError("a store needs at least one live generation")
         path = Path(directory) / FILE_NAME
 
         def open_files() -> "SQLiteStore":
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _prepare(path)
-                return cls(path, generations, max_waiting_events)
+                return cls(path, generations, max_waiting_events, state_ttl_days)
             except (OSError, sqlite3.Error) as exc:
                 raise StorageUnavailable(f"cannot open '{path}': {exc}") from exc
 
         return await asyncio.to_thread(open_files)
 
+    def fold_into(self, generations: Sequence[Generation]) -> None:
+        self._serving = tuple(generations)
+
     async def append(self, tenant: str, events: Sequence[Event]) -> list[Appended]:
         if not events:
             return []
-        while True:
-            try:
-                return await self._write(lambda db: _append(db, self._generations, tenant, events), size=len(events))
-            except _FarBehindError as exc:
-                for generation in self._generations:
-                    await self.states(tenant, [exc.user_id], generation)
+        serving = self._serving
+        if not serving:
+            raise ValueError("a store that takes events needs at least one generation")
+        answers, behind = await self._write(lambda db: _append(db, serving, tenant, events), size=len(events))
+        for user_id, generation in behind:
+            self._catch_up.start(tenant, user_id, generation)
+        return answers
 
-    async def states(self, tenant: str, user_ids: Sequence[str], generation: Generation) -> list[bytes | None]:
-        users = await self._read(
-            lambda db: {user_id: _current(db, generation, tenant, user_id) for user_id in user_ids}
-        )
-        caught_up = {
-            user_id: _UserFold([user.state], user.newest_seq)
-            for user_id, user in users.items()
-            if user.folded_seq < user.newest_seq
-        }
+    async def states(
+        self, tenant: str, user_ids: Sequence[str], generation: Generation, *, at_most: int | None = None
+    ) -> list[bytes | None]:
+        def look(db: sqlite3.Connection) -> dict[str, _Current | None]:
+            return {user_id: _current(db, generation, tenant, user_id, at_most) for user_id in user_ids}
+
+        users = await self._read(look)
+        caught_up = []
+        for user_id, user in users.items():
+            if user is None:
+                self._catch_up.start(tenant, user_id, generation)
+            elif user.folded_seq < user.newest_seq:
+                caught_up.append(FoldedState(tenant, user_id, user.newest_seq, generation.encode(user.state)))
         if caught_up:
-            await self._write(lambda db: _keep(db, [generation], tenant, caught_up), size=len(caught_up))
-        return [generation.encode(user.state) if user.newest_seq else None for user in map(users.__getitem__, user_ids)]
+            await self._write(lambda db: _keep(db, generation, caught_up), size=len(caught_up))
+        return [
+            generation.encode(user.state) if user is not None and user.newest_seq else None
+            for user in map(users.__getitem__, user_ids)
+        ]
+
+    async def log(self) -> AsyncIterator[LogPage]:
+        tenant, user_id = "", ""
+        while True:
+            page = await self._read(lambda db, after=(tenant, user_id): list(_log_page(db, *after)))  # type: ignore[misc]
+            is_complete = len(page) < LOG_PAGE
+            yield LogPage(page, is_complete)
+            if is_complete:
+                return
+            tenant, last = page[-1]
+            user_id, seq = last.event.user_id, last.seq
+            while not is_complete:  # the rest of the last user
+                rest = await self.events(tenant, user_id, after=seq, limit=LOG_PAGE)
+                is_complete = len(rest) < LOG_PAGE
+                yield LogPage([(tenant, entry) for entry in rest], is_complete)
+                seq = rest[-1].seq if rest else seq
+
+    async def keep(self, generation: Generation, states: Sequence[FoldedState]) -> None:
+        for start in range(0, len(states), KEPT_AT_ONCE):
+            some = states[start : start + KEPT_AT_ONCE]
+            await self._write(lambda db, some=some: _keep(db, generation, some), size=len(some))  # type: ignore[misc]
+
+    async def forget_idle(self) -> int:
+        if self._state_ttl_days is None:
+            return 0
+        before_day, total = _today() - self._state_ttl_days, 0
+        while removed := await self._write(lambda db: sqlite_generations.forget_idle(db, before_day), size=1):
+            total += removed
+        return total
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:
         sql = "SELECT DISTINCT item_id FROM log WHERE tenant = ? AND user_id = ?"
@@ -158,6 +238,7 @@ class SQLiteStore:
         await asyncio.to_thread(self._finish)
 
     def _finish(self) -> None:
+        self._catch_up.close()
         self._reader_threads.shutdown()
         with suppress(queue.Empty):
             while True:
@@ -181,6 +262,35 @@ class SQLiteStore:
                 self._idle_readers.put(connection)
 
         return await asyncio.get_running_loop().run_in_executor(self._reader_threads, run)
+
+
+class SQLiteGenerations:
+    """The GenerationRegistry of a store."""
+
+    def __init__(self, store: SQLiteStore) -> None:
+        self._store = store
+
+    async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
+        await self._store._write(lambda db: sqlite_generations.announce(db, generation, live_for_s), size=1)
+
+    async def known(self) -> list[KnownGeneration]:
+        return await self._store._read(sqlite_generations.known)
+
+    async def active(self) -> NamedGeneration | None:
+        return await self._store._read(sqlite_generations.active)
+
+    async def activate(self, generation: NamedGeneration) -> None:
+        await self._store._write(lambda db: sqlite_generations.activate(db, generation), size=1)
+
+    async def forget(self, tag: bytes) -> int:
+        total, row = 0, 0
+        while rows := await self._store._write(
+            lambda db, row=row: sqlite_generations.forget_states(db, tag, row),  # type: ignore[misc]
+            size=1,
+        ):
+            total, row = total + len(rows), max(rows)
+        await self._store._write(lambda db: sqlite_generations.forget_name(db, tag), size=1)
+        return total
 
 
 @dataclass(slots=True, eq=False)
@@ -270,17 +380,53 @@ def _fail(group: list[_Request], cause: Exception) -> None:
         request.answer.set_exception(failure)
 
 
-class _FarBehindError(StorageError):
-    """A state lacks so much of the log that folding it would hold up everybody's writes."""
+class _CatchUp:
+    """A thread that folds states which are far behind their logs, one at a time; it owns the connection."""
 
-    def __init__(self, user_id: str) -> None:
-        super().__init__("the state of a user is being folded from the log")
-        self.user_id = user_id
+    def __init__(self, connection: sqlite3.Connection, writer: _GroupCommit) -> None:
+        self._connection = connection
+        self._writer = writer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-catch-up")
+        self._under_way: set[tuple[str, str, bytes]] = set()
+        self._closed = False
+
+    def start(self, tenant: str, user_id: str, generation: Generation) -> None:
+        """Fold what the user's state lacks, unless that is under way. Who needs the state then finds it."""
+        key = (tenant, user_id, generation.tag)
+        if key in self._under_way:
+            return
+        self._under_way.add(key)
+        with suppress(RuntimeError):  # closed meanwhile
+            self._thread.submit(self._run, key, generation)
+
+    def close(self) -> None:
+        self._closed = True
+        self._thread.shutdown(cancel_futures=True)
+        self._connection.close()
+
+    def _run(self, key: tuple[str, str, bytes], generation: Generation) -> None:
+        try:
+            self._catch_up(key[0], key[1], generation)
+        except (sqlite3.Error, StorageError) as exc:
+            logger.warning("a state could not be folded from the log, which will be tried again: %s", exc)
+        finally:
+            self._under_way.discard(key)
+
+    def _catch_up(self, tenant: str, user_id: str, generation: Generation) -> None:
+        newest_seq, through_seq, state = _stored_state(self._connection, generation, tenant, user_id)
+        while through_seq < newest_seq:
+            entries = list(_log_entries(self._connection, tenant, user_id, through_seq, FAR_BEHIND))
+            if self._closed or not entries:  # the log may be gone
+                break
+            for entry in entries:
+                generation.apply(state, entry.event)
+            through_seq = entries[-1].seq
+        if not self._closed:
+            folded = FoldedState(tenant, user_id, through_seq, generation.encode(state))
+            self._writer.submit(lambda db: _keep(db, generation, [folded]), 1).result()
 
 
 def _translated(cause: Exception) -> StorageError:
-    if isinstance(cause, _FarBehindError):
-        return _FarBehindError(cause.user_id)
     if isinstance(cause, sqlite3.Error):
         return StorageUnavailable(f"SQLite failed: {cause}")
     return StorageError(f"the request could not be applied: {cause!r}")
@@ -305,9 +451,10 @@ def _prepare(path: Path) -> None:
                 f"'{path}' was written by a newer lisarec (schema {version}, this one knows {SCHEMA_VERSION}); "
                 "run that version, or choose another directory"
             )
-        if version == 0:
-            for statement in SCHEMA.split(";\n"):
+        for step in SCHEMA_STEPS[version:]:
+            for statement in step.split(";\n"):
                 connection.execute(statement)
+        if version < SCHEMA_VERSION:
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
 
@@ -328,26 +475,42 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
 
 @dataclass(slots=True)
 class _UserFold:
-    """A user's states, one for each live generation, and the newest entry they hold, once there is a new one."""
+    """A user's states by generation, save those far behind, and the newest entry once there is a new one."""
 
-    states: list[State]
+    states: dict[bytes, State]
     through_seq: int | None = None
 
 
 def _append(
     db: sqlite3.Connection, generations: Sequence[Generation], tenant: str, events: Sequence[Event]
-) -> list[Appended]:
-    folds = {
-        user_id: _UserFold([_current(db, generation, tenant, user_id, FAR_BEHIND).state for generation in generations])
-        for user_id in dict.fromkeys(event.user_id for event in events)
-    }
+) -> tuple[list[Appended], list[tuple[str, Generation]]]:
+    """The answers, and whose states of which generations are far behind: those were left as they are."""
+    folds: dict[str, _UserFold] = {}
+    behind: list[tuple[str, Generation]] = []
+    for user_id in dict.fromkeys(event.user_id for event in events):
+        folds[user_id] = _UserFold({})
+        for generation in generations:
+            current = _current(db, generation, tenant, user_id, FAR_BEHIND)
+            if current is None:
+                behind.append((user_id, generation))
+            else:
+                folds[user_id].states[generation.tag] = current.state
     seqs = [_log(db, tenant, event) for event in events]
     answers = [
         Appended(duplicate=True) if seq is None else _fold(generations, folds[event.user_id], seq, event)
         for seq, event in zip(seqs, events, strict=True)
     ]
-    _keep(db, generations, tenant, folds)
-    return answers
+    for generation in generations:
+        _keep(db, generation, _folded_states(generation, tenant, folds))
+    return answers, behind
+
+
+def _folded_states(generation: Generation, tenant: str, folds: dict[str, _UserFold]) -> list[FoldedState]:
+    return [
+        FoldedState(tenant, user_id, fold.through_seq, generation.encode(fold.states[generation.tag]))
+        for user_id, fold in folds.items()
+        if fold.through_seq is not None and generation.tag in fold.states
+    ]
 
 
 def _log(db: sqlite3.Connection, tenant: str, event: Event) -> int | None:
@@ -360,22 +523,38 @@ def _log(db: sqlite3.Connection, tenant: str, event: Event) -> int | None:
 
 
 def _fold(generations: Sequence[Generation], fold: _UserFold, seq: int, event: Event) -> Appended:
-    effects = [generation.apply(state, event) for generation, state in zip(generations, fold.states, strict=True)]
+    effects = {
+        generation.tag: generation.apply(fold.states[generation.tag], event)
+        for generation in generations
+        if generation.tag in fold.states
+    }
     fold.through_seq = seq
-    serving = effects[0]
-    return Appended(unknown_item=serving is Effect.UNKNOWN_ITEM, late=serving is Effect.STEPPED_LATE)
+    first = generations[0]
+    return Appended(
+        unknown_item=event.item_id not in first.item_index, late=effects.get(first.tag) is Effect.STEPPED_LATE
+    )
 
 
-def _keep(db: sqlite3.Connection, generations: Sequence[Generation], tenant: str, folds: dict[str, _UserFold]) -> None:
+def _keep(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
+    day = _today()
     db.executemany(
-        UPSERT_STATE,
+        KEEP_STATE,
         [
-            (tenant, user_id, generation.tag, fold.through_seq, generation.encode(state))
-            for user_id, fold in folds.items()
-            if fold.through_seq is not None
-            for generation, state in zip(generations, fold.states, strict=True)
+            {
+                "tenant": state.tenant,
+                "user_id": state.user_id,
+                "generation": generation.tag,
+                "through_seq": state.through_seq,
+                "value": state.value,
+                "day": day,
+            }
+            for state in states
         ],
     )
+
+
+def _today() -> int:
+    return int(time.time() // DAY_S)
 
 
 @dataclass(slots=True)
@@ -388,23 +567,25 @@ class _Current:
 
 
 def _current(
-    db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str, at_most: int = NO_LIMIT
-) -> _Current:
+    db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str, at_most: int | None = None
+) -> _Current | None:
     """The user as of now. What the stored state lacks is folded: all of it for a new generation or layout, the rest
-    where a process with other live generations has appended.
-
-    raises  _FarBehindError  when it lacks more than `at_most` entries
+    where a process that serves another generation has appended. None when that is more than `at_most` entries.
     """
     newest_seq, folded_seq, state = _stored_state(db, generation, tenant, user_id)
     if folded_seq < newest_seq:
-        limit = at_most + 1 if at_most >= 0 else NO_LIMIT
-        for count, entry in enumerate(_log_entries(db, tenant, user_id, folded_seq, limit), start=1):
-            if at_most >= 0 and count > at_most:
-                raise _FarBehindError(user_id)
+        if at_most is not None and _lacks_more(db, tenant, user_id, folded_seq, at_most):
+            return None
+        for entry in _log_entries(db, tenant, user_id, folded_seq, NO_LIMIT):
             if entry.seq > newest_seq:  # logged since the first look
                 break
             generation.apply(state, entry.event)
     return _Current(state, newest_seq, folded_seq)
+
+
+def _lacks_more(db: sqlite3.Connection, tenant: str, user_id: str, after: int, than: int) -> bool:
+    (lacking,) = db.execute(COUNT_LACKING, (tenant, user_id, after, than + 1)).fetchone()
+    return bool(lacking > than)
 
 
 def _stored_state(db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str) -> tuple[int, int, State]:
@@ -422,3 +603,9 @@ def _stored_state(db: sqlite3.Connection, generation: Generation, tenant: str, u
 def _log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, limit: int) -> Iterator[LogEntry]:
     for seq, *columns in db.execute(SELECT_EVENTS, (tenant, user_id, after, limit)):
         yield LogEntry(seq, Event(*columns))
+
+
+def _log_page(db: sqlite3.Connection, tenant: str, user_id: str) -> Iterator[tuple[str, LogEntry]]:
+    """The first entries of the users behind that one."""
+    for of_tenant, seq, *columns in db.execute(SELECT_LOG, (tenant, user_id, LOG_PAGE)):
+        yield of_tenant, LogEntry(seq, Event(*columns))

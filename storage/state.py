@@ -215,13 +215,13 @@ class Generation:
         n = int(state["n"]) + 1
         age = n - int(state["anchor"])
         bins = state["bins"]
-        if age >= len(self._growth):
+        if age >= len(self.growth):
             self._rescale(bins, age)
             state["anchor"] = n
             age = 0
         state["n"] = n
         cells = (self._first_cells + codes).reshape(-1)  # (R * B,)
-        bins.reshape(-1)[cells] += weight * self._growth[age]
+        bins.reshape(-1)[cells] += weight * self.growth[age]
 
     def _rescale(self, bins: NDArray[np.float32], age: int) -> None:
         bins *= self._decay(age)[:, None, None]
@@ -232,7 +232,7 @@ class Generation:
         return np.exp(-np.multiply.outer(age, self.decay_rates)).astype(np.float32)
 
     @cached_property
-    def _growth(self) -> NDArray[np.float32]:
+    def growth(self) -> NDArray[np.float32]:
         """(ages, R * B): exp(rate * age) for every bin of a step, at the ages that need no rescaling."""
         fastest = max(self.decay_rates)
         ages = min(MAX_AGE, int(MAX_EXPONENT / fastest) + 1) if fastest > 0 else MAX_AGE

@@ -1,6 +1,6 @@
 """The promise every store makes, and the ways in which it can fail."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,30 +44,117 @@ class LogEntry:
     event: Event
 
 
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Some entries, each with its tenant; those of one user in log order.
+
+    is_complete  the users of this page and of those before it have no entries in the pages that follow
+    """
+
+    entries: list[tuple[str, LogEntry]]
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedState:
+    """A user's encoded state: the fold of the log through the entry with that sequence number."""
+
+    tenant: str
+    user_id: str
+    through_seq: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NamedGeneration:
+    """A generation as the store knows it: the name of its model directory, and the tag in its states."""
+
+    name: str
+    tag: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGeneration:
+    """What the store has noted of a generation; a live one is being served or built by some process."""
+
+    named: NamedGeneration
+    is_active: bool
+    is_live: bool
+
+
+class GenerationRegistry(Protocol):
+    """Which generations have states in a store, and which one every process that serves is to serve.
+
+    No state depends on what stands here: each says itself whose it is and how far into the log it goes.
+    """
+
+    async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
+        """Note the generation, and that it is served or built for so long from now on."""
+        ...
+
+    async def known(self) -> list[KnownGeneration]: ...
+
+    async def active(self) -> NamedGeneration | None:
+        """Where the pointer points; None where none was ever set."""
+        ...
+
+    async def activate(self, generation: NamedGeneration) -> None:
+        """Let the pointer point there: one step, after which everybody sees it."""
+        ...
+
+    async def forget(self, tag: bytes) -> int:
+        """Remove a generation's states and then its name; how many states there were. It can be done again."""
+        ...
+
+
 class UserStore(Protocol):
     """Logs of events and the states folded from them, by tenant and user.
 
-    A store is made with the live generations, the serving one first; every event is folded into all of them.
-    At any moment a user's state is the fold of the user's log. Any number of stores may work on the same data.
+    A state says how far into the user's log it goes, and is the fold of the log that far, for every generation and at
+    any moment: what it lacks is folded when somebody needs it. Any number of stores may work on the same data.
 
-    Every method raises StorageUnavailable when the data cannot be reached or the store is closed.
+    A store is made with the generations that this process serves, the first one first; their states it keeps fresh
+    with every event. Every method raises StorageUnavailable when the data cannot be reached or the store is closed.
     """
 
+    @property
+    def generations(self) -> GenerationRegistry: ...
+
+    def fold_into(self, generations: Sequence[Generation]) -> None:
+        """From now on, serve these generations instead."""
+        ...
+
     async def append(self, tenant: str, events: Sequence[Event]) -> list[Appended]:
-        """Log and fold the events in one atomic, durable step; one answer for each, in order.
+        """Log the events in one atomic, durable step with the states; one answer for each, in order.
 
         An event whose id the user's log (or an earlier event of the same call) has already is a duplicate. The
-        serving generation says what is unknown or late. StorageBusy: too much waits. After a StorageUnavailable
-        the events may or may not have been applied; append them again.
+        first generation says what is unknown or late. A state that lacks too much of the log stays as it is, is
+        caught up apart, and nothing is late meanwhile. StorageBusy: too much waits. After a StorageUnavailable the
+        events may or may not have been applied; append them again.
         """
         ...
 
-    async def states(self, tenant: str, user_ids: Sequence[str], generation: Generation) -> list[bytes | None]:
+    async def states(
+        self, tenant: str, user_ids: Sequence[str], generation: Generation, *, at_most: int | None = None
+    ) -> list[bytes | None]:
         """The users' encoded states, in order; None for a user without events.
 
         A state that is missing, unreadable or behind the log is folded from the log and kept, which is a
-        write: StorageBusy as for `append`.
+        write: StorageBusy as for `append`. One that lacks more than `at_most` entries is None for now, and folded
+        meanwhile.
         """
+        ...
+
+    def log(self) -> AsyncIterator[LogPage]:
+        """The whole log of every user, as of some moment after the call."""
+        ...
+
+    async def keep(self, generation: Generation, states: Sequence[FoldedState]) -> None:
+        """Keep these states, save those of users of whom a newer one is kept or whose log is gone."""
+        ...
+
+    async def forget_idle(self) -> int:
+        """Remove states that no event has reached for as long as the store was told; how many. They can be refolded."""
         ...
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from app import shop
-from benchmarks import constant, exactly_once, memory, rates, served_equals_offline
+from benchmarks import constant, exactly_once, memory, rates, rebuild, served_equals_offline, switching
 from benchmarks.topology import program
 from model import artifact
 from model.config import Config, ModelConfig, TrainConfig
@@ -73,6 +73,41 @@ def test_rates_are_printed_for_every_kind_of_request(model: Path, capsys: pytest
     rates.main(model, requests=100, workers=1)
     printed = capsys.readouterr().out
     assert (printed.count("single"), printed.count("recomm")) == (2, 2)
+
+
+def test_a_rebuild_is_printed_in_parts_and_folds_as_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    require_servers()
+    rebuild.main(events=3_000, users=100)
+    printed = capsys.readouterr().out
+    assert "fold alone:" in printed
+    assert all(store in printed for store in ("SQLite", "Redis"))
+
+
+@pytest.fixture(scope="module")
+def other_model(data: Path, model: Path) -> Path:
+    directory = model.parent / "other"
+    config = Config(model=ModelConfig(width=32, decay_rates=(0.1, 0.5)), training=TrainConfig(epochs=1))
+    train(data, directory, config, progress=Silent())
+    return directory
+
+
+@pytest.mark.parametrize("redis", [True, False], ids=["redis", "sqlite"])
+def test_no_request_fails_while_a_model_is_rebuilt_and_switched(model: Path, other_model: Path, redis: bool) -> None:
+    require_servers()
+    switching.main(model, other_model, redis, events=100, recommendations=20, pause_s=0.5)
+
+
+def test_a_failed_request_or_a_wrong_state_fails_the_benchmark(
+    model: Path, other_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_servers()
+
+    async def one_wrong(*_: object) -> list[str]:
+        return ["user-1"]
+
+    monkeypatch.setattr(switching, "wrong_states", one_wrong)
+    with pytest.raises(typer.Exit):
+        switching.main(model, other_model, False, events=100, recommendations=20, pause_s=0.1)
 
 
 def test_a_service_that_differs_from_the_evaluation_fails_the_benchmark(

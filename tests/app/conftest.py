@@ -15,7 +15,8 @@ import torch
 from starlette.types import Receive, Scope, Send
 
 from app.main import create_app
-from app.service import Service, generation_of, open_store
+from app.service import Service, open_store
+from app.serving import generation_of
 from app.settings import Settings
 from model import artifact
 from model.config import Config, DataCard, ModelConfig
@@ -47,11 +48,10 @@ def categories_of(row: int) -> tuple[str, ...]:
     return (CATEGORIES[row % 3], CATEGORIES[(row + 1) % 3]) if row % 4 == 0 else (CATEGORIES[row % 3],)
 
 
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_model(directory: Path, seed: int = 7) -> Path:
     """A model with random weights and codes; every fifth item has no title."""
-    rng = np.random.default_rng(7)
-    torch.manual_seed(7)
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
     history = torch.from_numpy(rng.integers(0, SHAPE.history_codewords, (ITEMS, SHAPE.history_codebooks)))
     target = torch.from_numpy(rng.integers(0, SHAPE.target_codewords, (ITEMS, SHAPE.target_codebooks)))
     model = LisaMini(SHAPE, history, target)
@@ -63,9 +63,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [categories_of(row) for row in range(ITEMS)],
         rng.integers(0, 20, ITEMS),
     )
-    directory = tmp_path_factory.mktemp("models") / "tiny"
     artifact.save(directory, model, Config(model=SHAPE, data=DataCard(), event_weights=WEIGHTS), items, {"loss": 1.5})
     return directory
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 async def logged_events(settings: Settings, user_id: str) -> list[Event]:
@@ -90,10 +94,10 @@ class Client:
 
     def __init__(self, settings: Settings) -> None:
         app = create_app(settings)
-        self._settings = settings
-        self._runner = asyncio.Runner()
+        self.settings = settings
+        self.runner = asyncio.Runner()
         self._stack = AsyncExitStack()
-        state = self._runner.run(self._stack.enter_async_context(app.router.lifespan_context(app)))
+        state = self.runner.run(self._stack.enter_async_context(app.router.lifespan_context(app)))
         assert state is not None
         self.service: Service = state["service"]
 
@@ -104,7 +108,7 @@ class Client:
         self._http = httpx.AsyncClient(transport=transport, base_url="http://service")
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:
-        return self._runner.run(self._http.request(method, url, **options))
+        return self.runner.run(self._http.request(method, url, **options))
 
     def get(self, url: str, **options: Any) -> httpx.Response:
         return self.request("GET", url, **options)
@@ -124,16 +128,16 @@ class Client:
 
     def log(self, user_id: str) -> list[Event]:
         """What is durable of the user, read through a store of its own."""
-        return self._runner.run(logged_events(self._settings, user_id))
+        return self.runner.run(logged_events(self.settings, user_id))
 
     def close_store(self) -> None:
         """Let every further use of the store fail."""
-        self._runner.run(self.service.store.close())
+        self.runner.run(self.service.store.close())
 
     def close(self) -> None:
-        self._runner.run(self._http.aclose())
-        self._runner.run(self._stack.aclose())
-        self._runner.close()
+        self.runner.run(self._http.aclose())
+        self.runner.run(self._stack.aclose())
+        self.runner.close()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.service import generation_of, open_store, with_password
+from app.service import open_store, with_password
+from app.serving import generation_of
 from app.settings import Settings
 from model.artifact import load
 from storage.store import StorageUnavailable

@@ -53,3 +53,8 @@ def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
         recommendation_id=st.none() | st.just("r1"),
     )
     return st.lists(event, max_size=max_size)
+
+
+def make_newer() -> Generation:
+    """A generation with other items, codes and rates than the usual one."""
+    return make_generation(tag=b"gen two\0", rates=(0.1, 0.7), codebooks=4, items=KNOWN_ITEMS + 2, seed=1)

@@ -151,8 +151,6 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     for directory in (tmp_path / "file", tmp_path):
         with pytest.raises(StorageUnavailable, match=FILE_NAME):
             asyncio.run(SQLiteStore.open(directory, [GENERATION]))
-    with pytest.raises(ValueError, match="at least one live generation"):
-        asyncio.run(SQLiteStore.open(tmp_path, []))
 
 
 def test_commits_are_synced(tmp_path: Path) -> None:
@@ -164,18 +162,18 @@ def test_commits_are_synced(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_a_state_far_behind_the_log_is_folded_before_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage.sqlite, "FAR_BEHIND", 5)
     newer = make_generation(tag=b"gen two\0", seed=1)
     logged = [click(f"e{number}", item=number % 7) for number in range(40)]
-    behind_in_writes: list[str] = []
-    far_behind = storage.sqlite._FarBehindError.__init__
 
-    def noting(self: storage.sqlite._FarBehindError, user_id: str) -> None:
-        behind_in_writes.append(user_id)
-        far_behind(self, user_id)
-
-    monkeypatch.setattr(storage.sqlite._FarBehindError, "__init__", noting)
+    def through_seq() -> int:
+        with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+            sql = "SELECT through_seq FROM states WHERE generation = ? AND user_id = 'u'"
+            row = connection.execute(sql, (newer.tag,)).fetchone()
+        return 0 if row is None else int(row[0])
 
     async def law() -> None:
         older = await SQLiteStore.open(tmp_path, [GENERATION])
@@ -184,13 +182,56 @@ def test_a_state_far_behind_the_log_is_folded_before_the_write(tmp_path: Path, m
         store = await SQLiteStore.open(tmp_path, [newer])
         requests = [[click("new")], [click("other", user_id="v")], [click("newest", item=3)]]
         await asyncio.gather(*(store.append("main", events) for events in requests))
+        while through_seq() < 40:
+            await asyncio.sleep(0.01)
+        await store.append("main", [click("last")])
+        assert through_seq() == 44  # again every event keeps it fresh
         log = [entry.event for entry in await store.events("main", "u")]
         (value,) = await store.states("main", ["u"], newer)
-        assert value is not None
-        assert [event.event_id for event in log[:-2]] == [event.event_id for event in logged]
-        assert {event.event_id for event in log[-2:]} == {"new", "newest"}
+        assert [event.event_id for event in log[:-3]] == [event.event_id for event in logged]
+        assert {event.event_id for event in log[-3:]} == {"new", "newest", "last"}
         assert_state_is(value, fold(newer, log))
         await store.close()
 
     asyncio.run(law())
-    assert "u" in behind_in_writes
+
+
+def test_states_without_events_for_long_are_let_go_and_folded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
+        today = storage.sqlite._today()
+        monkeypatch.setattr(storage.sqlite, "_today", lambda: today - 8)
+        await store.append("main", [click("old", user_id="idle"), click("old", user_id="busy")])
+        monkeypatch.setattr(storage.sqlite, "_today", lambda: today - 7)
+        await store.append("main", [click("new", user_id="busy")])
+        monkeypatch.undo()
+        assert (await store.forget_idle(), await store.forget_idle()) == (1, 0)
+        assert await store.states("main", ["idle"], GENERATION, at_most=0) == [None]
+        for user_id in ("idle", "busy"):
+            log = [entry.event for entry in await store.events("main", user_id)]
+            assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
+        connection.executescript(storage.sqlite.FIRST_SCHEMA)
+        connection.execute("PRAGMA user_version = 1")
+        event = ("main", "e1", "u", "item1", "click", 1, None, None, None)
+        connection.execute(storage.sqlite.INSERT_EVENT, event)
+        value = GENERATION.encode(GENERATION.empty())
+        connection.execute("INSERT INTO states VALUES ('main', 'v', ?, 1, ?)", (GENERATION.tag, value))
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=1)
+        assert await store.forget_idle() == 0  # what stood there counts as written today
+        log = [entry.event for entry in await store.events("main", "u")]
+        assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, log))
+        assert await store.generations.known() == []
+        await store.close()
+
+    asyncio.run(law())

@@ -1,0 +1,99 @@
+"""Work of operators on the generations of a store, beside the processes that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from app.models_folder import load_named
+from app.service import open_store
+from app.serving import ANNOUNCE_EVERY_S, LIVE_FOR_S, generation_of
+from app.settings import StoreSettings
+from model import artifact
+from storage import rebuild as storage_rebuild
+from storage.rebuild import Rebuilt
+from storage.sqlite import FILE_NAME
+from storage.state import Generation
+from storage.store import KnownGeneration, NamedGeneration, StorageError, UserStore
+
+
+async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[Rebuilt], None]) -> Rebuilt:
+    """Fold the store's whole log into the states of the model's generation.
+
+    raises  ArtifactError, StorageError, ValueError  when the model or the store cannot be used
+    """
+    loaded = await asyncio.to_thread(artifact.load, model)
+    generation = generation_of(loaded)
+    async with _opened(settings, generation) as store:
+        named = NamedGeneration(loaded.name, generation.tag)
+        announcing = asyncio.create_task(_announce_again_and_again(store, named))
+        try:
+            return await storage_rebuild.rebuild(store, generation, on_progress)
+        finally:
+            announcing.cancel()
+            await asyncio.wait([announcing])
+
+
+async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration, NamedGeneration | None]:
+    """Let every process on the store serve the model of that name; returns it, and what was active before.
+
+    raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
+    """
+    loaded = await asyncio.to_thread(load_named, settings.models_folder, name)
+    named = NamedGeneration(name, bytes.fromhex(loaded.tag))
+    async with _opened(settings) as store:
+        before = await store.generations.active()
+        await store.generations.activate(named)
+    return named, before
+
+
+async def drop(settings: StoreSettings, name: str) -> int:
+    """Remove the states of a generation, by its name or tag, that is neither active nor live; returns how many.
+
+    raises  StorageError, ValueError
+    """
+    async with _opened(settings) as store:
+        known = await store.generations.known()
+        chosen = [one for one in known if name in (one.named.name, one.named.tag.hex())]
+        _refuse_unless_free(name, chosen, known)
+        return sum([await store.generations.forget(one.named.tag) for one in chosen])
+
+
+def _refuse_unless_free(name: str, chosen: list[KnownGeneration], known: list[KnownGeneration]) -> None:
+    if not chosen:
+        others = ", ".join(f"{one.named.name} ({one.named.tag.hex()})" for one in known) or "none"
+        raise ValueError(f"the store knows no generation {name!r}; it knows: {others}")
+    idle = "".join(
+        f"; 'lisarec drop {one.named.tag.hex()}' removes an older one of this name"
+        for one in chosen
+        if not (one.is_active or one.is_live)
+    )
+    if any(one.is_active for one in chosen):
+        raise ValueError(f"{name!r} is active; activate another one first{idle}")
+    if any(one.is_live for one in chosen):
+        raise ValueError(
+            f"{name!r} is served or rebuilt by some process, or was within the last {LIVE_FOR_S:.0f} s; "
+            f"stop that, or try again later{idle}"
+        )
+
+
+@asynccontextmanager
+async def _opened(settings: StoreSettings, *generations: Generation) -> AsyncIterator[UserStore]:
+    if settings.redis_url is None and not (settings.data_dir / FILE_NAME).exists():
+        raise ValueError(
+            f"'{settings.data_dir}' has no users; give --data-dir or --redis-url as 'lisarec serve' has it"
+        )
+    store = await open_store(settings, *generations)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _announce_again_and_again(store: UserStore, named: NamedGeneration) -> None:
+    while True:
+        with suppress(StorageError):  # the rebuild itself will say so
+            await store.generations.announce(named, LIVE_FOR_S)
+        await asyncio.sleep(ANNOUNCE_EVERY_S)

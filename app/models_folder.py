@@ -1,0 +1,41 @@
+"""The folder that models are activated from, by name: nothing outside it can be loaded that way."""
+
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from app.schemas import Id
+from model import artifact
+from model.artifact import Artifact
+
+NAME = TypeAdapter[str](Id)
+
+
+class NoSuchModel(ValueError):
+    """No model of that name lies in the folder; the message says where it was looked for and what is there."""
+
+
+def load_named(folder: Path, name: str) -> Artifact:
+    """Read the model directory of that name.
+
+    raises  NoSuchModel    when it is not there
+            ArtifactError  when it is broken or of another version
+    """
+    if not _is_name(name) or not (folder / name).is_dir():
+        raise NoSuchModel(f"there is no model {name!r} in '{folder}', which has: {', '.join(names(folder)) or 'none'}")
+    return artifact.load(folder / name)
+
+
+def names(folder: Path) -> list[str]:
+    """Of the complete models in the folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(place.name for place in folder.iterdir() if _is_name(place.name) and artifact.exists(place))
+
+
+def _is_name(name: str) -> bool:
+    try:
+        NAME.validate_python(name)
+    except ValidationError:
+        return False
+    return True

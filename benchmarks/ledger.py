@@ -1,0 +1,148 @@
+"""What clients sent and what was acknowledged to them; and the law that the store is held to with it."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from app.uuid7 import uuid7
+from storage.state import Event, Generation
+from storage.store import UserStore
+
+HOUR_S = 3600
+TENANT = "main"
+COLD_USERS = 3_000
+RENAMED = "~"  # begins what a service without guard adds to an id; no id in a request may contain it
+
+EventJson = dict[str, str | float]
+
+
+class Ledger:
+    """Events by number, in the order in which they were made."""
+
+    def __init__(self, item_ids: list[str], seed: int) -> None:
+        self.user_ids: list[str] = []
+        self.event_ids: list[str] = []
+        self.timestamps: list[float | None] = []
+        self.acknowledged = bytearray()  # 1: some client was told 2xx
+        self.acknowledgements = 0  # of distinct events
+        self._item_ids = item_ids
+        self._random = random.Random(seed)
+
+    def __len__(self) -> int:
+        return len(self.event_ids)
+
+    def item_id(self, number: int) -> str:
+        return self._item_ids[number * 7919 % len(self._item_ids)]
+
+    def new(self, user_id: str | None, now_s: float) -> int:
+        """Make an event, of any cold user if none is named. Half have a UUIDv7, a fifth no time, a fifth an old one."""
+        number = len(self)
+        kind = self._random.random()
+        self.user_ids.append(user_id or f"cold-{self._random.randrange(COLD_USERS)}")
+        self.event_ids.append(uuid7() if self._random.random() < 0.5 else f"own-{number}")
+        self.timestamps.append(None if kind < 0.2 else now_s - HOUR_S if kind < 0.4 else now_s)
+        self.acknowledged.append(0)
+        return number
+
+    def body(self, number: int) -> EventJson:
+        event: EventJson = {
+            "event_id": self.event_ids[number],
+            "user_id": self.user_ids[number],
+            "item_id": self.item_id(number),
+        }
+        timestamp = self.timestamps[number]
+        return event if timestamp is None else event | {"timestamp": timestamp}
+
+    def resent(self) -> tuple[int, EventJson] | None:
+        """An event once more: a recent one, perhaps still under way, as it was; or any acknowledged one, as it was,
+        without its time or with one an hour older. Four fifths are never sent again: a resend would hide a loss.
+        """
+        is_recent = self._random.random() < 0.5
+        number = self._random.randrange(max(0, len(self) - 500) if is_recent else 0, len(self)) // 5 * 5
+        event = self.body(number)
+        if is_recent:
+            return number, event
+        if not self.acknowledged[number]:
+            return None
+        change = self._random.randrange(3)
+        if "timestamp" in event and change:
+            time_s = float(event.pop("timestamp"))
+            if change == 2:
+                event["timestamp"] = time_s - HOUR_S
+        return number, event
+
+    def acknowledge(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.acknowledgements += 1 - self.acknowledged[number]
+            self.acknowledged[number] = 1
+
+
+@dataclass
+class Verdict:
+    """What is wrong with a store; nothing, if all of the lists are empty."""
+
+    users: int = 0
+    logged: int = 0
+    lost: list[str] = field(default_factory=list)  # ids that were acknowledged and are not in the log
+    twice: list[str] = field(default_factory=list)  # ids that the log has more than once
+    strange: list[str] = field(default_factory=list)  # ids in the log that nobody sent like this
+    unfolded: list[str] = field(default_factory=list)  # users whose state is not the fold of their log
+
+    @property
+    def is_right(self) -> bool:
+        return not (self.lost or self.twice or self.strange or self.unfolded)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.logged:,} events of {self.users:,} users in the log: {len(self.lost):,} acknowledged ones lost, "
+            f"{len(self.twice):,} counted twice, {len(self.strange):,} never sent; "
+            f"{len(self.unfolded):,} states are not the fold of their log"
+        )
+
+
+async def judge(store: UserStore, generation: Generation, ledger: Ledger) -> Verdict:
+    """Hold every user's log against what was sent and acknowledged, and every state against the log."""
+    numbers_of: defaultdict[str, list[int]] = defaultdict(list)
+    for number, user_id in enumerate(ledger.user_ids):
+        numbers_of[user_id].append(number)
+    verdict = Verdict(users=len(numbers_of))
+    for user_id, numbers in numbers_of.items():
+        log = [entry.event for entry in await store.events(TENANT, user_id, limit=10**8)]
+        (value,) = await store.states(TENANT, [user_id], generation)
+        verdict.logged += len(log)
+        _judge_log(verdict, ledger, numbers, log)
+        if not is_fold(generation, value, log):
+            verdict.unfolded.append(user_id)
+    return verdict
+
+
+def _judge_log(verdict: Verdict, ledger: Ledger, numbers: list[int], log: list[Event]) -> None:
+    sent = {ledger.event_ids[number]: number for number in numbers}
+    found: set[str] = set()
+    for event in log:
+        event_id = event.event_id.partition(RENAMED)[0]
+        if event_id in found:
+            verdict.twice.append(event_id)
+        found.add(event_id)
+        if event_id not in sent or event.item_id != ledger.item_id(sent[event_id]):
+            verdict.strange.append(event_id)
+    verdict.lost += [
+        event_id for event_id, number in sent.items() if ledger.acknowledged[number] and event_id not in found
+    ]
+
+
+def is_fold(generation: Generation, value: bytes | None, log: list[Event]) -> bool:
+    """Whether the encoded state is what folding the log gives; without a log there is none."""
+    if value is None or not log:
+        return value is None and not log
+    folded = generation.empty()
+    for event in log:
+        generation.apply(folded, event)
+    stored = generation.decode_many([value])
+    fold = generation.decode_many([generation.encode(folded)])
+    same = all(np.array_equal(stored[name], fold[name]) for name in fold.dtype.names or () if name != "bins")
+    return same and np.allclose(generation.histograms(stored), generation.histograms(fold), rtol=1e-5)

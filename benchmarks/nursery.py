@@ -1,0 +1,164 @@
+"""A process that has imported the service and forks a `lisarec` command for every line on its standard input.
+
+Importing torch takes seconds, and a bench that kills hundreds of replicas would measure little else. What is forked is
+the command as it is, or with a weakness that a bench has to notice:
+
+    none           the command as it is
+    without-guard  no event is ever taken for a duplicate: each gets another id before it reaches the store
+    unsynced       SQLite does not sync its log at a commit
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import itertools
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import app.main  # noqa: F401, what takes long
+import storage.sqlite
+from app import cli
+from benchmarks import writer
+from benchmarks.ledger import RENAMED
+from benchmarks.machine import Machine, library
+from storage.redis import RedisStore
+from storage.state import Event
+from storage.store import Appended
+
+ROOT = Path(__file__).parent.parent
+
+Weakness = Literal["none", "without-guard", "unsynced"]
+
+
+class Nursery:
+    """Starts commands in a fraction of a second."""
+
+    def __init__(self) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=inherited | {"LD_PRELOAD": str(library())},
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+    def spawn(
+        self, arguments: Sequence[str], log: Path, *, weakness: Weakness = "none", machine: Machine | None = None
+    ) -> int:
+        """Start `lisarec` with the arguments, on the machine if there is one; returns the id of the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        wish = Wish(list(arguments), str(log), weakness, str(machine.root) if machine else None)
+        self._process.stdin.write(json.dumps(wish).encode() + b"\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+class Wish(NamedTuple):
+    """A line on the standard input."""
+
+    arguments: list[str]
+    log: str
+    weakness: Weakness
+    machine_root: str | None
+
+
+@cache
+def nursery() -> Nursery:
+    """One for all, until this process ends."""
+    made = Nursery()
+    atexit.register(made.close)
+    return made
+
+
+def switch_off_guard(store: Any) -> None:
+    append = store.append
+
+    async def append_renamed(self: Any, tenant: str, events: Sequence[Event]) -> list[Appended]:
+        marks = (f"{RENAMED}{os.getpid()}-{number}" for number in numbers)
+        renamed = [replace(event, event_id=event.event_id + mark) for event, mark in zip(events, marks, strict=False)]
+        appended: list[Appended] = await append(self, tenant, renamed)
+        return appended
+
+    numbers = itertools.count()
+    store.append = append_renamed
+
+
+def switch_off_syncs() -> None:
+    connect = storage.sqlite._connect
+
+    def connect_unsynced(path: Path) -> sqlite3.Connection:
+        connection = connect(path)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    storage.sqlite._connect = connect_unsynced
+
+
+def weaken(weakness: Weakness) -> None:
+    if weakness == "without-guard":
+        switch_off_guard(storage.sqlite.SQLiteStore)
+        switch_off_guard(RedisStore)
+    elif weakness == "unsynced":
+        switch_off_syncs()
+
+
+def become(wish: Wish) -> None:
+    """Turn this forked process into the command."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    opened = os.open(wish.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for standard, descriptor in ((0, nothing), (1, opened), (2, opened)):
+        os.dup2(descriptor, standard)
+    status = 1
+    try:
+        if wish.machine_root is not None:
+            ctypes.CDLL(None).machine_begin(wish.machine_root.encode())
+        weaken(wish.weakness)
+        if wish.arguments[0] == "writer":
+            writer.main(*wish.arguments[1:])
+        else:
+            cli.main(wish.arguments)
+        status = 0
+    except SystemExit as exc:
+        status = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for children
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench says when to end, by closing the input
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            become(Wish(*json.loads(line)))
+        print(child, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The law while the power of the machine that keeps the data is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+
+from benchmarks.ledger import Verdict
+from benchmarks.machine import Machine
+from benchmarks.trial import Setting, Trial, console, trial
+
+SYNC_S = 0.02  # between a write and the end of its sync there is something to lose
+MOMENT_S = (0.0, 1.0)  # after something was acknowledged
+
+
+async def power_cuts(setting: Setting, cuts: int, *, everysec: bool) -> Verdict:
+    """Cut the power so often.
+
+    everysec  let Redis sync every second and SQLite at its checkpoints, as some would to be faster
+    """
+    rng = random.Random(setting.seed)
+    async with trial(
+        setting,
+        on_machine=True,
+        weakness="unsynced" if everysec else "none",
+        redis_options=["--appendfsync", "everysec"] if everysec else [],
+    ) as run:
+        machine = run.stage.machine
+        assert machine is not None
+        machine.slow_syncs(SYNC_S)
+        async with run.loaded():
+            changed = sum([await _cut(run, machine, rng) for _ in range(cuts)])
+        console.print(f"{machine.syncs:,} syncs; power cuts changed {changed:,} files")
+        return await run.verdict()
+
+
+async def _cut(run: Trial, machine: Machine, rng: random.Random) -> int:
+    """Returns how many files were not on the disk as the process had them."""
+    await run.next_acknowledgement()
+    await asyncio.sleep(rng.uniform(*MOMENT_S))
+    keeper = run.stage.keeper
+    await keeper.end(signal.SIGKILL)
+    if not machine.syncs:
+        raise RuntimeError("nothing was ever synced: the machine is not below the process")
+    changed = machine.cut_power(rng)
+    run.faults.note(f"{keeper.kind}: power cut")
+    await keeper.start()
+    return changed

@@ -1,0 +1,179 @@
+"""How fast a generation is rebuilt on one core: the fold alone, and what reading and writing around it costs.
+
+Events of many users are appended to a store and folded again for another generation. Fold: from arrays of events to
+states. Prepare: from logged events to those arrays. Read: the log from the store. Keep: states into the store, synced.
+
+    python -m benchmarks.rebuild                    # SQLite and Redis, the shape of the default preset
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from app.uuid7 import uuid7
+from benchmarks.topology import redis_server
+from model.config import EVENT_WEIGHTS, ModelConfig
+from storage.fold import EventColumns, fold_many
+from storage.rebuild import rebuild
+from storage.redis import RedisStore
+from storage.sqlite import SQLiteStore
+from storage.state import Event, Generation
+from storage.store import FoldedState, LogPage, UserStore
+
+ITEMS = 3_500
+BATCH = 500
+ROUNDS = 5
+EXACT_USERS = 20
+NOW_US = 1_750_000_000_000_000
+
+console = Console()
+
+
+def some_generation(tag: bytes) -> Generation:
+    """Of the default preset's shape, with codes at random."""
+    shape = ModelConfig()
+    rng = np.random.default_rng(tag[0])
+    codes = rng.integers(0, shape.history_codewords, (ITEMS, shape.history_codebooks), dtype=np.uint8)
+    index = {f"item-{row}": row for row in range(ITEMS)}
+    return Generation(tag, shape.decay_rates, shape.history_codewords, index, codes, EVENT_WEIGHTS)
+
+
+def some_events(events: int, users: int) -> list[Event]:
+    """Of users as unequal as in life."""
+    rng = np.random.default_rng(0)
+    of_users = (users * rng.random(events) ** 3).astype(int).tolist()
+    items = rng.integers(0, ITEMS + 50, events).tolist()
+    return [
+        Event(uuid7(), f"user-{user}", f"item-{item}", "click", NOW_US + number, NOW_US + number)
+        for number, (user, item) in enumerate(zip(of_users, items, strict=True))
+    ]
+
+
+def fold_alone(generation: Generation, events: list[Event]) -> tuple[float, float, bool]:
+    """Seconds to prepare and to fold all of the events, the best of some rounds; whether one by one gives the same."""
+    names = list(dict.fromkeys(event.user_id for event in events))
+    row_of = {name: row for row, name in enumerate(names)}
+    rows = np.array([row_of[event.user_id] for event in events])
+    empty = np.repeat(np.array([generation.empty()]), len(names))
+    fold_many(generation, empty.copy(), rows[:1], EventColumns.of(generation, events[:1]))  # compiled, or read back
+    prepare_s, fold_s = [], []
+    for _ in range(ROUNDS):
+        begin_s = time.process_time()
+        columns = EventColumns.of(generation, events)
+        prepare_s.append(time.process_time() - begin_s)
+        states = empty.copy()
+        begin_s = time.process_time()
+        fold_many(generation, states, rows, columns)
+        fold_s.append(time.process_time() - begin_s)
+    equal = all(_is_stepped(generation, states[row], events, name) for row, name in enumerate(names[:EXACT_USERS]))
+    return min(prepare_s), min(fold_s), equal
+
+
+def _is_stepped(generation: Generation, state: np.void, events: list[Event], user_id: str) -> bool:
+    expected = generation.empty()
+    for event in events:
+        if event.user_id == user_id:
+            generation.apply(expected, event)
+    return all(
+        np.allclose(state[name], expected[name], rtol=1e-5)
+        if name == "bins"
+        else np.array_equal(state[name], expected[name])
+        for name in generation.dtype.names or ()
+    )
+
+
+class Timed:
+    """A store whose reading and keeping is timed; the rest is the store's own."""
+
+    def __init__(self, store: UserStore) -> None:
+        self._store = store
+        self.read_s = 0.0
+        self.keep_s = 0.0
+        self.kept = 0
+
+    async def log(self) -> AsyncIterator[LogPage]:
+        pages = aiter(self._store.log())
+        while True:
+            begin_s = time.perf_counter()
+            try:
+                page = await anext(pages)
+            except StopAsyncIteration:
+                return
+            self.read_s += time.perf_counter() - begin_s
+            yield page
+
+    async def keep(self, generation: Generation, states: list[FoldedState]) -> None:
+        begin_s = time.perf_counter()
+        await self._store.keep(generation, states)
+        self.keep_s += time.perf_counter() - begin_s
+        self.kept += len(states)
+
+
+async def rebuild_timed(store: UserStore, generation: Generation, events: list[Event]) -> tuple[float, Timed]:
+    """Append the events, then rebuild; returns how long the rebuild took, and its parts."""
+    for start in range(0, len(events), 4 * BATCH):
+        lanes = (events[lane : lane + BATCH] for lane in range(start, min(start + 4 * BATCH, len(events)), BATCH))
+        await asyncio.gather(*(store.append("main", lane) for lane in lanes))
+    timed = Timed(store)
+    begin_s = time.perf_counter()
+    done = await rebuild(timed, generation)  # type: ignore[arg-type]  # the two methods that a rebuild uses
+    elapsed_s = time.perf_counter() - begin_s
+    assert (done.events, done.users) == (len(events), timed.kept)
+    return elapsed_s, timed
+
+
+@asynccontextmanager
+async def stores(directory: Path, served: Generation, redis: bool) -> AsyncIterator[dict[str, UserStore]]:
+    with ExitStack() as stack:
+        opened: dict[str, UserStore] = {"SQLite": await SQLiteStore.open(directory, [served])}
+        if redis:
+            opened["Redis"] = await RedisStore.open(stack.enter_context(redis_server(directory)), [served])
+        try:
+            yield opened
+        finally:
+            for store in opened.values():
+                await store.close()
+
+
+async def measure(events: int, users: int, redis: bool) -> bool:
+    """Print the figures; returns whether the folds were right."""
+    served, built = some_generation(b"served.."), some_generation(b"built...")
+    logged = some_events(events, users)
+    prepare_s, fold_s, equal = await asyncio.to_thread(fold_alone, built, logged)
+    console.print(f"{events:,} events of {len({event.user_id for event in logged}):,} users")
+    console.print(f"fold alone:     {events / fold_s:>12,.0f} events/s on one core; equal to one by one: {equal}")
+    console.print(f"prepare alone:  {events / prepare_s:>12,.0f} events/s on one core")
+    table = Table("store", "read, events/s", "prepare and fold, events/s", "keep, states/s", "altogether, events/s")
+    with TemporaryDirectory() as directory:
+        async with stores(Path(directory), served, redis) as opened:
+            for name, store in opened.items():
+                elapsed_s, timed = await rebuild_timed(store, built, logged)
+                own_s = elapsed_s - timed.read_s - timed.keep_s
+                cells = (events / timed.read_s, events / own_s, timed.kept / timed.keep_s, events / elapsed_s)
+                table.add_row(name, *(f"{cell:,.0f}" for cell in cells))
+    console.print(table)
+    return equal
+
+
+def main(
+    events: Annotated[int, typer.Option(min=1)] = 1_000_000,
+    users: Annotated[int, typer.Option(min=1)] = 20_000,
+    redis: Annotated[bool, typer.Option(help="Also on Redis, which must be installed.")] = True,
+) -> None:
+    if not asyncio.run(measure(events, users, redis)):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,112 @@
+"""A process that faults happen to: whenever it ends it is started again, as Docker does with `restart: always`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+RESTART_AFTER_S = 0.2
+END_WITHIN_S = 40.0
+START_WITHIN_S = 120.0
+
+
+class Victim:
+    """One place for a process, and the process that is in it.
+
+    kind   what it is: others may be of the same kind
+    spawn  starts the process and returns its id
+    ready  whether it does its work
+    """
+
+    def __init__(self, kind: str, spawn: Callable[[], int], ready: Callable[[], Awaitable[bool]]) -> None:
+        self.kind = kind
+        self._spawn = spawn
+        self._ready = ready
+        self._pid = 0
+        self._pidfd = -1
+        self._may_run = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when the process is ready."""
+        self._may_run.set()
+        self._supervisor = self._supervisor or asyncio.create_task(self._supervise())
+        await self.is_ready_within(START_WITHIN_S)
+
+    async def is_ready_within(self, seconds: float) -> None:
+        async with asyncio.timeout(seconds):
+            while not (self.runs() and await self._ready()):
+                await asyncio.sleep(0.02)
+
+    def runs(self) -> bool:
+        """A pidfd can be read once its process has ended."""
+        return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
+
+    def send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+
+    async def stop_for(self, seconds: float) -> None:
+        self.send(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.send(signal.SIGCONT)
+
+    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End the process and leave its place empty until the next `start`."""
+        self._may_run.clear()
+        self.send(signal.SIGCONT)
+        self.send(number)
+        async with asyncio.timeout(END_WITHIN_S):
+            while self.runs():
+                await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        try:
+            await self.end(signal.SIGTERM)
+        except TimeoutError:
+            await self.end()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
+        self._forget()
+
+    async def _supervise(self) -> None:
+        while True:
+            await self._may_run.wait()
+            self._pid = self._spawn()
+            self._pidfd = os.pidfd_open(self._pid)
+            while self.runs():
+                await asyncio.sleep(0.01)
+            self._forget()
+            await asyncio.sleep(RESTART_AFTER_S)
+
+    def _forget(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        with suppress(ChildProcessError):  # a nursery's child is not ours to wait for
+            if self._pid:
+                os.waitpid(self._pid, os.WNOHANG)
+        self._pid = 0
+
+
+def spawn_program(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> int:
+    """Start a program with a log and in a session of its own; its id."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+    output = [
+        (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    everything = inherited | dict(environment or {})
+    return os.posix_spawn(command[0], list(command), everything, file_actions=output, setsid=True)

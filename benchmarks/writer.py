@@ -1,0 +1,52 @@
+"""A writer without HTTP: takes events straight into the store, as the service does, until it is killed.
+
+Runs as a command of a nursery: `writer STORE_ADDRESS MODEL EVENTS TAKEN`. EVENTS has a JSON array of events on each
+line; the number of a line is written to TAKEN once its events are acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from app.ingest import Ingest
+from app.metrics import Metrics
+from app.service import generation_of
+from benchmarks.ledger import TENANT
+from model import artifact
+from storage.redis import RedisStore
+from storage.sqlite import SQLiteStore
+from storage.store import StorageError, UserStore
+
+LANES = 4  # at the same time, so that groups form
+
+
+async def write(store_address: str, model: Path, events: Path, taken: Path) -> None:
+    generations = [generation_of(artifact.load(model))]
+    store: UserStore
+    if store_address.startswith("redis://"):
+        store = await RedisStore.open(store_address, generations)
+    else:
+        store = await SQLiteStore.open(Path(store_address), generations)
+    ingest = Ingest(store, TENANT, Metrics())
+    lines = enumerate(events.read_text().splitlines())
+    with taken.open("a", buffering=1) as acknowledged:
+
+        async def lane() -> None:
+            for number, line in lines:
+                while True:
+                    try:
+                        await ingest.append(json.loads(line))
+                    except StorageError:
+                        await asyncio.sleep(0.05)
+                    else:
+                        break
+                acknowledged.write(f"{number}\n")
+
+        await asyncio.gather(*(lane() for _ in range(LANES)))
+    await store.close()
+
+
+def main(store_address: str, model: str, events: str, taken: str) -> None:
+    asyncio.run(write(store_address, Path(model), Path(events), Path(taken)))

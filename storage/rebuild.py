@@ -1,0 +1,79 @@
+"""Folding the whole log into the states of another generation, while the old one is served.
+
+Nothing has to be held up or doubled for it. Every state says how far into the user's log it goes, so what is logged
+while a rebuild runs, or between it and the switch, is what the state lacks, and whoever needs the state folds it. For
+the same reason a rebuild can be killed anywhere and run again: it only ever brings states further.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from storage.fold import EventColumns, fold_many
+from storage.state import Generation
+from storage.store import FoldedState, LogEntry, UserStore
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a rebuild has folded so far."""
+
+    events: int = 0
+    users: int = 0
+
+
+async def rebuild(
+    store: UserStore, generation: Generation, on_progress: Callable[[Rebuilt], None] = lambda _: None
+) -> Rebuilt:
+    """Fold the log as it is now into the generation's states; returns how much that was.
+
+    Memory is that of the users whose entries come mixed: of one partition, or of one user in the embedded store.
+    """
+    done, users = Rebuilt(), _Users(generation)
+    async for page in store.log():
+        users.fold(page.entries)
+        done = Rebuilt(done.events + len(page.entries), done.users)
+        if page.is_complete:
+            await store.keep(generation, users.states())
+            done = Rebuilt(done.events, done.users + len(users))
+            users = _Users(generation)
+        on_progress(done)
+    return done
+
+
+class _Users:
+    """States of users whose logs are being read."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._rows: dict[tuple[str, str], int] = {}
+        self._through_seq: dict[tuple[str, str], int] = {}
+        self._empty = np.array([generation.empty()])
+        self._states = self._empty[:0]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def fold(self, entries: Sequence[tuple[str, LogEntry]]) -> None:
+        names = [(tenant, entry.event.user_id) for tenant, entry in entries]
+        fresh = (name for name in dict.fromkeys(names) if name not in self._rows)
+        self._rows.update(zip(fresh, count(len(self._rows)), strict=False))
+        self._through_seq.update((name, entry.seq) for name, (_, entry) in zip(names, entries, strict=True))
+        self._make_room()
+        rows = np.fromiter((self._rows[name] for name in names), np.int64, len(names))
+        columns = EventColumns.of(self._generation, [entry.event for _, entry in entries])
+        fold_many(self._generation, self._states, rows, columns)
+
+    def states(self) -> list[FoldedState]:
+        return [
+            FoldedState(*name, self._through_seq[name], self._generation.encode(self._states[row]))
+            for name, row in self._rows.items()
+        ]
+
+    def _make_room(self) -> None:
+        lacking = len(self._rows) - len(self._states)
+        if lacking > 0:
+            spare = len(self._states)  # so that growing costs little however often
+            self._states = np.concatenate([self._states, np.repeat(self._empty, lacking + spare)])

@@ -1,0 +1,78 @@
+"""The compiled fold of many users says what `Generation.apply` says of one event after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from storage.fold import EventColumns, fold_many
+from storage.state import Event, Generation
+from tests.storage.catalogue import KNOWN_ITEMS, START_US, WEIGHTS, logs, make_generation
+from tests.storage.naive_fold import assert_state_is
+from tests.storage.naive_fold import fold as naive_fold
+
+GENERATION = make_generation(id_ring=4)
+
+
+def folded(generation: Generation, logs: Sequence[Sequence[Event]], page: int = 7) -> NDArray[np.void]:
+    """The users' states, folded in pages of events of all of them in turn."""
+    states = np.repeat(np.array([generation.empty()]), len(logs))
+    longest = max(map(len, logs), default=0)
+    turns = [(user, log[turn]) for turn in range(longest) for user, log in enumerate(logs) if turn < len(log)]
+    for start in range(0, len(turns), page):
+        users, events = zip(*turns[start : start + page], strict=True)
+        fold_many(generation, states, np.array(users), EventColumns.of(generation, events))
+    return states
+
+
+def stepped(generation: Generation, log: Sequence[Event]) -> np.void:
+    state = generation.empty()
+    for event in log:
+        generation.apply(state, event)
+    return state
+
+
+def assert_equal(generation: Generation, states: NDArray[np.void], logs: Sequence[Sequence[Event]]) -> None:
+    for state, log in zip(states, logs, strict=True):
+        expected = stepped(generation, log)
+        for name in generation.dtype.names or ():
+            if name != "bins":
+                np.testing.assert_array_equal(state[name], expected[name], name)
+        np.testing.assert_allclose(state["bins"], expected["bins"], rtol=1e-6)
+
+
+@given(st.lists(logs(), min_size=1, max_size=4), st.integers(1, 50))
+def test_any_events_fold_as_one_by_one(of_users: list[list[Event]], page: int) -> None:
+    assert_equal(GENERATION, folded(GENERATION, of_users, page), of_users)
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.05, 0.8), (3.0, 0.001), (100.0, 0.1), (0.0,)], ids=str)
+def test_long_histories_fold_as_one_by_one_and_as_the_oracle(rates: tuple[float, ...]) -> None:
+    """2,500 steps rescale a state at least twice, at the fast rates every few steps."""
+    generation = make_generation(rates=rates)
+    rng = np.random.default_rng(0)
+    of_users = [
+        [
+            Event(f"e{number}", "u", f"item{rng.integers(KNOWN_ITEMS + 1)}", kind, START_US + number, None)
+            for number, kind in enumerate(rng.choice(list(WEIGHTS), length))
+        ]
+        for length in (5000, 3)
+    ]
+    states = folded(generation, of_users, page=1000)
+    assert_equal(generation, states, of_users)
+    for state, log in zip(states, of_users, strict=True):
+        assert_state_is(generation.encode(state), naive_fold(generation, log))
+
+
+def test_extreme_times_are_clipped_as_one_by_one() -> None:
+    times = (-(2**62), -1, 0, 1, 999_999, 1_000_000, 1_000_001, 2**62, None)
+    log = [
+        Event(f"e{number}", "u", "item1", "click", time or 0, time)
+        for number, time in enumerate([*times, *reversed(times), *times])
+    ]
+    assert_equal(GENERATION, folded(GENERATION, [log]), [log])
