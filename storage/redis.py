@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -18,15 +19,20 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError
 
+from storage.archive import Snapshot
+from storage.archive_lookups import ArchiveLookups
 from storage.redis_layout import (
+    ARCHIVED_LAYOUT,
     COMMIT,
     KEEP,
+    KNOWN_LAYOUTS,
     LAYOUT_VERSION,
     READ_LOG,
     SEQ_DIGITS,
     Argument,
     Change,
     Entry,
+    Head,
     Keyspace,
     Script,
     User,
@@ -57,7 +63,14 @@ logger = logging.getLogger(__name__)
 class RedisStore:
     """A UserStore on a Redis server. Make it with `open`; it belongs to the event loop in which it was opened."""
 
-    def __init__(self, redis: Redis, keys: Keyspace, generations: Sequence[Generation], max_waiting: int) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keyspace,
+        generations: Sequence[Generation],
+        max_waiting: int,
+        archive: ArchiveLookups,
+    ) -> None:
         self._redis = redis
         self._execute: Callable[..., Awaitable[Any]] = redis.execute_command
         self._keys = keys
@@ -67,7 +80,10 @@ class RedisStore:
         self._max_waiting = max_waiting
         # what a missing state costs must not take the connections that everybody's rounds need
         self._folding = asyncio.Semaphore(MAX_CONNECTIONS // 2)
+        self._archive = archive
+        self._archive_id: str | None = None
         self._parked: dict[User, list[_Part]] = {}  # what waits for a user who is far behind
+        self._looked_up: set[_Part] = set()  # what waits for the archive
         self._catching_up: set[asyncio.Task[None]] = set()
         self._checked = False
         self._closed = False
@@ -83,9 +99,11 @@ class RedisStore:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         socket_timeout_s: float = SOCKET_TIMEOUT_S,
         max_waiting: int = MAX_WAITING,
+        archive_dir: Path | None = None,
     ) -> "RedisStore":
         """Open the store at a redis://, rediss:// (TLS) or unix:// URL with the user, password and database in it.
 
+        The archive directory is where an archiver has moved, or will move, the older part of the log.
         A server that cannot be reached now is no error: until it is there, every call raises StorageUnavailable.
 
         raises  ValueError          when there is no generation, or the URL or prefix cannot be used
@@ -103,7 +121,8 @@ class RedisStore:
             retry=Retry(NoBackoff(), 0),  # by itself redis-py sends ten times, also what timed out and may be done
             protocol=2,
         )
-        store = cls(Redis.from_pool(pool), Keyspace(prefix, partitions), generations, max_waiting)
+        archive = ArchiveLookups(archive_dir)
+        store = cls(Redis.from_pool(pool), Keyspace(prefix, partitions), generations, max_waiting, archive)
         try:
             await store._check_server()
         except StorageError as exc:
@@ -117,8 +136,8 @@ class RedisStore:
     async def append(self, tenant: str, events: Sequence[Event]) -> list[Appended]:
         if not events:
             return []
-        if self._parked and sum(part.size for parts in self._parked.values() for part in parts) > self._max_waiting:
-            raise StorageBusy("too much waits for users whose states are being folded; try again later")
+        if sum(part.size for part in self._waiting_apart()) > self._max_waiting:
+            raise StorageBusy("too much waits for users whose logs are being read; try again later")
         request = _Request(len(events))
         self._writes.put(request.parts(self._keys, tenant, events))
         return await request.answer
@@ -158,6 +177,12 @@ class RedisStore:
             await self._writes.close()
         with suppress(RedisError, OSError):
             await self._redis.aclose(close_connection_pool=True)
+        self._archive.close()
+
+    def _waiting_apart(self) -> "Iterator[_Part]":
+        yield from self._looked_up
+        for parts in self._parked.values():
+            yield from parts
 
     def _refuse_when_closed(self) -> None:
         if self._closed:
@@ -210,7 +235,9 @@ class RedisStore:
             for name, value in wanted.items():
                 await self._call("HSETNX", self._keys.meta, name, value)
         found = dict(zip(wanted, map(int, await self._call(*read)), strict=True))
-        if found != wanted:
+        if found["layout"] == ARCHIVED_LAYOUT and not self._archive.is_given:
+            logger.warning("older parts of the log are in an archive, and no archive directory is given")
+        if found["layout"] not in KNOWN_LAYOUTS or found["partitions"] != self._keys.partitions:
             raise StorageError(
                 f"'{self._keys.meta}' says {found}, and this lisarec was started for {wanted}; "
                 "start it as the data were made, or choose another key prefix"
@@ -244,14 +271,37 @@ class RedisStore:
         while limit > 0:
             page = min(limit, LOG_PAGE)
             async with self._folding:
-                found = await self._run(READ_LOG, [user.index, user.log], [after, through, page])
-            entries = list(log_entries(user, found))
+                found = await self._run(READ_LOG, [user.head, user.index, user.log], [after, through, page])
+            if len(found) == 1:
+                archived = int(found[0])
+                entries = await self._archived_log(user, after, archived, through, limit)
+                after, is_last = archived, through != "+inf" and int(through) <= archived
+            else:
+                entries = list(log_entries(user, found))
+                after, is_last = entries[-1].seq if entries else after, len(entries) < page
             for entry in entries:
                 yield entry
-            if len(entries) < page:
+            if is_last:
                 return
-            after = entries[-1].seq
-            limit -= page
+            limit -= len(entries)
+
+    async def _archived_log(
+        self, user: User, after: int, archived: int, through: int | str, limit: int
+    ) -> list[LogEntry]:
+        """What the archive has of the user's log up to its entry `archived` and up to `through`."""
+        last = archived if through == "+inf" else min(archived, int(through))
+        archive_id = await self._id_of_archive()
+
+        def entries(snapshot: Snapshot) -> list[LogEntry]:
+            snapshot.require(archive_id, user.partition_number, archived)
+            return snapshot.entries(user.tenant, user.user_id, after=after, through=last, limit=limit)
+
+        return await self._archive.ask(entries)
+
+    async def _id_of_archive(self) -> str:
+        if self._archive_id is None:
+            self._archive_id = (await self._call("HGET", self._keys.meta, "archive") or b"").decode()
+        return self._archive_id
 
     async def _fresh_value(
         self, user: User, generation: Generation, head: bytes | None, stored: bytes | None
@@ -269,7 +319,7 @@ class RedisStore:
     async def _keep(self, user: User, generation: Generation, head: bytes, value: bytes) -> None:
         """Store the state at `head`, unless a newer one is stored; also while others go on appending."""
         async with self._folding:
-            await self._run(KEEP, [user.index, *user.states([generation])], [head, value])
+            await self._run(KEEP, [user.head, user.index, *user.states([generation])], [head[:SEQ_DIGITS], value])
 
     async def _state(
         self,
@@ -288,13 +338,16 @@ class RedisStore:
         """
         if head is None:
             return generation.empty(), True
-        through, state = _decoded(generation, stored, newest=int(head))
-        if through == int(head):
+        log = Head.of(head)
+        through, state = _decoded(generation, stored, newest=log.newest)
+        if through == log.newest:
             return state, True
-        async for entry in self._log(user, after=through, through=int(head), limit=at_most):
+        if through < log.archived and at_most < ENDLESS:
+            raise _FarBehindError(user)
+        async for entry in self._log(user, after=through, through=log.newest, limit=at_most):
             generation.apply(state, entry.event)
             through = entry.seq
-        if through < int(head):
+        if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
             raise _FarBehindError(user)
         return state, False
 
@@ -314,6 +367,9 @@ class RedisStore:
             except _FarBehindError as exc:
                 self._writes.put_back([part for part in together if exc.user not in part.users])
                 self._catch_up_apart(exc.user, [part for part in together if exc.user in part.users])
+            except _UndecidedError as exc:
+                self._writes.put_back([part for part in together if part not in exc.parts])
+                self._look_up_apart(exc.parts)
             except Exception as exc:  # what is odd in one partition is nothing to the others
                 for part in together:
                     part.fail(exc)
@@ -347,6 +403,13 @@ class RedisStore:
                 state, _ = await self._state(fold.user, generation, fold.head, stored, at_most=FAR_BEHIND)
                 fold.states.append(state)
             fold.seen.update(fold.states[0]["recent_event_ids"].tolist())
+        undecided = [part for part in parts if part.is_undecided(folds)]
+        if undecided:
+            raise _UndecidedError(undecided)
+        for part in parts:
+            for user, id_hash in part.archived:
+                if user in folds:  # else it is of a part that is not in this round
+                    folds[user].seen.add(id_hash)
         answers = [[folds[user].receive(entry, self._generations) for user, entry in part.entries] for part in parts]
         return _Commit(parts, answers, [fold.change(self._generations) for fold in own if fold.new])
 
@@ -374,6 +437,47 @@ class RedisStore:
         self._catching_up.add(task)
         task.add_done_callback(self._catching_up.discard)
 
+    def _look_up_apart(self, parts: "list[_Part]") -> None:
+        """Let the archive say which of the parts' events it holds, and then let them wait again."""
+        self._looked_up.update(parts)
+
+        async def look_up() -> None:
+            try:
+                await self._look_up(parts)
+            except Exception as exc:
+                for part in parts:
+                    part.fail(exc)
+            else:
+                self._writes.put_back([part for part in parts if not part.is_too_late()])
+            finally:
+                self._looked_up.difference_update(parts)
+
+        task = asyncio.create_task(look_up())
+        self._catching_up.add(task)
+        task.add_done_callback(self._catching_up.discard)
+
+    async def _look_up(self, parts: "list[_Part]") -> None:
+        """All of the parts' events, also those that are decided as things are now."""
+        archive_id = await self._id_of_archive()
+        entries = [one for part in parts for one in part.entries]
+        partition = entries[0][0].partition_number
+        by_tenant: defaultdict[str, list[tuple[User, Entry]]] = defaultdict(list)
+        for user, entry in entries:
+            by_tenant[user.tenant].append((user, entry))
+
+        def held(snapshot: Snapshot) -> tuple[int, set[tuple[User, int]]]:
+            snapshot.require(archive_id, partition, max(part.must_look_through for part in parts))
+            found: set[tuple[User, int]] = set()
+            for tenant, asked in by_tenant.items():
+                answers = snapshot.holds(tenant, [(user.user_id, entry.event.event_id) for user, entry in asked])
+                found.update((user, entry.id_hash) for (user, entry), held in zip(asked, answers, strict=True) if held)
+            return snapshot.manifest.seq(partition), found
+
+        through, found = await self._archive.ask(held)
+        for part in parts:
+            part.looked_through = through
+            part.archived = found
+
     async def _send(self, commits: Sequence[Sequence[Change]]) -> list[Any]:
         """What the server says to each commit. In a transaction, so that it syncs once for all of them."""
         if not commits:
@@ -395,6 +499,14 @@ class _FarBehindError(StorageError):
     def __init__(self, user: User) -> None:
         super().__init__("the log of a user could not be read to its end")
         self.user = user
+
+
+class _UndecidedError(StorageError):
+    """Only the archive knows whether some events of these parts were logged before."""
+
+    def __init__(self, parts: "list[_Part]") -> None:
+        super().__init__("the archive has to be asked for events")
+        self.parts = parts
 
 
 @dataclass(slots=True, eq=False)
@@ -478,6 +590,10 @@ class _Part:
     entries: list[tuple[User, Entry]] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)  # of the entries, in the request
     refusals: int = 0
+    # What the archive has said: which ids it held when it held the partition's log through an entry.
+    archived: set[tuple[User, int]] = field(default_factory=set)
+    looked_through: int = 0
+    must_look_through: int = 0
     give_up_at_s: float = field(default_factory=lambda: asyncio.get_running_loop().time() + GIVE_UP_AFTER_S)
 
     @property
@@ -507,6 +623,14 @@ class _Part:
 
     def fail(self, cause: Exception) -> None:
         self.request.settle(self, _failure(cause))
+
+    def is_undecided(self, folds: "dict[User, _UserFold]") -> bool:
+        """Whether the archive has to say which of the entries were logged, and has not said so yet."""
+        self.must_look_through = max((Head.of(folds[user].head).archived for user in self.users), default=0)
+        return self.looked_through < self.must_look_through and any(
+            Head.of(folds[user].head).may_be_archived(entry.event.event_id) and entry.id_hash not in folds[user].seen
+            for user, entry in self.entries
+        )
 
     def may_try_again(self) -> bool:
         self.refusals += 1

@@ -1,17 +1,23 @@
-"""What lies in Redis: keys, values, and the two scripts that work on them.
+"""What lies in Redis: keys, values, and the scripts that work on them.
 
 All keys of one partition share a hash tag and so, in a cluster, a slot. A user belongs to one partition. TENANT is
 percent-encoded, so that the first "/" ends it.
 
-  PREFIX:meta                           hash    layout version and number of partitions
+  PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
   PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field "e", see `Entry`
-  PREFIX:{p17}:head:TENANT/USER         string  SEQ of the user's newest entry, 16 digits
+  PREFIX:{p17}:head:TENANT/USER         string  SEQ of the user's newest entry, 16 digits; once entries were trimmed,
+                                                see `Head`: SEQ through which to ask the archive, 16 digits, and the
+                                                newest time of a UUIDv7 among the ids trimmed, 10 digits of seconds
   PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
   PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state
 
 No SEQ is ever used twice. So an unchanged head means an unchanged log, also when the user was erased in between, and a
-state is the fold of the log exactly if it begins with the head.
+state is the fold of the log exactly if it begins with the head's SEQ.
+
+Of a user's log, what is above the head's second number stands in stream and index, the rest in the archive. Trimming
+changes the head, so a commit that was decided by what the archive held before is refused and decided again.
+Layout 1 has no archive; the archiver makes it layout 2 before it trims the first entry.
 """
 
 import json
@@ -19,14 +25,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from typing import TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from zlib import crc32
 
-from storage.state import Event, Generation, event_fields, event_hash
+from storage.state import Event, Generation, event_fields, event_hash, uuid7_time_us
 from storage.store import LogEntry, StorageError
 
 LAYOUT_VERSION = 1
+ARCHIVED_LAYOUT = 2
+KNOWN_LAYOUTS = (LAYOUT_VERSION, ARCHIVED_LAYOUT)
 SEQ_DIGITS = 16  # more than the 53 bits that a score holds exactly
+TIME_DIGITS = 10
+LAST_TIME_S = 9_999_999_999
 
 Argument: TypeAlias = str | bytes | int
 _compact_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -72,11 +82,11 @@ while key < #KEYS do
         arg = arg + 2
     end
     if new > 0 then
-        head = string.format('%016.0f', seq)
+        head = string.format('%016.0f', seq) .. string.sub(head, 17)
         redis.call('SET', KEYS[key], head)
     end
     for i = 0, states - 1 do
-        redis.call('SET', KEYS[key + 2 + i], head .. ARGV[first_state + i])
+        redis.call('SET', KEYS[key + 2 + i], string.sub(head, 1, 16) .. ARGV[first_state + i])
     end
     key = key + 2 + states
 end
@@ -85,26 +95,51 @@ return 1
 
 # Keeps the fold of a user's log through an entry that is still in the log, unless one further on is kept already.
 KEEP = Script("""
--- KEYS  index, state
+-- KEYS  head, index, state
 -- ARGV  the entry, as 16 digits, and the state
-if #redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], ARGV[1]) == 0 then return 0 end
-local kept = redis.call('GETRANGE', KEYS[2], 0, 15)
+local archived = string.sub(redis.call('GET', KEYS[1]) or '', 17, 32)
+local function is_logged(seq)
+    return seq <= archived or #redis.call('ZRANGEBYSCORE', KEYS[2], seq, seq) > 0
+end
+if not is_logged(ARGV[1]) then return 0 end
+local kept = redis.call('GETRANGE', KEYS[3], 0, 15)
 local is_further_on = tonumber(kept) and tonumber(kept) > tonumber(ARGV[1])
-if is_further_on and #redis.call('ZRANGEBYSCORE', KEYS[1], kept, kept) > 0 then return 0 end
-redis.call('SET', KEYS[2], ARGV[1] .. ARGV[2])
+if is_further_on and is_logged(kept) then return 0 end
+redis.call('SET', KEYS[3], ARGV[1] .. ARGV[2])
 return 1
 """)
 
+# Returns pairs of SEQ and entry; or, where the archive has to be asked first, the SEQ through which to ask it, alone.
 READ_LOG = Script("""
--- KEYS  index, log
+-- KEYS  head, index, log
 -- ARGV  after, through, limit
-local found = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
+local archived = string.sub(redis.call('GET', KEYS[1]) or '', 17, 32)
+if archived ~= '' and tonumber(ARGV[1]) < tonumber(archived) then return {archived} end
+local found = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
 for i = 1, #found, 2 do
     local seq = found[i + 1]
-    local entry = redis.call('XRANGE', KEYS[2], seq, seq)[1]
+    local entry = redis.call('XRANGE', KEYS[3], seq, seq)[1]
     found[i], found[i + 1] = seq, entry and entry[2][2] or ''
 end
 return found
+""")
+
+# Lets go of a partition's entries through one that is archived, as are all before it. Doing it again changes nothing.
+TRIM = Script("""
+-- KEYS  log; for each user who has such entries: head, index
+-- ARGV  SEQ of the entry and of the one after it; for each user: newest time of a UUIDv7 among the ids, 10 digits
+local through = string.format('%016.0f', tonumber(ARGV[1]))
+for user = 1, #ARGV - 2 do
+    local head, time = redis.call('GET', KEYS[2 * user]), ARGV[user + 2]
+    if head then
+        local archived, known_time = string.sub(head, 17, 32), string.sub(head, 33)
+        if archived < through then archived = through end
+        if known_time > time then time = known_time end
+        redis.call('SET', KEYS[2 * user], string.sub(head, 1, 16) .. archived .. time)
+        redis.call('ZREMRANGEBYSCORE', KEYS[2 * user + 1], '-inf', ARGV[1])
+    end
+end
+return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
 """)
 
 
@@ -117,6 +152,9 @@ class Keyspace:
         self.meta = f"{prefix}:meta"
         self.partitions = partitions
         self._prefix = prefix
+
+    def log(self, partition: int) -> str:
+        return f"{self._prefix}:{{p{partition}}}:log"
 
     def user(self, tenant: str, user_id: str) -> "User":
         """raises StorageError when the ids are not Unicode"""
@@ -134,6 +172,18 @@ class User:
     name: str  # TENANT/USER
 
     @property
+    def tenant(self) -> str:
+        return unquote(self.name.partition("/")[0])
+
+    @property
+    def user_id(self) -> str:
+        return self.name.partition("/")[2]
+
+    @property
+    def partition_number(self) -> int:
+        return int(self.partition.rpartition(":{p")[2].removesuffix("}"))
+
+    @property
     def head(self) -> str:
         return f"{self.partition}:head:{self.name}"
 
@@ -147,6 +197,41 @@ class User:
 
     def states(self, generations: Sequence[Generation]) -> list[str]:
         return [f"{self.partition}:state:{generation.tag.hex()}:{self.name}" for generation in generations]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far a user's log goes, and which part of it the archive has to be asked for.
+
+    newest      SEQ of the newest entry, 0 without a log
+    archived    SEQ; entries up to it are in the archive and no longer here
+    id_time_s   the newest time of a UUIDv7 among the ids up to there, rounded up
+    """
+
+    newest: int = 0
+    archived: int = 0
+    id_time_s: int = 0
+
+    @classmethod
+    def of(cls, value: bytes | None) -> "Head":
+        seqs = (value or b"0")[:SEQ_DIGITS], (value or b"")[SEQ_DIGITS : 2 * SEQ_DIGITS]
+        return cls(int(seqs[0]), int(seqs[1] or 0), int((value or b"")[2 * SEQ_DIGITS :] or 0))
+
+    def may_be_archived(self, event_id: str) -> bool:
+        """Whether only the archive can say that the user's log does not have this id.
+
+        A UUIDv7 tells by itself that it is younger than all that was trimmed. Any other id has to be looked up: what
+        time it was sent with may be another one the next time.
+        """
+        if not self.archived:
+            return False
+        time_us = uuid7_time_us(event_id)
+        return time_us is None or _rounded_up_s(time_us) <= self.id_time_s
+
+
+def _rounded_up_s(time_us: int) -> int:
+    """Rounding and clipping are monotone, so comparing can only err towards looking up."""
+    return min(-(-time_us // 1_000_000), LAST_TIME_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +278,23 @@ def commit_arguments(changes: Sequence[Change], generations: Sequence[Generation
         for entry in change.entries:
             args += [entry.member, entry.encoded]
     return keys, args
+
+
+def trim_arguments(
+    keys: Keyspace, partition: int, entries: Sequence[tuple[int, str, Event]]
+) -> tuple[list[str], list[Argument]]:
+    """KEYS and ARGV of TRIM for the oldest entries of a partition's log: SEQ, tenant and event of each."""
+    newest_s: dict[User, int] = {}
+    for _, tenant, event in entries:
+        user = keys.user(tenant, event.user_id)
+        newest_s[user] = max(newest_s.get(user, 0), _rounded_up_s(uuid7_time_us(event.event_id) or 0))
+    through = entries[-1][0]
+    times: list[Argument] = [f"{time_s:0{TIME_DIGITS}}" for time_s in newest_s.values()]
+    return [keys.log(partition), *(key for user in newest_s for key in (user.head, user.index))], [
+        through,
+        through + 1,
+        *times,
+    ]
 
 
 def log_entries(user: User, found: Iterable[bytes]) -> Iterator[LogEntry]:
