@@ -134,6 +134,9 @@ def serve(
     data_dir: Annotated[
         Path | None, typer.Option(help="Keep users in SQLite in this directory.", metavar="DIR")
     ] = None,
+    archive_dir: Annotated[
+        Path | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any free one.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes.")] = None,
@@ -146,12 +149,51 @@ def serve(
         "model_dir": model,
         "redis_url": redis_url,
         "data_dir": data_dir,
+        "archive_dir": archive_dir,
         "host": host,
         "port": port,
         "workers": workers,
         "device": device,
     }
     serve_http(_settings({name: value for name, value in given.items() if value is not None}))
+
+
+@cli.command()
+def archive(
+    redis_url: Annotated[str | None, typer.Option(help="Move the log of this Redis.", metavar="URL")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Copy the log of the SQLite store in this directory.", metavar="DIR")
+    ] = None,
+    archive_dir: Annotated[
+        Path | None, typer.Option(help="Where the archive is, or will be made.", metavar="DIR")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="One turn, instead of a turn every --every seconds.")] = False,
+    every: Annotated[float, typer.Option(min=0, help="Seconds between two turns.")] = 60,
+    keep_tail: Annotated[
+        float, typer.Option(min=0, help="Seconds that an archived event stays in Redis at least.")
+    ] = 3600,
+    keep_days: Annotated[
+        int | None,
+        typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
+    ] = None,
+) -> None:
+    """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
+
+    What is not given comes from LISAREC_* in the environment. Afterwards 'lisarec train --data DIR' trains on it, and
+    services on Redis need the same directory as --archive-dir.
+    """
+    from app.archiving import Turns, run
+    from app.settings import StoreSettings
+
+    given = {"redis_url": redis_url, "data_dir": data_dir, "archive_dir": archive_dir}
+    settings = StoreSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    if settings.archive_dir is None:
+        raise typer.BadParameter("give the archive with --archive-dir DIR, or LISAREC_ARCHIVE_DIR in the environment")
+    if redis_url is not None and data_dir is not None:
+        raise typer.BadParameter("give one of --redis-url and --data-dir")
+    if data_dir is not None:
+        settings = settings.model_copy(update={"redis_url": None})
+    run(settings, Turns(None if once else every, keep_tail, keep_days), _say)
 
 
 @cli.command()

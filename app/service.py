@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit, urlunsplit
 
 import torch
 
@@ -73,18 +72,9 @@ async def open_store(settings: Settings, generation: Generation) -> UserStore:
     """
     if settings.redis_url is None:
         return await SQLiteStore.open(settings.data_dir, [generation])
-    url = settings.redis_url
-    if settings.redis_password is not None:
-        url = with_password(url, settings.redis_password)
-    return await RedisStore.open(url, [generation], prefix=settings.redis_prefix)
-
-
-def with_password(url: str, password: str) -> str:
-    """The URL with this password for the user that it names, else for the default user."""
-    parts = urlsplit(url)
-    credentials, _, host = parts.netloc.rpartition("@")
-    user = credentials.partition(":")[0]
-    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}"))
+    return await RedisStore.open(
+        settings.redis_url_with_password, [generation], prefix=settings.redis_prefix, archive_dir=settings.archive_dir
+    )
 
 
 def generation_of(artifact: Artifact) -> Generation:

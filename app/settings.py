@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -10,16 +11,28 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 PREFIX = "LISAREC_"
 
 
-class Settings(BaseSettings):
-    """One service. Each field is also an environment variable, ``LISAREC_MODEL_DIR`` and so on; arguments win."""
+class StoreSettings(BaseSettings):
+    """Where users and log are. Fields are environment variables too, ``LISAREC_DATA_DIR`` and so on; arguments win."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, protected_namespaces=())
 
-    model_dir: Path
     data_dir: Path = Path("state")  # of the embedded store
     redis_url: str | None = Field(None, repr=False)  # instead of it: redis://, rediss:// or unix://
     redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
     redis_prefix: str = "lisarec"  # of every key; several services may share a server
+    archive_dir: Path | None = None  # where 'lisarec archive' moves the older part of the log
+
+    @property
+    def redis_url_with_password(self) -> str:
+        """For a service on Redis: its URL, with the password that may be given apart from it."""
+        assert self.redis_url is not None
+        return self.redis_url if self.redis_password is None else with_password(self.redis_url, self.redis_password)
+
+
+class Settings(StoreSettings):
+    """One service."""
+
+    model_dir: Path
     tenant: str = "main"
 
     host: str = "127.0.0.1"
@@ -37,3 +50,11 @@ class Settings(BaseSettings):
         """Put these settings into the environment, where the worker processes started next find them."""
         for name, value in self.model_dump(mode="json", exclude_none=True).items():
             os.environ[PREFIX + name.upper()] = str(value)
+
+
+def with_password(url: str, password: str) -> str:
+    """The URL with this password for the user that it names, else for the default user."""
+    parts = urlsplit(url)
+    credentials, _, host = parts.netloc.rpartition("@")
+    user = credentials.partition(":")[0]
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}"))

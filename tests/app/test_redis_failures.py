@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.service import generation_of, open_store, with_password
-from app.settings import Settings
+from app.service import generation_of, open_store
+from app.settings import Settings, with_password
 from model.artifact import load
 from storage.store import StorageUnavailable
 from tests.app.conftest import Client
