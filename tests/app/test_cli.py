@@ -20,7 +20,7 @@ from app.shop import generate
 from model.data import read_interactions
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ("train", "evaluate", "serve", "replay", "data", "demo")
+COMMANDS = ("train", "evaluate", "serve", "archive", "replay", "data", "demo")
 
 
 class Outcome:
