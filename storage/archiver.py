@@ -139,7 +139,7 @@ class RedisLog:
     def claim(self, archive_id: str, is_new: bool) -> None:
         meta = self._redis.hgetall(self._keys.meta)
         if not meta:
-            raise StorageError(f"there are no events at the key prefix '{self._prefix}'; is it that of the service?")
+            raise StorageUnavailable(f"no service has used the key prefix '{self._prefix}' yet; is it the right one?")
         if int(meta[b"layout"]) not in KNOWN_LAYOUTS:
             raise StorageError(
                 f"'{self._keys.meta}' has layout {int(meta[b'layout'])}, which this lisarec does not know"

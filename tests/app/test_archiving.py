@@ -138,16 +138,16 @@ def test_an_event_that_only_a_lost_archive_could_decide_gets_a_503(
         time.sleep(0.01)
         run("archive", "--redis-url", redis_server.url, "--archive-dir", archive_dir, "--once", "--keep-tail", 0)
         archive_dir.rename(tmp_path / "elsewhere")
-        for event_id in ("e0", "never seen"):
+        for event_id in ("e0", "never-seen"):
             refused = post(url, event_id)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
             assert refused.headers["retry-after"]
         assert httpx.get(f"{url}/v1/users/ada/recommendations").json()["source"] == "personalised"
-        assert post(url, "e0", "somebody new").json()["accepted"] == 1
+        assert post(url, "e0", "somebody-new").json()["accepted"] == 1
         without_id = httpx.post(f"{url}/v1/events", json={"user_id": "ada", "item_id": "school-bag-red"})
         assert without_id.json()["accepted"] == 1
         (tmp_path / "elsewhere").rename(archive_dir)
-        assert [post(url, event_id).json()["duplicates"] for event_id in ("e0", "never seen")] == [1, 0]
+        assert [post(url, event_id).json()["duplicates"] for event_id in ("e0", "never-seen")] == [1, 0]
 
 
 def test_archives_that_cannot_be_trained_on_say_why(tmp_path: Path) -> None:

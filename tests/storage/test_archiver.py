@@ -474,7 +474,7 @@ class TestBelonging:
         self.append(any_server, None, "e1", "e2")
         turn(any_server, tmp_path / "one")
         any_server.client.flushall()
-        with pytest.raises(StorageError, match="no events"):
+        with pytest.raises(StorageUnavailable, match="key prefix"):
             turn(any_server, tmp_path / "one")
         self.append(any_server, None, "e3", "e4", "e5")
         with pytest.raises(StorageError, match="a new one"):
@@ -500,7 +500,7 @@ class TestBelonging:
         assert any_server.client.xlen(log) == 5
 
     def test_a_prefix_without_events_is_named(self, any_server: RedisServer, tmp_path: Path) -> None:
-        with pytest.raises(StorageError, match="no events at the key prefix"):
+        with pytest.raises(StorageUnavailable, match="key prefix 'lisarec'"):
             turn(any_server, tmp_path)
 
 
