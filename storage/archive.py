@@ -2,7 +2,8 @@
 
   DIR/archive.json                                 the list, see `Manifest`; only ever replaced as a whole, by rename
   DIR/tenant=main/day=2026-11-21/00000017.parquet  events logged on that day (UTC), by user, a user's in log order; zstd
-  DIR/tenant=main/day=2026-11-21/00000017.npy      sorted uint64: hashes of every user in it and every (user, event id)
+  DIR/tenant=main/day=2026-11-21/00000017.npy      (2, n) uint64: a hash of every user in it and of every (user, event
+                                                   id), 128 bits in two columns of halves, sorted by the first half
   DIR/archive.lock                                 held by the one process that writes
 
 TENANT is percent-encoded. A file that the list does not name is what a killed writer left behind: nobody reads it, and
@@ -182,7 +183,7 @@ class Snapshot:
         self, tenant: str, user_id: str, *, after: int = 0, through: int = FOREVER, limit: int = FOREVER
     ) -> list[LogEntry]:
         """The user's first `limit` entries above `after` and up to `through`, in log order."""
-        user = hash_of_user(user_id)
+        user = _hashes([user_id])
         paths = [self._path(file) for file in self._files(tenant) if _are_in(self._hashes(file), user)[0]]
         if not paths:
             return []
@@ -191,17 +192,12 @@ class Snapshot:
         return [LogEntry(seq, Event(*columns)) for seq, *columns in found.select("seq", *EVENT_COLUMNS).iter_rows()]
 
     def holds(self, tenant: str, events: Sequence[tuple[str, str]]) -> list[bool]:
-        """Whether each (user id, event id) is here. A hash that is not in a file answers without reading it."""
+        """Whether each (user id, event id) is here; by the hashes alone, which at 128 bits is as good as the ids."""
         held: NDArray[np.bool_] = np.zeros(len(events), np.bool_)
-        hashes = np.array([hash_of_event(*event) for event in events], np.uint64)
+        wanted = _hashes([_name(*event) for event in events])
         for file in self._files(tenant):
-            for place in np.flatnonzero(_are_in(self._hashes(file), hashes) & ~held).tolist():
-                held[place] = self._has(file, *events[place])
+            held |= _are_in(self._hashes(file), wanted)
         return [bool(one) for one in held]
-
-    def _has(self, file: ArchiveFile, user_id: str, event_id: str) -> bool:
-        wanted = (pl.col("user_id") == user_id) & (pl.col("event_id") == event_id)
-        return not pl.scan_parquet(self._path(file)).filter(wanted).select("seq").collect().is_empty()
 
     def _files(self, tenant: str) -> Iterator[ArchiveFile]:
         return (file for file in self.manifest.files if file.tenant == tenant)
@@ -281,7 +277,7 @@ class ArchiveWriter:
     def _merge(self, files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
         """Replace the files by one; returns the day's files."""
         table = pl.concat([pl.read_parquet(self._directory / file.path) for file in files])
-        hashes = np.concatenate([_read_hashes(self._directory / file.hashes_path) for file in files])
+        hashes = _sorted(np.hstack([_read_hashes(self._directory / file.hashes_path) for file in files]))
         tenant, day = files[0].tenant, files[0].day
         merged = self._write(tenant, day, table, hashes)
         gone = {file.path for file in files}
@@ -295,7 +291,6 @@ class ArchiveWriter:
         self.manifest = replace(self.manifest, next_number=self.manifest.next_number + 1)
         file = ArchiveFile(path, tenant, day, len(table))
         table = table.sort("user_id", "seq")
-        hashes = np.unique(hashes)
         self._make_folder((self._directory / path).parent)
         _write_durably(
             self._directory / path,
@@ -344,23 +339,31 @@ class ArchiveWriter:
                 path.unlink()
 
 
-def hash_of_user(user_id: str) -> int:
-    return _hash(user_id)
+def _name(user_id: str, event_id: str) -> str:
+    return f"{user_id}\0{event_id}"
 
 
-def hash_of_event(user_id: str, event_id: str) -> int:
-    return _hash(f"{user_id}\0{event_id}")
+def _hashes(names: Sequence[str]) -> Hashes:
+    """(2, n) halves of 128 bits of BLAKE2b of each name."""
+    digests = b"".join(blake2b(name.encode(), digest_size=16).digest() for name in names)
+    return np.frombuffer(digests, "<u8").reshape(-1, 2).T
 
 
-def _hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+def _sorted(hashes: Hashes) -> Hashes:
+    """Each hash once, in order of the first half."""
+    hashes = hashes[:, np.lexsort(hashes[::-1])]
+    is_new = np.append(True, np.any(hashes[:, 1:] != hashes[:, :-1], axis=0))
+    return np.ascontiguousarray(hashes[:, is_new])
 
 
-def _are_in(hashes: Hashes, wanted: Hashes | int) -> NDArray[np.bool_]:
+def _are_in(hashes: Hashes, wanted: Hashes) -> NDArray[np.bool_]:
     """(n,) whether each of the wanted is among the sorted hashes."""
-    wanted = np.atleast_1d(np.asarray(wanted, np.uint64))
-    places = np.searchsorted(hashes, wanted).clip(max=len(hashes) - 1)
-    return np.asarray(hashes[places] == wanted)
+    begin = np.searchsorted(hashes[0], wanted[0], "left")
+    end = np.searchsorted(hashes[0], wanted[0], "right")
+    held: NDArray[np.bool_] = np.zeros(len(begin), np.bool_)
+    for place in np.flatnonzero(end > begin):
+        held[place] = wanted[1, place] in hashes[1, begin[place] : end[place]]
+    return held
 
 
 def _read_hashes(path: Path) -> Hashes:
@@ -374,9 +377,9 @@ def _read_hashes(path: Path) -> Hashes:
 def _table(logged: Sequence[Logged]) -> tuple[pl.DataFrame, Hashes]:
     """The entries as rows, and their hashes."""
     rows = [(entry.seq, entry.partition, entry.logged_ms, *event_fields(entry.event)) for entry in logged]
-    events = {hash_of_event(entry.event.user_id, entry.event.event_id) for entry in logged}
-    users = {hash_of_user(user_id) for user_id in {entry.event.user_id for entry in logged}}
-    return pl.DataFrame(rows, schema=COLUMNS, orient="row"), np.array([*(events | users)], np.uint64)
+    events = {_name(entry.event.user_id, entry.event.event_id) for entry in logged}
+    users = {entry.event.user_id for entry in logged}
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row"), _sorted(_hashes([*events, *users]))
 
 
 def _to_merge(files: Sequence[ArchiveFile], *, is_over: bool) -> Sequence[ArchiveFile]:

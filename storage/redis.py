@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +360,7 @@ class RedisStore:
         parts = [part for part in parts if not (part.is_dropped() or part.is_too_late())]
         folds = await self._read_folds(parts)
         commits = []
+        undecided: list[_Part] = []
         for together in _by_partition(parts):
             try:
                 commits.append(await self._folded(together, folds))
@@ -369,10 +371,12 @@ class RedisStore:
                 self._catch_up_apart(exc.user, [part for part in together if exc.user in part.users])
             except _UndecidedError as exc:
                 self._writes.put_back([part for part in together if part not in exc.parts])
-                self._look_up_apart(exc.parts)
+                undecided += exc.parts
             except Exception as exc:  # what is odd in one partition is nothing to the others
                 for part in together:
                     part.fail(exc)
+        if undecided:
+            self._look_up_apart(undecided)
         replies = iter(await self._send([commit.changes for commit in commits if commit.changes]))
         return [part for commit in commits for part in commit.settle(next(replies) if commit.changes else 1)]
 
@@ -408,8 +412,7 @@ class RedisStore:
             raise _UndecidedError(undecided)
         for part in parts:
             for user, id_hash in part.archived:
-                if user in folds:  # else it is of a part that is not in this round
-                    folds[user].seen.add(id_hash)
+                folds[user].seen.add(id_hash)
         answers = [[folds[user].receive(entry, self._generations) for user, entry in part.entries] for part in parts]
         return _Commit(parts, answers, [fold.change(self._generations) for fold in own if fold.new])
 
@@ -459,24 +462,23 @@ class RedisStore:
     async def _look_up(self, parts: "list[_Part]") -> None:
         """All of the parts' events, also those that are decided as things are now."""
         archive_id = await self._id_of_archive()
-        entries = [one for part in parts for one in part.entries]
-        partition = entries[0][0].partition_number
-        by_tenant: defaultdict[str, list[tuple[User, Entry]]] = defaultdict(list)
-        for user, entry in entries:
-            by_tenant[user.tenant].append((user, entry))
-
-        def held(snapshot: Snapshot) -> tuple[int, set[tuple[User, int]]]:
-            snapshot.require(archive_id, partition, max(part.must_look_through for part in parts))
-            found: set[tuple[User, int]] = set()
-            for tenant, asked in by_tenant.items():
-                answers = snapshot.holds(tenant, [(user.user_id, entry.event.event_id) for user, entry in asked])
-                found.update((user, entry.id_hash) for (user, entry), held in zip(asked, answers, strict=True) if held)
-            return snapshot.manifest.seq(partition), found
-
-        through, found = await self._archive.ask(held)
+        entries: defaultdict[str, list[tuple[User, Entry]]] = defaultdict(list)
         for part in parts:
-            part.looked_through = through
-            part.archived = found
+            for user, entry in part.entries:
+                entries[user.tenant].append((user, entry))
+
+        def look(snapshot: Snapshot) -> None:
+            for part in parts:
+                snapshot.require(archive_id, part.partition, part.must_look_through)
+            found: set[tuple[User, int]] = set()
+            for tenant, asked in entries.items():
+                held = snapshot.holds(tenant, [(user.user_id, entry.event.event_id) for user, entry in asked])
+                found.update((user, entry.id_hash) for user, entry in compress(asked, held))
+            for part in parts:
+                part.looked_through = snapshot.manifest.seq(part.partition)
+                part.archived = found.intersection((user, entry.id_hash) for user, entry in part.entries)
+
+        await self._archive.ask(look)
 
     async def _send(self, commits: Sequence[Sequence[Change]]) -> list[Any]:
         """What the server says to each commit. In a transaction, so that it syncs once for all of them."""
@@ -603,6 +605,10 @@ class _Part:
     @property
     def users(self) -> Iterator[User]:
         return (user for user, _ in self.entries)
+
+    @property
+    def partition(self) -> int:
+        return self.entries[0][0].partition_number
 
     def is_dropped(self) -> bool:
         """Nobody waits any more, or the request has failed in another part, which settles this one."""

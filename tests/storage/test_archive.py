@@ -120,13 +120,17 @@ class TestContents:
         assert table["user_id"].is_sorted()
         assert table.filter(user_id="b")["seq"].is_sorted()
         (hashes,) = files(tmp_path, ".npy")
-        assert len(np.load(hashes, allow_pickle=False)) == 120 + 2
+        assert np.load(hashes, allow_pickle=False).shape == (2, 120 + 2)
 
-    def test_a_hash_that_two_ids_share_is_no_duplicate(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(storage.archive, "_hash", len)
+    def test_ids_that_share_half_a_hash_are_told_apart(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def half_equal(names: Sequence[str]) -> storage.archive.Hashes:
+            return np.array([[7 for _ in names], [hash(name) % 2**63 for name in names]], np.uint64)
+
+        monkeypatch.setattr(storage.archive, "_hashes", half_equal)
         with ArchiveWriter.open(tmp_path) as writer:
-            writer.commit([logged(1, click("e1"))], place(1))
-        assert holds(Archive(tmp_path), ("u", "e1"), ("u", "e2"), ("v", "e1")) == [True, False, False]
+            writer.commit(some(1, 9), place(9))
+        archive = Archive(tmp_path)
+        assert holds(archive, ("u", "e1"), ("u", "e9"), ("u", "e10"), ("v", "e1")) == [True, True, False, False]
 
     def test_a_day_keeps_few_files_and_when_it_is_over_one(self, tmp_path: Path) -> None:
         with ArchiveWriter.open(tmp_path) as writer:
