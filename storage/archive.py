@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 from typing import IO, TypeVar
@@ -33,7 +32,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from storage.state import Event, event_fields
+from storage.state import Event, digest, event_fields
 from storage.store import LogEntry, StorageError, StorageUnavailable
 
 MANIFEST = "archive.json"
@@ -73,6 +72,16 @@ class Logged:
     @property
     def day(self) -> str:
         return datetime.fromtimestamp(self.logged_ms / 1000, UTC).strftime("%Y-%m-%d")
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """An entry of the log that says: forget the user's earlier entries in this partition."""
+
+    tenant: str
+    partition: int
+    seq: int
+    user: bytes  # digest of the id
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,18 +248,45 @@ class ArchiveWriter:
         except (OSError, pl.exceptions.PolarsError) as exc:
             raise StorageUnavailable(f"the archive '{directory}' cannot be written: {exc}") from exc
 
-    def commit(self, entries: Iterable[Logged], positions: Mapping[int, str]) -> None:
+    def commit(self, entries: Iterable[Logged | Erased], positions: Mapping[int, str]) -> None:
         """Take the entries in, and note the positions that are reached with them. Durable when this returns.
 
-        The entries are all those between the noted positions and the new ones.
+        The entries are all those between the noted positions and the new ones. Who is erased by one of them leaves all
+        files in the same step.
         """
         days: defaultdict[tuple[str, str], list[Logged]] = defaultdict(list)
+        erasures: list[Erased] = []
         for entry in entries:
-            days[entry.tenant, entry.day].append(entry)
-        new = [self._write(tenant, day, *_table(logged)) for (tenant, day), logged in sorted(days.items())]
+            if isinstance(entry, Erased):
+                erasures.append(entry)
+            else:
+                days[entry.tenant, entry.day].append(entry)
+        kept = [rest for file in self.manifest.files for rest in self._without(erasures, file)]
+        new = [
+            file
+            for (tenant, day), logged in sorted(days.items())
+            for file in self._write_rest(tenant, day, _table(logged), erasures)
+        ]
         positions = {**self.manifest.positions, **positions}
         if new or positions != self.manifest.positions:
-            self._replace(files=(*self.manifest.files, *new), positions=positions)
+            self._replace(files=(*kept, *new), positions=positions)
+
+    def _without(self, erasures: Sequence[Erased], file: ArchiveFile) -> Sequence[ArchiveFile]:
+        """The file, or what is written in its place when it has rows of an erased user."""
+        mine = [erased for erased in erasures if erased.tenant == file.tenant]
+        if not mine:
+            return [file]
+        hashes = _read_hashes(self._directory / file.hashes_path)
+        if not np.any(_are_in(hashes, _of_digests([erased.user for erased in mine]))):
+            return [file]
+        return self._write_rest(file.tenant, file.day, pl.read_parquet(self._directory / file.path), mine)
+
+    def _write_rest(
+        self, tenant: str, day: str, table: pl.DataFrame, erasures: Sequence[Erased]
+    ) -> Sequence[ArchiveFile]:
+        """Write the table without the rows of erased users, if any other is left."""
+        rest = _without_erased(table, [erased for erased in erasures if erased.tenant == tenant])
+        return [] if rest.is_empty() else [self._write(tenant, day, rest, _hashes_of(rest))]
 
     def compact(self, today: str) -> None:
         """Merge files of the same day, so that their number stays small; days before `today` end up as one."""
@@ -345,8 +381,11 @@ def _name(user_id: str, event_id: str) -> str:
 
 def _hashes(names: Sequence[str]) -> Hashes:
     """(2, n) halves of 128 bits of BLAKE2b of each name."""
-    digests = b"".join(blake2b(name.encode(), digest_size=16).digest() for name in names)
-    return np.frombuffer(digests, "<u8").reshape(-1, 2).T
+    return _of_digests([digest(name) for name in names])
+
+
+def _of_digests(digests: Sequence[bytes]) -> Hashes:
+    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).T
 
 
 def _sorted(hashes: Hashes) -> Hashes:
@@ -374,12 +413,24 @@ def _read_hashes(path: Path) -> Hashes:
     return hashes
 
 
-def _table(logged: Sequence[Logged]) -> tuple[pl.DataFrame, Hashes]:
-    """The entries as rows, and their hashes."""
+def _table(logged: Sequence[Logged]) -> pl.DataFrame:
     rows = [(entry.seq, entry.partition, entry.logged_ms, *event_fields(entry.event)) for entry in logged]
-    events = {_name(entry.event.user_id, entry.event.event_id) for entry in logged}
-    users = {entry.event.user_id for entry in logged}
-    return pl.DataFrame(rows, schema=COLUMNS, orient="row"), _sorted(_hashes([*events, *users]))
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row")
+
+
+def _hashes_of(table: pl.DataFrame) -> Hashes:
+    """Of the table's users and of its (user, event id) pairs."""
+    events = {_name(*row) for row in table.select("user_id", "event_id").iter_rows()}
+    return _sorted(_hashes([*events, *table["user_id"].unique()]))
+
+
+def _without_erased(table: pl.DataFrame, erasures: Sequence[Erased]) -> pl.DataFrame:
+    users = {erased.user: erased for erased in erasures}
+    named = {user_id: users[digest(user_id)] for user_id in table["user_id"].unique() if digest(user_id) in users}
+    for user_id, erased in named.items():
+        gone = (pl.col("user_id") == user_id) & (pl.col("seq") < erased.seq) & (pl.col("partition") == erased.partition)
+        table = table.filter(~gone)
+    return table
 
 
 def _to_merge(files: Sequence[ArchiveFile], *, is_over: bool) -> Sequence[ArchiveFile]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
-from storage.archive import ArchiveWriter, Logged
-from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, TRIM, Keyspace, trim_arguments
+from storage.archive import ArchiveWriter, Erased, Logged
+from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, TRIM, Keyspace, erasure, trim_arguments
 from storage.sqlite import BUSY_TIMEOUT_S, EVENT_COLUMNS, FILE_NAME
 from storage.state import Event, event_hash
 from storage.store import StorageError, StorageUnavailable
@@ -37,6 +37,9 @@ PARTITIONS_AT_ONCE = 32
 SELECT_LOG = f"""
 SELECT seq, tenant, {EVENT_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?
 """  # noqa: S608, the columns are a constant
+SELECT_ERASURES = "SELECT id, tenant, user, through_seq FROM erasures WHERE id > ? ORDER BY id"
+SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
+ERASURES = 1  # a partition of its own in the archive's list of places; the log is partition 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ class Entries:
     """Entries of one partition that follow each other, and the place of the last one."""
 
     partition: int
-    logged: Sequence[Logged]
-    place: str
+    logged: Sequence[Logged | Erased]
+    place: str | None
 
 
 class Log(Protocol):
@@ -64,6 +67,10 @@ class Log(Protocol):
 
     def trim(self, place_of: Callable[[int], str | None], before_ms: int) -> int:
         """Let go of entries logged before that time that stand strictly before that place; returns how many."""
+        ...
+
+    def scrub(self) -> None:
+        """Let go of what the log's own files still have of users who were erased."""
         ...
 
 
@@ -91,19 +98,25 @@ def archive(log: Log, writer: ArchiveWriter, now: datetime, *, keep_tail_s: floa
 
 
 def _take_in(log: Log, writer: ArchiveWriter) -> int:
-    logged: list[Logged] = []
+    logged: list[Logged | Erased] = []
     places: dict[int, str] = {}
     archived = 0
     # the places that the iterator asks for are those that it has got to, committed or not yet
     for entries in log.entries(lambda partition: places.get(partition) or writer.manifest.positions.get(partition)):
         logged += entries.logged
-        places[entries.partition] = entries.place
+        places[entries.partition] = str(entries.place)
         if len(logged) >= MAX_ROWS:
-            writer.commit(logged, places)
-            archived += len(logged)
+            archived += _commit(log, writer, logged, places)
             logged = []
-    writer.commit(logged, places)
-    return archived + len(logged)
+    return archived + _commit(log, writer, logged, places)
+
+
+def _commit(log: Log, writer: ArchiveWriter, entries: Sequence[Logged | Erased], places: Mapping[int, str]) -> int:
+    writer.commit(entries, places)
+    erased = sum(isinstance(entry, Erased) for entry in entries)
+    if erased:
+        log.scrub()
+    return len(entries) - erased
 
 
 def _day(moment: datetime) -> str:
@@ -159,7 +172,7 @@ class RedisLog:
             waiting = list(range(first, min(first + PARTITIONS_AT_ONCE, self._keys.partitions)))
             while waiting:
                 pages = self._pages(waiting, place_of)
-                yield from (entries for entries, _ in pages if entries.logged)
+                yield from [entries for entries, _ in pages if entries.place != place_of(entries.partition)]
                 waiting = [entries.partition for entries, is_full in pages if is_full]
 
     def _pages(self, partitions: Sequence[int], place_of: Callable[[int], str | None]) -> list[tuple[Entries, bool]]:
@@ -182,7 +195,7 @@ class RedisLog:
                     "events, or these are other data. docs/operations.md, 'The archive', says what to do"
                 )
             page = page[1:]
-        return Entries(partition, list(_logged_of(partition, page)), page[-1][0].decode() if page else place or "")
+        return Entries(partition, list(_logged_of(partition, page)), page[-1][0].decode() if page else place)
 
     def trim(self, place_of: Callable[[int], str | None], before_ms: int) -> int:
         return sum(
@@ -196,17 +209,21 @@ class RedisLog:
         trimmed = 0
         while True:
             page = self._redis.xrange(self._keys.log(partition), "-", f"({place}", PAGE)
-            old = list(takewhile(lambda entry: entry.logged_ms < before_ms, _logged_of(partition, page)))
+            old = list(takewhile(lambda entry: _seq_and_ms(entry[0])[1] < before_ms, page))
             if not old:
                 return trimmed
             self._mark_layout()
-            keys, args = trim_arguments(
-                self._keys, partition, [(entry.seq, entry.tenant, entry.event) for entry in old]
-            )
+            events = [(entry.tenant, entry.event) for entry in _logged_of(partition, old) if isinstance(entry, Logged)]
+            keys, args = trim_arguments(self._keys, partition, _seq_and_ms(old[-1][0])[0], events)
             self._redis.eval(TRIM.text, len(keys), *keys, *args)
             trimmed += len(old)
             if len(old) < PAGE:
                 return trimmed
+
+    def scrub(self) -> None:
+        """Rewrite the append-only file, if the server lets us; else it does so by itself one day."""
+        with suppress(ResponseError):
+            self._redis.execute_command("BGREWRITEAOF")
 
     def _mark_layout(self) -> None:
         """Before the first entry goes, so that no service that knows of no archive can be started over these data."""
@@ -215,11 +232,20 @@ class RedisLog:
             self._is_marked = True
 
 
-def _logged_of(partition: int, page: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Logged]:
+def _logged_of(partition: int, page: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Logged | Erased]:
     for entry_id, fields in page:
-        seq, logged_ms = map(int, entry_id.split(b"-"))
-        tenant, *columns = json.loads(fields[b"e"])
-        yield Logged(tenant, partition, seq, logged_ms, Event(*columns))
+        seq, logged_ms = _seq_and_ms(entry_id)
+        if b"e" in fields:
+            tenant, *columns = json.loads(fields[b"e"])
+            yield Logged(tenant, partition, seq, logged_ms, Event(*columns))
+        elif (erased := erasure(fields[b"x"])) is not None:
+            tenant, user = erased
+            yield Erased(tenant, partition, seq, user)
+
+
+def _seq_and_ms(entry_id: bytes) -> tuple[int, int]:
+    seq, logged_ms = entry_id.split(b"-")
+    return int(seq), int(logged_ms)
 
 
 class SQLiteLog:
@@ -250,9 +276,16 @@ class SQLiteLog:
         while page := self._page(after):
             after = page[-1].seq
             yield Entries(0, page, _place(page[-1]))
+        erased = self._db.execute(SELECT_ERASURES, (int(place_of(ERASURES) or 0),)).fetchall()
+        if erased:
+            users = [Erased(tenant, 0, through_seq + 1, user) for _, tenant, user, through_seq in erased]
+            yield Entries(ERASURES, users, str(erased[-1][0]))
 
     def trim(self, place_of: Callable[[int], str | None], before_ms: int) -> int:
         return 0
+
+    def scrub(self) -> None:
+        """Erasing has done so."""
 
     def _page(self, after: int, limit: int = PAGE) -> list[Logged]:
         # the table does not say when it got an entry; the archive's days are those of taking it over
@@ -262,7 +295,8 @@ class SQLiteLog:
 
     def _checked_seq(self, place: str) -> int:
         seq = int(place.partition("-")[0])
-        if [_place(entry) for entry in self._page(seq - 1, 1)] != [place]:
+        found = [_place(entry) for entry in self._page(seq - 1, 1) if entry.seq == seq]
+        if found != [place] and (found or not self._db.execute(SELECT_ERASED_AT, (seq,)).fetchall()):
             raise StorageError("the archive holds events of another SQLite file; give another archive directory")
         return seq
 

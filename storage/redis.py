@@ -25,6 +25,7 @@ from storage.archive_lookups import ArchiveLookups
 from storage.redis_layout import (
     ARCHIVED_LAYOUT,
     COMMIT,
+    ERASE,
     KEEP,
     KNOWN_LAYOUTS,
     LAYOUT_VERSION,
@@ -38,6 +39,7 @@ from storage.redis_layout import (
     Script,
     User,
     commit_arguments,
+    erase_arguments,
     log_entries,
 )
 from storage.rounds import Rounds
@@ -87,6 +89,7 @@ class RedisStore:
         self._looked_up: set[_Part] = set()  # what waits for the archive
         self._catching_up: set[asyncio.Task[None]] = set()
         self._checked = False
+        self._registered = False
         self._closed = False
 
     @classmethod
@@ -164,6 +167,14 @@ class RedisStore:
         self._refuse_when_closed()
         return [entry async for entry in self._log(self._keys.user(tenant, user_id), after=after, limit=limit)]
 
+    async def erase(self, tenant: str, user_id: str) -> None:
+        self._refuse_when_closed()
+        await self._check_server()
+        fields = await self._call("HKEYS", self._keys.meta)
+        tags = [field.decode().partition(":")[2] for field in fields if field.startswith(b"generation:")]
+        keys, args = erase_arguments(self._keys.user(tenant, user_id), tags)
+        await self._run(ERASE, keys, args)
+
     async def ping(self) -> None:
         self._refuse_when_closed()
         await self._check_server()
@@ -212,6 +223,8 @@ class RedisStore:
         for name, safe in SAFE_SETTINGS.items():
             await self._warn_unless(name, safe)
         await self._load_scripts()
+        with suppress(StorageUnavailable):  # a read-only server; before the first state is written it is tried again
+            await self._register()
         self._checked = True
 
     async def _check_version(self) -> None:
@@ -226,7 +239,7 @@ class RedisStore:
             raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG):
+        for script in (COMMIT, KEEP, READ_LOG, ERASE):
             await self._call("SCRIPT LOAD", script.text)
 
     async def _check_layout(self) -> None:
@@ -243,6 +256,13 @@ class RedisStore:
                 f"'{self._keys.meta}' says {found}, and this lisarec was started for {wanted}; "
                 "start it as the data were made, or choose another key prefix"
             )
+
+    async def _register(self) -> None:
+        """Note, before the first state of a generation is written, that there are such states."""
+        if not self._registered:
+            for generation in self._generations:
+                await self._call("HSETNX", self._keys.meta, f"generation:{generation.tag.hex()}", 1)
+            self._registered = True
 
     async def _warn_unless(self, name: str, safe: str) -> None:
         try:
@@ -319,6 +339,7 @@ class RedisStore:
 
     async def _keep(self, user: User, generation: Generation, head: bytes, value: bytes) -> None:
         """Store the state at `head`, unless a newer one is stored; also while others go on appending."""
+        await self._register()
         async with self._folding:
             await self._run(KEEP, [user.head, user.index, *user.states([generation])], [head[:SEQ_DIGITS], value])
 
@@ -357,6 +378,7 @@ class RedisStore:
     async def _write_round(self, parts: "list[_Part]") -> "list[_Part]":
         """Commit each partition in one step; return what somebody else was faster than."""
         await self._check_server()
+        await self._register()
         parts = [part for part in parts if not (part.is_dropped() or part.is_too_late())]
         folds = await self._read_folds(parts)
         commits = []

@@ -3,9 +3,11 @@
 All keys of one partition share a hash tag and so, in a cluster, a slot. A user belongs to one partition. TENANT is
 percent-encoded, so that the first "/" ends it.
 
-  PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one
+  PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
+                                                "generation:TAG" for every generation that there ever was a state of
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
-  PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field "e", see `Entry`
+  PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", see `Entry`, or "x":
+                                                a user erased, see `erasure`, or empty: what was an entry of that user
   PREFIX:{p17}:head:TENANT/USER         string  SEQ of the user's newest entry, 16 digits; once entries were trimmed,
                                                 see `Head`: SEQ through which to ask the archive, 16 digits, and the
                                                 newest time of a UUIDv7 among the ids trimmed, 10 digits of seconds
@@ -28,7 +30,7 @@ from typing import TypeAlias
 from urllib.parse import quote, unquote
 from zlib import crc32
 
-from storage.state import Event, Generation, event_fields, event_hash, uuid7_time_us
+from storage.state import Event, Generation, digest, event_fields, event_hash, uuid7_time_us
 from storage.store import LogEntry, StorageError
 
 LAYOUT_VERSION = 1
@@ -140,6 +142,34 @@ for user = 1, #ARGV - 2 do
     end
 end
 return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
+""")
+
+
+# Forgets a user, and writes to the log that it did. What XDEL takes out of a stream stays in its memory and dumps, so
+# the partition's log is written anew; the numbers of the user's entries stay, as the archiver goes by them.
+ERASE = Script("""
+-- KEYS  seq, log, scratch, head, index; states
+-- ARGV  what to log
+if redis.call('EXISTS', KEYS[4]) == 0 then return 0 end
+local gone = {}
+for _, seq in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1, 'WITHSCORES')) do gone[seq] = true end
+local time = redis.call('TIME')
+local id = string.format('%.0f', redis.call('INCRBY', KEYS[1], 1))
+redis.call('XADD', KEYS[2], id .. string.format('-%s%03d', time[1], math.floor(time[2] / 1000)), 'x', ARGV[1])
+redis.call('DEL', KEYS[3])
+local after = '-'
+repeat
+    local page = redis.call('XRANGE', KEYS[2], after, '+', 'COUNT', 500)
+    for _, entry in ipairs(page) do
+        local field, value = entry[2][1], entry[2][2]
+        if gone[string.match(entry[1], '^%d+')] then field, value = 'x', '' end
+        redis.call('XADD', KEYS[3], entry[1], field, value)
+        after = '(' .. entry[1]
+    end
+until #page == 0
+redis.call('RENAME', KEYS[3], KEYS[2])
+for key = 4, #KEYS do redis.call('DEL', KEYS[key]) end
+return 1
 """)
 
 
@@ -280,15 +310,29 @@ def commit_arguments(changes: Sequence[Change], generations: Sequence[Generation
     return keys, args
 
 
+def erase_arguments(user: User, tags: Iterable[str]) -> tuple[list[str], list[Argument]]:
+    """KEYS and ARGV of ERASE."""
+    keys = [f"{user.partition}:seq", user.log, f"{user.partition}:scratch", user.head, user.index]
+    states = [f"{user.partition}:state:{tag}:{user.name}" for tag in tags]
+    return [*keys, *states], [_compact_json((user.tenant, digest(user.user_id).hex()))]
+
+
+def erasure(value: bytes) -> tuple[str, bytes] | None:
+    """Tenant and digest of the user that an "x" of the log says was erased; None where it only says that."""
+    if not value:
+        return None
+    tenant, user = json.loads(value)
+    return tenant, bytes.fromhex(user)
+
+
 def trim_arguments(
-    keys: Keyspace, partition: int, entries: Sequence[tuple[int, str, Event]]
+    keys: Keyspace, partition: int, through: int, events: Iterable[tuple[str, Event]]
 ) -> tuple[list[str], list[Argument]]:
-    """KEYS and ARGV of TRIM for the oldest entries of a partition's log: SEQ, tenant and event of each."""
+    """KEYS and ARGV of TRIM for the oldest entries of a partition's log: the last SEQ, tenants and events."""
     newest_s: dict[User, int] = {}
-    for _, tenant, event in entries:
+    for tenant, event in events:
         user = keys.user(tenant, event.user_id)
         newest_s[user] = max(newest_s.get(user, 0), _rounded_up_s(uuid7_time_us(event.event_id) or 0))
-    through = entries[-1][0]
     times: list[Argument] = [f"{time_s:0{TIME_DIGITS}}" for time_s in newest_s.values()]
     return [keys.log(partition), *(key for user in newest_s for key in (user.head, user.index))], [
         through,

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage.state import Effect, Event, Generation, State, StateError, event_fields
+from storage.state import Effect, Event, Generation, State, StateError, digest, event_fields
 from storage.store import Appended, LogEntry, StorageBusy, StorageError, StorageUnavailable
 
 FILE_NAME = "lisarec.sqlite3"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 10.0
 READERS = 2
 # A state this many entries behind the log is folded by a reader first, so that no writer waits for it.
@@ -54,6 +54,16 @@ CREATE TABLE states (
     value BLOB NOT NULL,
     PRIMARY KEY (tenant, user_id, generation)
 );
+"""
+
+# Who was erased and how far the log went then, for copies of the log that are made elsewhere.
+ERASURES_SCHEMA = """
+CREATE TABLE erasures (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    user BLOB NOT NULL, -- digest of the user's id
+    through_seq INTEGER NOT NULL
+)
 """
 
 EVENT_COLUMNS = "event_id, user_id, item_id, type, timestamp_us, id_time_us, value, recommendation_id"
@@ -149,6 +159,10 @@ class SQLiteStore:
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         return await self._read(lambda db: list(_log_entries(db, tenant, user_id, after, limit)))
+
+    async def erase(self, tenant: str, user_id: str) -> None:
+        await self._write(lambda db: _erase(db, tenant, user_id), size=1)
+        await self._read(_empty_wal)
 
     async def ping(self) -> None:
         await self._read(lambda db: db.execute("SELECT seq FROM log LIMIT 1").fetchone())
@@ -289,6 +303,7 @@ def _translated(cause: Exception) -> StorageError:
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = ON")  # what is moved or deleted leaves no copy behind in the pages
     connection.execute("PRAGMA cache_size = -32768")  # KiB
     connection.execute("PRAGMA wal_autocheckpoint = 8192")  # pages; a checkpoint syncs the whole file once more
     return connection
@@ -305,10 +320,12 @@ def _prepare(path: Path) -> None:
                 f"'{path}' was written by a newer lisarec (schema {version}, this one knows {SCHEMA_VERSION}); "
                 "run that version, or choose another directory"
             )
-        if version == 0:
+        if version < 1:
             for statement in SCHEMA.split(";\n"):
                 connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        if version < 2:
+            connection.execute(ERASURES_SCHEMA)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
 
 
@@ -417,6 +434,26 @@ def _stored_state(db: sqlite3.Connection, generation: Generation, tenant: str, u
         except StateError as exc:
             logger.warning("folding a state again from the log: %s", exc)
     return newest_seq or 0, 0, generation.empty()
+
+
+def _erase(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
+    (through_seq,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
+    of_user = (tenant, user_id)
+    if db.execute("DELETE FROM log WHERE tenant = ? AND user_id = ?", of_user).rowcount:
+        erased = (tenant, digest(user_id), through_seq)
+        db.execute("INSERT INTO erasures (tenant, user, through_seq) VALUES (?, ?, ?)", erased)
+    db.execute("DELETE FROM states WHERE tenant = ? AND user_id = ?", of_user)
+
+
+def _empty_wal(db: sqlite3.Connection) -> None:
+    """Let the write-ahead log forget what it had; others who read or write just then are waited for."""
+    give_up_at = time.monotonic() + BUSY_TIMEOUT_S
+    while time.monotonic() < give_up_at:
+        (is_busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not is_busy:
+            return
+        time.sleep(0.01)
+    raise StorageUnavailable("the user is erased, but the write-ahead log could not be emptied; erase again")
 
 
 def _log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, limit: int) -> Iterator[LogEntry]:

@@ -279,6 +279,11 @@ def uuid7_time_us(event_id: str) -> int | None:
     return int(uuid7[1] + uuid7[2], 16) * 1000 if uuid7 else None
 
 
+def digest(name: str) -> bytes:
+    """128 bits of BLAKE2b, which stand for a name where it must not be kept, or takes too much room."""
+    return blake2b(name.encode(), digest_size=16).digest()
+
+
 def event_hash(event_id: str) -> int:
     """64 bits of BLAKE2b, never 0 (an empty slot of the ring)."""
     return int.from_bytes(blake2b(event_id.encode(), digest_size=8).digest(), "little") or 1

@@ -78,6 +78,13 @@ class UserStore(Protocol):
         """The first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
         ...
 
+    async def erase(self, tenant: str, user_id: str) -> None:
+        """Forget the user: when this returns there is no log and no state, and what comes later is a new user's.
+
+        What an archive holds goes with the archiver's next turn. Erasing who is unknown changes nothing.
+        """
+        ...
+
     async def ping(self) -> None:
         """Return when the store can be read."""
         ...
