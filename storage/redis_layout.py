@@ -95,13 +95,14 @@ end
 return 1
 """)
 
-# Keeps the fold of a user's log through an entry that is still in the log, unless one further on is kept already.
+# Keeps the fold of a user's log through an entry that is still in it, unless one further on is kept already. An entry
+# that is archived counts only as the newest: it might be of a user who was erased and came back.
 KEEP = Script("""
 -- KEYS  head, index, state
 -- ARGV  the entry, as 16 digits, and the state
-local archived = string.sub(redis.call('GET', KEYS[1]) or '', 17, 32)
+local newest = string.sub(redis.call('GET', KEYS[1]) or '', 1, 16)
 local function is_logged(seq)
-    return seq <= archived or #redis.call('ZRANGEBYSCORE', KEYS[2], seq, seq) > 0
+    return seq == newest or #redis.call('ZRANGEBYSCORE', KEYS[2], seq, seq) > 0
 end
 if not is_logged(ARGV[1]) then return 0 end
 local kept = redis.call('GETRANGE', KEYS[3], 0, 15)

@@ -150,7 +150,7 @@ class SQLiteStore:
             if user.folded_seq < user.newest_seq
         }
         if caught_up:
-            await self._write(lambda db: _keep(db, [generation], tenant, caught_up), size=len(caught_up))
+            await self._write(lambda db: _keep_unless_erased(db, generation, tenant, caught_up), size=len(caught_up))
         return [generation.encode(user.state) if user.newest_seq else None for user in map(users.__getitem__, user_ids)]
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:
@@ -393,6 +393,19 @@ def _keep(db: sqlite3.Connection, generations: Sequence[Generation], tenant: str
             for generation, state in zip(generations, fold.states, strict=True)
         ],
     )
+
+
+def _keep_unless_erased(
+    db: sqlite3.Connection, generation: Generation, tenant: str, folds: dict[str, _UserFold]
+) -> None:
+    """Keep states that were folded before this transaction began."""
+    is_logged = "SELECT 1 FROM log WHERE seq = ? AND tenant = ? AND user_id = ?"
+    still_there = {
+        user_id: fold
+        for user_id, fold in folds.items()
+        if db.execute(is_logged, (fold.through_seq, tenant, user_id)).fetchone()
+    }
+    _keep(db, [generation], tenant, still_there)
 
 
 @dataclass(slots=True)

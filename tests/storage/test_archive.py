@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import storage.archive
-from storage.archive import MANIFEST, Archive, ArchiveWriter, Logged
-from storage.state import Event
+from storage.archive import MANIFEST, Archive, ArchiveWriter, Erased, Logged
+from storage.state import Event, digest
 from storage.store import LogEntry, StorageError, StorageUnavailable
 from tests.storage.catalogue import START_US, click
 
@@ -81,11 +81,15 @@ entries = st.builds(
 )
 
 
+erased = {digest(user_id): user_id for user_id in ("u", "v", "a/b", "ü")}
+erasures = st.builds(Erased, st.sampled_from(["main", "../x"]), st.just(0), st.just(0), st.sampled_from([*erased]))
+
+
 class TestContents:
-    @given(st.lists(st.lists(entries, max_size=8), max_size=6), st.data())
+    @given(st.lists(st.lists(entries | entries | entries | erasures, max_size=8), max_size=6), st.data())
     @settings(max_examples=25)
     def test_every_committed_event_is_found_once_whatever_is_merged(
-        self, batches: Sequence[Sequence[Logged]], data: st.DataObject
+        self, batches: Sequence[Sequence[Logged | Erased]], data: st.DataObject
     ) -> None:
         oracle: Oracle = {}
         seq = 0
@@ -96,6 +100,9 @@ class TestContents:
                 seq += len(batch)
                 writer.commit(numbered, place(seq))
                 for entry in numbered:
+                    if isinstance(entry, Erased):
+                        oracle.update({place: [] for place in oracle if place == (entry.tenant, erased[entry.user])})
+                        continue
                     known = oracle.setdefault((entry.tenant, entry.event.user_id), [])
                     known.append(LogEntry(entry.seq, entry.event))
                 if data.draw(st.booleans()):
@@ -104,10 +111,12 @@ class TestContents:
                 after, through = sorted(data.draw(st.tuples(st.integers(0, seq), st.integers(0, seq))))
                 found = read(archive, user_id, tenant, after=after, through=through)
                 assert found == [entry for entry in expected if after < entry.seq <= through]
-                ids = [(user_id, entry.event.event_id) for entry in expected]
+                ids = [(user_id, entry.event.event_id) for entry in expected] or [(user_id, "e")]
                 absent = [(user_id, event_id + "?") for _, event_id in ids] + [("nobody", ids[0][1])]
-                assert holds(archive, *ids, *absent, tenant=tenant) == [one in ids for one in [*ids, *absent]]
-            assert sum(file.rows for file in writer.manifest.files) == seq
+                assert holds(archive, *ids, *absent, tenant=tenant) == [
+                    bool(expected) and one in ids for one in [*ids, *absent]
+                ]
+            assert sum(file.rows for file in writer.manifest.files) == sum(map(len, oracle.values()))
             assert {str(path.relative_to(folder)) for path in files(Path(folder))} == {
                 file.path for file in writer.manifest.files
             }
@@ -193,25 +202,28 @@ class TestDying:
             with ArchiveWriter.open(directory) as writer:
                 writer.commit(some(1, 6, day=-1), place(6))
                 writer.commit(some(7, 9), place(9))
-                writer.commit(some(10, 12), place(12))
+                writer.commit([*some(10, 12), *some(13, 13, "v", day=-1), *some(14, 14, "v")], place(12))
             died = True
             with suppress(Died), dying_at(monkeypatch, count), ArchiveWriter.open(directory) as writer:
-                writer.commit([*some(13, 15), *some(16, 17, tenant="new")], place(17))
+                gone = Erased("main", 0, 17, digest("v"))
+                writer.commit([*some(13, 15), *some(16, 16, tenant="new"), gone, *some(18, 18, "v")], place(18))
                 writer.compact(today=TODAY)
                 writer.drop_before(TODAY)
                 died = False
             deaths += died
             with ArchiveWriter.open(directory) as writer:
                 position = writer.manifest.seq(0)
-                assert position in (12, 17)
+                assert position in (12, 18)
                 listed = {name for file in writer.manifest.files for name in (file.path, file.hashes_path)}
                 found = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
                 assert found - listed == {MANIFEST, "archive.lock"}
                 assert listed <= found
                 last = 12 if position == 12 else 15
                 assert seqs(Archive(directory)) in (list(range(1, last + 1)), list(range(7, last + 1)))
-                assert len(read(Archive(directory), tenant="new")) == (2 if position == 17 else 0)
-                writer.commit(some(18, 18), place(18))
+                assert len(read(Archive(directory), tenant="new")) == (1 if position == 18 else 0)
+                of_v = [entry.seq for entry in read(Archive(directory), "v")]
+                assert of_v == ([13, 14] if position == 12 else [18])
+                writer.commit(some(19, 19), place(19))
             if not died:
                 break
         assert deaths > 30

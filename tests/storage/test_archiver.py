@@ -152,6 +152,19 @@ class TestMoving:
 
         asyncio.run(law())
 
+    def test_the_newest_time_of_a_trimmed_id_stays_known(self, any_server: RedisServer, tmp_path: Path) -> None:
+        """Later turns trim older ids; the ones before are looked up all the same."""
+
+        async def append(*event_ids: str) -> list[bool]:
+            async with opened(any_server, tmp_path) as store:
+                return [answer.duplicate for answer in await store.append("main", [*map(click, event_ids)])]
+
+        asyncio.run(append(late := uuid7(NOW_MS + 9_000)))
+        move_all(any_server, tmp_path)
+        asyncio.run(append(*(uuid7(NOW_MS, number) for number in range(30))))
+        move_all(any_server, tmp_path)
+        assert asyncio.run(append(late, uuid7(NOW_MS + 8_000))) == [True, False]
+
     def test_what_is_archived_leaves_redis_save_the_last_entry(self, server: RedisServer, tmp_path: Path) -> None:
         async def fill() -> None:
             async with opened(server, tmp_path) as store:
