@@ -10,7 +10,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
 from storage.archive import ArchiveWriter, Erased, Logged
@@ -30,6 +30,7 @@ from storage.store import StorageError, StorageUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
 SOCKET_TIMEOUT_S = 30.0
+REWRITE_TIMEOUT_S = 600.0
 MAX_ROWS = 200_000  # taken in at once; about 200 MB of memory
 PAGE = 1_000  # entries read or trimmed in one command, 2 to 5 ms in which Redis does nothing else
 PARTITIONS_AT_ONCE = 32
@@ -112,10 +113,10 @@ def _take_in(log: Log, writer: ArchiveWriter) -> int:
 
 
 def _commit(log: Log, writer: ArchiveWriter, entries: Sequence[Logged | Erased], places: Mapping[int, str]) -> int:
-    writer.commit(entries, places)
     erased = sum(isinstance(entry, Erased) for entry in entries)
     if erased:
-        log.scrub()
+        log.scrub()  # before the commit: who is killed in between does it once more, and not never
+    writer.commit(entries, places)
     return len(entries) - erased
 
 
@@ -151,7 +152,7 @@ class RedisLog:
 
     def claim(self, archive_id: str, is_new: bool) -> None:
         meta = self._redis.hgetall(self._keys.meta)
-        if not meta:
+        if not {b"layout", b"partitions"} <= meta.keys():
             raise StorageUnavailable(f"no service has used the key prefix '{self._prefix}' yet; is it the right one?")
         if int(meta[b"layout"]) not in KNOWN_LAYOUTS:
             raise StorageError(
@@ -221,9 +222,18 @@ class RedisLog:
                 return trimmed
 
     def scrub(self) -> None:
-        """Rewrite the append-only file, if the server lets us; else it does so by itself one day."""
-        with suppress(ResponseError):
-            self._redis.execute_command("BGREWRITEAOF")
+        """Have the append-only file rewritten, if the server lets us; else it does so by itself one day."""
+        give_up_at_s = time.monotonic() + REWRITE_TIMEOUT_S
+        while True:
+            try:
+                self._redis.execute_command("BGREWRITEAOF")
+                return
+            except NoPermissionError:
+                return
+            except ResponseError as exc:  # one that began before the user was erased is under way
+                if time.monotonic() > give_up_at_s:
+                    raise StorageUnavailable(f"Redis does not rewrite its append-only file: {exc}") from exc
+                time.sleep(0.1)
 
     def _mark_layout(self) -> None:
         """Before the first entry goes, so that no service that knows of no archive can be started over these data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -17,8 +18,10 @@ import pytest
 from app.cli import main
 from app.shop import generate
 from model.data import DataError, Interactions, read_interactions
-from storage.archive import ArchiveWriter
+from storage.archive import Archive, ArchiveWriter
+from storage.redis import RedisStore
 from tests.app.test_server import free_port
+from tests.storage.catalogue import click, make_generation
 from tests.storage.redis_servers import RedisServer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -184,3 +187,39 @@ def test_what_cannot_be_archived_says_why(
         main(["archive", "--once", *arguments])
     assert exit_.value.code
     assert said in capsys.readouterr().err.replace("\n", " ").replace("│ ", "")
+
+
+def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_server: RedisServer) -> None:
+    archive_dir = tmp_path / "archive"
+    command = [sys.executable, "-m", "app", "archive", "--redis-url", redis_server.url]
+    options = ["--archive-dir", str(archive_dir), "--every", "0.1"]
+    with subprocess.Popen(
+        [*command, *options], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+
+        def wait_for(words: str) -> None:
+            assert process.stdout is not None
+            said = [process.stdout.readline()]
+            while words not in said[-1]:
+                assert said[-1], said  # else it has ended
+                said.append(process.stdout.readline())
+
+        try:
+            wait_for("will try again: no service has used the key prefix 'lisarec' yet")
+            asyncio.run(append(redis_server, "e1"))
+            wait_for("1 events archived")
+            redis_server.kill()
+            wait_for("will try again: Redis failed")
+            redis_server.start()
+            asyncio.run(append(redis_server, "e2"))
+            wait_for("1 events archived")
+        finally:
+            process.kill()
+    found = Archive(archive_dir).ask(lambda snapshot: snapshot.entries("main", "u"))
+    assert [entry.event.event_id for entry in found] == ["e1", "e2"]
+
+
+async def append(server: RedisServer, event_id: str) -> None:
+    store = await RedisStore.open(server.url, [make_generation()])
+    await store.append("main", [click(event_id)])
+    await store.close()

@@ -164,7 +164,9 @@ class TestRedis:
             assert any(trace in value for value in dumped(server) for trace in TRACES)
             await store.erase("main", f"{GONE}:")
             assert not any(trace in value for value in dumped(server) for trace in TRACES)
+            rewrites = server.client.info("stats").get("total_forks", 0)
             turn()
+            assert server.client.info("stats").get("total_forks", 1) > rewrites
             assert traces(tmp_path) == {}
             assert archived_users(tmp_path) == {f"{user_id}:" for user_id in USERS if user_id != GONE}
             await rewritten(server)
