@@ -84,7 +84,6 @@ class RedisStore:
         # what a missing state costs must not take the connections that everybody's rounds need
         self._folding = asyncio.Semaphore(MAX_CONNECTIONS // 2)
         self._archive = archive
-        self._archive_id: str | None = None
         self._parked: dict[User, list[_Part]] = {}  # what waits for a user who is far behind
         self._looked_up: set[_Part] = set()  # what waits for the archive
         self._catching_up: set[asyncio.Task[None]] = set()
@@ -320,9 +319,7 @@ class RedisStore:
         return await self._archive.ask(entries)
 
     async def _id_of_archive(self) -> str:
-        if self._archive_id is None:
-            self._archive_id = (await self._call("HGET", self._keys.meta, "archive") or b"").decode()
-        return self._archive_id
+        return (await self._call("HGET", self._keys.meta, "archive") or b"").decode()
 
     async def _fresh_value(
         self, user: User, generation: Generation, head: bytes | None, stored: bytes | None

@@ -240,6 +240,36 @@ class TestMoving:
 
         asyncio.run(law())
 
+    def test_trimming_between_asking_the_archive_and_committing_is_noticed(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The id was in the tail when the archive was asked, and is in the archive when the store looks at the tail."""
+
+        async def append(*event_ids: str) -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", [*map(click, event_ids)])
+
+        asyncio.run(append("first"))
+        move_all(any_server, tmp_path)
+        asyncio.run(append("contended", *(f"e{n}" for n in range(30))))
+
+        async def law() -> None:
+            async with opened(any_server, tmp_path) as store:
+                ask = store._archive.ask
+
+                async def ask_and_be_overtaken(question: Any) -> Any:
+                    answer = await ask(question)
+                    monkeypatch.undo()
+                    await asyncio.to_thread(turn, any_server, tmp_path)
+                    return answer
+
+                monkeypatch.setattr(store._archive, "ask", ask_and_be_overtaken)
+                (answer,) = await store.append("main", [click("contended")])
+                assert answer.duplicate
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())
+
 
 class TestKilling:
     def test_an_archiver_killed_at_any_time_takes_every_event_once(self, server: RedisServer, tmp_path: Path) -> None:
