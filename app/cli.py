@@ -44,6 +44,9 @@ DataOption = Annotated[Path, typer.Option("--data", help="Data directory with in
 ModelOption = Annotated[Path, typer.Option("--model", help="Model directory that 'train' wrote.", metavar="DIR")]
 RedisUrlOption = Annotated[str | None, typer.Option(help="Users are kept in this Redis.", metavar="URL")]
 DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLite in this directory.", metavar="DIR")]
+ArchiveDirOption = Annotated[
+    Path | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR")
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -157,6 +160,7 @@ def serve(
     model: Annotated[Path | None, typer.Option(help="Model directory that 'train' wrote.", metavar="DIR")] = None,
     redis_url: RedisUrlOption = None,
     data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any free one.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes.")] = None,
@@ -173,6 +177,7 @@ def serve(
         "model_dir": model,
         "redis_url": redis_url,
         "data_dir": data_dir,
+        "archive_dir": archive_dir,
         "host": host,
         "port": port,
         "workers": workers,
@@ -187,6 +192,7 @@ def rebuild(
     model: ModelOption,
     redis_url: RedisUrlOption = None,
     data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
 ) -> None:
     """Fold all events into a new model's states.
 
@@ -194,7 +200,7 @@ def rebuild(
     """
     from app import generations
 
-    settings = _store_settings(redis_url=redis_url, data_dir=data_dir)
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
     with Progress(TextColumn("{task.completed:,} events"), TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("events", total=None)
         done = asyncio.run(
@@ -240,6 +246,42 @@ def drop(
     settings = _store_settings(redis_url=redis_url, data_dir=data_dir)
     removed = asyncio.run(generations.drop(settings, name))
     _say(f"{removed:,} states of {name} removed")
+
+
+@cli.command()
+def archive(
+    redis_url: Annotated[str | None, typer.Option(help="Move the log of this Redis.", metavar="URL")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Copy the log of the SQLite store in this directory.", metavar="DIR")
+    ] = None,
+    archive_dir: Annotated[
+        Path | None, typer.Option(help="Where the archive is, or will be made.", metavar="DIR")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="One turn, instead of a turn every --every seconds.")] = False,
+    every: Annotated[float, typer.Option(min=0, help="Seconds between two turns.")] = 60,
+    keep_tail: Annotated[
+        float, typer.Option(min=0, help="Seconds that an archived event stays in Redis at least.")
+    ] = 3600,
+    keep_days: Annotated[
+        int | None,
+        typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
+    ] = None,
+) -> None:
+    """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
+
+    What is not given comes from LISAREC_* in the environment. Afterwards 'lisarec train --data DIR' trains on it, and
+    services on Redis need the same directory as --archive-dir.
+    """
+    from app.archiving import Turns, run
+
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    if settings.archive_dir is None:
+        raise typer.BadParameter("give the archive with --archive-dir DIR, or LISAREC_ARCHIVE_DIR in the environment")
+    if redis_url is not None and data_dir is not None:
+        raise typer.BadParameter("give one of --redis-url and --data-dir")
+    if data_dir is not None:
+        settings = settings.model_copy(update={"redis_url": None})
+    run(settings, Turns(None if once else every, keep_tail, keep_days), _say)
 
 
 @cli.command()

@@ -243,6 +243,64 @@ class UserState(BaseModel):
     )
 
 
+class UserEventsQuery(Closed):
+    """A page of a user's log."""
+
+    after: Annotated[int, Field(ge=0, le=2**53), BeforeValidator(_plain_digits)] = Field(
+        0, description="`next` of the page before"
+    )
+    limit: ResultCount = 100
+
+
+class LoggedEvent(TypedDict):
+    """An event as it was taken in; what it did not say is left out. It can be posted again as it stands."""
+
+    event_id: str
+    user_id: str
+    item_id: str
+    type: str
+    timestamp: float
+    value: NotRequired[float]
+    recommendation_id: NotRequired[str]
+
+
+class UserEvents(BaseModel):
+    """Events in log order."""
+
+    user_id: str
+    events: list[LoggedEvent]
+    next: int | None = Field(description="`after` of the next page; null after the last")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "user_id": "ada",
+                    "events": [
+                        {
+                            "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+                            "user_id": "ada",
+                            "item_id": "tea-2",
+                            "type": "click",
+                            "timestamp": 1731608400.0,
+                        }
+                    ],
+                    "next": None,
+                }
+            ]
+        }
+    )
+
+
+class Erasure(BaseModel):
+    """The user is forgotten; copies in files go by the deadline."""
+
+    user_id: str
+    files_by: datetime = Field(description="when the archive and the log's own files have nothing left of the user")
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"user_id": "ada", "files_by": "2024-11-15T18:20:00Z"}]})
+
+
 class PopularQuery(Closed):
     k: ResultCount = 10
 

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit, urlunsplit
 
 import torch
 
@@ -105,15 +104,10 @@ async def open_store(settings: StoreSettings, *generations: Generation) -> UserS
     ttl_days = settings.state_ttl_days
     if settings.redis_url is None:
         return await SQLiteStore.open(settings.data_dir, generations, state_ttl_days=ttl_days)
-    url = settings.redis_url
-    if settings.redis_password is not None:
-        url = with_password(url, settings.redis_password)
-    return await RedisStore.open(url, generations, prefix=settings.redis_prefix, state_ttl_days=ttl_days)
-
-
-def with_password(url: str, password: str) -> str:
-    """The URL with this password for the user that it names, else for the default user."""
-    parts = urlsplit(url)
-    credentials, _, host = parts.netloc.rpartition("@")
-    user = credentials.partition(":")[0]
-    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}"))
+    return await RedisStore.open(
+        settings.redis_url_with_password,
+        generations,
+        prefix=settings.redis_prefix,
+        state_ttl_days=ttl_days,
+        archive_dir=settings.archive_dir,
+    )

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -11,8 +12,8 @@ PREFIX = "LISAREC_"
 
 
 class StoreSettings(BaseSettings):
-    """Where users are kept, and where models lie. Each field is also an environment variable, ``LISAREC_DATA_DIR`` and
-    so on; arguments win."""
+    """Where users and log are kept, and where models lie. Each field is also an environment variable,
+    ``LISAREC_DATA_DIR`` and so on; arguments win."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, protected_namespaces=())
 
@@ -22,6 +23,7 @@ class StoreSettings(BaseSettings):
     redis_url: str | None = Field(None, repr=False)  # instead of it: redis://, rediss:// or unix://
     redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
     redis_prefix: str = "lisarec"  # of every key; several services may share a server
+    archive_dir: Path | None = None  # where 'lisarec archive' moves the older part of the log
     tenant: str = "main"
     state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: kept for ever
 
@@ -30,6 +32,12 @@ class StoreSettings(BaseSettings):
         if self.models_dir is not None:
             return self.models_dir
         return Path("models") if self.model_dir is None else self.model_dir.absolute().parent
+
+    @property
+    def redis_url_with_password(self) -> str:
+        """For a service on Redis: its URL, with the password that may be given apart from it."""
+        assert self.redis_url is not None
+        return self.redis_url if self.redis_password is None else with_password(self.redis_url, self.redis_password)
 
 
 class Settings(StoreSettings):
@@ -52,3 +60,11 @@ class Settings(StoreSettings):
         """Put these settings into the environment, where the worker processes started next find them."""
         for name, value in self.model_dump(mode="json", exclude_none=True).items():
             os.environ[PREFIX + name.upper()] = str(value)
+
+
+def with_password(url: str, password: str) -> str:
+    """The URL with this password for the user that it names, else for the default user."""
+    parts = urlsplit(url)
+    credentials, _, host = parts.netloc.rpartition("@")
+    user = credentials.partition(":")[0]
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}"))

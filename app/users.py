@@ -1,14 +1,18 @@
 """What the service remembers of one user, for people to read."""
 
+from datetime import UTC, datetime, timedelta
+
 from app.catalogue import Catalogue
 from app.errors import UserNotFound
-from app.schemas import UserState
-from storage.state import Generation, recent_items
+from app.schemas import Erasure, LoggedEvent, UserEvents, UserState
+from storage.state import Event, Generation, recent_items
 from storage.store import UserStore
+
+FILES_WITHIN = timedelta(hours=24)  # an archiver that takes its turns needs minutes
 
 
 class Users:
-    """Reads the states of one tenant's users."""
+    """Reads and erases what is kept of one tenant's users."""
 
     def __init__(self, name: str, generation: Generation, catalogue: Catalogue, store: UserStore, tenant: str) -> None:
         self._name = name
@@ -37,3 +41,39 @@ class Users:
             recent_items=[item_ids[row] for row in recent_items(state)],
             histogram=self._generation.histograms(states)[0].tolist(),
         )
+
+    async def events(self, user_id: str, after: int, limit: int) -> UserEvents:
+        """A page of the user's log, also of the part that is in the archive.
+
+        raises  UserNotFound  when the user has no event
+                StorageError  when the store, or the archive that is needed, cannot be read
+        """
+        entries = await self._store.events(self._tenant, user_id, after=after, limit=limit + 1)
+        if not entries and not after:
+            raise UserNotFound("no event of this user is known")
+        page = entries[:limit]
+        return UserEvents(
+            user_id=user_id,
+            events=[_logged_event(entry.event) for entry in page],
+            next=page[-1].seq if len(entries) > limit else None,
+        )
+
+    async def erase(self, user_id: str) -> Erasure:
+        """Forget the user, known or not. StorageError when that cannot be made durable; then erase again."""
+        await self._store.erase(self._tenant, user_id)
+        return Erasure(user_id=user_id, files_by=datetime.now(UTC).replace(microsecond=0) + FILES_WITHIN)
+
+
+def _logged_event(event: Event) -> LoggedEvent:
+    logged: LoggedEvent = {
+        "event_id": event.event_id,
+        "user_id": event.user_id,
+        "item_id": event.item_id,
+        "type": event.type,
+        "timestamp": event.timestamp_us / 1e6,
+    }
+    if event.value is not None:
+        logged["value"] = event.value
+    if event.recommendation_id is not None:
+        logged["recommendation_id"] = event.recommendation_id
+    return logged

@@ -6,6 +6,7 @@ import csv
 import gzip
 import hashlib
 import io
+import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,16 @@ ID_PATTERN = r"\A[A-Za-z0-9_.:@-]{1,128}\z"
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("type", "value")
+ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive.py
+ARCHIVE_ATTEMPTS = 5
+ARCHIVE_COLUMNS = ("user_id", "seq", "item_id", "timestamp_us", "type", "value")
+ARCHIVE_COLUMNS_AS_TEXT = {
+    "user_id": pl.col("user_id"),
+    "item_id": pl.col("item_id"),
+    "timestamp": (pl.col("timestamp_us") / 1e6).cast(pl.String),
+    "type": pl.col("type"),
+    "value": pl.col("value").cast(pl.String),
+}
 LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
 REPEAT_SHARE_OF_SHOPS = 0.05
 
@@ -161,11 +172,8 @@ class ItemTexts:
 
 
 def read_interactions(directory: Path) -> Interactions:
-    """Read ``interactions.*`` of a data directory; raises DataError with file and line."""
-    path = _find(directory, "interactions")
-    if path is None:
-        raise DataError(f"data directory {str(directory)!r} has no interactions.tsv.gz (or .tsv, .csv, .parquet)")
-    table = _read(path, REQUIRED, OPTIONAL)
+    """Read ``interactions.*`` of a data directory, or the events of an archive; raises DataError with file and line."""
+    table = _read_archive(directory) or _read_table(directory)
     frame = table.frame
     if frame.is_empty():
         raise DataError(f"{table.path} has no interactions; it needs a header and at least one line")
@@ -328,7 +336,9 @@ class _Table:
         rows = bad.fill_null(True).arg_true()
         if len(rows):
             cell = self.frame[column][rows[0]]
-            place = f"row {rows[0] + 1}" if self.path.suffix == ".parquet" else f"line {rows[0] + 2}"
+            place = (
+                f"row {rows[0] + 1}" if self.path.suffix == ".parquet" or self.path.is_dir() else f"line {rows[0] + 2}"
+            )
             raise DataError(f"{self.path}, {place}: " + reason.format("" if cell is None else str(cell)[:80]))
 
     def require_ids(self, *columns: str) -> None:
@@ -360,6 +370,53 @@ class _Table:
         far = times.abs() > LAST_SECOND * 1_000_000
         self.refuse(far, "timestamp {!r} lies beyond the year 9999; the unit is seconds", "timestamp")
         return times.to_numpy().astype(np.int64)
+
+
+def _read_table(directory: Path) -> _Table:
+    path = _find(directory, "interactions")
+    if path is None:
+        raise DataError(f"data directory {str(directory)!r} has no interactions.tsv.gz (or .tsv, .csv, .parquet)")
+    return _read(path, REQUIRED, OPTIONAL)
+
+
+def _read_archive(directory: Path) -> _Table | None:
+    """The events that 'lisarec archive' has put there, or those of one tenant: DIR or DIR/tenant=NAME; else None.
+
+    Each user's stand in log order. The digest is that of the table as text, which merging files does not change.
+    """
+    root, tenant = (directory.parent, directory.name) if directory.name.startswith("tenant=") else (directory, "")
+    manifest = root / ARCHIVE_MANIFEST
+    if not manifest.is_file():
+        return None
+    for _ in range(ARCHIVE_ATTEMPTS):
+        paths = _archived_files(manifest, tenant)
+        try:
+            frames = [pl.read_parquet(root / path, columns=[*ARCHIVE_COLUMNS]) for path in paths]
+        except FileNotFoundError:  # merged by the archiver meanwhile
+            continue
+        except (OSError, pl.exceptions.PolarsError) as exc:
+            raise DataError(f"archive {str(root)!r} cannot be read: {str(exc)[:200]}") from exc
+        table = pl.concat(frames).sort("user_id", "seq").select(**ARCHIVE_COLUMNS_AS_TEXT)
+        return _Table(directory, table, hashlib.sha256(table.write_csv(separator="\t").encode()).hexdigest())
+    raise DataError(f"archive {str(root)!r} lacks files that its {ARCHIVE_MANIFEST} names")
+
+
+def _archived_files(manifest: Path, folder: str) -> list[str]:
+    """Paths of the Parquet files that the archive's list names, of one tenant's folder if it has several."""
+    try:
+        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        paths = [Path(file["path"]) for file in files]
+    except (OSError, ValueError, TypeError, LookupError) as exc:
+        raise DataError(f"{manifest} is no list of archived files: {exc!r}") from exc
+    folders = sorted({path.parts[0] for path in paths})
+    if not folders:
+        raise DataError(f"archive {str(manifest.parent)!r} has no events yet; 'lisarec archive' moves them there")
+    if not folder and len(folders) > 1:
+        named = ", ".join(str(manifest.parent / name) for name in folders[:5])
+        raise DataError(f"archive {str(manifest.parent)!r} has several tenants; choose one of {named}")
+    if folder and folder not in folders:
+        raise DataError(f"archive {str(manifest.parent)!r} has no {folder!r}; it has {', '.join(folders[:5])}")
+    return [str(path) for path in paths if path.parts[0] == (folder or folders[0])]
 
 
 def _read(path: Path, required: Sequence[str], optional: Sequence[str]) -> _Table:

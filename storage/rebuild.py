@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 
 from storage.fold import EventColumns, fold_many
-from storage.state import Generation
+from storage.state import Generation, digest
 from storage.store import FoldedState, LogEntry, UserStore
 
 
@@ -31,22 +31,26 @@ async def rebuild(
 
     Memory is that of the users whose entries come mixed: of one partition, or of one user in the embedded store.
     """
-    done, users = Rebuilt(), _Users(generation)
+    kept, users = Rebuilt(), _Users(generation)
     async for page in store.log():
+        if page.starts_over:
+            users = _Users(generation)
+        users.forget(page.erased)
         users.fold(page.entries)
-        done = Rebuilt(done.events + len(page.entries), done.users)
+        done = Rebuilt(kept.events + users.events, kept.users)
         if page.is_complete:
             await store.keep(generation, users.states())
-            done = Rebuilt(done.events, done.users + len(users))
+            kept = done = Rebuilt(done.events, done.users + len(users))
             users = _Users(generation)
         on_progress(done)
-    return done
+    return kept
 
 
 class _Users:
     """States of users whose logs are being read."""
 
     def __init__(self, generation: Generation) -> None:
+        self.events = 0
         self._generation = generation
         self._rows: dict[tuple[str, str], int] = {}
         self._through_seq: dict[tuple[str, str], int] = {}
@@ -54,9 +58,18 @@ class _Users:
         self._states = self._empty[:0]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._through_seq)
+
+    def forget(self, erased: Sequence[tuple[str, bytes]]) -> None:
+        if not erased:
+            return
+        gone = set(erased)
+        for tenant, user_id in [name for name in self._through_seq if (name[0], digest(name[1])) in gone]:
+            self._states[self._rows[tenant, user_id]] = self._empty[0]
+            del self._through_seq[tenant, user_id]
 
     def fold(self, entries: Sequence[tuple[str, LogEntry]]) -> None:
+        self.events += len(entries)
         names = [(tenant, entry.event.user_id) for tenant, entry in entries]
         fresh = (name for name in dict.fromkeys(names) if name not in self._rows)
         self._rows.update(zip(fresh, count(len(self._rows)), strict=False))
@@ -68,8 +81,8 @@ class _Users:
 
     def states(self) -> list[FoldedState]:
         return [
-            FoldedState(*name, self._through_seq[name], self._generation.encode(self._states[row]))
-            for name, row in self._rows.items()
+            FoldedState(*name, through_seq, self._generation.encode(self._states[self._rows[name]]))
+            for name, through_seq in self._through_seq.items()
         ]
 
     def _make_room(self) -> None:

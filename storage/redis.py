@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import compress
+from pathlib import Path
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -18,23 +20,31 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError
 
+from storage.archive import ArchivedLog, Snapshot
+from storage.archive_lookups import ArchiveLookups
 from storage.redis_generations import RedisGenerations
 from storage.redis_layout import (
+    ARCHIVED_LAYOUT,
     COMMIT,
+    ERASE,
     KEEP,
+    KNOWN_LAYOUTS,
     LAYOUT_VERSION,
     READ_LOG,
     SEQ_DIGITS,
     Argument,
     Change,
     Entry,
+    Head,
     Keyspace,
     Script,
     User,
     commit_arguments,
+    entry_seq,
+    erase_arguments,
     keep_arguments,
     log_entries,
-    partition_entries,
+    partition_page,
 )
 from storage.rounds import Rounds
 from storage.state import Effect, Event, Generation, State, StateError
@@ -44,6 +54,7 @@ from storage.store import (
     LogEntry,
     LogPage,
     PartlyApplied,
+    StorageBusy,
     StorageError,
     StorageUnavailable,
 )
@@ -60,10 +71,12 @@ MAX_ROUND = 512  # a round is folded and encoded in one go, 30 to 160 ms in whic
 GIVE_UP_AFTER_S = 5.0
 ENDLESS = 2**53
 LOG_PAGE = 500
+SCAN_TIMEOUT_S = 600.0  # for the archive to read a part of all its files
 STREAM_PAGE = 2000  # entries of a partition, some 2 ms in which Redis does nothing else
 KEPT_AT_ONCE = 64  # states of a rebuild in one transaction, about 250 kB
 FAR_BEHIND = 500  # entries; a state that lacks more of the log is folded apart, so that no round waits for it
 DAY_S = 86_400
+REGISTERED = "generation:"  # begins a field of PREFIX:meta
 
 # RuntimeError is how uvloop says that a connection broke while it was written to; redis-py passes it on.
 CONNECTION_ERRORS = (RedisError, OSError, RuntimeError)
@@ -75,7 +88,13 @@ class RedisStore:
     """A UserStore on a Redis server. Make it with `open`; it belongs to the event loop in which it was opened."""
 
     def __init__(
-        self, redis: Redis, keys: Keyspace, generations: Sequence[Generation], max_waiting: int, ttl_s: int
+        self,
+        redis: Redis,
+        keys: Keyspace,
+        generations: Sequence[Generation],
+        max_waiting: int,
+        ttl_s: int,
+        archive: ArchiveLookups,
     ) -> None:
         self.generations = RedisGenerations(self._call_checked, keys)
         self._redis = redis
@@ -88,6 +107,11 @@ class RedisStore:
         # what a missing state costs must not take the connections that everybody's rounds need
         self._folding = asyncio.Semaphore(MAX_CONNECTIONS // 2)
         self._catching_up: dict[str, asyncio.Task[None]] = {}  # states that are far behind, by their keys
+        self._max_waiting = max_waiting
+        self._archive = archive
+        self._looked_up: set[_Part] = set()  # what waits for the archive
+        self._looking_up: set[asyncio.Task[None]] = set()
+        self._registered: set[bytes] = set()
         self._checked = False
         self._closed = False
 
@@ -103,10 +127,12 @@ class RedisStore:
         socket_timeout_s: float = SOCKET_TIMEOUT_S,
         max_waiting: int = MAX_WAITING,
         state_ttl_days: int | None = None,
+        archive_dir: Path | None = None,
     ) -> "RedisStore":
         """Open the store at a redis://, rediss:// (TLS) or unix:// URL with the user, password and database in it.
 
-        Without a generation it takes no events. A server that cannot be reached now is no error: until it is there,
+        The archive directory is where an archiver has moved, or will move, the older part of the log. Without a
+        generation the store takes no events. A server that cannot be reached now is no error: until it is there,
         every call raises StorageUnavailable.
 
         raises  ValueError          when the URL or prefix cannot be used
@@ -122,8 +148,8 @@ class RedisStore:
             retry=Retry(NoBackoff(), 0),  # by itself redis-py sends ten times, also what timed out and may be done
             protocol=2,
         )
-        ttl_s = (state_ttl_days or 0) * DAY_S
-        store = cls(Redis.from_pool(pool), Keyspace(prefix, partitions), generations, max_waiting, ttl_s)
+        ttl_s, archive = (state_ttl_days or 0) * DAY_S, ArchiveLookups(archive_dir)
+        store = cls(Redis.from_pool(pool), Keyspace(prefix, partitions), generations, max_waiting, ttl_s, archive)
         try:
             await store._check_server()
         except StorageError as exc:
@@ -142,6 +168,8 @@ class RedisStore:
             return []
         if not self._serving:
             raise ValueError("a store that takes events needs at least one generation")
+        if sum(part.size for part in self._looked_up) > self._max_waiting:
+            raise StorageBusy("too much waits for the archive; try again later")
         request = _Request(len(events))
         self._writes.put(request.parts(self._keys, tenant, events))
         return await request.answer
@@ -163,21 +191,66 @@ class RedisStore:
 
     async def log(self) -> AsyncIterator[LogPage]:
         self._refuse_when_closed()
-        for number in range(self._keys.partitions):
-            partition = self._keys.partition(number)
-            through = int(await self._call_checked("GET", f"{partition}:seq") or 0)
-            after = "-"
-            while through:
-                found = await self._call("XRANGE", f"{partition}:log", after, through, "COUNT", STREAM_PAGE)
-                is_complete = len(found) < STREAM_PAGE
-                yield LogPage(list(partition_entries(found)), is_complete)
-                if is_complete:
-                    break
-                after = f"({found[-1][0].decode()}"
+        await self._check_server()
+        number = 0
+        while number < self._keys.partitions:
+            archived = await self._archived_logs(number, self._keys.partitions) if self._archive.is_given else {}
+            for one in archived or [number]:
+                async for page in self._log_of_partition(one, archived.get(one)):
+                    yield page
+                number = one + 1
+
+    async def _log_of_partition(self, number: int, archived: ArchivedLog | None) -> AsyncIterator[LogPage]:
+        """What the archive has and then what the stream has behind it; both from the start where that has a gap.
+
+        Of who was erased, the archive may still have entries that go with the archiver's next turn; the stream says so.
+        Where archiver and trimming have gone past the place that was read, it may no longer do.
+        """
+        through = int(await self._call("GET", f"{self._keys.partition(number)}:seq") or 0)
+        is_again = False
+        while through:
+            after = 0
+            if archived is not None:
+                yield LogPage([], is_complete=False, starts_over=is_again)
+                for entries in archived.pages(STREAM_PAGE):
+                    yield LogPage(entries, is_complete=False)
+                after = archived.through_seq
+            async for page, last in self._stream(number, after, through):
+                yield page
+                if page.is_complete:
+                    return
+                after = last
+            archived = (await self._archived_logs(number, number + 1, at_least=after + 1))[number]
+            is_again = True
+
+    async def _stream(self, number: int, after: int, through: int) -> AsyncIterator[tuple[LogPage, int]]:
+        """Pages of a partition's stream, and how far each goes; ends early where the next entry was trimmed."""
+        while True:
+            found = await self._call("XRANGE", self._keys.log(number), after + 1, through, "COUNT", STREAM_PAGE)
+            if after < through and (not found or entry_seq(found[0][0]) != after + 1):  # numbers have no gaps
+                return
+            is_complete = len(found) < STREAM_PAGE
+            after = entry_seq(found[-1][0]) if found else after
+            yield partition_page(found, is_complete=is_complete), after
+            if is_complete:
+                return
+
+    async def _archived_logs(self, first: int, end: int, *, at_least: int = 0) -> dict[int, ArchivedLog]:
+        """The archived logs of partitions from the first one on, as many as fit; none where nothing is archived."""
+        archive_id = await self._id_of_archive()
+        if not archive_id and not at_least:
+            return {}
+
+        def logs(snapshot: Snapshot) -> dict[int, ArchivedLog]:
+            snapshot.require(archive_id, first, at_least)
+            return snapshot.logs(first, end)
+
+        return await self._archive.ask(logs, SCAN_TIMEOUT_S)
 
     async def keep(self, generation: Generation, states: Sequence[FoldedState]) -> None:
         self._refuse_when_closed()
         await self._check_server()
+        await self._register([generation])
         for start in range(0, len(states), KEPT_AT_ONCE):
             some = states[start : start + KEPT_AT_ONCE]
             if any(isinstance(reply, NoScriptError) for reply in await self._keep_together(generation, some)):
@@ -195,6 +268,15 @@ class RedisStore:
         self._refuse_when_closed()
         return [entry async for entry in self._log(self._keys.user(tenant, user_id), after=after, limit=limit)]
 
+    async def erase(self, tenant: str, user_id: str) -> None:
+        self._refuse_when_closed()
+        await self._check_server()
+        user, tags = self._keys.user(tenant, user_id), await self._registered_tags()
+        await self._run(ERASE, *erase_arguments(user, tags))
+        late = await self._registered_tags() - tags
+        if late:  # a generation's first states were written meanwhile
+            await self._call("DEL", *map(user.state_of_tag, late))
+
     async def ping(self) -> None:
         self._refuse_when_closed()
         await self._check_server()
@@ -204,11 +286,15 @@ class RedisStore:
         self._closed = True
         await self._reads.close()
         await self._writes.close()
+        while self._looking_up:  # who waits for the archive was accepted too
+            await asyncio.wait(self._looking_up)
+            await self._writes.close()
         for task in list(self._catching_up.values()):
             task.cancel()  # nobody waits for it, and what it has not kept can be folded again
             await asyncio.wait([task])
         with suppress(*CONNECTION_ERRORS):
             await self._redis.aclose(close_connection_pool=True)
+        self._archive.close()
 
     def _refuse_when_closed(self) -> None:
         if self._closed:
@@ -242,6 +328,8 @@ class RedisStore:
         for name, safe in SAFE_SETTINGS.items():
             await self._warn_unless(name, safe)
         await self._load_scripts()
+        with suppress(StorageUnavailable):  # a read-only server; before the first state is written it is tried again
+            await self._register(self._serving)
         self._checked = True
 
     async def _check_version(self) -> None:
@@ -256,7 +344,7 @@ class RedisStore:
             raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG):
+        for script in (COMMIT, KEEP, READ_LOG, ERASE):
             await self._call("SCRIPT LOAD", script.text)
 
     async def _check_layout(self) -> None:
@@ -266,11 +354,24 @@ class RedisStore:
             for name, value in wanted.items():
                 await self._call("HSETNX", self._keys.meta, name, value)
         found = dict(zip(wanted, map(int, await self._call(*read)), strict=True))
-        if found != wanted:
+        if found["layout"] == ARCHIVED_LAYOUT and self._serving and not self._archive.is_given:
+            logger.warning("older parts of the log are in an archive, and no archive directory is given")
+        if found["layout"] not in KNOWN_LAYOUTS or found["partitions"] != self._keys.partitions:
             raise StorageError(
                 f"'{self._keys.meta}' says {found}, and this lisarec was started for {wanted}; "
                 "start it as the data were made, or choose another key prefix"
             )
+
+    async def _register(self, generations: Sequence[Generation]) -> None:
+        """Note, before the first state of a generation is written, that there are such states: erasing goes by it."""
+        for generation in generations:
+            if generation.tag not in self._registered:
+                await self._call("HSETNX", self._keys.meta, f"{REGISTERED}{generation.tag.hex()}", 1)
+                self._registered.add(generation.tag)
+
+    async def _registered_tags(self) -> set[str]:
+        fields = await self._call("HKEYS", self._keys.meta)
+        return {field.decode().removeprefix(REGISTERED) for field in fields if field.startswith(REGISTERED.encode())}
 
     async def _warn_unless(self, name: str, safe: str) -> None:
         try:
@@ -300,14 +401,35 @@ class RedisStore:
         while limit > 0:
             page = min(limit, LOG_PAGE)
             async with self._folding:
-                found = await self._run(READ_LOG, [user.index, user.log], [after, through, page])
-            entries = list(log_entries(user, found))
+                found = await self._run(READ_LOG, [user.head, user.index, user.log], [after, through, page])
+            if len(found) == 1:
+                archived = int(found[0])
+                entries = await self._archived_log(user, after, archived, through, limit)
+                after, is_last = archived, through != "+inf" and int(through) <= archived
+            else:
+                entries = list(log_entries(user, found))
+                after, is_last = entries[-1].seq if entries else after, len(entries) < page
             for entry in entries:
                 yield entry
-            if len(entries) < page:
+            if is_last:
                 return
-            after = entries[-1].seq
-            limit -= page
+            limit -= len(entries)
+
+    async def _archived_log(
+        self, user: User, after: int, archived: int, through: int | str, limit: int
+    ) -> list[LogEntry]:
+        """What the archive has of the user's log up to its entry `archived` and up to `through`."""
+        last = archived if through == "+inf" else min(archived, int(through))
+        archive_id = await self._id_of_archive()
+
+        def entries(snapshot: Snapshot) -> list[LogEntry]:
+            snapshot.require(archive_id, user.partition_number, archived)
+            return snapshot.entries(user.tenant, user.user_id, after=after, through=last, limit=limit)
+
+        return await self._archive.ask(entries)
+
+    async def _id_of_archive(self) -> str:
+        return (await self._call("HGET", self._keys.meta, "archive") or b"").decode()
 
     async def _fresh_value(
         self,
@@ -336,8 +458,9 @@ class RedisStore:
 
     async def _keep(self, user: User, generation: Generation, head: bytes, value: bytes) -> None:
         """Store the state at `head`, unless a newer one is stored; also while others go on appending."""
+        await self._register([generation])
         async with self._folding:
-            await self._run(KEEP, *keep_arguments(user, generation, int(head), value, self._ttl_s))
+            await self._run(KEEP, *keep_arguments(user, generation, Head.of(head).newest, value, self._ttl_s))
 
     async def _keep_together(self, generation: Generation, states: Sequence[FoldedState]) -> list[Any]:
         with _translated():
@@ -369,14 +492,17 @@ class RedisStore:
         """
         if head is None:
             return generation.empty(), True
-        through, state = _decoded(generation, stored, newest=int(head))
-        if through == int(head):
+        log = Head.of(head)
+        through, state = _decoded(generation, stored, newest=log.newest)
+        if through == log.newest:
             return state, True
+        if through < log.archived and at_most is not None:
+            raise _FarBehindError(user)
         limit = ENDLESS if at_most is None else at_most
-        async for entry in self._log(user, after=through, through=int(head), limit=limit):
+        async for entry in self._log(user, after=through, through=log.newest, limit=limit):
             generation.apply(state, entry.event)
             through = entry.seq
-        if through < int(head):
+        if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
             raise _FarBehindError(user)
         return state, False
 
@@ -385,17 +511,25 @@ class RedisStore:
     async def _write_round(self, parts: "list[_Part]") -> "list[_Part]":
         """Commit each partition in one step; return what somebody else was faster than."""
         await self._check_server()
+        serving = self._serving
+        await self._register(serving)
         parts = [part for part in parts if not (part.is_dropped() or part.is_too_late())]
-        folds = await self._read_folds(parts, self._serving)
+        folds = await self._read_folds(parts, serving)
         commits = []
+        undecided: list[_Part] = []
         for together in _by_partition(parts):
             try:
                 commits.append(await self._folded(together, folds))
             except StorageUnavailable:
                 raise
+            except _UndecidedError as exc:
+                self._writes.put_back([part for part in together if part not in exc.parts])
+                undecided += exc.parts
             except Exception as exc:  # what is odd in one partition is nothing to the others
                 for part in together:
                     part.fail(exc)
+        if undecided:
+            self._look_up_apart(undecided)
         replies = iter(await self._send([commit.changes for commit in commits if commit.changes]))
         return [part for commit in commits for part in commit.settle(next(replies) if commit.changes else 1)]
 
@@ -423,6 +557,12 @@ class RedisStore:
         own = [folds[user] for user in dict.fromkeys(user for part in parts for user in part.users)]
         for fold in own:
             await self._fold_what_lacks(fold)
+        undecided = [part for part in parts if part.is_undecided(folds)]
+        if undecided:
+            raise _UndecidedError(undecided)
+        for part in parts:
+            for user, id_hash in part.archived:
+                folds[user].seen.add(id_hash)
         answers = [[folds[user].receive(entry) for user, entry in part.entries] for part in parts]
         return _Commit(parts, answers, [fold.change() for fold in own if fold.new])
 
@@ -456,6 +596,46 @@ class RedisStore:
 
         self._catching_up[key] = asyncio.create_task(catch_up())
 
+    def _look_up_apart(self, parts: "list[_Part]") -> None:
+        """Let the archive say which of the parts' events it holds, and then let them wait again."""
+        self._looked_up.update(parts)
+
+        async def look_up() -> None:
+            try:
+                await self._look_up(parts)
+            except Exception as exc:
+                for part in parts:
+                    part.fail(exc)
+            else:
+                self._writes.put_back([part for part in parts if not part.is_too_late()])
+            finally:
+                self._looked_up.difference_update(parts)
+
+        task = asyncio.create_task(look_up())
+        self._looking_up.add(task)
+        task.add_done_callback(self._looking_up.discard)
+
+    async def _look_up(self, parts: "list[_Part]") -> None:
+        """All of the parts' events, also those that are decided as things are now."""
+        archive_id = await self._id_of_archive()
+        entries: defaultdict[str, list[tuple[User, Entry]]] = defaultdict(list)
+        for part in parts:
+            for user, entry in part.entries:
+                entries[user.tenant].append((user, entry))
+
+        def look(snapshot: Snapshot) -> None:
+            for part in parts:
+                snapshot.require(archive_id, part.partition, part.must_look_through)
+            found: set[tuple[User, int]] = set()
+            for tenant, asked in entries.items():
+                held = snapshot.holds(tenant, [(user.user_id, entry.event.event_id) for user, entry in asked])
+                found.update((user, entry.id_hash) for user, entry in compress(asked, held))
+            for part in parts:
+                part.looked_through = snapshot.manifest.seq(part.partition)
+                part.archived = found.intersection((user, entry.id_hash) for user, entry in part.entries)
+
+        await self._archive.ask(look)
+
     async def _send(self, commits: Sequence[Sequence[Change]]) -> list[Any]:
         """What the server says to each commit. In a transaction, so that it syncs once for all of them."""
         if not commits:
@@ -477,6 +657,14 @@ class _FarBehindError(StorageError):
     def __init__(self, user: User) -> None:
         super().__init__("the log of a user could not be read to its end")
         self.user = user
+
+
+class _UndecidedError(StorageError):
+    """Only the archive knows whether some events of these parts were logged before."""
+
+    def __init__(self, parts: "list[_Part]") -> None:
+        super().__init__("the archive has to be asked for events")
+        self.parts = parts
 
 
 @dataclass(slots=True, eq=False)
@@ -560,6 +748,10 @@ class _Part:
     entries: list[tuple[User, Entry]] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)  # of the entries, in the request
     refusals: int = 0
+    # What the archive has said: which ids it held when it held the partition's log through an entry.
+    archived: set[tuple[User, int]] = field(default_factory=set)
+    looked_through: int = 0
+    must_look_through: int = 0
     give_up_at_s: float = field(default_factory=lambda: asyncio.get_running_loop().time() + GIVE_UP_AFTER_S)
 
     @property
@@ -569,6 +761,10 @@ class _Part:
     @property
     def users(self) -> Iterator[User]:
         return (user for user, _ in self.entries)
+
+    @property
+    def partition(self) -> int:
+        return self.entries[0][0].partition_number
 
     def is_dropped(self) -> bool:
         """Nobody waits any more, or the request has failed in another part, which settles this one."""
@@ -589,6 +785,14 @@ class _Part:
 
     def fail(self, cause: Exception) -> None:
         self.request.settle(self, _failure(cause))
+
+    def is_undecided(self, folds: "dict[User, _UserFold]") -> bool:
+        """Whether the archive has to say which of the entries were logged, and has not said so yet."""
+        self.must_look_through = max((Head.of(folds[user].head).archived for user in self.users), default=0)
+        return self.looked_through < self.must_look_through and any(
+            Head.of(folds[user].head).may_be_archived(entry.event.event_id) and entry.id_hash not in folds[user].seen
+            for user, entry in self.entries
+        )
 
     def may_try_again(self) -> bool:
         self.refusals += 1

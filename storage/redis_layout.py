@@ -1,12 +1,16 @@
-"""What lies in Redis: keys, values, and the two scripts that work on them.
+"""What lies in Redis: keys, values, and the scripts that work on them.
 
 All keys of one partition share a hash tag and so, in a cluster, a slot. A user belongs to one partition. TENANT is
 percent-encoded, so that the first "/" ends it.
 
-  PREFIX:meta                           hash    layout version and number of partitions
+  PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
+                                                "generation:TAG" for every generation that there ever was a state of
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
-  PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field "e", see `Entry`
-  PREFIX:{p17}:head:TENANT/USER         string  SEQ of the user's newest entry, 16 digits
+  PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", see `Entry`, or "x":
+                                                a user erased, see `erasure`, or empty: what was an entry of that user
+  PREFIX:{p17}:head:TENANT/USER         string  SEQ of the user's newest entry, 16 digits; once entries were trimmed,
+                                                see `Head`: SEQ through which to ask the archive, 16 digits, and the
+                                                newest time of a UUIDv7 among the ids trimmed, 10 digits of seconds
   PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
   PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state;
                                                 expires where the store was told so
@@ -15,7 +19,11 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
 
 No SEQ is ever used twice. So an unchanged head means an unchanged log, also when the user was erased in between, and a
-state is the fold of the log exactly if it begins with the head.
+state is the fold of the log exactly if it begins with the head's SEQ.
+
+Of a user's log, what is above the head's second number stands in stream and index, the rest in the archive. Trimming
+changes the head, so a commit that was decided by what the archive held before is refused and decided again.
+Layout 1 has no archive; the archiver makes it layout 2 before it trims the first entry.
 """
 
 import json
@@ -24,14 +32,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from typing import TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from zlib import crc32
 
-from storage.state import Event, Generation, event_fields, event_hash
-from storage.store import LogEntry, StorageError
+from storage.state import Event, Generation, digest, event_fields, event_hash, uuid7_time_us
+from storage.store import LogEntry, LogPage, StorageError
 
 LAYOUT_VERSION = 1
+ARCHIVED_LAYOUT = 2
+KNOWN_LAYOUTS = (LAYOUT_VERSION, ARCHIVED_LAYOUT)
 SEQ_DIGITS = 16  # more than the 53 bits that a score holds exactly
+TIME_DIGITS = 10
+LAST_TIME_S = 9_999_999_999
 
 Argument: TypeAlias = str | bytes | int
 _compact_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -78,11 +90,11 @@ while key < #KEYS do
         arg = arg + 2
     end
     if new > 0 then
-        head = string.format('%016.0f', seq)
+        head = string.format('%016.0f', seq) .. string.sub(head, 17)
         redis.call('SET', KEYS[key], head)
     end
     for i = 0, states - 1 do
-        redis.call('SET', KEYS[key + 2 + i], head .. ARGV[first_state + i])
+        redis.call('SET', KEYS[key + 2 + i], string.sub(head, 1, 16) .. ARGV[first_state + i])
         if ttl_s > 0 then redis.call('EXPIRE', KEYS[key + 2 + i], ttl_s) end
     end
     key = key + 2 + states
@@ -90,29 +102,83 @@ end
 return 1
 """)
 
-# Keeps the fold of a user's log through an entry that is still in the log, unless one further on is kept already.
+# Keeps the fold of a user's log through an entry that is still in it, unless one further on is kept already. An entry
+# that is archived counts only as the newest: it might be of a user who was erased and came back.
 KEEP = Script("""
--- KEYS  index, state
+-- KEYS  head, index, state
 -- ARGV  the entry, as 16 digits, the state, and seconds until it expires, 0 = never
-if #redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], ARGV[1]) == 0 then return 0 end
-local kept = redis.call('GETRANGE', KEYS[2], 0, 15)
+local newest = string.sub(redis.call('GET', KEYS[1]) or '', 1, 16)
+local function is_logged(seq)
+    return seq == newest or #redis.call('ZRANGEBYSCORE', KEYS[2], seq, seq) > 0
+end
+if not is_logged(ARGV[1]) then return 0 end
+local kept = redis.call('GETRANGE', KEYS[3], 0, 15)
 local is_further_on = tonumber(kept) and tonumber(kept) > tonumber(ARGV[1])
-if is_further_on and #redis.call('ZRANGEBYSCORE', KEYS[1], kept, kept) > 0 then return 0 end
-redis.call('SET', KEYS[2], ARGV[1] .. ARGV[2])
-if tonumber(ARGV[3]) > 0 then redis.call('EXPIRE', KEYS[2], ARGV[3]) end
+if is_further_on and is_logged(kept) then return 0 end
+redis.call('SET', KEYS[3], ARGV[1] .. ARGV[2])
+if tonumber(ARGV[3]) > 0 then redis.call('EXPIRE', KEYS[3], ARGV[3]) end
 return 1
 """)
 
+# Returns pairs of SEQ and entry; or, where the archive has to be asked first, the SEQ through which to ask it, alone.
 READ_LOG = Script("""
--- KEYS  index, log
+-- KEYS  head, index, log
 -- ARGV  after, through, limit
-local found = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
+local archived = string.sub(redis.call('GET', KEYS[1]) or '', 17, 32)
+if archived ~= '' and tonumber(ARGV[1]) < tonumber(archived) then return {archived} end
+local found = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
 for i = 1, #found, 2 do
     local seq = found[i + 1]
-    local entry = redis.call('XRANGE', KEYS[2], seq, seq)[1]
+    local entry = redis.call('XRANGE', KEYS[3], seq, seq)[1]
     found[i], found[i + 1] = seq, entry and entry[2][2] or ''
 end
 return found
+""")
+
+# Lets go of a partition's entries through one that is archived, as are all before it. Doing it again changes nothing.
+TRIM = Script("""
+-- KEYS  log; for each user who has such entries: head, index
+-- ARGV  SEQ of the entry and of the one after it; for each user: newest time of a UUIDv7 among the ids, 10 digits
+local through = string.format('%016.0f', tonumber(ARGV[1]))
+for user = 1, #ARGV - 2 do
+    local head, time = redis.call('GET', KEYS[2 * user]), ARGV[user + 2]
+    if head then
+        local archived, known_time = string.sub(head, 17, 32), string.sub(head, 33)
+        if archived < through then archived = through end
+        if known_time > time then time = known_time end
+        redis.call('SET', KEYS[2 * user], string.sub(head, 1, 16) .. archived .. time)
+        redis.call('ZREMRANGEBYSCORE', KEYS[2 * user + 1], '-inf', ARGV[1])
+    end
+end
+return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
+""")
+
+
+# Forgets a user, and writes to the log that it did. What XDEL takes out of a stream stays in its memory and dumps, so
+# the partition's log is written anew; the numbers of the user's entries stay, as the archiver goes by them.
+ERASE = Script("""
+-- KEYS  seq, log, scratch, head, index; states
+-- ARGV  what to log
+if redis.call('EXISTS', KEYS[4]) == 0 then return 0 end
+local gone = {}
+for _, seq in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1, 'WITHSCORES')) do gone[seq] = true end
+local time = redis.call('TIME')
+local id = string.format('%.0f', redis.call('INCRBY', KEYS[1], 1))
+redis.call('XADD', KEYS[2], id .. string.format('-%s%03d', time[1], math.floor(time[2] / 1000)), 'x', ARGV[1])
+redis.call('DEL', KEYS[3])
+local after = '-'
+repeat
+    local page = redis.call('XRANGE', KEYS[2], after, '+', 'COUNT', 500)
+    for _, entry in ipairs(page) do
+        local field, value = entry[2][1], entry[2][2]
+        if gone[string.match(entry[1], '^%d+')] then field, value = 'x', '' end
+        redis.call('XADD', KEYS[3], entry[1], field, value)
+        after = '(' .. entry[1]
+    end
+until #page == 0
+redis.call('RENAME', KEYS[3], KEYS[2])
+for key = 4, #KEYS do redis.call('DEL', KEYS[key]) end
+return 1
 """)
 
 
@@ -138,6 +204,9 @@ class Keyspace:
     def partition(self, number: int) -> str:
         return f"{self._prefix}:{{p{number}}}"
 
+    def log(self, partition: int) -> str:
+        return f"{self.partition(partition)}:log"
+
     def user(self, tenant: str, user_id: str) -> "User":
         """raises StorageError when the ids are not Unicode"""
         try:
@@ -159,6 +228,18 @@ class User:
     name: str  # TENANT/USER
 
     @property
+    def tenant(self) -> str:
+        return unquote(self.name.partition("/")[0])
+
+    @property
+    def user_id(self) -> str:
+        return self.name.partition("/")[2]
+
+    @property
+    def partition_number(self) -> int:
+        return int(self.partition.rpartition(":{p")[2].removesuffix("}"))
+
+    @property
     def head(self) -> str:
         return f"{self.partition}:head:{self.name}"
 
@@ -171,10 +252,48 @@ class User:
         return f"{self.partition}:log"
 
     def state(self, generation: Generation) -> str:
-        return f"{self.partition}:state:{generation.tag.hex()}:{self.name}"
+        return self.state_of_tag(generation.tag.hex())
+
+    def state_of_tag(self, tag: str) -> str:
+        return f"{self.partition}:state:{tag}:{self.name}"
 
     def states(self, generations: Sequence[Generation]) -> list[str]:
         return [self.state(generation) for generation in generations]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far a user's log goes, and which part of it the archive has to be asked for.
+
+    newest      SEQ of the newest entry, 0 without a log
+    archived    SEQ; entries up to it are in the archive and no longer here
+    id_time_s   the newest time of a UUIDv7 among the ids up to there, rounded up
+    """
+
+    newest: int = 0
+    archived: int = 0
+    id_time_s: int = 0
+
+    @classmethod
+    def of(cls, value: bytes | None) -> "Head":
+        seqs = (value or b"0")[:SEQ_DIGITS], (value or b"")[SEQ_DIGITS : 2 * SEQ_DIGITS]
+        return cls(int(seqs[0]), int(seqs[1] or 0), int((value or b"")[2 * SEQ_DIGITS :] or 0))
+
+    def may_be_archived(self, event_id: str) -> bool:
+        """Whether only the archive can say that the user's log does not have this id.
+
+        A UUIDv7 tells by itself that it is younger than all that was trimmed. Any other id has to be looked up: what
+        time it was sent with may be another one the next time.
+        """
+        if not self.archived:
+            return False
+        time_us = uuid7_time_us(event_id)
+        return time_us is None or _rounded_up_s(time_us) <= self.id_time_s
+
+
+def _rounded_up_s(time_us: int) -> int:
+    """Rounding and clipping are monotone, so comparing can only err towards looking up."""
+    return min(-(-time_us // 1_000_000), LAST_TIME_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +346,37 @@ def keep_arguments(
     user: User, generation: Generation, through_seq: int, value: bytes, ttl_s: int
 ) -> tuple[list[str], list[Argument]]:
     """KEYS and ARGV of KEEP."""
-    return [user.index, user.state(generation)], [f"{through_seq:0{SEQ_DIGITS}}", value, ttl_s]
+    return [user.head, user.index, user.state(generation)], [f"{through_seq:0{SEQ_DIGITS}}", value, ttl_s]
+
+
+def erase_arguments(user: User, tags: Iterable[str]) -> tuple[list[str], list[Argument]]:
+    """KEYS and ARGV of ERASE."""
+    keys = [f"{user.partition}:seq", user.log, f"{user.partition}:scratch", user.head, user.index]
+    return [*keys, *map(user.state_of_tag, tags)], [_compact_json((user.tenant, digest(user.user_id).hex()))]
+
+
+def erasure(value: bytes) -> tuple[str, bytes] | None:
+    """Tenant and digest of the user that an "x" of the log says was erased; None where it only says that."""
+    if not value:
+        return None
+    tenant, user = json.loads(value)
+    return tenant, bytes.fromhex(user)
+
+
+def trim_arguments(
+    keys: Keyspace, partition: int, through: int, events: Iterable[tuple[str, Event]]
+) -> tuple[list[str], list[Argument]]:
+    """KEYS and ARGV of TRIM for the oldest entries of a partition's log: the last SEQ, tenants and events."""
+    newest_s: dict[User, int] = {}
+    for tenant, event in events:
+        user = keys.user(tenant, event.user_id)
+        newest_s[user] = max(newest_s.get(user, 0), _rounded_up_s(uuid7_time_us(event.event_id) or 0))
+    times: list[Argument] = [f"{time_s:0{TIME_DIGITS}}" for time_s in newest_s.values()]
+    return [keys.log(partition), *(key for user in newest_s for key in (user.head, user.index))], [
+        through,
+        through + 1,
+        *times,
+    ]
 
 
 def log_entries(user: User, found: Iterable[bytes]) -> Iterator[LogEntry]:
@@ -240,8 +389,18 @@ def log_entries(user: User, found: Iterable[bytes]) -> Iterator[LogEntry]:
         yield LogEntry(int(seq), Event(*columns))
 
 
-def partition_entries(found: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> Iterator[tuple[str, LogEntry]]:
-    """The entries in an answer of XRANGE, each with its tenant."""
+def partition_page(found: Sequence[tuple[bytes, Mapping[bytes, bytes]]], *, is_complete: bool) -> LogPage:
+    """An answer of XRANGE. A user who was erased has no entries before that in the same answer."""
+    entries: list[tuple[str, LogEntry]] = []
+    erased: list[tuple[str, bytes]] = []
     for entry_id, fields in found:
-        tenant, *columns = json.loads(fields[b"e"])
-        yield tenant, LogEntry(int(entry_id.partition(b"-")[0]), Event(*columns))
+        if b"e" in fields:
+            tenant, *columns = json.loads(fields[b"e"])
+            entries.append((tenant, LogEntry(entry_seq(entry_id), Event(*columns))))
+        elif (user := erasure(fields[b"x"])) is not None:
+            erased.append(user)
+    return LogPage(entries, is_complete, erased)
+
+
+def entry_seq(entry_id: bytes) -> int:
+    return int(entry_id.partition(b"-")[0])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from storage import sqlite_generations
-from storage.state import Effect, Event, Generation, State, StateError, event_fields
+from storage.state import Effect, Event, Generation, State, StateError, digest, event_fields
 from storage.store import (
     Appended,
     FoldedState,
@@ -77,7 +77,17 @@ CREATE INDEX states_by_day ON states (written_day);
 {sqlite_generations.SCHEMA}
 """
 
-SCHEMA_STEPS = (FIRST_SCHEMA, GENERATIONS_SCHEMA)  # a file of version n has had the first n
+# Who was erased and how far the log went then, for copies of the log that are made elsewhere.
+ERASURES_SCHEMA = """
+CREATE TABLE erasures (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    user BLOB NOT NULL, -- digest of the user's id
+    through_seq INTEGER NOT NULL
+);
+"""
+
+SCHEMA_STEPS = (FIRST_SCHEMA, GENERATIONS_SCHEMA, ERASURES_SCHEMA)  # a file of version n has had the first n
 SCHEMA_VERSION = len(SCHEMA_STEPS)
 
 EVENT_COLUMNS = "event_id, user_id, item_id, type, timestamp_us, id_time_us, value, recommendation_id"
@@ -205,9 +215,11 @@ class SQLiteStore:
             tenant, last = page[-1]
             user_id, seq = last.event.user_id, last.seq
             while not is_complete:  # the rest of the last user
-                rest = await self.events(tenant, user_id, after=seq, limit=LOG_PAGE)
-                is_complete = len(rest) < LOG_PAGE
-                yield LogPage([(tenant, entry) for entry in rest], is_complete)
+                rest = await self.events(tenant, user_id, after=seq - 1, limit=1 + LOG_PAGE)
+                is_complete = len(rest) < 1 + LOG_PAGE
+                is_same = bool(rest) and rest[0].seq == seq
+                new = [(tenant, entry) for entry in rest if entry.seq > seq]
+                yield LogPage(new, is_complete, () if is_same else [(tenant, digest(user_id))])
                 seq = rest[-1].seq if rest else seq
 
     async def keep(self, generation: Generation, states: Sequence[FoldedState]) -> None:
@@ -229,6 +241,10 @@ class SQLiteStore:
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         return await self._read(lambda db: list(_log_entries(db, tenant, user_id, after, limit)))
+
+    async def erase(self, tenant: str, user_id: str) -> None:
+        await self._write(lambda db: _erase(db, tenant, user_id), size=1)
+        await self._read(_empty_wal)
 
     async def ping(self) -> None:
         await self._read(lambda db: db.execute("SELECT seq FROM log LIMIT 1").fetchone())
@@ -415,7 +431,8 @@ class _CatchUp:
     def _catch_up(self, tenant: str, user_id: str, generation: Generation) -> None:
         newest_seq, through_seq, state = _stored_state(self._connection, generation, tenant, user_id)
         while through_seq < newest_seq:
-            entries = list(_log_entries(self._connection, tenant, user_id, through_seq, FAR_BEHIND))
+            found = _log_entries(self._connection, tenant, user_id, through_seq, FAR_BEHIND)
+            entries = [entry for entry in found if entry.seq <= newest_seq]  # above may be who was erased and came back
             if self._closed or not entries:  # the log may be gone
                 break
             for entry in entries:
@@ -435,6 +452,7 @@ def _translated(cause: Exception) -> StorageError:
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = ON")  # what is moved or deleted leaves no copy behind in the pages
     connection.execute("PRAGMA cache_size = -32768")  # KiB
     connection.execute("PRAGMA wal_autocheckpoint = 8192")  # pages; a checkpoint syncs the whole file once more
     return connection
@@ -598,6 +616,26 @@ def _stored_state(db: sqlite3.Connection, generation: Generation, tenant: str, u
         except StateError as exc:
             logger.warning("folding a state again from the log: %s", exc)
     return newest_seq or 0, 0, generation.empty()
+
+
+def _erase(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
+    (through_seq,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
+    of_user = (tenant, user_id)
+    if db.execute("DELETE FROM log WHERE tenant = ? AND user_id = ?", of_user).rowcount:
+        erased = (tenant, digest(user_id), through_seq)
+        db.execute("INSERT INTO erasures (tenant, user, through_seq) VALUES (?, ?, ?)", erased)
+    db.execute("DELETE FROM states WHERE tenant = ? AND user_id = ?", of_user)
+
+
+def _empty_wal(db: sqlite3.Connection) -> None:
+    """Let the write-ahead log forget what it had; others who read or write just then are waited for."""
+    give_up_at = time.monotonic() + BUSY_TIMEOUT_S
+    while time.monotonic() < give_up_at:
+        (is_busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not is_busy:
+            return
+        time.sleep(0.01)
+    raise StorageUnavailable("the user is erased, but the write-ahead log could not be emptied; erase again")
 
 
 def _log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, limit: int) -> Iterator[LogEntry]:

@@ -283,10 +283,19 @@ def already_seen(state: State, event: Event, in_log: Callable[[], bool]) -> bool
 
 def id_time_us(event_id: str, client_timestamp_us: int | None) -> int | None:
     """The time an event id is known by, in microseconds: the UUIDv7's own, else the client's timestamp, else none."""
+    time_us = uuid7_time_us(event_id)
+    return client_timestamp_us if time_us is None else time_us
+
+
+def uuid7_time_us(event_id: str) -> int | None:
+    """When a UUIDv7 was made, in microseconds; None for any other id."""
     uuid7 = _UUID7.fullmatch(event_id)
-    if uuid7 is None:
-        return client_timestamp_us
-    return int(uuid7[1] + uuid7[2], 16) * 1000
+    return int(uuid7[1] + uuid7[2], 16) * 1000 if uuid7 else None
+
+
+def digest(name: str) -> bytes:
+    """128 bits of BLAKE2b, which stand for a name where it must not be kept, or takes too much room."""
+    return blake2b(name.encode(), digest_size=16).digest()
 
 
 def event_hash(event_id: str) -> int:

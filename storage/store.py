@@ -49,10 +49,14 @@ class LogPage:
     """Some entries, each with its tenant; those of one user in log order.
 
     is_complete  the users of this page and of those before it have no entries in the pages that follow
+    erased       tenants, and digests of the ids, of users whose entries in the pages before do not count
+    starts_over  nor do any since the last complete page, which come again
     """
 
     entries: list[tuple[str, LogEntry]]
     is_complete: bool
+    erased: Sequence[tuple[str, bytes]] = ()
+    starts_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,13 @@ class UserStore(Protocol):
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         """The first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
+        ...
+
+    async def erase(self, tenant: str, user_id: str) -> None:
+        """Forget the user: when this returns there is no log and no state, and what comes later is a new user's.
+
+        What an archive holds goes with the archiver's next turn. Erasing who is unknown changes nothing.
+        """
         ...
 
     async def ping(self) -> None:

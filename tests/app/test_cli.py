@@ -20,7 +20,7 @@ from app.shop import generate
 from model.data import read_interactions
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ("train", "evaluate", "serve", "rebuild", "activate", "drop", "replay", "data", "demo")
+COMMANDS = ("train", "evaluate", "serve", "rebuild", "activate", "drop", "archive", "replay", "data", "demo")
 
 
 class Outcome:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.service import open_store, with_password
+from app.service import open_store
 from app.serving import generation_of
-from app.settings import Settings
+from app.settings import Settings, with_password
 from model.artifact import load
 from storage.store import StorageUnavailable
 from tests.app.conftest import Client

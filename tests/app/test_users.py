@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from model.artifact import load
 from model.histogram import history_histogram
@@ -42,3 +45,63 @@ def test_a_lost_store_is_503(client: Client) -> None:
     client.close_store()
     response = client.get("/v1/users/ada")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "storage_unavailable")
+
+
+def test_the_log_is_exported_in_pages_and_can_be_posted_again(
+    client: Client, start: Callable[..., Client], tmp_path: Path
+) -> None:
+    events = [
+        {
+            "event_id": f"e{n}",
+            "user_id": "ada",
+            "item_id": item_id(n),
+            "type": "click",
+            "timestamp": 1_700_000_000.25 + n,
+        }
+        for n in range(7)
+    ]
+    events[3] |= {"value": 2.5, "recommendation_id": "r1"}
+    client.post("/v1/events", json=[*events, {"user_id": "bob", "item_id": item_id(1)}])
+    pages, query = [], {"limit": 3}
+    while True:
+        page = client.get("/v1/users/ada/events", params=query).json()
+        pages.append(page["events"])
+        if page["next"] is None:
+            break
+        query["after"] = page["next"]
+    assert pages == [events[:3], events[3:6], events[6:]]
+    other = start(tmp_path / "other")
+    other.post("/v1/events", json=[event for page in pages for event in page])
+    assert other.get("/v1/users/ada").json() == client.get("/v1/users/ada").json()
+    assert client.post("/v1/events", json=events).json()["duplicates"] == 7
+    other.close()
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "after=-1", "after=x", "after=99999999999999999999", "k=1"])
+def test_a_page_that_makes_no_sense_is_refused(client: Client, query: str) -> None:
+    response = client.get(f"/v1/users/ada/events?{query}")
+    assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_request")
+
+
+def test_a_log_without_events_is_not_found(client: Client) -> None:
+    assert client.get("/v1/users/nobody/events").status_code == 404
+
+
+def test_an_erased_user_is_unknown_and_may_come_back(client: Client) -> None:
+    client.click("ada", item_id(1), item_id(2))
+    client.click("bob", item_id(3))
+    for _ in range(2):
+        response = client.request("DELETE", "/v1/users/ada")
+        assert response.status_code == 202
+        assert response.json()["user_id"] == "ada"
+        left = datetime.fromisoformat(response.json()["files_by"]) - datetime.now(UTC)
+        assert timedelta(hours=23) < left <= timedelta(hours=24)
+        assert client.get("/v1/users/ada").status_code == 404
+        assert client.get("/v1/users/ada/events").status_code == 404
+        assert client.recommend("ada")["source"] == "popular"
+        assert client.recommend("ada", exclude_seen="all")["source"] == "popular"
+    assert client.get("/v1/users/bob").json()["event_count"] == 1
+    client.click("ada", item_id(5))
+    assert client.get("/v1/users/ada").json()["recent_items"] == [item_id(5)]
+    client.close_store()
+    assert client.request("DELETE", "/v1/users/ada").status_code == 503

@@ -74,7 +74,8 @@ class RedisServer:
 
     def __init__(self, binary: str, *options: str) -> None:
         self._directory = TemporaryDirectory(prefix="lisarec-redis-")
-        self._log = Path(self._directory.name) / "server.log"
+        self.directory = Path(self._directory.name)
+        self._log = self.directory / "server.log"
         self.port = free_port()
         where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._directory.name)
         self._command = [binary, *where, *SAFE, *options]

@@ -1,21 +1,30 @@
 """Every store that keeps the contract, opened by an address: the one place a further store has to join."""
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from storage.archive import ArchiveWriter
+from storage.archiver import RedisLog, archive
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
-from storage.state import Generation
-from storage.store import UserStore
+from storage.state import Event, Generation
+from storage.store import Appended, StorageUnavailable, UserStore
 from tests.storage.redis_servers import expected_servers, running_server
 
-STORES = ["sqlite", *expected_servers()]
+ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append
+STORES = ["sqlite", *expected_servers(), ARCHIVED]
+FEW_PARTITIONS = 4
 
 
 def new_address(kind: str, directory: Path) -> str:
     """Where a new, empty store of this kind can be opened, also by another process."""
     if kind == "sqlite":
         return f"sqlite:{directory}"
+    if kind == ARCHIVED:
+        return f"{ARCHIVED}:{running_server('redis-server').new_address()} {directory}"
     return f"redis:{running_server(kind).new_address()}"
 
 
@@ -23,5 +32,27 @@ async def open_store(address: str, generations: Sequence[Generation]) -> UserSto
     kind, _, place = address.partition(":")
     if kind == "sqlite":
         return await SQLiteStore.open(Path(place), generations)
-    url, prefix = place.rsplit(" ", 1)
+    url, prefix, *archive_dir = place.split(" ")
+    if kind == ARCHIVED:
+        return await open_archived(url, prefix, Path(archive_dir[0]), generations)
     return await RedisStore.open(url, generations, prefix=prefix)
+
+
+async def open_archived(url: str, prefix: str, archive_dir: Path, generations: Sequence[Generation]) -> RedisStore:
+    """A store whose answered events are in the archive, save the newest of each partition."""
+    store = await RedisStore.open(url, generations, prefix=prefix, partitions=FEW_PARTITIONS, archive_dir=archive_dir)
+    append = store.append
+
+    async def append_and_archive(tenant: str, events: Sequence[Event]) -> list[Appended]:
+        answers = await append(tenant, events)
+        await asyncio.to_thread(archive_all, url, prefix, archive_dir)
+        return answers
+
+    store.append = append_and_archive  # type: ignore[method-assign]
+    return store
+
+
+def archive_all(url: str, prefix: str, archive_dir: Path) -> None:
+    """One turn, unless somebody else is at it."""
+    with suppress(StorageUnavailable), RedisLog.open(url, prefix) as log, ArchiveWriter.open(archive_dir) as writer:
+        archive(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -19,11 +20,12 @@ import storage.redis
 import storage.redis_generations
 import storage.sqlite
 from storage.rebuild import Rebuilt, rebuild
+from storage.redis import RedisStore
 from storage.state import Event, Generation
-from storage.store import FoldedState, NamedGeneration, UserStore
+from storage.store import FoldedState, LogPage, NamedGeneration, StorageUnavailable, UserStore
 from tests.storage.catalogue import click, make_generation, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
-from tests.storage.stores import open_store
+from tests.storage.stores import ARCHIVED, FEW_PARTITIONS, new_address, open_store
 
 OLD = make_generation()
 NEW = make_newer()
@@ -191,6 +193,84 @@ class TestRebuild:
                 assert await store.states("main", ["u", "nobody"], NEW, at_most=0) == [NEW.encode(of_both), None]
                 await store.append("main", [click("e1", "nobody", item=3)])
                 await assert_states_are_folds(store, ["u", "nobody"], NEW)
+
+        asyncio.run(law())
+
+
+class Interrupted:
+    """A store in which something happens after every page of the log that somebody reads."""
+
+    def __init__(self, store: UserStore, happens: Callable[[], Awaitable[None]]) -> None:
+        self._store = store
+        self._happens = happens
+        self.keep = store.keep
+
+    async def log(self) -> AsyncIterator[LogPage]:
+        async for page in self._store.log():
+            yield page
+            await self._happens()
+
+
+class TestRebuildAndErasing:
+    def test_erasing_reaches_the_states_of_every_generation(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address, OLD) as store, opened(address) as rebuilding:
+                await append_all(store, events_of(5, 4))
+                await rebuild(rebuilding, NEW)
+                await store.erase("main", "user0")
+                for generation in (OLD, NEW):
+                    assert await store.states("main", ["user0"], generation) == [None]
+                if isinstance(store, RedisStore):
+                    assert await store._call("KEYS", f"{store._keys.meta.removesuffix(':meta')}:*/user0") == []
+                await append_all(store, events_of(1, 2, "back "))
+                await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
+
+        asyncio.run(law())
+
+    def test_who_was_erased_and_came_back_before_the_archiver_s_turn(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address, OLD) as store:
+                await append_all(store, events_of(5, 9))
+                await store.erase("main", "user0")
+                await type(store).append(store, "main", events_of(1, 3, "back "))  # which archives nothing
+                await rebuild(store, NEW)
+                assert await kept(store, user_ids_of(events_of(5, 9)), NEW) == 5
+                await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
+
+        asyncio.run(law())
+
+    @pytest.mark.usefixtures("small_pages")
+    def test_users_are_erased_and_come_back_while_it_runs(self, address: str) -> None:
+        user_ids = user_ids_of(events_of(6, 20))
+        turns = count()
+
+        async def law() -> None:
+            async with opened(address, OLD) as store:
+                await append_all(store, events_of(6, 20))
+
+                async def erase_one() -> None:
+                    turn = next(turns)
+                    if turn < 30:
+                        user_id = f"user{turn % 6}"
+                        await store.erase("main", user_id)
+                        await store.append("main", [click(f"back {turn} {n}", user_id, item=n % 12) for n in range(8)])
+
+                await rebuild(cast("UserStore", Interrupted(store, erase_one)), NEW)
+                await assert_states_are_folds(store, user_ids, OLD, NEW)
+
+        asyncio.run(law())
+
+    def test_a_trimmed_log_is_not_rebuilt_without_its_archive(self, tmp_path: Path) -> None:
+        address = new_address(ARCHIVED, tmp_path)
+
+        async def law() -> None:
+            async with opened(address, OLD) as store:
+                await append_all(store, events_of(5, 9))
+            url, prefix = address.partition(":")[2].split(" ")[:2]
+            lost = await RedisStore.open(url, [NEW], prefix=prefix, partitions=FEW_PARTITIONS)
+            with pytest.raises(StorageUnavailable, match="--archive-dir"):
+                await rebuild(lost, NEW)
+            await lost.close()
 
         asyncio.run(law())
 

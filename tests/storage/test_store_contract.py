@@ -122,6 +122,49 @@ class TestState:
         asyncio.run(law())
 
 
+class TestErasing:
+    def test_an_erased_user_is_unknown_and_comes_back_as_a_new_one(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address, [GENERATION, OTHER_GENERATION]) as store:
+                await store.append("main", [click(f"e{n}", user_id, n % 12) for n in range(40) for user_id in "uv"])
+                await store.append("shop", [click("e1", "u", 1)])
+                for _ in range(2):
+                    await store.erase("main", "u")
+                    assert await whole_log(store, "u") == []
+                    assert await store.seen_items("main", "u") == set()
+                    for generation in (GENERATION, OTHER_GENERATION):
+                        assert await store.states("main", ["u"], generation) == [None]
+                again = [click(f"e{n}", "u", 3) for n in range(5)]
+                assert not any(answer.duplicate for answer in await store.append("main", again))
+                await store.append("main", [click("after", "v")])
+                assert [entry.event for entry in await whole_log(store, "u")] == again
+                assert all(answer.duplicate for answer in await store.append("main", again))
+                assert len(await whole_log(store, "v")) == 41
+                assert len(await whole_log(store, "u", "shop")) == 1
+                for user_id in "uv":
+                    await assert_state_is_fold_of_log(store, user_id)
+                    await assert_state_is_fold_of_log(store, user_id, OTHER_GENERATION)
+                await store.erase("main", "nobody")
+
+        asyncio.run(law())
+
+    def test_erasing_and_appending_at_once_leaves_the_fold_of_what_is_logged(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address) as one, opened(address) as two:
+                for number in range(8):
+                    events = [click(f"e{number}-{n}", item=n % 12) for n in range(10)]
+                    sent = [store.append("main", [event]) for event in events for store in (one, two)]
+                    await asyncio.gather(*sent, one.erase("main", "u"), two.append("main", [click("again and again")]))
+                    for store in (one, two):
+                        log = [entry.event for entry in await whole_log(store, "u")]
+                        if log:
+                            await assert_state_is_fold_of_log(store, "u")
+                        else:
+                            assert await store.states("main", ["u"], GENERATION) == [None]
+
+        asyncio.run(law())
+
+
 class TestConcurrency:
     def test_two_stores_appending_at_once_are_both_counted(self, address: str) -> None:
         async def law() -> None:
