@@ -57,6 +57,9 @@ bench-shop: models/online-retail/manifest.json
 	$(RUN) benchmarks.served_equals_offline --data $(LISAREC_DATA)/online-retail --model models/online-retail \
 		--exclude-seen none
 
+models/online-retail/manifest.json: | $(VENV)/.service-installed
+	$(RUN) app train --protocol temporal --data $(LISAREC_DATA)/online-retail --out models/online-retail
+
 models/%/manifest.json: | $(VENV)/.service-installed
 	$(RUN) app train --data $(LISAREC_DATA)/$* --out models/$*
 

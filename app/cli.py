@@ -83,7 +83,11 @@ def train(
     protocol: Annotated[Protocol, typer.Option(help="What to hold out for this protocol's test.")] = "loo_full",
     train_on: Annotated[TrainOn, typer.Option(help="'all' leaves nothing to evaluate; for production.")] = "train",
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
+    lift: Annotated[
+        float | None,
+        typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed and number of threads give the same model.")] = 0,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
 ) -> None:
@@ -92,7 +96,8 @@ def train(
     from model.train import train as train_model
 
     shape, training = preset_of(preset)
-    training = training.model_copy(update={"epochs": epochs or training.epochs, "seed": seed})
+    chosen = {"epochs": epochs or training.epochs, "lift_strength": lift, "seed": seed}
+    training = training.model_copy(update=chosen)
     card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
     config = Config(model=shape, training=training, data=card)
     try:

@@ -17,7 +17,7 @@ from app.schemas import RecommendationBatch, RecommendationRequest, Recommendati
 from app.uuid7 import uuid7
 from model.engine import Engine, Ranked
 from model.histogram import history_histogram
-from storage.state import ITEM_RING, Generation, State, recent_items, stepped_items
+from storage.state import ITEM_RING, Generation, State, recent_items
 from storage.store import StorageError, UserStore
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class Recommender:
         """What a stored state tells the model; None while no event has stepped."""
         if not state["n"]:
             return None
-        return Steps(histogram, state["last_item"], stepped_items(state, self._window))
+        return Steps(histogram, state["last_item"], state["stepped_items"])
 
     def _ask(self, request: RecommendationRequest, users: Mapping[str, Past]) -> Ask:
         if request.history is not None:

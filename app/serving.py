@@ -14,7 +14,7 @@ from app.settings import Settings
 from app.users import Users
 from model.artifact import Artifact, ArtifactError
 from model.engine import Engine
-from storage.state import ITEM_RING, Generation
+from storage.state import Generation
 from storage.store import NamedGeneration, StorageError, UserStore
 
 LOOK_EVERY_S = 0.25
@@ -150,7 +150,7 @@ def generation_of(artifact: Artifact) -> Generation:
         item_index={item_id: row for row, item_id in enumerate(artifact.items.ids)},
         codes=artifact.history_codes,
         event_weights=artifact.config.event_weights,
-        item_ring=max(ITEM_RING, shape.recent_items),
+        stepped_items=shape.recent_items,
     )
 
 

@@ -16,7 +16,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -27,7 +26,7 @@ from app.serving import generation_of
 from model import artifact
 from model.engine import Engine
 from storage.sqlite import SQLiteStore
-from storage.state import Event, Generation, stepped_items
+from storage.state import Event, Generation
 
 BATCH = 1000
 TENANT = "main"
@@ -84,7 +83,7 @@ async def step(store: SQLiteStore, generation: Generation, engine: Engine, event
     (value,) = await store.states(TENANT, [event.user_id], generation)
     times.append(time.perf_counter())
     states = generation.decode_many([value or b""])
-    recent = np.stack([stepped_items(state, engine.window) for state in states])
+    recent = states["stepped_items"]
     queries = engine.step(generation.histograms(states), states["last_item"], recent)
     times.append(time.perf_counter())
     engine.top_k(queries, 10)

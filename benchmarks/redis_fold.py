@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.topology import redis_server
 from storage.redis import PARTITIONS, RedisStore
 from storage.redis_layout import Entry, Keyspace, Script
-from storage.state import Event, Generation
+from storage.state import ITEM_RING, Event, Generation
 
 RATES, CODEBOOKS, CODEWORDS, ITEMS = (0.05, 0.25, 0.8), 8, 32, 3000
 BATCHES = (1, 10, 100)
@@ -39,7 +39,7 @@ TENANT = "main"
 LUA_FOLD = """
 -- KEYS  seq, log; for each user: head, index, state
 -- ARGV  empty state; for each user: number of events; for each: id hash, entry, item, codes, timestamp_us, id_time_s
-local rates, books, words, id_ring, item_ring = @rates@, @books@, @words@, @id_ring@, @item_ring@
+local rates, books, words, id_ring, item_ring, steps = @rates@, @books@, @words@, @id_ring@, @item_ring@, @steps@
 local max_age, at = @max_age@, @offsets@
 local time = redis.call('TIME')
 local id_end = string.format('-%s%03d', time[1], math.floor(time[2] / 1000))
@@ -98,6 +98,11 @@ local function fold_user(key)
                         put('<f', offset, get('<f', offset) + growth)
                     end
                 end
+                local first = timestamp < last and 1 or 0
+                for place = steps - 1, first + 1, -1 do
+                    put('<i4', at.stepped_items + 4 * place, get('<i4', at.stepped_items + 4 * (place - 1)))
+                end
+                if first < steps then put('<i4', at.stepped_items + 4 * first, item) end
                 if timestamp >= last then
                     last = timestamp
                     put('<i4', at.last_item, item)
@@ -142,8 +147,9 @@ def lua_fold(generation: Generation) -> Script:
         "books": generation.codes.shape[1],
         "words": generation.codewords,
         "id_ring": generation.id_ring,
-        "item_ring": generation.item_ring,
-        "max_age": len(generation._growth),
+        "item_ring": ITEM_RING,
+        "steps": generation.stepped_items,
+        "max_age": len(generation.growth),
         "offsets": "{" + ", ".join(f"{name}={offset}" for name, offset in offsets.items()) + "}",
     }
     text = LUA_FOLD

@@ -47,6 +47,7 @@ class TrainConfig(Frozen):
     patience: int = Field(5, ge=1)  # epochs without a better validation NDCG@10
     sampled_negatives: int = Field(4096, ge=1)
     full_softmax_items: int = Field(20_000, ge=1)  # catalogues above it train with the sampled softmax
+    lift_strength: float | None = Field(None, ge=0)  # None: what validation likes best
     seed: int = 0
 
 

@@ -30,8 +30,9 @@ from model.metrics import (
     metrics,
 )
 from model.ranking import HeldOut, Scorer, from_states, held_out, ranks_and_recommendations, ranks_full, ranks_sampled
-from model.sequential import Neural, Say
+from model.sequential import Judge, Neural, Say
 
+JUDGING_USERS = 5_000
 SUFFIXES: dict[Protocol, str] = {"loo_full": "full", "loo_sampled100": "sampled100", "temporal": "temporal"}
 
 
@@ -85,6 +86,8 @@ class Trial:
         _require_honest(model.config.data, self.interactions, self.protocol)
         if model.config.data.train_on != self.config.data.train_on:
             raise DataError(f"the models were trained on different events: {model.name!r} with another --train-on")
+        if _without_seed(model.config) != _without_seed(self.config):
+            raise DataError(f"the models are not seeds of one: {model.name!r} was trained with other settings")
         settings = {"generation": model.tag, "seed": model.config.training.seed}
         return self.test(model.config.model.preset, settings, model_scorer(model))
 
@@ -102,11 +105,18 @@ class Trial:
 
     def _fit(self, baseline: Baseline, say: Say) -> Scorer:
         histories = training_histories(self.interactions, self.parts.train, self.config.event_weights)
-        return (
-            baseline.fit(histories, self.items, say)
-            if isinstance(baseline, Neural)
-            else baseline.fit(histories, self.items)
-        )
+        if not isinstance(baseline, Neural):
+            return baseline.fit(histories, self.items)
+        if self.config.data.train_on != "train" or not len(self.parts.validation):
+            return baseline.fit(histories, self.items, say)
+        return baseline.fit(histories, self.items, say, self._judge())
+
+    def _judge(self) -> Judge:
+        """Validation NDCG@10 over the whole catalogue, of at most 5,000 users, the same at every call."""
+        rng = np.random.default_rng(0)
+        positions = rng.permutation(self.parts.validation)[:JUDGING_USERS]
+        events = held_out(self.interactions, np.sort(positions), self.config.event_weights)
+        return lambda scorer: metrics(ranks_full(events, scorer, self.seen_rule))["ndcg_at_10"]
 
     def _best(self, grid: Sequence[Baseline]) -> tuple[Baseline, Scorer]:
         """The best validation NDCG@10, over the whole catalogue and without training on a validation event."""
@@ -280,6 +290,8 @@ def evaluate(
     raises     DataError when a model has seen the test events or another table, or nothing is held out
     """
     trial = prepare(models[0], directory, protocol, seen_rule)
+    if len({(model.tag, model.config.model_dump_json()) for model in models}) < len(models):
+        raise DataError("the same model is given twice; give models of different seeds")
     tested = []
     for model in models:
         say(f"testing {model.name}")
@@ -300,7 +312,9 @@ def prepare(model: Artifact, directory: Path, protocol: Protocol | None, seen_ru
     card = config.data
     protocol = protocol or ("temporal" if card.split == "temporal" else "loo_full")
     if protocol == "loo_sampled100":
-        seen_rule = "all"  # the negatives lie outside the history
+        if seen_rule not in (None, "all"):
+            raise DataError(f"the negatives of loo_sampled100 lie outside the history; leave out --seen {seen_rule}")
+        seen_rule = "all"
     interactions = read_interactions(directory).stepping(config.event_weights)
     _require_honest(card, interactions, protocol)
     parts = split(interactions, card.split, card.train_on)
@@ -309,6 +323,10 @@ def prepare(model: Artifact, directory: Path, protocol: Protocol | None, seen_ru
     events = held_out(interactions, parts.test, config.event_weights)
     counts = np.bincount(interactions.item[parts.train], minlength=len(interactions.item_ids)).astype(np.int64)
     return Trial(protocol, seen_rule or card.seen_rule, config, interactions, parts, events, counts)
+
+
+def _without_seed(config: Config) -> Config:
+    return config.model_copy(update={"training": config.training.model_copy(update={"seed": 0})})
 
 
 def _require_honest(card: DataCard, interactions: Interactions, protocol: Protocol) -> None:

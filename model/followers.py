@@ -20,7 +20,7 @@ DECAY_PER_EVENT = 0.4
 UNSURE = 5.0  # weight of follow-ups that an item has to have before its shares are believed
 FAINT = 0.01  # shares far below it lift nothing
 STRENGTH = 1.5  # of the lift, in units of log(1 + share / FAINT), where no validation chooses it
-STRENGTHS = (0.0, 0.75, STRENGTH, 3.0, 6.0)
+STRENGTHS = (0.0, 0.75, STRENGTH, 3.0, 6.0, 12.0)
 LIFTING_ITEMS = 5  # how many of a user's newest items lift their followers
 DECAY_PER_ITEM = 0.7  # each item less than the one after it
 

@@ -15,6 +15,7 @@ from model.config import ModelConfig, SeenRule
 from model.data import Histories, Interactions, histories_before
 from model.engine import best_first
 from model.histogram import history_histogram
+from model.metrics import CUTOFFS
 from model.recent import windows
 
 RECENT_ITEMS = 24  # what a served state remembers as recently seen
@@ -104,7 +105,7 @@ def excluded_items(history: NDArray[np.int32], rule: SeenRule) -> NDArray[np.int
 def _ranks(scores: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[np.int64]:
     own = scores[np.arange(len(scores)), targets][:, None]
     ranks: NDArray[np.int64] = np.count_nonzero(scores >= own, axis=1)
-    ranks[np.isneginf(own[:, 0])] = scores.shape[1] + 1
+    ranks[np.isneginf(own[:, 0])] = max(scores.shape[1], *CUTOFFS) + 1  # a miss at every cutoff
     return ranks
 
 

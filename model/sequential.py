@@ -6,6 +6,7 @@ differs between the two is how a history is read; training and scoring are the s
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ STEPS_PER_EPOCH = 256
 CPU = torch.device("cpu")
 
 Say = Callable[[str], None]
+Judge = Callable[[Scorer], float]
 
 
 class Batch(NamedTuple):
@@ -159,14 +161,22 @@ class Neural:
         """An untrained network."""
         raise NotImplementedError
 
-    def fit(self, histories: Histories, items: int, say: Say = lambda _: None) -> Scorer:
-        """Learn from training histories; ``say`` is told about every epoch."""
+    def fit(self, histories: Histories, items: int, say: Say = lambda _: None, judge: Judge = lambda _: 0.0) -> Scorer:
+        """Learn from training histories; the epoch that ``judge`` likes best stays, of equals the last one.
+
+        say    is told about every epoch
+        judge  gives a scorer's quality, on validation events
+        """
         started = time.monotonic()
-        for epoch, (learner, loss) in enumerate(self.training(histories, items), start=1):
-            network = learner
-            minutes = (time.monotonic() - started) / 60
-            say(f"{type(self).__name__}: epoch {epoch} of {self.epochs}, loss {loss:.3f}, {minutes:.1f} minutes")
-        return scorer_of(network, self.window)
+        best, best_quality = None, -math.inf
+        for epoch, (network, loss) in enumerate(self.training(histories, items), start=1):
+            quality = judge(scorer_of(network, self.window))
+            if quality >= best_quality:
+                best, best_quality = copy.deepcopy(network), quality
+            about = f"epoch {epoch} of {self.epochs}, loss {loss:.3f}, validation NDCG@10 {quality:.4f}"
+            say(f"{type(self).__name__}: {about}, {(time.monotonic() - started) / 60:.1f} minutes")
+        assert best is not None
+        return scorer_of(best, self.window)
 
     def training(self, histories: Histories, items: int) -> Iterator[tuple[Network, float]]:
         """The network, which goes on learning, and its mean loss after every epoch.

@@ -120,6 +120,8 @@ class Trainer:
             self.histories.item, self.histories.starts, len(interactions.item_ids), config.model.followers
         )
         self.model = build(config.model, self.item_codes, followers).to(self.device)
+        if config.training.lift_strength is not None:
+            self.model.lift.mul_(config.training.lift_strength / STRENGTH)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=config.training.weight_decay, fused=True
         )
@@ -145,7 +147,8 @@ class Trainer:
             progress.epoch(report)
         if self.validation is not None:
             self.model.load_state_dict(load_file(self.directory / BEST))
-            self._choose_strength()
+            if len(self.validation) and self.config.training.lift_strength is None:
+                self._choose_strength()
         self.model.to("cpu").eval()
 
     def _choose_strength(self) -> None:

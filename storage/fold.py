@@ -77,6 +77,7 @@ def fold_many(generation: Generation, states: NDArray[np.void], users: NDArray[n
         states["low_water_s"],
         states["item_count"],
         states["recent_items"],
+        states["stepped_items"],
         states["last_item"],
         states["last_timestamp_us"],
         states["last_codes"],
@@ -104,6 +105,7 @@ def _fold_many(  # type: ignore[no-untyped-def]
     low_water_s,
     item_count,
     recent_items,
+    stepped_items,
     last_item,
     last_timestamp_us,
     last_codes,
@@ -123,7 +125,7 @@ def _fold_many(  # type: ignore[no-untyped-def]
         if row < 0:
             continue
         weight = weights[event]
-        recent_items[user, item_count[user] % recent_items.shape[1]] = row if weight > 0 else -2 - row
+        recent_items[user, item_count[user] % recent_items.shape[1]] = row
         item_count[user] += 1
         if weight <= 0:
             continue
@@ -143,7 +145,13 @@ def _fold_many(  # type: ignore[no-untyped-def]
             for book in range(books):
                 bins[user, rate, book, codes[row, book]] += step
 
-        if timestamps_us[event] >= last_timestamp_us[user]:
+        late = timestamps_us[event] < last_timestamp_us[user]
+        first = 1 if late else 0
+        for place in range(stepped_items.shape[1] - 1, first, -1):
+            stepped_items[user, place] = stepped_items[user, place - 1]
+        if first < stepped_items.shape[1]:
+            stepped_items[user, first] = row
+        if not late:
             last_item[user] = row
             last_timestamp_us[user] = timestamps_us[event]
             for book in range(books):

@@ -29,15 +29,17 @@ from numpy.typing import NDArray
 #   item_count         u8        of these on known items, each pushed;  newest in slot (item_count - 1) % 24
 #   recent_event_ids   u8[20]    ring of 64-bit hashes of event ids, 0 = empty
 #   bins               f4[R,B,W] true histogram * exp(rate_r * (n - anchor))
-#   recent_items       i4[24]    ring of rows of the codes, -1 = empty; events of weight zero were seen too: -2 - row
+#   recent_items       i4[24]    ring of rows of the codes that were seen, -1 = empty
+#   stepped_items      i4[K]     rows of the newest items that stepped, newest first, -1 = none; the first is last_item
 #   recent_id_times_s  u4[20]    ring, beside recent_event_ids: their id-times in seconds, rounded up
 #   low_water_s        u4        the newest id-time evicted from that ring
 #   last_codes         u1[B]     codes of the last item, 0 while there is none
 #
-# 3,476 bytes at R = 3, B = 8, W = 32, whatever the length of the history.
-LAYOUT_VERSION = 2
+# 3,496 bytes at R = 3, B = 8, W = 32, K = 5, whatever the length of the history.
+LAYOUT_VERSION = 3
 TAG_BYTES = slice(8, 16)
 ITEM_RING = 24
+STEPPED_ITEMS = 5
 ID_RING = 20
 
 # Bins are rescaled before exp(rate * age) passes e^40: times the largest weight that is 2e23, far from float32's 3e38.
@@ -98,7 +100,8 @@ class Generation:
     item_index     item id -> row of codes
     codes          (N, B) uint8, every code < W
     event_weights  event type -> weight; a missing type weighs 0, only positive weights step
-    item_ring, id_ring  lengths of the rings; other lengths are another layout
+    stepped_items  K, how many of a user's newest steps a state names
+    id_ring        length of the ring of event ids; another length or K is another layout
     raises         ValueError when these do not fit together
     """
 
@@ -108,7 +111,7 @@ class Generation:
     item_index: Mapping[str, int]
     codes: NDArray[np.uint8]
     event_weights: Mapping[str, float]
-    item_ring: int = ITEM_RING
+    stepped_items: int = STEPPED_ITEMS
     id_ring: int = ID_RING
 
     def __post_init__(self) -> None:
@@ -141,7 +144,8 @@ class Generation:
             ("item_count", "<u8", ()),
             ("recent_event_ids", "<u8", (self.id_ring,)),
             ("bins", "<f4", (len(self.decay_rates), codebooks, self.codewords)),
-            ("recent_items", "<i4", (self.item_ring,)),
+            ("recent_items", "<i4", (ITEM_RING,)),
+            ("stepped_items", "<i4", (self.stepped_items,)),
             ("recent_id_times_s", "<u4", (self.id_ring,)),
             ("low_water_s", "<u4", ()),
             ("last_codes", "u1", (codebooks,)),
@@ -156,6 +160,7 @@ class Generation:
         state["last_item"] = -1
         state["last_timestamp_us"] = NO_TIMESTAMP
         state["recent_items"] = -1
+        state["stepped_items"] = -1
         return state
 
     def apply(self, state: State, event: Event) -> Effect:
@@ -165,12 +170,14 @@ class Generation:
         if item is None:
             return Effect.UNKNOWN_ITEM
         weight = self.event_weights.get(event.type, 0.0)
-        _push_item(state, item, stepped=weight > 0)
+        _push_item(state, item)
         if weight <= 0:
             return Effect.WEIGHTLESS
         codes = self.codes[item]
+        late = event.timestamp_us < state["last_timestamp_us"]
         self._step(state, codes, weight)
-        if event.timestamp_us < state["last_timestamp_us"]:
+        _insert(state["stepped_items"], item, place=int(late))  # behind the last item, which stays the last one
+        if late:
             return Effect.STEPPED_LATE
         state["last_item"] = item
         state["last_codes"] = codes
@@ -248,22 +255,8 @@ class Generation:
 
 def recent_items(state: State) -> NDArray[np.int32]:
     """Rows of the newest items of the state, newest first, repeats included: (at most 24,) int32."""
-    ring = _newest_first(state)[:ITEM_RING]
-    ring = ring[ring != -1]
-    rows: NDArray[np.int32] = np.where(ring < 0, -2 - ring, ring)
-    return rows
-
-
-def stepped_items(state: State, length: int) -> NDArray[np.int32]:
-    """Rows of the newest items that stepped, newest first, as far as the ring reaches, then -1: (length,) int32."""
-    ring = _newest_first(state)
-    stepped = ring[ring >= 0][:length]
-    return np.pad(stepped, (0, length - len(stepped)), constant_values=-1)
-
-
-def _newest_first(state: State) -> NDArray[np.int32]:
-    ring: NDArray[np.int32] = np.roll(state["recent_items"], -int(state["item_count"]))[::-1]
-    return ring
+    newest_first: NDArray[np.int32] = np.roll(state["recent_items"], -int(state["item_count"]))[::-1]
+    return newest_first[newest_first >= 0]
 
 
 def already_seen(state: State, event: Event, in_log: Callable[[], bool]) -> bool:
@@ -316,11 +309,15 @@ def _push_id(state: State, event: Event) -> None:
     state["event_count"] = count + 1
 
 
-def _push_item(state: State, item: int, stepped: bool) -> None:
+def _push_item(state: State, item: int) -> None:
     count = int(state["item_count"])
-    ring: NDArray[Any] = state["recent_items"]
-    ring[count % len(ring)] = item if stepped else -2 - item
+    state["recent_items"][count % ITEM_RING] = item
     state["item_count"] = count + 1
+
+
+def _insert(newest_first: NDArray[np.int32], item: int, place: int) -> None:
+    newest_first[place + 1 :] = newest_first[place:-1].copy()
+    newest_first[place : place + 1] = item
 
 
 def _rounded_up_s(time_us: int) -> int:

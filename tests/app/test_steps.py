@@ -8,7 +8,7 @@ import torch
 
 from model.config import ModelConfig
 from model.lisa import LisaMini
-from storage.state import Event, Generation, stepped_items
+from storage.state import ITEM_RING, Event, Generation
 
 ITEMS = 50
 
@@ -32,12 +32,15 @@ def test_stored_steps_equal_the_parallel_forward(
     )
     history, target = torch.randint(0, 8, (ITEMS, 4)), torch.randint(0, 256, (ITEMS, 8))
     model = LisaMini(config, history, target).eval()
-    weights = {"view": 0.25, "click": 1.0, "buy": 3.5}
+    weights = {"view": 0.25, "click": 1.0, "buy": 3.5, "dislike": 0.0}
     index = {f"item-{row}": row for row in range(ITEMS)}
-    generation = Generation(b"12345678", decay_rates, 8, index, history.numpy().astype(np.uint8), weights, item_ring=40)
+    generation = Generation(
+        b"12345678", decay_rates, 8, index, history.numpy().astype(np.uint8), weights, stepped_items=40
+    )
 
-    rows = rng.integers(0, ITEMS, length)
-    types = rng.choice(list(weights), length)
+    rows = rng.integers(0, ITEMS, length + ITEM_RING)
+    types = rng.choice(list(weights), length + ITEM_RING)
+    types[0], types[length:] = "click", "dislike"  # more of what does not step than any ring remembers
     state = generation.empty()
     for number, (row, kind) in enumerate(zip(rows, types, strict=True)):
         generation.apply(state, Event(f"e{number}", "u", f"item-{row}", kind, number, None))
@@ -46,7 +49,8 @@ def test_stored_steps_equal_the_parallel_forward(
         stepped = model.read(
             torch.from_numpy(generation.histograms(stored)),
             torch.from_numpy(stored["last_item"].astype(np.int64)),
-            torch.from_numpy(stepped_items(stored[0], 40).astype(np.int64))[None],
+            torch.from_numpy(stored["stepped_items"].astype(np.int64)),
         )
-        parallel = model(torch.from_numpy(rows), torch.tensor([weights[kind] for kind in types]))
+        steps = types != "dislike"
+        parallel = model(torch.from_numpy(rows[steps]), torch.tensor([weights[kind] for kind in types[steps]]))
     torch.testing.assert_close(stepped[0], parallel[-1], rtol=0, atol=1e-5)

@@ -52,7 +52,7 @@ def test_the_whole_evaluation_equals_the_parallel_forward_and_a_sort(
             for follower, lift in zip(loaded.model.followers[item], loaded.model.lift[item].tolist(), strict=True):
                 scores[follower] += math.exp(-0.7 * steps_ago) * lift
         better = sum(scores[item] >= scores[items[-1]] for item in index.values() if item not in {*hidden, items[-1]})
-        expected.append(len(index) + 1 if items[-1] in hidden else 1 + better)
+        expected.append(max(len(index), 50) + 1 if items[-1] in hidden else 1 + better)
     report = evaluate.evaluate([loaded], shop, None, seen_rule)
     assert report.ranks.tolist() == expected
 
@@ -218,6 +218,21 @@ def test_seeds_that_trained_on_different_events_are_not_mixed(shop: Path, traine
     other = TestRefusals().carded(trained, train_on="validation")
     with pytest.raises(data.DataError, match="trained on different events"):
         evaluate.evaluate([first, other], shop, None, None)
+
+
+def test_what_is_not_a_seed_of_the_first_model_is_not_averaged_with_it(shop: Path, trained: Path) -> None:
+    first = artifact.load(trained)
+    with pytest.raises(data.DataError, match="given twice"):
+        evaluate.evaluate([first, artifact.load(trained)], shop, None, None)
+    longer = first.config.training.model_copy(update={"epochs": 99})
+    other = replace(first, config=first.config.model_copy(update={"training": longer}))
+    with pytest.raises(data.DataError, match="not seeds of one"):
+        evaluate.evaluate([first, other], shop, None, None)
+
+
+def test_sampled_negatives_refuse_another_seen_rule(shop: Path, trained: Path) -> None:
+    with pytest.raises(data.DataError, match="outside the history"):
+        evaluate.evaluate([artifact.load(trained)], shop, "loo_sampled100", "none")
 
 
 def test_every_rank_is_written_with_the_protocol(shop: Path, trained: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from model import sequential
 from model.baselines import Popularity
 from model.data import Histories
-from model.sequential import Gru4Rec, Neural, SasRec
+from model.sequential import Gru4Rec, Neural, SasRec, scorer_of
 
 ITEMS = 30
 SMALL = {"width": 16, "window": 8, "epochs": 2, "dropout": 0.2, "sparse_dropout": 0.2}
@@ -69,6 +70,15 @@ class TestBoth:
         torch.rand(3)
         assert np.array_equal(neural.fit(histories, ITEMS)(prefixes), first)
         assert not np.allclose(other.fit(histories, ITEMS)(prefixes), first)
+
+    def test_keep_the_epoch_that_is_judged_best(self, neural: Neural) -> None:
+        histories, prefixes = packed(chains(0)), packed([[1, 2], [5]])
+        longer = replace(neural, epochs=3)
+        after_each = [scorer_of(network, longer.window)(prefixes) for network, _ in longer.training(histories, ITEMS)]
+        for best in range(3):
+            qualities = iter([float(epoch == best) for epoch in range(3)])
+            scores = longer.fit(histories, ITEMS, judge=lambda _, left=qualities: next(left))(prefixes)
+            np.testing.assert_array_equal(scores, after_each[best])
 
     def test_leave_the_generator_of_others_alone(self, neural: Neural) -> None:
         before = torch.random.get_rng_state()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,29 @@ def test_followers_gain_what_validation_likes_best(
     monkeypatch.setattr(trainer, "_validate", lambda: {name: found() for name, found in judge.items()})
     trainer.fit(silent(), resume=False)
     torch.testing.assert_close(trainer.model.lift, liked * unit)
+
+
+@pytest.mark.parametrize("given", [0.0, 4.5])
+def test_a_given_strength_is_kept(shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, given: float) -> None:
+    interactions = data.read_interactions(shop)
+    parts = data.split(interactions, "loo")
+    unit = train.Trainer(interactions, parts, tiny_config(epochs=1), tmp_path, "cpu").model.lift / train.STRENGTH
+    trainer = train.Trainer(interactions, parts, tiny_config(epochs=1, lift_strength=given), tmp_path, "cpu")
+    trainer.fit(silent(), resume=False)
+    torch.testing.assert_close(trainer.model.lift, given * unit)
+    assert trainer.ndcg_at_10_by_strength == {}
+
+
+def test_followers_gain_the_usual_where_nothing_is_held_out(
+    shop: Path, tmp_path: Path, tiny_config: Make, silent: Make
+) -> None:
+    interactions = data.read_interactions(shop)
+    parts = replace(data.split(interactions, "loo"), validation=np.empty(0, np.int64))
+    trainer = train.Trainer(interactions, parts, tiny_config(epochs=1), tmp_path, "cpu")
+    usual = trainer.model.lift.clone()
+    trainer.fit(silent(), resume=False)
+    assert usual.any()
+    torch.testing.assert_close(trainer.model.lift, usual)
 
 
 class TestEarlyStopping:

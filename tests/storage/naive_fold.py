@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.state import Event, Generation, recent_items, stepped_items
+from storage.state import Event, Generation, recent_items
 
 
 @dataclass
@@ -20,7 +20,7 @@ class NaiveUser:
     steps: int = 0
     last: tuple[int, int] | None = None  # (row, timestamp_us)
     items: list[int] = field(default_factory=list)
-    stepped: list[bool] = field(default_factory=list)  # beside items
+    stepped: list[int] = field(default_factory=list)  # rows, oldest first; a late one before the last item
 
     def receive(self, event: Event) -> tuple[bool, bool, bool]:
         """Returns duplicate, unknown_item, late."""
@@ -32,12 +32,13 @@ class NaiveUser:
         row = self.generation.item_index[event.item_id]
         self.items.append(row)
         weight = self.generation.event_weights.get(event.type, 0)
-        self.stepped.append(weight > 0)
         if weight <= 0:
             return False, False, False
         self._step(row, weight)
         if self.last is not None and event.timestamp_us < self.last[1]:
+            self.stepped.insert(-1, row)
             return False, False, True
+        self.stepped.append(row)
         self.last = row, event.timestamp_us
         return False, False, False
 
@@ -75,9 +76,8 @@ def assert_state_is(value: bytes | None, expected: NaiveUser) -> None:
     assert state["event_count"] == len(expected.ids)
     assert state["n"] == expected.steps
     assert recent_items(state).tolist() == expected.items[::-1][:24]
-    ring = slice(-generation.item_ring, None)
-    stepped = [row for row, stepped in zip(expected.items[ring], expected.stepped[ring], strict=True) if stepped]
-    assert stepped_items(state, 3).tolist() == [*stepped[::-1], -1, -1, -1][:3]
+    newest = expected.stepped[::-1][: generation.stepped_items]
+    assert state["stepped_items"].tolist() == newest + [-1] * (generation.stepped_items - len(newest))
     if expected.last is None:
         assert state["last_item"] == -1
     else:
