@@ -17,7 +17,7 @@ from app.schemas import RecommendationBatch, RecommendationRequest, Recommendati
 from app.uuid7 import uuid7
 from model.engine import Engine, Ranked
 from model.histogram import history_histogram
-from storage.state import ITEM_RING, Generation, State, recent_items
+from storage.state import ITEM_RING, Generation, recent_items
 from storage.store import StorageError, UserStore
 
 logger = logging.getLogger(__name__)
@@ -41,11 +41,16 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the model makes its query from: histogram (R, B, W) float32, rows of the last item and the newest (K,)."""
+    """What the model makes its query from.
+
+    histogram  (R, B, W)  float32, the scale of each row is free
+    last       row of the last item
+    recent     (K,)       int64, rows of the newest
+    """
 
     histogram: NDArray[np.float32]
     last: int
-    recent: NDArray[np.int32]
+    recent: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +148,15 @@ class Recommender:
     def _pasts(self, stored: Stored) -> dict[str, Past]:
         """The pasts of the known users."""
         states = self._generation.decode_many(list(stored.states.values()))
-        histograms = self._generation.histograms(states)
+        newest = states["stepped_items"]
         return {
             user_id: Past(
-                steps=self._steps(histogram, state),
+                # the bins as they are: the scale of a row is free
+                steps=Steps(state["bins"], state["last_item"], window) if state["n"] else None,
                 recent=recent_items(state).astype(np.int64),
                 logged=self._catalogue.rows(stored.logged.get(user_id, ())),
             )
-            for user_id, state, histogram in zip(stored.states, states, histograms, strict=True)
+            for user_id, state, window in zip(stored.states, states, newest, strict=True)
         }
 
     def _past_of_history(self, item_ids: Sequence[str]) -> Past:
@@ -160,16 +166,10 @@ class Recommender:
             return NOBODY
         codes = self._generation.codes[rows]
         histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
-        window = np.full(self._window, -1, np.int32)
+        window = np.full(self._window, -1)
         newest_first = rows[::-1][: self._window]
         window[: len(newest_first)] = newest_first
         return Past(Steps(histogram, rows[-1], window), recent=rows[-ITEM_RING:], logged=rows)
-
-    def _steps(self, histogram: NDArray[np.float32], state: State) -> Steps | None:
-        """What a stored state tells the model; None while no event has stepped."""
-        if not state["n"]:
-            return None
-        return Steps(histogram, state["last_item"], state["stepped_items"])
 
     def _ask(self, request: RecommendationRequest, users: Mapping[str, Past]) -> Ask:
         if request.history is not None:

@@ -2,6 +2,7 @@
 
 Two users, one with a short and one with a long history, in one embedded store; then, turn about, each step of the
 service's path timed for both: append an event (durable), read the state, turn it into a query, find the top 10.
+Then the step itself, from the bytes of states to queries, beside the same model in torch, for one user and for 64.
 
     python -m benchmarks.constant --model models/ml-1m
 """
@@ -11,24 +12,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import Tensor
 
 from app.serving import generation_of
 from model import artifact
-from model.engine import Engine
+from model.engine import Engine, Queries
 from storage.sqlite import SQLiteStore
 from storage.state import Event, Generation
 
 BATCH = 1000
+USERS = 64  # in a batch of steps
+IN_A_ROW = 10
 TENANT = "main"
 
 console = Console()
@@ -62,6 +69,7 @@ async def measure(trained: artifact.Artifact, directory: Path, lengths: tuple[in
     finally:
         await store.close()
     report(times_us, lengths, [len(value or b"") for value in values], rounds)
+    report_steps(step_times(trained, generation, engine, values, rounds), lengths, rounds)
 
 
 async def fill(store: SQLiteStore, item_ids: list[str], length: int) -> None:
@@ -82,14 +90,74 @@ async def step(store: SQLiteStore, generation: Generation, engine: Engine, event
     times.append(time.perf_counter())
     (value,) = await store.states(TENANT, [event.user_id], generation)
     times.append(time.perf_counter())
-    states = generation.decode_many([value or b""])
-    recent = states["stepped_items"]
-    queries = engine.step(generation.histograms(states), states["last_item"], recent)
+    queries = to_queries(generation, engine, [value or b""])
     times.append(time.perf_counter())
     engine.top_k(queries, 10)
     times.append(time.perf_counter())
     names = ("append, durable", "read the state", "state to query", "top 10")
     return {name: (after - before) * 1e6 for name, before, after in zip(names, times, times[1:], strict=False)}
+
+
+def to_queries(generation: Generation, engine: Engine, values: list[bytes]) -> Queries:
+    """As the service does it: the bins as they lie in the bytes, as the scale of a row is free."""
+    states = generation.decode_many(values)
+    return engine.step(states["bins"], states["last_item"], states["stepped_items"])
+
+
+@torch.inference_mode()
+def by_torch(trained: artifact.Artifact, generation: Generation, values: list[bytes]) -> Tensor:
+    states = generation.decode_many(values)
+    return trained.model.read(
+        torch.from_numpy(generation.histograms(states)),
+        torch.from_numpy(states["last_item"].astype(np.int64)),
+        torch.from_numpy(states["stepped_items"].astype(np.int64)),
+        trained.tables,
+    )
+
+
+StepTimes = dict[tuple[str, int, int], list[float]]
+
+
+def step_times(
+    trained: artifact.Artifact, generation: Generation, engine: Engine, values: list[bytes | None], rounds: int
+) -> StepTimes:
+    """Microseconds for each user, by way, users in a batch and history, turn about."""
+    ways: dict[str, Callable[[list[bytes]], object]] = {
+        "compiled": lambda batch: to_queries(generation, engine, batch),
+        "torch": lambda batch: by_torch(trained, generation, batch),
+    }
+    times_us: StepTimes = defaultdict(list)
+    for _ in range(-(-rounds // IN_A_ROW)):
+        for users in (1, USERS):
+            for place, value in enumerate(values):
+                batch = [value or b""] * users
+                for name, way in ways.items():
+                    times_us[name, users, place] += in_a_row(way, batch)
+    return times_us
+
+
+def in_a_row(way: Callable[[list[bytes]], object], batch: list[bytes]) -> list[float]:
+    """Microseconds for each user. The first time of a row, the other ways' weights are in the caches."""
+    times = [time.perf_counter()]
+    for _ in range(IN_A_ROW):
+        way(batch)
+        times.append(time.perf_counter())
+    return [(after - before) / len(batch) * 1e6 for before, after in pairwise(times)]
+
+
+def report_steps(times_us: StepTimes, lengths: tuple[int, int], rounds: int) -> None:
+    headings = (f"after {length:,} events: least / median" for length in lengths)
+    table = Table("", *headings, "ratio of medians", title=f"bytes of states to queries, of {rounds}")
+    for users in (1, USERS):
+        for name in ("compiled", "torch"):
+            few, many = (times_us[name, users, place] for place in range(2))
+            cells = (f"{min(times):.1f} / {median(times):.1f} µs" for times in (few, many))
+            table.add_row(f"{name}, {users} at once, each", *cells, f"{median(many) / median(few):.2f}")
+        faster = (
+            median(times_us["torch", users, place]) / median(times_us["compiled", users, place]) for place in range(2)
+        )
+        table.add_row("torch / compiled", *(f"{times:.1f} times" for times in faster))
+    console.print(table)
 
 
 def report(

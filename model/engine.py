@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model.artifact import Artifact
 from model.lisa import AttentionTables
+from model.step import Step
 
 Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
 
@@ -50,9 +51,9 @@ class Engine:
         # a copy, or the artifact and every engine made of it before would move along
         self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
         self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
+        self._step = Step(artifact.model, artifact.tables) if self.device.type == "cpu" else None
         self._codes_by_book = self._model.target_codes.T.contiguous()  # (B', N): each look-up reads one row
 
-    @torch.inference_mode()
     def step(
         self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
     ) -> Queries:
@@ -64,6 +65,16 @@ class Engine:
         returns       Q queries on the engine's device
         raises        ValueError    when a row of a histogram is empty
         """
+        if self._step is None:
+            return self._read(histograms, last_items, recent_items)
+        vectors = self._step(histograms, last_items, recent_items)
+        return Queries(torch.from_numpy(vectors), torch.from_numpy(np.array(recent_items, np.int64)))
+
+    @torch.inference_mode()
+    def _read(
+        self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
+    ) -> Queries:
+        """The step on a GPU."""
         rows = torch.tensor(histograms, dtype=torch.float32, device=self.device)
         if not bool((rows.sum(dim=-1) > 0).all()):
             raise ValueError("a state without a single step has no query")

@@ -1,0 +1,153 @@
+"""The step on a CPU: states to queries in one compiled call, equal to ``LisaMini.read``.
+
+One user's step multiplies one vector with one matrix after the other, so its time is that of reading the weights:
+2.2 MB at the default preset. They lie on a *tape*, in the order in which they are read, as panels of 32 outputs; a
+batch multiplies 64 users with each panel while it is in the cache, and its time is that of the multiplications. Gain
+and bias of a norm are folded into the matrix behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from threading import Lock
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from model import step_kernel
+from model.feed_forward import FeedForward
+from model.lisa import AttentionTables, Hop, LisaMini
+from model.recent import RecentItems
+from model.step_kernel import EMPTY_ROW, PANEL, SIGNATURE, UNKNOWN_ITEM, Sizes
+
+CACHE_LINE = 64
+COMPILING = Lock()
+
+
+class Step:
+    """The step of one model, whose weights it copies. Several threads may take it at once; it releases the GIL."""
+
+    def __init__(self, model: LisaMini, tables: AttentionTables) -> None:
+        shape = model.config
+        self._sizes = Sizes(
+            items=len(model.target_codes),
+            rates=len(shape.decay_rates),
+            books=shape.history_codebooks,
+            words=shape.history_codewords,
+            last_books=shape.target_codebooks,
+            last_words=shape.target_codewords,
+            width=shape.width,
+            inner=shape.ffn_multiple * shape.width,
+            hops=shape.hops,
+            heads=shape.recent_heads,
+            places=shape.recent_items,
+        )
+        with torch.no_grad():
+            self._tape = _aligned(torch.cat([part.flatten() for part in _tape(model, tables)]))
+        codes = torch.cat([model.history_codes, model.target_codes], 1)
+        self._codes = codes.flatten().numpy().astype(np.uint8)
+        _compile()
+
+    def __call__(
+        self, histograms: NDArray[np.float32], last: NDArray[np.integer], recent: NDArray[np.integer]
+    ) -> NDArray[np.float32]:
+        """States to queries.
+
+        histograms  (Q, R, B, W)  the scale of each row is free
+        last        (Q,)          rows of the catalogue
+        recent      (Q, K)        rows, newest first, -1 for none
+        returns     (Q, D)
+        raises      ValueError    when a row of a histogram is empty, or the shapes are not the model's
+                    IndexError    for items beyond the catalogue
+        """
+        bins = np.ascontiguousarray(histograms, np.float32)
+        newest, window = np.ascontiguousarray(last, np.int64), np.ascontiguousarray(recent, np.int64)
+        users, sizes = len(bins), self._sizes
+        if (bins.shape, newest.shape, window.shape) != (
+            (users, sizes.rates, sizes.books, sizes.words),
+            (users,),
+            (users, sizes.places if sizes.heads else window.shape[-1]),
+        ):
+            raise ValueError(
+                f"a step takes histograms (Q, {sizes.rates}, {sizes.books}, {sizes.words}), last items (Q,) and "
+                f"recent items (Q, {sizes.places}), not {bins.shape}, {newest.shape} and {window.shape}"
+            )
+        queries = np.empty((users, sizes.width), np.float32)
+        found = step_kernel.step(sizes, self._tape, self._codes, bins, newest, window, queries)
+        if found == EMPTY_ROW:
+            raise ValueError("a state without a single step has no query")
+        if found == UNKNOWN_ITEM:
+            raise IndexError(f"a state has an item beyond the catalogue of {sizes.items} items")
+        return queries
+
+
+def _compile() -> None:
+    """Before the first user waits for it; and never for another type of array, which numba would do unasked."""
+    with COMPILING:
+        if not step_kernel.step.signatures:
+            step_kernel.step.compile(SIGNATURE)
+            step_kernel.step.disable_compile()
+
+
+def _tape(model: LisaMini, tables: AttentionTables) -> Iterator[Tensor]:
+    """Tables to look up, then the matrices in the order in which ``step_kernel.step`` reads them."""
+    looked_up = [tables.match, model.codebooks, model.last_codebooks]
+    if model.recent is not None:
+        looked_up.append(model.recent.codebooks)
+    yield _full(torch.cat([table.flatten() for table in looked_up]))
+    yield _panels(tables.values.flatten(0, 2))
+    yield from _feed_forward(model.feed_forward)
+    for hop in cast(list[Hop], list(model.hops)):
+        keys = hop.keys.flatten(0, 2)
+        yield from _behind(hop.norm, keys.T, hop.prior.flatten())
+        yield _panels(hop.values.flatten(0, 2))
+        yield from _feed_forward(hop.feed_forward)
+    if model.recent is not None:
+        yield from _recent(model.recent)
+    yield from (model.norm.weight, model.norm.bias)
+
+
+def _recent(recent: RecentItems) -> Iterator[Tensor]:
+    scale = 1 / math.sqrt(recent.query.in_features)
+    yield from _behind(recent.norm, recent.query.weight.T * scale, recent.query.bias * scale)
+    yield recent.norm_memory.weight
+    yield recent.positions + recent.norm_memory.bias
+    yield recent.age_bias
+    yield _full(recent.out.bias)
+    yield _panels(recent.out.weight.T)
+    yield from _feed_forward(recent.feed_forward)
+
+
+def _feed_forward(block: FeedForward) -> Iterator[Tensor]:
+    yield from _behind(block.norm, block.up.weight.T, block.up.bias)
+    yield _full(block.down.bias)
+    yield _panels(block.down.weight.T)
+
+
+def _behind(norm: nn.LayerNorm, matrix: Tensor, bias: Tensor) -> Iterator[Tensor]:
+    """Bias and panels of what a norm's mean and variance leave: matrix (inputs, outputs), bias (outputs,)."""
+    yield _full(bias + norm.bias @ matrix)
+    yield _panels(norm.weight[:, None] * matrix)
+
+
+def _panels(matrix: Tensor) -> Tensor:
+    """(inputs, outputs) -> (panels, inputs, 32), zeros behind the last output."""
+    return _full(matrix).reshape(len(matrix), -1, PANEL).transpose(0, 1)
+
+
+def _full(rows: Tensor) -> Tensor:
+    """(..., outputs) -> (..., whole panels of outputs)."""
+    return nn.functional.pad(rows, (0, -rows.shape[-1] % PANEL))
+
+
+def _aligned(tensor: Tensor) -> NDArray[np.float32]:
+    """A copy whose panels begin where lines of the cache do."""
+    space = np.empty(tensor.numel() + CACHE_LINE // 4, np.float32)
+    begin = -space.ctypes.data % CACHE_LINE // 4
+    copy = space[begin : begin + tensor.numel()].reshape(tensor.shape)
+    copy[...] = tensor.numpy()
+    return copy

@@ -1,0 +1,543 @@
+"""The compiled half of ``model.step``: by numba, so that no compiler is needed where it runs.
+
+All of it stands in one file because numba compiles anew when the file of a function changes, and looks at no other.
+Small functions are given an array and where to begin in it, not a slice: handing over a slice counts its references,
+which costs more than adding it up.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+LANES = 16  # float32 that are computed together: one register of AVX-512, two of AVX2, four of NEON
+_, _, _features = cpu_target.target_context.codegen().magic_tuple()  # what numba compiles for
+# Outputs of a matrix that lie together, and users who are multiplied with them at once: the registers hold their sums.
+PANEL, TILE = (4 * LANES, 4) if "+avx512f" in _features.split(",") else (2 * LANES, 3)
+CHUNK = 128  # rows of a panel that stay in the first cache while user after user is multiplied with them
+AHEAD = 4096 // 4  # how far in front of a single user's product the tape is fetched: what comes next is there in time
+USERS_AT_ONCE = 64  # what they need in between stays in the second cache
+
+SMALLEST_MASS = np.float32(1e-30)
+EPSILON = np.float32(1e-5)  # of a layer norm
+NEVER = np.float32(-1e9)  # the logit of a recent item that is not there
+NOTHING = np.float32(-np.inf)  # the logit of an empty bin
+ONE, HALF = np.float32(1), np.float32(0.5)
+LN_2 = np.float32(np.log(2))
+
+DONE, EMPTY_ROW, UNKNOWN_ITEM = 0, 1, 2
+
+# Sums may be added up in any order, so that they are computed in lanes; nothing is assumed about NaN and infinity.
+ANY_ORDER = {"contract", "reassoc", "nsz"}
+
+
+class Sizes(NamedTuple):
+    """Of a model; numbers are cheap to hand over and arrays are not."""
+
+    items: int  # N
+    rates: int  # R
+    books: int  # B
+    words: int  # W
+    last_books: int  # B'
+    last_words: int  # W'
+    width: int  # D
+    inner: int  # of a feed-forward
+    hops: int
+    heads: int
+    places: int  # K
+
+
+def _array(number: types.Type, dimensions: int) -> types.Array:
+    """The type of every array that has this layout, read-only or at an odd address as part of a message may be."""
+    return types.Array(number, dimensions, "C", readonly=True, aligned=False)
+
+
+SIGNATURE = types.int64(
+    types.NamedUniTuple(types.int64, len(Sizes._fields), Sizes),
+    _array(types.float32, 1),
+    _array(types.uint8, 1),
+    _array(types.float32, 4),
+    _array(types.int64, 1),
+    _array(types.int64, 2),
+    types.Array(types.float32, 2, "C"),
+)
+
+
+@numba.njit(cache=True, nogil=True)
+def step(sizes, tape, codes, bins, last, recent, queries):
+    """Turn Q states into queries, as ``LisaMini.read`` does. To be compiled for ``SIGNATURE`` alone.
+
+    tape     float32, the tables and matrices of the model in the order in which they stand in ``model.step``
+    codes    (N * (B + B'),)  uint8, of each item those of its history and its target
+    bins     (Q, R, B, W)     float32
+    last     (Q,)             int64
+    recent   (Q, K)           int64
+    queries  (Q, D)           float32, written
+    returns  DONE, or what is wrong
+    """
+    items, rates, books, words, last_books, last_words, width, inner, hops, heads, places = sizes
+    for q in range(len(last)):
+        if not 0 <= last[q] < items:
+            return UNKNOWN_ITEM
+        for place in range(places if heads else 0):
+            if recent[q, place] >= items:
+                return UNKNOWN_ITEM
+    rows, all_books = rates * books, books + last_books
+    cells, histories, out = rows * words, bins.reshape(-1), queries.reshape(-1)
+    codebooks = cells * words
+    last_codebooks = codebooks + books * words * width
+    recent_codebooks = last_codebooks + last_books * last_words * width
+    matrices = recent_codebooks + (last_books * last_words * width if heads else 0)
+    narrow, broad = _padded(width), _padded(max(cells, inner, heads * width))
+    at_once = min(len(last), USERS_AT_ONCE)
+    hidden, asked = np.empty(at_once * narrow, np.float32), np.empty(at_once * narrow, np.float32)
+    wide = np.empty(at_once * broad, np.float32)
+    memory = np.empty((places if heads else 0) * (width + 1), np.float32)
+    for begin in range(0, len(last), USERS_AT_ONCE):
+        users = min(USERS_AT_ONCE, len(last) - begin)
+        hidden[:] = 0
+        for q in range(users):
+            code, history = last[begin + q] * all_books, (begin + q) * cells
+            _add_codewords(tape, codebooks, words, width, codes, code, books, hidden, q * narrow)
+            _add_codewords(tape, last_codebooks, last_words, width, codes, code + books, last_books, hidden, q * narrow)
+            if not _shares_by_codes(tape, codes, code, rates, books, words, histories, history, wide, q * broad):
+                return EMPTY_ROW
+        at = _add_product(users, wide, broad, cells, tape, _padded(matrices), hidden, narrow, width)
+        at = _feed_forward(users, width, inner, tape, at, hidden, asked, narrow, wide, broad)
+        for _ in range(hops):
+            _normalise_each(users, hidden, narrow, width, asked)
+            at = _product(users, asked, narrow, width, tape, at, wide, broad, cells)
+            for q in range(users):
+                _shares_by_logits(rows, words, histories, (begin + q) * cells, wide, q * broad)
+            at = _add_product(users, wide, broad, cells, tape, at, hidden, narrow, width)
+            at = _feed_forward(users, width, inner, tape, at, hidden, asked, narrow, wide, broad)
+        if heads:
+            _normalise_each(users, hidden, narrow, width, asked)
+            at = _product(users, asked, narrow, width, tape, at, wide, broad, heads * width)
+            for q in range(users):
+                window = recent[begin + q]
+                memory[: places * width] = 0
+                for place in range(places):
+                    code, vector = max(window[place], 0) * all_books + books, place * width
+                    _add_codewords(tape, recent_codebooks, last_words, width, codes, code, last_books, memory, vector)
+                    _remember(place, width, tape, at, memory)
+                _attend(window, width, heads, tape, at + (1 + places) * width, memory, wide, q * broad)
+            at += (1 + places) * width + heads * places
+            at = _add_bias(users, tape, at, hidden, narrow, width)
+            at = _add_product(users, wide, broad, heads * width, tape, at, hidden, narrow, width)
+            at = _feed_forward(users, width, inner, tape, at, hidden, asked, narrow, wide, broad)
+        _normalise_each(users, hidden, narrow, width, asked)
+        for q in range(users):
+            _multiply(asked, q * narrow, tape, at, out, (begin + q) * width, width)
+            _add_row(tape, at + width, out, (begin + q) * width, width)
+    return DONE
+
+
+# The parts of the model.
+
+
+@numba.njit(nogil=True)
+def _add_codewords(tape, codebooks, words, width, codes, code, books, out, begin):
+    """Of each codebook the codeword that an item's code points to."""
+    total, fours = out[begin : begin + width], books // 4 * 4
+    for book in range(0, fours, 4):  # at once, as the sum is read and written each time
+        one = codebooks + (words * book + np.int64(codes[code + book])) * width
+        two = codebooks + (words * (book + 1) + np.int64(codes[code + book + 1])) * width
+        three = codebooks + (words * (book + 2) + np.int64(codes[code + book + 2])) * width
+        four = codebooks + (words * (book + 3) + np.int64(codes[code + book + 3])) * width
+        first, second = tape[one : one + width], tape[two : two + width]
+        third, fourth = tape[three : three + width], tape[four : four + width]
+        for j in range(width):
+            total[j] += (first[j] + second[j]) + (third[j] + fourth[j])
+    for book in range(fours, books):
+        _add_row(tape, codebooks + (words * book + np.int64(codes[code + book])) * width, out, begin, width)
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def _shares_by_codes(match, codes, code, rates, books, words, bins, history, shares, mass):
+    """The first look, asked by the last item's codes; False when a row of the histogram is empty."""
+    for row in range(rates * books):
+        codeword = (row * words + np.int64(codes[code + row % books])) * words
+        _multiply(bins, history, match, codeword, shares, mass, words)
+        total = _sum(shares, mass, words)
+        if not (total > 0 or _sum(bins, history, words) > 0):
+            return False
+        _scale(shares, mass, words, ONE / max(total, SMALLEST_MASS))
+        history += words
+        mass += words
+    return True
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def _shares_by_logits(rows, words, bins, history, logits, begin):
+    """A further look: the logits become shares, exp(logit) * bin over the sum of its row.
+
+    A bin counts as its mantissa times a power of two, which goes into the exponent: no scale of a row is too large.
+    """
+    cells = rows * words
+    _add_exponents(bins, history, logits, begin, cells)
+    for row in range(begin, begin + cells, words):
+        _add(logits, row, words, -_peak(logits, row, words))
+    _exp_times_mantissas(bins, history, logits, begin, cells)
+    for row in range(begin, begin + cells, words):
+        _scale(logits, row, words, ONE / _sum(logits, row, words))
+
+
+@numba.njit(nogil=True)
+def _add_exponents(bins, history, logits, begin, cells):
+    mass, logit = bins[history : history + cells], logits[begin : begin + cells]
+    for cell in range(cells):
+        raised = logit[cell] + LN_2 * _exponent(mass[cell])
+        logit[cell] = raised if mass[cell] > 0 else NOTHING
+
+
+@numba.njit(nogil=True, fastmath=ANY_ORDER)
+def _exp_times_mantissas(bins, history, logits, begin, cells):
+    mass, logit = bins[history : history + cells], logits[begin : begin + cells]
+    for cell in range(cells):
+        found = _exp(logit[cell]) * _mantissa(mass[cell])
+        logit[cell] = found if mass[cell] > 0 else np.float32(0)
+
+
+@numba.njit(nogil=True)
+def _feed_forward(users, width, inner, tape, at, hidden, asked, narrow, wide, broad):
+    """Add a block's answer to the hidden vectors; returns where the tape goes on, as everything that reads it."""
+    _normalise_each(users, hidden, narrow, width, asked)
+    at = _product(users, asked, narrow, width, tape, at, wide, broad, inner)
+    for q in range(users):
+        _gelu(wide, q * broad, inner)
+    at = _add_bias(users, tape, at, hidden, narrow, width)
+    return _add_product(users, wide, broad, inner, tape, at, hidden, narrow, width)
+
+
+@numba.njit(nogil=True)
+def _remember(place, width, tape, at, memory):
+    """What the heads look at: a recent item's normalised vector with its gain, and its position."""
+    begin = place * width
+    _normalise(memory, begin, width, memory, begin)
+    _multiply(memory, begin, tape, at, memory, begin, width)
+    _add_row(tape, at + width + begin, memory, begin, width)
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def _attend(recent, width, heads, tape, age_bias, memory, asked, query):
+    """Softmax attention; each head's query is replaced by what it finds."""
+    places = len(recent)
+    logits = places * width  # behind the vectors
+    for _ in range(heads):
+        for place in range(places):
+            logit = _dot(asked, query, memory, place * width, width) + tape[age_bias + place]
+            memory[logits + place] = logit if recent[place] >= 0 else NEVER
+        _add(memory, logits, places, -_peak(memory, logits, places))
+        _exp_each(memory, logits, places)
+        _scale(memory, logits, places, ONE / _sum(memory, logits, places))
+        _scale(asked, query, width, np.float32(0))
+        for place in range(places):
+            _add_scaled(memory, place * width, memory[logits + place], asked, query, width)
+        query += width
+        age_bias += places
+
+
+# Rows of numbers.
+
+
+@numba.njit(nogil=True)
+def _normalise_each(users, rows, stride, width, out):
+    """A layer norm's mean and variance; its gain and bias are in the matrix that follows."""
+    for q in range(users):
+        _normalise(rows, q * stride, width, out, q * stride)
+
+
+@numba.njit(nogil=True, fastmath=ANY_ORDER, error_model="numpy")
+def _normalise(rows, begin, width, out, out_begin):
+    row, normal = rows[begin : begin + width], out[out_begin : out_begin + width]
+    squares, count = np.float32(0), np.float32(width)
+    mean = _sum(rows, begin, width) / count
+    for j in range(width):
+        squares += (row[j] - mean) * (row[j] - mean)
+    scale = ONE / np.sqrt(squares / count + EPSILON)
+    for j in range(width):
+        normal[j] = (row[j] - mean) * scale
+
+
+@numba.njit(nogil=True)
+def _multiply(ones, begin, others, others_begin, out, out_begin, length):
+    one, other = ones[begin : begin + length], others[others_begin : others_begin + length]
+    product = out[out_begin : out_begin + length]
+    for j in range(length):
+        product[j] = one[j] * other[j]
+
+
+@numba.njit(nogil=True)
+def _copy(rows, begin, out, out_begin, length):
+    row, copy = rows[begin : begin + length], out[out_begin : out_begin + length]
+    for j in range(length):
+        copy[j] = row[j]
+
+
+@numba.njit(nogil=True)
+def _add_row(rows, begin, out, out_begin, length):
+    row, total = rows[begin : begin + length], out[out_begin : out_begin + length]
+    for j in range(length):
+        total[j] += row[j]
+
+
+@numba.njit(nogil=True, fastmath=ANY_ORDER)
+def _add_scaled(rows, begin, number, out, out_begin, length):
+    row, total = rows[begin : begin + length], out[out_begin : out_begin + length]
+    for j in range(length):
+        total[j] += number * row[j]
+
+
+@numba.njit(nogil=True)
+def _add(rows, begin, length, number):
+    row = rows[begin : begin + length]
+    for j in range(length):
+        row[j] += number
+
+
+@numba.njit(nogil=True)
+def _scale(rows, begin, length, number):
+    row = rows[begin : begin + length]
+    for j in range(length):
+        row[j] *= number
+
+
+@numba.njit(nogil=True, fastmath=ANY_ORDER)
+def _sum(rows, begin, length):
+    row, total = rows[begin : begin + length], np.float32(0)
+    for j in range(length):
+        total += row[j]
+    return total
+
+
+@numba.njit(nogil=True, fastmath=ANY_ORDER)
+def _dot(ones, begin, others, others_begin, length):
+    one, other = ones[begin : begin + length], others[others_begin : others_begin + length]
+    total = np.float32(0)
+    for j in range(length):
+        total += one[j] * other[j]
+    return total
+
+
+@numba.njit(nogil=True, fastmath=ANY_ORDER | {"nnan"})
+def _peak(rows, begin, length):
+    """The largest; where one of them is NaN any number will do, as everything becomes NaN."""
+    row, peak = rows[begin : begin + length], rows[begin]
+    for j in range(length):
+        peak = max(peak, row[j])
+    return peak
+
+
+@numba.njit(nogil=True, fastmath=ANY_ORDER)
+def _exp_each(rows, begin, length):
+    row = rows[begin : begin + length]
+    for j in range(length):
+        row[j] = _exp(row[j])
+
+
+@numba.njit(nogil=True, fastmath=ANY_ORDER)
+def _exp(x):
+    """exp(x) for x <= 0, to 3e-7 of it; what is below exp(-87) comes out as that.
+
+    2**whole * exp(rest), the second by its Taylor series; ln 2 in two parts, or its rounding would be seen.
+    """
+    x = np.float32(-87) if x < np.float32(-87) else x
+    whole = np.floor(x * np.float32(1 / np.log(2)) + HALF)
+    rest = (x - whole * np.float32(0.693359375)) + whole * np.float32(0.693359375 - np.log(2))
+    found = np.float32(1 / 5040) * rest + np.float32(1 / 720)
+    found = found * rest + np.float32(1 / 120)
+    found = found * rest + np.float32(1 / 24)
+    found = found * rest + np.float32(1 / 6)
+    found = found * rest + HALF
+    found = found * rest + ONE
+    found = found * rest + ONE
+    return _times_power_of_two(found, whole)
+
+
+@numba.njit(nogil=True, fastmath=ANY_ORDER, error_model="numpy")
+def _gelu(rows, begin, length):
+    """x * (1 + erf(x / sqrt 2)) / 2, in place.
+
+    Source: erf to 3e-7 as x times a ratio of two polynomials in its square, as in Eigen (generic_fast_erf_float).
+    """
+    row = rows[begin : begin + length]
+    for j in range(length):
+        x = row[j] * np.float32(np.sqrt(0.5))
+        x = np.float32(-4) if x < -4 else x
+        x = np.float32(4) if x > 4 else x
+        square = x * x
+        above = np.float32(-2.72614225801306e-10) * square + np.float32(2.77068142495902e-08)
+        above = above * square + np.float32(-2.10102402082508e-06)
+        above = above * square + np.float32(-5.69250639462346e-05)
+        above = above * square + np.float32(-7.34990630326855e-04)
+        above = above * square + np.float32(-2.95459980854025e-03)
+        above = above * square + np.float32(-1.60960333262415e-02)
+        below = np.float32(-1.45660718464996e-05) * square + np.float32(-2.13374055278905e-04)
+        below = below * square + np.float32(-1.68282697438203e-03)
+        below = below * square + np.float32(-7.37332916720468e-03)
+        below = below * square + np.float32(-1.42647390514189e-02)
+        row[j] = HALF * row[j] * (ONE + x * above / below)
+
+
+# Products with matrices.
+
+
+@numba.njit(nogil=True)
+def _padded(outputs):
+    """Panels are full."""
+    return (outputs + PANEL - 1) // PANEL * PANEL
+
+
+@numba.njit(nogil=True)
+def _product(users, rows, stride, inputs, tape, at, out, out_stride, outputs):
+    """out = bias + rows @ matrix."""
+    for q in range(users):
+        _copy(tape, at, out, q * out_stride, _padded(outputs))
+    at += _padded(outputs)
+    return _add_product(users, rows, stride, inputs, tape, at, out, out_stride, outputs)
+
+
+@numba.njit(nogil=True)
+def _add_bias(users, tape, at, out, stride, outputs):
+    for q in range(users):
+        _add_row(tape, at, out, q * stride, _padded(outputs))
+    return at + _padded(outputs)
+
+
+@numba.njit(nogil=True)
+def _add_product(users, rows, stride, inputs, tape, at, out, out_stride, outputs):
+    """out += rows @ matrix; a user's numbers are added up in the same order, alone or with others."""
+    tiles, chunk = users // TILE * TILE, inputs if users == 1 else CHUNK
+    for panel in range(0, outputs, PANEL):
+        for begin in range(0, inputs, chunk):
+            part = min(chunk, inputs - begin)
+            for q in range(0, tiles, TILE):
+                _add_tile(rows, q * stride + begin, stride, tape, at, part, out, q * out_stride + panel, out_stride)
+            for q in range(tiles, users):
+                _add_one(rows, q * stride + begin, stride, tape, at, part, out, q * out_stride + panel, out_stride)
+            at += part * PANEL
+    return at
+
+
+def _adding(users, ahead):
+    """Code that adds the product of some users' rows of ``part`` numbers with one panel to their sums."""
+    lanes, index, bit32 = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64), ir.IntType(32)
+    undefined, parts = ir.Constant(lanes, ir.Undefined), range(PANEL // LANES)
+
+    def generate(context, builder, signature, args):
+        _, rows_at, stride, _, at, part, _, out_at, out_stride = args
+        rows, tape, out = (
+            context.make_array(signature.args[place])(context, builder, args[place]) for place in (0, 3, 6)
+        )
+
+        def starts(array, first, step):
+            return [
+                builder.gep(array.data, [builder.add(first, builder.mul(step, index(user)))]) for user in range(users)
+            ]
+
+        def lanes_behind(start, place):
+            return builder.bitcast(builder.gep(start, [place]), lanes.as_pointer())
+
+        def in_all_lanes(number):
+            one = builder.insert_element(undefined, number, bit32(0))
+            return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(bit32, LANES), None))
+
+        inputs, matrix = starts(rows, rows_at, stride), builder.gep(tape.data, [at])
+        outs = starts(out, out_at, out_stride)
+        sums_at = [lanes_behind(start, index(LANES * each)) for start in outs for each in parts]
+        sums = [builder.load(place, align=4) for place in sums_at]
+        before, loop, after = builder.block, *(builder.append_basic_block(name) for name in ("loop", "after"))
+        builder.branch(loop)
+
+        builder.position_at_end(loop)
+        row, running = builder.phi(index), [builder.phi(lanes) for _ in sums]
+        row_at = builder.mul(row, index(PANEL))
+        words = [
+            builder.load(lanes_behind(matrix, builder.add(row_at, index(LANES * each))), align=4) for each in parts
+        ]
+        if ahead:
+            for each in parts:
+                _fetch(builder, builder.gep(matrix, [builder.add(row_at, index(ahead + LANES * each))]))
+        added = []
+        for user, start in enumerate(inputs):
+            number = in_all_lanes(builder.load(builder.gep(start, [row])))
+            for each, word in enumerate(words):
+                product = builder.fmul(number, word, flags=("contract",))
+                added.append(builder.fadd(running[user * len(parts) + each], product, flags=("contract",)))
+        following = builder.add(row, index(1))
+        for phi, first, next_one in zip([row, *running], [index(0), *sums], [following, *added], strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(next_one, loop)
+        builder.cbranch(builder.icmp_signed("<", following, part), loop, after)
+
+        builder.position_at_end(after)
+        for place, total in zip(sums_at, added, strict=True):
+            builder.store(total, place, align=4)
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _fetch(builder, address):
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(prefetch, [builder.bitcast(address, byte), number(0), number(3), number(1)])  # to read, to keep, data
+
+
+def _signature(rows, tape, out):
+    number = types.int64
+    return types.void(rows, number, number, tape, number, number, out, number, number)
+
+
+@intrinsic
+def _add_tile(typing_context, rows, rows_at, stride, tape, at, part, out, out_at, out_stride):
+    return _signature(rows, tape, out), _adding(TILE, 0)
+
+
+@intrinsic
+def _add_one(typing_context, rows, rows_at, stride, tape, at, part, out, out_at, out_stride):
+    return _signature(rows, tape, out), _adding(1, AHEAD)
+
+
+# The bits of a float32: sign, 8 bits of exponent + 127, 23 bits of mantissa below the leading one.
+
+_BITS = ir.IntType(32)
+
+
+@intrinsic
+def _exponent(typing_context, x):
+    def generate(context, builder, signature, args):
+        bits = builder.lshr(builder.bitcast(args[0], _BITS), _BITS(23))
+        return builder.sitofp(builder.sub(bits, _BITS(127)), ir.FloatType())
+
+    return types.float32(types.float32), generate
+
+
+@intrinsic
+def _mantissa(typing_context, x):
+    def generate(context, builder, signature, args):
+        bits = builder.and_(builder.bitcast(args[0], _BITS), _BITS(0x7FFFFF))
+        return builder.bitcast(builder.or_(bits, _BITS(0x3F800000)), ir.FloatType())
+
+    return types.float32(types.float32), generate
+
+
+@intrinsic
+def _times_power_of_two(typing_context, x, power):
+    def generate(context, builder, signature, args):
+        exponent = builder.add(builder.fptosi(args[1], _BITS), _BITS(127))
+        scale = builder.bitcast(builder.shl(exponent, _BITS(23)), ir.FloatType())
+        return builder.fmul(args[0], scale)
+
+    return types.float32(types.float32, types.float32), generate

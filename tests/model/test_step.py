@@ -1,0 +1,176 @@
+"""The compiled step says what ``LisaMini.read`` says, of any model and any number of users."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model import step_kernel
+from model.config import PRESETS, ModelConfig
+from model.lisa import LisaMini
+from model.step import Step
+
+ITEMS = 30
+Make = Callable[..., LisaMini]
+
+shapes = st.builds(
+    ModelConfig,
+    width=st.sampled_from([2, 7, 16, 64, 100, 130]),
+    decay_rates=st.sampled_from([(0.0,), (0.1, 0.7), (0.02, 0.2, 1.2)]),
+    history_codebooks=st.integers(1, 9),
+    history_codewords=st.sampled_from([2, 5, 16, 32, 45]),
+    target_codebooks=st.integers(1, 9),
+    target_codewords=st.sampled_from([2, 30, 256]),
+    ffn_multiple=st.integers(1, 4),
+    hops=st.integers(0, 2),
+    recent_items=st.integers(1, 9),
+    recent_heads=st.integers(0, 3),
+)
+
+
+def random_states(shape: ModelConfig, users: int, seed: int) -> tuple[Any, Any, Any]:
+    """Half of the bins are empty, and the scale of each row is its own."""
+    rng = np.random.default_rng(seed)
+    cells = users, len(shape.decay_rates), shape.history_codebooks, shape.history_codewords
+    histograms = rng.random(cells) * (rng.random(cells) < 0.5)
+    histograms[..., 0] += 0.01
+    histograms *= 10 ** rng.uniform(-5, 5, (*cells[:3], 1))
+    return (
+        histograms.astype(np.float32),
+        rng.integers(0, ITEMS, users),
+        rng.integers(-1, ITEMS, (users, shape.recent_items)),
+    )
+
+
+def read(model: LisaMini, state: tuple[Any, Any, Any]) -> Any:
+    with torch.inference_mode():
+        return model.read(*map(torch.from_numpy, state)).numpy()
+
+
+def step_of(model: LisaMini) -> Step:
+    with torch.no_grad():
+        return Step(model, model.tables())
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, users=st.sampled_from([0, 1, 2, 3, 5, 8, 64, 67, 130]), seed=st.integers(0, 1000))
+def test_a_step_is_what_the_model_reads(random_model: Make, shape: ModelConfig, users: int, seed: int) -> None:
+    model = random_model(shape, ITEMS, seed)
+    state = random_states(shape, users, seed)
+    np.testing.assert_allclose(step_of(model)(*state), read(model, state), rtol=1e-5, atol=1e-5)
+
+
+@lru_cache
+def of_preset(make: Make, name: str) -> tuple[LisaMini, Step]:
+    model = make(PRESETS[name][0], ITEMS)
+    return model, step_of(model)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+class TestEveryPreset:
+    @pytest.mark.parametrize("users", [1, 64, 129])
+    def test_steps_as_it_reads(self, random_model: Make, name: str, users: int) -> None:
+        model, step = of_preset(random_model, name)
+        state = random_states(model.config, users, seed=users)
+        np.testing.assert_allclose(step(*state), read(model, state), rtol=1e-5, atol=1e-5)
+
+    def test_a_batch_is_exactly_its_users_alone(self, random_model: Make, name: str) -> None:
+        model, step = of_preset(random_model, name)
+        state = random_states(model.config, 70, seed=0)
+        together = step(*state)
+        for user in range(70):
+            alone = step(*(part[user : user + 1] for part in state))
+            np.testing.assert_array_equal(alone[0], together[user])
+
+    def test_a_user_without_recent_items(self, random_model: Make, name: str) -> None:
+        model, step = of_preset(random_model, name)
+        histograms, last, recent = random_states(model.config, 3, seed=1)
+        recent[1] = -1
+        state = histograms, last, recent
+        np.testing.assert_allclose(step(*state), read(model, state), rtol=1e-5, atol=1e-5)
+
+    def test_bins_where_only_the_logarithm_of_their_scale_fits(self, random_model: Make, name: str) -> None:
+        """A stored row may span 43 powers of ten."""
+        model, step = of_preset(random_model, name)
+        histograms, *items = random_states(model.config, 4, seed=2)
+        histograms[...] = 10.0 ** np.random.default_rng(0).uniform(-20, 23, histograms.shape)
+        state = histograms, *items
+        np.testing.assert_allclose(step(*state), read(model, state), rtol=1e-5, atol=1e-5)
+
+    def test_threads_step_at_once(self, random_model: Make, name: str) -> None:
+        model, step = of_preset(random_model, name)
+        states = [random_states(model.config, users, seed=users) for users in (1, 7, 65, 64)]
+        expected = [step(*state) for state in states]
+        found: list[list[Any]] = [[] for _ in states]
+
+        def many(thread: int) -> None:
+            found[thread] = [step(*states[thread]) for _ in range(20)]
+
+        threads = [threading.Thread(target=many, args=(thread,)) for thread in range(len(states))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for results, one in zip(found, expected, strict=True):
+            assert len(results) == 20
+            for result in results:
+                np.testing.assert_array_equal(result, one)
+
+
+@pytest.fixture(scope="module")
+def small(random_model: Make) -> Step:
+    return step_of(random_model(ModelConfig(width=16, recent_heads=1), ITEMS))
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan])
+@pytest.mark.parametrize("user", [0, 66])
+def test_a_row_that_is_empty_or_not_a_number_is_refused(small: Step, bad: float, user: int) -> None:
+    histograms, *items = random_states(ModelConfig(), 67, seed=0)
+    histograms[user, 1, 5] = bad
+    with pytest.raises(ValueError, match="without a single step"):
+        small(histograms, *items)
+
+
+def test_one_bin_that_is_not_a_number_is_refused(small: Step) -> None:
+    histograms, *items = random_states(ModelConfig(), 2, seed=0)
+    histograms[1, 2, 7, 31] = np.nan
+    with pytest.raises(ValueError, match="without a single step"):
+        small(histograms, *items)
+
+
+@pytest.mark.parametrize(("place", "item"), [(1, ITEMS), (1, -1), (2, ITEMS)])
+def test_items_beyond_the_catalogue_are_refused(small: Step, place: int, item: int) -> None:
+    state = random_states(ModelConfig(), 3, seed=0)
+    state[place][2:] = item
+    with pytest.raises(IndexError, match="beyond the catalogue of 30 items"):
+        small(*state)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_other_shapes_are_refused(small: Step, place: int) -> None:
+    state = list(random_states(ModelConfig(), 3, seed=0))
+    state[place] = state[place][:-1] if place == 1 else state[place][..., :-1]
+    with pytest.raises(ValueError, match=r"recent items \(Q, 5\), not "):
+        small(*state)
+
+
+def test_states_are_read_where_they_lie_and_nothing_is_compiled_again(small: Step) -> None:
+    """Fields of records at odd addresses in read-only bytes."""
+    histograms, last, recent = random_states(ModelConfig(), 3, seed=0)
+    layout = np.dtype([("odd", "u1"), ("last", "<i4"), ("bins", "<f4", histograms.shape[1:]), ("recent", "<i4", (5,))])
+    records = np.zeros(3, layout)
+    records["last"], records["bins"], records["recent"] = last, histograms, recent
+    compiled = len(step_kernel.step.signatures)
+    expected = small(histograms, last, recent)
+    for rows in (slice(0, 3), slice(1, 2), slice(None, None, 2)):
+        stored = np.frombuffer(records.tobytes(), layout)[rows]
+        np.testing.assert_array_equal(small(stored["bins"], stored["last"], stored["recent"]), expected[rows])
+    assert len(step_kernel.step.signatures) == compiled == 1
