@@ -8,9 +8,8 @@ sync cost far more than an event, so whatever arrives during one round is read a
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
 
 from storage.archive import ArchivedLog, Snapshot
 from storage.archive_lookups import ArchiveLookups
@@ -46,14 +45,15 @@ from storage.redis_layout import (
     log_entries,
     partition_page,
 )
+from storage.redis_requests import Commit, Part, Read, Request, UserFold, by_partition
+from storage.redis_servers import CONNECTION_ERRORS, failure_of, translated
 from storage.rounds import Rounds
-from storage.state import Effect, Event, Generation, State, StateError
+from storage.state import Event, Generation, State, StateError
 from storage.store import (
     Appended,
     FoldedState,
     LogEntry,
     LogPage,
-    PartlyApplied,
     StorageBusy,
     StorageError,
     StorageUnavailable,
@@ -68,7 +68,6 @@ SOCKET_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 16
 MAX_WAITING = 8192  # events, or values to read
 MAX_ROUND = 512  # a round is folded and encoded in one go, 30 to 160 ms in which the event loop does nothing else
-GIVE_UP_AFTER_S = 5.0
 ENDLESS = 2**53
 LOG_PAGE = 500
 SCAN_TIMEOUT_S = 600.0  # for the archive to read a part of all its files
@@ -77,9 +76,6 @@ KEPT_AT_ONCE = 64  # states of a rebuild in one transaction, about 250 kB
 FAR_BEHIND = 500  # entries; a state that lacks more of the log is folded apart, so that no round waits for it
 DAY_S = 86_400
 REGISTERED = "generation:"  # begins a field of PREFIX:meta
-
-# RuntimeError is how uvloop says that a connection broke while it was written to; redis-py passes it on.
-CONNECTION_ERRORS = (RedisError, OSError, RuntimeError)
 
 logger = logging.getLogger(__name__)
 
@@ -102,14 +98,14 @@ class RedisStore:
         self._keys = keys
         self._serving = tuple(generations)
         self._ttl_s = ttl_s
-        self._reads: Rounds[_Read] = Rounds(self._read_round, max_size=MAX_ROUND, max_waiting=max_waiting)
-        self._writes: Rounds[_Part] = Rounds(self._write_round, max_size=MAX_ROUND, max_waiting=max_waiting)
+        self._reads: Rounds[Read] = Rounds(self._read_round, max_size=MAX_ROUND, max_waiting=max_waiting)
+        self._writes: Rounds[Part] = Rounds(self._write_round, max_size=MAX_ROUND, max_waiting=max_waiting)
         # what a missing state costs must not take the connections that everybody's rounds need
         self._folding = asyncio.Semaphore(MAX_CONNECTIONS // 2)
         self._catching_up: dict[str, asyncio.Task[None]] = {}  # states that are far behind, by their keys
         self._max_waiting = max_waiting
         self._archive = archive
-        self._looked_up: set[_Part] = set()  # what waits for the archive
+        self._looked_up: set[Part] = set()  # what waits for the archive
         self._looking_up: set[asyncio.Task[None]] = set()
         self._registered: set[bytes] = set()
         self._checked = False
@@ -170,7 +166,7 @@ class RedisStore:
             raise ValueError("a store that takes events needs at least one generation")
         if sum(part.size for part in self._looked_up) > self._max_waiting:
             raise StorageBusy("too much waits for the archive; try again later")
-        request = _Request(len(events))
+        request = Request(len(events))
         self._writes.put(request.parts(self._keys, tenant, events))
         return await request.answer
 
@@ -180,7 +176,7 @@ class RedisStore:
         if not user_ids:
             return []
         users = {user_id: self._keys.user(tenant, user_id) for user_id in user_ids}
-        read = _Read([key for user in users.values() for key in (user.head, user.state(generation))])
+        read = Read([key for user in users.values() for key in (user.head, user.state(generation))])
         self._reads.put([read])
         stored = iter(await read.answer)
         values = {
@@ -303,7 +299,7 @@ class RedisStore:
     # ---- the server
 
     async def _call(self, *command: Argument) -> Any:
-        with _translated():
+        with translated():
             return await self._execute(*command)
 
     async def _call_checked(self, *command: Argument) -> Any:
@@ -312,7 +308,7 @@ class RedisStore:
         return await self._call(*command)
 
     async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        with _translated():
+        with translated():
             try:
                 return await self._execute("EVALSHA", script.sha, len(keys), *keys, *args)
             except NoScriptError:
@@ -339,7 +335,7 @@ class RedisStore:
             logger.info("Redis does not tell its version")
             return
         except CONNECTION_ERRORS as exc:
-            raise _failure(exc) from exc
+            raise failure_of(exc) from exc
         if tuple(map(int, version.split(".")[:2])) < OLDEST_SERVER:
             raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
 
@@ -384,7 +380,7 @@ class RedisStore:
 
     # ---- reading
 
-    async def _read_round(self, reads: "list[_Read]") -> "list[_Read]":
+    async def _read_round(self, reads: "list[Read]") -> "list[Read]":
         await self._check_server()
         reads = [read for read in reads if not read.is_too_late()]
         if not reads:
@@ -463,7 +459,7 @@ class RedisStore:
             await self._run(KEEP, *keep_arguments(user, generation, Head.of(head).newest, value, self._ttl_s))
 
     async def _keep_together(self, generation: Generation, states: Sequence[FoldedState]) -> list[Any]:
-        with _translated():
+        with translated():
             async with self._redis.pipeline(transaction=True) as pipe:
                 for state in states:
                     user = self._keys.user(state.tenant, state.user_id)
@@ -508,7 +504,7 @@ class RedisStore:
 
     # ---- writing
 
-    async def _write_round(self, parts: "list[_Part]") -> "list[_Part]":
+    async def _write_round(self, parts: "list[Part]") -> "list[Part]":
         """Commit each partition in one step; return what somebody else was faster than."""
         await self._check_server()
         serving = self._serving
@@ -516,8 +512,8 @@ class RedisStore:
         parts = [part for part in parts if not (part.is_dropped() or part.is_too_late())]
         folds = await self._read_folds(parts, serving)
         commits = []
-        undecided: list[_Part] = []
-        for together in _by_partition(parts):
+        undecided: list[Part] = []
+        for together in by_partition(parts):
             try:
                 commits.append(await self._folded(together, folds))
             except StorageUnavailable:
@@ -533,13 +529,13 @@ class RedisStore:
         replies = iter(await self._send([commit.changes for commit in commits if commit.changes]))
         return [part for commit in commits for part in commit.settle(next(replies) if commit.changes else 1)]
 
-    async def _read_folds(self, parts: "Sequence[_Part]", serving: Sequence[Generation]) -> "dict[User, _UserFold]":
+    async def _read_folds(self, parts: "Sequence[Part]", serving: Sequence[Generation]) -> "dict[User, UserFold]":
         """What is stored of the parts' users; where a commit was refused, also which of their ids are logged."""
-        folds = {user: _UserFold(user, serving) for part in parts for user in part.users}
+        folds = {user: UserFold(user, serving) for part in parts for user in part.users}
         doubted = [(user, entry) for part in parts if part.refusals for user, entry in part.entries]
         if not folds:
             return {}
-        with _translated():
+        with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.mget([key for user in folds for key in (user.head, *user.states(serving))])
                 for user, entry in doubted:
@@ -553,7 +549,7 @@ class RedisStore:
                 folds[user].seen.add(entry.id_hash)
         return folds
 
-    async def _folded(self, parts: "list[_Part]", folds: "dict[User, _UserFold]") -> "_Commit":
+    async def _folded(self, parts: "list[Part]", folds: "dict[User, UserFold]") -> "Commit":
         own = [folds[user] for user in dict.fromkeys(user for part in parts for user in part.users)]
         for fold in own:
             await self._fold_what_lacks(fold)
@@ -564,9 +560,9 @@ class RedisStore:
             for user, id_hash in part.archived:
                 folds[user].seen.add(id_hash)
         answers = [[folds[user].receive(entry) for user, entry in part.entries] for part in parts]
-        return _Commit(parts, answers, [fold.change() for fold in own if fold.new])
+        return Commit(parts, answers, [fold.change() for fold in own if fold.new])
 
-    async def _fold_what_lacks(self, fold: "_UserFold") -> None:
+    async def _fold_what_lacks(self, fold: "UserFold") -> None:
         """Bring the user's states up to date, save those that are far behind: a later reader needs them, no event."""
         for generation, stored in zip(fold.serving, fold.stored, strict=True):
             if fold.user.state(generation) in self._catching_up:
@@ -596,7 +592,7 @@ class RedisStore:
 
         self._catching_up[key] = asyncio.create_task(catch_up())
 
-    def _look_up_apart(self, parts: "list[_Part]") -> None:
+    def _look_up_apart(self, parts: "list[Part]") -> None:
         """Let the archive say which of the parts' events it holds, and then let them wait again."""
         self._looked_up.update(parts)
 
@@ -615,7 +611,7 @@ class RedisStore:
         self._looking_up.add(task)
         task.add_done_callback(self._looking_up.discard)
 
-    async def _look_up(self, parts: "list[_Part]") -> None:
+    async def _look_up(self, parts: "list[Part]") -> None:
         """All of the parts' events, also those that are decided as things are now."""
         archive_id = await self._id_of_archive()
         entries: defaultdict[str, list[tuple[User, Entry]]] = defaultdict(list)
@@ -640,7 +636,7 @@ class RedisStore:
         """What the server says to each commit. In a transaction, so that it syncs once for all of them."""
         if not commits:
             return []
-        with _translated():
+        with translated():
             async with self._redis.pipeline(transaction=len(commits) > 1) as pipe:
                 for changes in commits:
                     keys, args = commit_arguments(changes, self._ttl_s)
@@ -662,208 +658,9 @@ class _FarBehindError(StorageError):
 class _UndecidedError(StorageError):
     """Only the archive knows whether some events of these parts were logged before."""
 
-    def __init__(self, parts: "list[_Part]") -> None:
+    def __init__(self, parts: "list[Part]") -> None:
         super().__init__("the archive has to be asked for events")
         self.parts = parts
-
-
-@dataclass(slots=True, eq=False)
-class _Read:
-    """Keys whose values somebody waits for."""
-
-    keys: list[str]
-    answer: "asyncio.Future[list[bytes | None]]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-    give_up_at_s: float = field(default_factory=lambda: asyncio.get_running_loop().time() + GIVE_UP_AFTER_S)
-
-    @property
-    def size(self) -> int:
-        return len(self.keys)
-
-    def is_too_late(self) -> bool:
-        """The server is so slow that nobody should wait any longer."""
-        late = asyncio.get_running_loop().time() > self.give_up_at_s
-        if late:
-            self.fail(StorageUnavailable("Redis answers too slowly"))
-        return late
-
-    def succeed(self, values: list[bytes | None]) -> None:
-        if not self.answer.done():  # else it was cancelled
-            self.answer.set_result(values)
-
-    def fail(self, cause: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(_failure(cause))
-
-
-class _Request:
-    """A call of `append`. It falls into parts, one for each partition, and is answered when all are settled."""
-
-    def __init__(self, size: int) -> None:
-        self.answer: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
-        self.failure: StorageError | None = None
-        self._answers: list[Appended | None] = [None] * size
-        self._open_parts: set[_Part] = set()
-
-    def parts(self, keys: Keyspace, tenant: str, events: Sequence[Event]) -> "list[_Part]":
-        parts: dict[str, _Part] = {}
-        for position, event in enumerate(events):
-            user = keys.user(tenant, event.user_id)
-            part = parts.setdefault(user.partition, _Part(self))
-            part.entries.append((user, Entry.of(tenant, event)))
-            part.positions.append(position)
-        self._open_parts.update(parts.values())
-        return list(parts.values())
-
-    def settle(self, part: "_Part", answers: Sequence[Appended] | StorageError) -> None:
-        """Note what became of a part; of a failed one there are no answers. Once it is settled, it stays so."""
-        if part not in self._open_parts:
-            return
-        self._open_parts.remove(part)
-        if isinstance(answers, StorageError):
-            self.failure = self.failure or answers
-        else:
-            for position, answer in zip(part.positions, answers, strict=True):
-                self._answers[position] = answer
-        if not self._open_parts and not self.answer.done():
-            self._reply()
-
-    def _reply(self) -> None:
-        applied = [position for position, answer in enumerate(self._answers) if answer is not None]
-        if self.failure is None:
-            self.answer.set_result([answer for answer in self._answers if answer is not None])
-        elif applied:
-            self.answer.set_exception(PartlyApplied(str(self.failure), applied))
-        else:
-            self.answer.set_exception(self.failure)
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    """What a request wants in one partition: applied as one, or not at all."""
-
-    request: _Request
-    entries: list[tuple[User, Entry]] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)  # of the entries, in the request
-    refusals: int = 0
-    # What the archive has said: which ids it held when it held the partition's log through an entry.
-    archived: set[tuple[User, int]] = field(default_factory=set)
-    looked_through: int = 0
-    must_look_through: int = 0
-    give_up_at_s: float = field(default_factory=lambda: asyncio.get_running_loop().time() + GIVE_UP_AFTER_S)
-
-    @property
-    def size(self) -> int:
-        return len(self.entries)
-
-    @property
-    def users(self) -> Iterator[User]:
-        return (user for user, _ in self.entries)
-
-    @property
-    def partition(self) -> int:
-        return self.entries[0][0].partition_number
-
-    def is_dropped(self) -> bool:
-        """Nobody waits any more, or the request has failed in another part, which settles this one."""
-        if self.request.failure is not None:
-            self.request.settle(self, self.request.failure)
-            return True
-        return self.request.answer.done()
-
-    def is_too_late(self) -> bool:
-        """The server is so slow that nobody should wait any longer."""
-        late = asyncio.get_running_loop().time() > self.give_up_at_s
-        if late:
-            self.fail(StorageUnavailable("Redis answers too slowly"))
-        return late
-
-    def succeed(self, answers: Sequence[Appended]) -> None:
-        self.request.settle(self, answers)
-
-    def fail(self, cause: Exception) -> None:
-        self.request.settle(self, _failure(cause))
-
-    def is_undecided(self, folds: "dict[User, _UserFold]") -> bool:
-        """Whether the archive has to say which of the entries were logged, and has not said so yet."""
-        self.must_look_through = max((Head.of(folds[user].head).archived for user in self.users), default=0)
-        return self.looked_through < self.must_look_through and any(
-            Head.of(folds[user].head).may_be_archived(entry.event.event_id) and entry.id_hash not in folds[user].seen
-            for user, entry in self.entries
-        )
-
-    def may_try_again(self) -> bool:
-        self.refusals += 1
-        if asyncio.get_running_loop().time() < self.give_up_at_s:
-            return True
-        self.fail(StorageUnavailable(f"{self.refusals} times others were faster with events of the same users"))
-        return False
-
-
-@dataclass(slots=True)
-class _UserFold:
-    """A user as stored, and then with new entries folded in."""
-
-    user: User
-    serving: Sequence[Generation]
-    head: bytes | None = None
-    stored: list[bytes | None] = field(default_factory=list)  # a value for each generation
-    states: dict[bytes, State] = field(default_factory=dict)  # by generation, without those that are far behind
-    seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
-    new: list[Entry] = field(default_factory=list)
-
-    def receive(self, entry: Entry) -> Appended:
-        if entry.id_hash in self.seen:
-            return Appended(duplicate=True)
-        self.seen.add(entry.id_hash)
-        self.new.append(entry)
-        effects = {
-            generation.tag: generation.apply(self.states[generation.tag], entry.event)
-            for generation in self.serving
-            if generation.tag in self.states
-        }
-        first = self.serving[0]
-        return Appended(
-            unknown_item=entry.event.item_id not in first.item_index,
-            late=effects.get(first.tag) is Effect.STEPPED_LATE,
-        )
-
-    def change(self) -> Change:
-        states = {
-            self.user.state(generation): generation.encode(self.states[generation.tag])
-            for generation in self.serving
-            if generation.tag in self.states
-        }
-        return Change(self.user, self.head or b"", self.new, states)
-
-
-@dataclass(frozen=True, slots=True)
-class _Commit:
-    """Parts of one partition that are applied together."""
-
-    parts: list[_Part]
-    answers: list[list[Appended]]
-    changes: list[Change]  # of users with new entries
-
-    def settle(self, reply: Any) -> list[_Part]:
-        """Returns the parts that have to wait for the next round."""
-        if reply == 0:
-            return [part for part in self.parts if part.may_try_again()]
-        for part, answers in zip(self.parts, self.answers, strict=True):
-            if reply == 1:
-                part.succeed(answers)
-            else:
-                part.fail(reply)
-        return []
-
-
-def _by_partition(parts: Sequence[_Part]) -> list[list[_Part]]:
-    together: defaultdict[str, list[_Part]] = defaultdict(list)
-    for part in parts:
-        together[next(part.users).partition].append(part)
-    return list(together.values())
 
 
 def _decoded(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, State]:
@@ -877,24 +674,3 @@ def _decoded(generation: Generation, stored: bytes | None, newest: int) -> tuple
             if through <= newest:  # else it was left over when the log was lost
                 return through, state
     return 0, generation.empty()
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except CONNECTION_ERRORS as exc:
-        raise _failure(exc) from exc
-
-
-def _failure(cause: Exception) -> StorageError:
-    """One for each waiter: a raised exception collects the traceback of who waits."""
-    failure: StorageError
-    if isinstance(cause, CONNECTION_ERRORS):
-        failure = StorageUnavailable(f"Redis failed: {cause}")
-    elif isinstance(cause, StorageError):
-        failure = type(cause)(str(cause))
-    else:
-        failure = StorageError(f"the request could not be applied: {cause!r}")
-    failure.__cause__ = cause
-    return failure
