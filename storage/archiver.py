@@ -19,11 +19,14 @@ from typing import Any, Protocol
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from storage.archive import ArchiveWriter, Erased, Logged
 from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, TRIM, Keyspace, erasure, trim_arguments
+from storage.redis_servers import is_of_cluster, urls_of_nodes
 from storage.sqlite import BUSY_TIMEOUT_S, EVENT_COLUMNS, FILE_NAME
 from storage.state import Event, event_hash
 from storage.store import StorageError, StorageUnavailable
@@ -137,17 +140,10 @@ class RedisLog:
     @contextmanager
     def open(cls, url: str, prefix: str = "lisarec") -> Iterator[RedisLog]:
         """raises ValueError for a URL that cannot be used; StorageUnavailable, also later, when the server fails"""
-        client = redis.Redis.from_url(
-            url,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=SOCKET_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
         try:
-            with closing(client):
+            with closing(_client(url)) as client:
                 yield cls(client, prefix)
-        except RedisError as exc:
+        except (RedisError, RedisClusterException) as exc:
             raise StorageUnavailable(f"Redis failed: {exc}") from exc
 
     def claim(self, archive_id: str, is_new: bool) -> None:
@@ -226,7 +222,7 @@ class RedisLog:
         give_up_at_s = time.monotonic() + REWRITE_TIMEOUT_S
         while True:
             try:
-                self._redis.execute_command("BGREWRITEAOF")
+                self._rewrite()
                 return
             except NoPermissionError:
                 return
@@ -235,11 +231,43 @@ class RedisLog:
                     raise StorageUnavailable(f"Redis does not rewrite its append-only file: {exc}") from exc
                 time.sleep(0.1)
 
+    def _rewrite(self) -> None:
+        if isinstance(self._redis, redis.RedisCluster):
+            self._redis.execute_command("BGREWRITEAOF", target_nodes=redis.RedisCluster.ALL_NODES)
+        else:
+            self._redis.execute_command("BGREWRITEAOF")
+
     def _mark_layout(self) -> None:
         """Before the first entry goes, so that no service that knows of no archive can be started over these data."""
         if not self._is_marked:
             self._redis.hset(self._keys.meta, "layout", ARCHIVED_LAYOUT)
             self._is_marked = True
+
+
+def _client(url: str) -> Any:
+    """Of a server, or of the cluster that it belongs to. One thread asks it one thing after the other, for which
+    redis-py's own client of clusters does."""
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    failure: Exception = ValueError(f"'{url}' names no server")
+    for node in urls_of_nodes(url):
+        client: Any = redis.Redis.from_url(node, **options)
+        try:
+            if not is_of_cluster(client.execute_command("HELLO")):
+                return client
+        except (AuthenticationError, RedisConnectionError, RedisTimeoutError) as exc:
+            client.close()
+            failure = exc
+        except ResponseError:  # a server that is too old, or a user who may not ask
+            return client
+        else:
+            client.close()
+            return redis.RedisCluster.from_url(node, **options)
+    raise failure
 
 
 def _logged_of(partition: int, page: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Logged | Erased]:

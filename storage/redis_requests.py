@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from redis.exceptions import TryAgainError
+
 from storage.redis_layout import Change, Entry, Head, Keyspace, User
 from storage.redis_servers import failure_of
 from storage.state import Effect, Event, Generation, State
@@ -18,7 +20,7 @@ GIVE_UP_AFTER_S = 5.0
 class Read:
     """Keys whose values somebody waits for."""
 
-    keys: list[str]
+    keys: list[str]  # of one user
     answer: "asyncio.Future[list[bytes | None]]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -110,6 +112,10 @@ class Part:
         return (user for user, _ in self.entries)
 
     @property
+    def log(self) -> str:
+        return self.entries[0][0].log
+
+    @property
     def partition(self) -> int:
         return self.entries[0][0].partition_number
 
@@ -141,11 +147,11 @@ class Part:
             for user, entry in self.entries
         )
 
-    def may_try_again(self) -> bool:
+    def may_try_again(self, why: str) -> bool:
         self.refusals += 1
         if asyncio.get_running_loop().time() < self.give_up_at_s:
             return True
-        self.fail(StorageUnavailable(f"{self.refusals} times others were faster with events of the same users"))
+        self.fail(StorageUnavailable(f"{self.refusals} times {why}"))
         return False
 
 
@@ -160,6 +166,7 @@ class UserFold:
     states: dict[bytes, State] = field(default_factory=dict)  # by generation, without those that are far behind
     seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
     new: list[Entry] = field(default_factory=list)
+    failure: Exception | None = None  # why it cannot be read
 
     def receive(self, entry: Entry) -> Appended:
         if entry.id_hash in self.seen:
@@ -194,16 +201,25 @@ class Commit:
     answers: list[list[Appended]]
     changes: list[Change]  # of users with new entries
 
+    @property
+    def partition(self) -> str:
+        return next(self.parts[0].users).partition
+
     def settle(self, reply: Any) -> list[Part]:
         """Returns the parts that have to wait for the next round."""
         if reply == 0:
-            return [part for part in self.parts if part.may_try_again()]
+            return self._again("others were faster with events of the same users")
+        if isinstance(reply, TryAgainError):
+            return self._again("the cluster was moving the users' partition")
         for part, answers in zip(self.parts, self.answers, strict=True):
             if reply == 1:
                 part.succeed(answers)
             else:
                 part.fail(reply)
         return []
+
+    def _again(self, why: str) -> list[Part]:
+        return [part for part in self.parts if part.may_try_again(why)]
 
 
 def by_partition(parts: Sequence[Part]) -> list[list[Part]]:

