@@ -18,7 +18,7 @@ from app.uuid7 import uuid7
 from model.engine import Engine, Ranked
 from model.histogram import history_histogram
 from storage.state import ITEM_RING, Generation, State, recent_items, stepped_items
-from storage.store import StorageError, UserStore
+from storage.store import PartlyRead, StorageError, UserStore
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Recommender:
         """One answer for each request, in order, from one read of the states and one turn of the engine.
 
         Who is unknown gets popular items; so does who has a long history that is still to be folded for this
-        generation, and every user while the store cannot be read.
+        generation, and every user of whom the store cannot be read.
         """
         stored = await self._read(requests)
         loop = asyncio.get_running_loop()
@@ -121,17 +121,37 @@ class Recommender:
         leaving_out_all = _distinct(request.user_id for request in requests if request.exclude_seen == "all")
         if not user_ids:
             return Stored({}, {})
+        states, logs = await asyncio.gather(self._states(user_ids), self._logs(leaving_out_all))
+        unread = {user_id for user_id in leaving_out_all if user_id not in logs}
+        known = {user_id: state for user_id, state in states.items() if state is not None and user_id not in unread}
+        return Stored(known, logs)
+
+    async def _states(self, user_ids: Sequence[str]) -> Mapping[str, bytes | None]:
+        """Of those that can be read."""
         try:
             states = await self._store.states(self._tenant, user_ids, self._generation, at_most=FOLD_AT_ONCE)
-            logged = await asyncio.gather(
-                *(self._store.seen_items(self._tenant, user_id) for user_id in leaving_out_all)
-            )
         except StorageError as exc:
-            logger.warning("answering with popular items, as the store cannot be read: %s", exc)
-            self._metrics.count_failed_read()
-            return Stored({}, {})
-        known = {user_id: state for user_id, state in zip(user_ids, states, strict=True) if state is not None}
-        return Stored(known, dict(zip(leaving_out_all, logged, strict=True)))
+            self._note_failed_read(exc)
+            return exc.values if isinstance(exc, PartlyRead) else {}
+        return dict(zip(user_ids, states, strict=True))
+
+    async def _logs(self, user_ids: Sequence[str]) -> dict[str, set[str]]:
+        """The items of the users' logs, of those that can be read."""
+        reads = (self._store.seen_items(self._tenant, user_id) for user_id in user_ids)
+        found = dict(zip(user_ids, await asyncio.gather(*reads, return_exceptions=True), strict=True))
+        logs: dict[str, set[str]] = {}
+        for user_id, items in found.items():
+            if isinstance(items, StorageError):
+                self._note_failed_read(items)
+            elif isinstance(items, BaseException):
+                raise items
+            else:
+                logs[user_id] = items
+        return logs
+
+    def _note_failed_read(self, exc: StorageError) -> None:
+        logger.warning("answering with popular items, as the store cannot be read: %s", exc)
+        self._metrics.count_failed_read()
 
     def _answer(self, requests: Sequence[RecommendationRequest], stored: Stored) -> list[Recommendations]:
         """All that computes; it runs in the engine's thread."""

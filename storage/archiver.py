@@ -218,30 +218,36 @@ class RedisLog:
                 return trimmed
 
     def scrub(self) -> None:
-        """Have the append-only file rewritten, if the server lets us; else it does so by itself one day."""
-        give_up_at_s = time.monotonic() + REWRITE_TIMEOUT_S
-        while True:
-            try:
-                self._rewrite()
-                return
-            except NoPermissionError:
-                return
-            except ResponseError as exc:  # one that began before the user was erased is under way
-                if time.monotonic() > give_up_at_s:
-                    raise StorageUnavailable(f"Redis does not rewrite its append-only file: {exc}") from exc
-                time.sleep(0.1)
+        """Have the append-only files rewritten, if the servers let us; else they do so by themselves one day."""
+        for server in self._servers():
+            _rewrite(server)
 
-    def _rewrite(self) -> None:
-        if isinstance(self._redis, redis.RedisCluster):
-            self._redis.execute_command("BGREWRITEAOF", target_nodes=redis.RedisCluster.ALL_NODES)
-        else:
-            self._redis.execute_command("BGREWRITEAOF")
+    def _servers(self) -> list[Any]:
+        """Also the replicas of a cluster."""
+        if not isinstance(self._redis, redis.RedisCluster):
+            return [self._redis]
+        client: Any = self._redis  # redis-py does not say more of it
+        return [client.get_redis_connection(node) for node in client.get_nodes()]
 
     def _mark_layout(self) -> None:
         """Before the first entry goes, so that no service that knows of no archive can be started over these data."""
         if not self._is_marked:
             self._redis.hset(self._keys.meta, "layout", ARCHIVED_LAYOUT)
             self._is_marked = True
+
+
+def _rewrite(server: Any) -> None:
+    give_up_at_s = time.monotonic() + REWRITE_TIMEOUT_S
+    while True:
+        try:
+            server.execute_command("BGREWRITEAOF")
+            return
+        except NoPermissionError:
+            return
+        except ResponseError as exc:  # one that began before the user was erased is under way
+            if time.monotonic() > give_up_at_s:
+                raise StorageUnavailable(f"Redis does not rewrite its append-only file: {exc}") from exc
+            time.sleep(0.1)
 
 
 def _client(url: str) -> Any:

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from itertools import count
@@ -20,9 +22,10 @@ from typing import Any
 import pytest
 import redis
 from redis.backoff import NoBackoff
+from redis.crc import key_slot
 from redis.retry import Retry
 
-from benchmarks.cluster import form, free_node_port, node_options
+from benchmarks.cluster import command, form, free_node_port, node_options
 
 START_TIMEOUT_S = 20.0
 SAFE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--save", "")
@@ -141,6 +144,37 @@ class RedisCluster:
     def new_address(self) -> str:
         """URL and key prefix of an empty store."""
         return f"{self.url} test{next(_prefixes)}"
+
+    def owner(self, key: str) -> RedisServer:
+        """The node that has the key now, as far as nothing has failed."""
+        slot = key_slot(key.encode())
+        (first,) = [node for first, last, node, *_ in self._slots() if first <= slot <= last]
+        return next(node for node in self.primaries if node.port == first[1])
+
+    def _slots(self) -> list[Any]:
+        return list(command(self.primaries[0].client, "CLUSTER", "SLOTS"))
+
+    def move(self, key: str, between: Callable[[], None] = lambda: None) -> None:
+        """Move the slot of the key to another node, key by key, as `redis-cli --cluster reshard` does."""
+        slot, source = key_slot(key.encode()), self.owner(key)
+        target = next(node for node in self.primaries if node is not source)
+        names = {node: command(node.client, "CLUSTER", "MYID").decode() for node in (source, target)}
+        command(target.client, "CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
+        command(source.client, "CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
+        between()
+        while keys := command(source.client, "CLUSTER", "GETKEYSINSLOT", slot, 1):
+            command(source.client, "MIGRATE", "127.0.0.1", target.port, keys[0], 0, 5000)
+            between()
+        for node in (target, source, *self.primaries):
+            command(node.client, "CLUSTER", "SETSLOT", slot, "NODE", names[target])
+
+    def redirections(self) -> dict[str, int]:
+        """How many of each kind the nodes have answered."""
+        total: Counter[str] = Counter()
+        for node in self.primaries:
+            for name, found in node.client.info("errorstats").items():
+                total[name.removeprefix("errorstat_")] += found["count"]
+        return dict(total)
 
     def stop(self) -> None:
         for node in (*self.primaries, *self.replicas):
