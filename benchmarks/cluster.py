@@ -7,12 +7,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+CLUSTER_CONFIG = Path(__file__).parent.parent / "docker" / "redis-cluster.conf"
 HOST = "127.0.0.1"
 SLOTS = 16384
 BUS = 10_000  # from a node's port to that of its bus
@@ -36,12 +38,8 @@ def free_node_port() -> int:
 
 
 def node_options(timeout_ms: int) -> tuple[str, ...]:
-    """Options of a server that will be a node; without replicas of its own it may only fail for itself."""
-    return (
-        *("--cluster-enabled", "yes"),
-        *("--cluster-node-timeout", str(timeout_ms)),
-        *("--cluster-require-full-coverage", "no"),
-    )
+    """Options of a server that will be a node."""
+    return ("--include", str(CLUSTER_CONFIG), "--cluster-node-timeout", str(timeout_ms))
 
 
 def form(primaries: Sequence[int], replicas: Sequence[int] = ()) -> None:

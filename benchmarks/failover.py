@@ -1,7 +1,8 @@
 """A cluster of three primaries, a replica each, that loses primaries under load; and what was acknowledged before.
 
-Before every second kill the replica lags: it is stopped and its connection is cut, so that for a moment events are
-acknowledged that it does not have, as when a machine or its network dies. Without waiting for replicas they are lost.
+Before the first kill, and every other one, the replica lags: it is stopped and its connection is cut, so that for a
+moment events are acknowledged that it does not have, as when a machine or its network dies. Without waiting for
+replicas they are lost.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Outage:
     """What clients saw from the kill until a write to the lost slots was acknowledged."""
 
     lagged: bool
+    until_taken_over_s: float = 0.0
     until_written_s: float = 0.0
     answers: Counter[str] = field(default_factory=Counter)  # to events of the lost slots
     reads: Counter[str] = field(default_factory=Counter)  # recommendations for their users, by source
@@ -84,7 +86,8 @@ class Outage:
     def __str__(self) -> str:
         lag = ", the replica lagging" if self.lagged else ""
         return (
-            f"kill -9{lag}: writes go again after {self.until_written_s:.1f} s; until then events of the lost slots: "
+            f"kill -9{lag}: its replica took over after {self.until_taken_over_s:.1f} s and writes went again after "
+            f"{self.until_written_s:.1f} s; until then events of the lost slots: "
             f"{counts(self.answers)}; recommendations for their users: {counts(self.reads)}; events of other slots: "
             f"{counts(self.others)}"
         )
@@ -100,7 +103,7 @@ async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed
             is_over = False
             sending = asyncio.create_task(load.run(lambda: is_over))
             for number in range(kills):
-                lagged = number % 2 == 1
+                lagged = number % 2 == 0
                 console.print(str(await _kill(pairs[number % PRIMARIES], address, load, rng, lagged=lagged)))
             is_over = True
             await sending
@@ -126,8 +129,15 @@ async def _kill(pair: Pair, address: Address, load: Load, rng: random.Random, *,
         await asyncio.sleep(LAG_S)
     await pair.nodes[primary].end(signal.SIGKILL)
     pair.nodes[replica].send(signal.SIGCONT)
-    outage = await _watched(Outage(lagged), pair, address)
-    await pair.nodes[primary].start()
+    outage, begin_s = Outage(lagged), time.monotonic()
+
+    async def begin_again() -> None:
+        """As the replica of the one that took over: with one that is waited for, nothing is acknowledged before."""
+        await asyncio.to_thread(wait_until, lambda: is_primary(replica))
+        outage.until_taken_over_s = time.monotonic() - begin_s
+        await pair.nodes[primary].start()
+
+    await asyncio.gather(begin_again(), _watch(outage, pair, address))
     await asyncio.to_thread(wait_until, lambda: not is_primary(primary) and is_in_sync(primary))
     return outage
 
@@ -139,7 +149,7 @@ async def _acknowledged(load: Load) -> None:
             await asyncio.sleep(0.005)
 
 
-async def _watched(outage: Outage, pair: Pair, address: Address) -> Outage:
+async def _watch(outage: Outage, pair: Pair, address: Address) -> None:
     """Send events of the lost slots, and of others, until the lost ones are taken again."""
     begin_s = time.monotonic()
     lost, other = _users_of(pair.number), _users_of((pair.number + 1) % PRIMARIES)
@@ -163,7 +173,6 @@ async def _watched(outage: Outage, pair: Pair, address: Address) -> Outage:
         others.cancel()
         await asyncio.wait([others])
     outage.until_written_s = time.monotonic() - begin_s
-    return outage
 
 
 def _users_of(pair_number: int) -> Iterator[str]:

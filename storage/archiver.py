@@ -26,7 +26,7 @@ from redis.retry import Retry
 
 from storage.archive import ArchiveWriter, Erased, Logged
 from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, TRIM, Keyspace, erasure, trim_arguments
-from storage.redis_servers import is_of_cluster, urls_of_nodes
+from storage.redis_servers import NO_CLUSTER, is_of_cluster, urls_of_nodes
 from storage.sqlite import BUSY_TIMEOUT_S, EVENT_COLUMNS, FILE_NAME
 from storage.state import Event, event_hash
 from storage.store import StorageError, StorageUnavailable
@@ -259,21 +259,27 @@ def _client(url: str) -> Any:
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
-    failure: Exception = ValueError(f"'{url}' names no server")
-    for node in urls_of_nodes(url):
+    nodes = urls_of_nodes(url)
+    failure: Exception = ValueError("the URL names no server")
+    for node in nodes:
         client: Any = redis.Redis.from_url(node, **options)
         try:
             if not is_of_cluster(client.execute_command("HELLO")):
-                return client
+                break
         except (AuthenticationError, RedisConnectionError, RedisTimeoutError) as exc:
             client.close()
             failure = exc
         except ResponseError:  # a server that is too old, or a user who may not ask
-            return client
+            break
         else:
             client.close()
             return redis.RedisCluster.from_url(node, **options)
-    raise failure
+    else:
+        raise failure
+    if len(nodes) > 1:
+        client.close()
+        raise StorageError(NO_CLUSTER)
+    return client
 
 
 def _logged_of(partition: int, page: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Logged | Erased]:

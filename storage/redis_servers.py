@@ -35,6 +35,7 @@ MAX_CONNECTIONS = 16  # to each node
 SETTLE_WITHIN_S = 2.0  # for commands that are sent on to where their slot has gone, or wait until its keys are together
 PAUSE_S = 0.05
 SCANNED_AT_ONCE = 1000  # keys looked at in one command, about half a millisecond in which Redis does nothing else
+NO_CLUSTER = "several servers are named, and one of them is in no cluster; name only that one"
 ONE_SERVER = ""  # in the place of a node's URL
 
 # RuntimeError is how uvloop says that a connection broke while it was written to; redis-py passes it on.
@@ -143,7 +144,7 @@ class RedisServers:
                 failure = exc
                 continue
             if not self.is_cluster and len(self._seeds) > 1:
-                raise StorageError("several servers are named, and one of them is in no cluster; name only that one")
+                raise StorageError(NO_CLUSTER)
             self._is_known = True
             return
         raise failure_of(failure) from failure
