@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -121,37 +121,40 @@ class Recommender:
         leaving_out_all = _distinct(request.user_id for request in requests if request.exclude_seen == "all")
         if not user_ids:
             return Stored({}, {})
-        states, logs = await asyncio.gather(self._states(user_ids), self._logs(leaving_out_all))
+        failures: list[StorageError] = []
+        states, logs = await asyncio.gather(
+            self._states(user_ids, failures.append), self._logs(leaving_out_all, failures.append)
+        )
+        if failures:
+            logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
+            self._metrics.count_failed_read()
         unread = {user_id for user_id in leaving_out_all if user_id not in logs}
         known = {user_id: state for user_id, state in states.items() if state is not None and user_id not in unread}
         return Stored(known, logs)
 
-    async def _states(self, user_ids: Sequence[str]) -> Mapping[str, bytes | None]:
+    async def _states(
+        self, user_ids: Sequence[str], note: Callable[[StorageError], None]
+    ) -> Mapping[str, bytes | None]:
         """Of those that can be read."""
         try:
             states = await self._store.states(self._tenant, user_ids, self._generation, at_most=FOLD_AT_ONCE)
         except StorageError as exc:
-            self._note_failed_read(exc)
+            note(exc)
             return exc.values if isinstance(exc, PartlyRead) else {}
         return dict(zip(user_ids, states, strict=True))
 
-    async def _logs(self, user_ids: Sequence[str]) -> dict[str, set[str]]:
+    async def _logs(self, user_ids: Sequence[str], note: Callable[[StorageError], None]) -> dict[str, set[str]]:
         """The items of the users' logs, of those that can be read."""
-        reads = (self._store.seen_items(self._tenant, user_id) for user_id in user_ids)
-        found = dict(zip(user_ids, await asyncio.gather(*reads, return_exceptions=True), strict=True))
-        logs: dict[str, set[str]] = {}
-        for user_id, items in found.items():
-            if isinstance(items, StorageError):
-                self._note_failed_read(items)
-            elif isinstance(items, BaseException):
-                raise items
-            else:
-                logs[user_id] = items
-        return logs
 
-    def _note_failed_read(self, exc: StorageError) -> None:
-        logger.warning("answering with popular items, as the store cannot be read: %s", exc)
-        self._metrics.count_failed_read()
+        async def items(user_id: str) -> set[str] | None:
+            try:
+                return await self._store.seen_items(self._tenant, user_id)
+            except StorageError as exc:
+                note(exc)
+                return None
+
+        found = await asyncio.gather(*map(items, user_ids))
+        return {user_id: seen for user_id, seen in zip(user_ids, found, strict=True) if seen is not None}
 
     def _answer(self, requests: Sequence[RecommendationRequest], stored: Stored) -> list[Recommendations]:
         """All that computes; it runs in the engine's thread."""
