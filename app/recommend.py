@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from app.uuid7 import uuid7
 from model.engine import Engine, Ranked
 from model.histogram import history_histogram
 from storage.state import ITEM_RING, Generation, recent_items
-from storage.store import StorageError, UserStore
+from storage.store import PartlyRead, StorageError, UserStore
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Recommender:
         """One answer for each request, in order, from one read of the states and one turn of the engine.
 
         Who is unknown gets popular items; so does who has a long history that is still to be folded for this
-        generation, and every user while the store cannot be read.
+        generation, and every user of whom the store cannot be read.
         """
         stored = await self._read(requests)
         loop = asyncio.get_running_loop()
@@ -126,17 +126,40 @@ class Recommender:
         leaving_out_all = _distinct(request.user_id for request in requests if request.exclude_seen == "all")
         if not user_ids:
             return Stored({}, {})
+        failures: list[StorageError] = []
+        states, logs = await asyncio.gather(
+            self._states(user_ids, failures.append), self._logs(leaving_out_all, failures.append)
+        )
+        if failures:
+            logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
+            self._metrics.count_failed_read()
+        unread = {user_id for user_id in leaving_out_all if user_id not in logs}
+        known = {user_id: state for user_id, state in states.items() if state is not None and user_id not in unread}
+        return Stored(known, logs)
+
+    async def _states(
+        self, user_ids: Sequence[str], note: Callable[[StorageError], None]
+    ) -> Mapping[str, bytes | None]:
+        """Of those that can be read."""
         try:
             states = await self._store.states(self._tenant, user_ids, self._generation, at_most=FOLD_AT_ONCE)
-            logged = await asyncio.gather(
-                *(self._store.seen_items(self._tenant, user_id) for user_id in leaving_out_all)
-            )
         except StorageError as exc:
-            logger.warning("answering with popular items, as the store cannot be read: %s", exc)
-            self._metrics.count_failed_read()
-            return Stored({}, {})
-        known = {user_id: state for user_id, state in zip(user_ids, states, strict=True) if state is not None}
-        return Stored(known, dict(zip(leaving_out_all, logged, strict=True)))
+            note(exc)
+            return exc.values if isinstance(exc, PartlyRead) else {}
+        return dict(zip(user_ids, states, strict=True))
+
+    async def _logs(self, user_ids: Sequence[str], note: Callable[[StorageError], None]) -> dict[str, set[str]]:
+        """The items of the users' logs, of those that can be read."""
+
+        async def items(user_id: str) -> set[str] | None:
+            try:
+                return await self._store.seen_items(self._tenant, user_id)
+            except StorageError as exc:
+                note(exc)
+                return None
+
+        found = await asyncio.gather(*map(items, user_ids))
+        return {user_id: seen for user_id, seen in zip(user_ids, found, strict=True) if seen is not None}
 
     def _answer(self, requests: Sequence[RecommendationRequest], stored: Stored) -> list[Recommendations]:
         """All that computes; it runs in the engine's thread."""

@@ -18,6 +18,7 @@ from app.settings import Settings, StoreSettings
 from app.users import Users
 from model.artifact import Artifact
 from storage.redis import RedisStore
+from storage.redis_servers import Copies
 from storage.sqlite import SQLiteStore
 from storage.state import Generation
 from storage.store import StorageError, UserStore
@@ -110,4 +111,7 @@ async def open_store(settings: StoreSettings, *generations: Generation) -> UserS
         prefix=settings.redis_prefix,
         state_ttl_days=ttl_days,
         archive_dir=settings.archive_dir,
+        copies=Copies(
+            settings.redis_replicas, settings.redis_replicas_timeout_s, synced=settings.redis_replicas_synced
+        ),
     )

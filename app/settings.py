@@ -20,9 +20,12 @@ class StoreSettings(BaseSettings):
     model_dir: Path | None = None
     models_dir: Path | None = None  # of the models that can be activated; default: the folder that model_dir is in
     data_dir: Path = Path("state")  # of the embedded store
-    redis_url: str | None = Field(None, repr=False)  # instead of it: redis://, rediss:// or unix://
+    redis_url: str | None = Field(None, repr=False)  # instead of it, see RedisStore.open
     redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
     redis_prefix: str = "lisarec"  # of every key; several services may share a server
+    redis_replicas: int = Field(0, ge=0, le=10)  # of Redis that must have an event before it is acknowledged
+    redis_replicas_timeout_s: float = Field(1.0, gt=0, le=30)  # then the event gets a 503, and may be sent again
+    redis_replicas_synced: bool = False  # and must have synced it to their disks: Redis 7.2 or later
     archive_dir: Path | None = None  # where 'lisarec archive' moves the older part of the log
     tenant: str = "main"
     state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: kept for ever

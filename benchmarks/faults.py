@@ -7,6 +7,7 @@ and slow, clocks jump. docs/faults.md says how, and what is promised. Exit statu
     python -m benchmarks.faults cuts --model models/ml-1m --store redis --without-guard      # has to fail
     python -m benchmarks.faults kills --model models/ml-1m --store sqlite      # kill -9 of app, writer and Redis
     python -m benchmarks.faults power --model models/ml-1m --store redis       # power cuts; --everysec has to fail
+    python -m benchmarks.faults failover --model models/ml-1m --wait-replicas 1   # a Redis cluster loses primaries
     python -m benchmarks.faults episodes --model models/ml-1m --store redis    # disk, syncs, clocks, hanging
 """
 
@@ -21,6 +22,7 @@ import typer
 
 from benchmarks.cuts import cuts
 from benchmarks.episodes import NotKept, episodes
+from benchmarks.failover import failover
 from benchmarks.kills import kills
 from benchmarks.ledger import Verdict
 from benchmarks.nursery import Weakness
@@ -90,6 +92,23 @@ def run_episodes(
 ) -> None:
     """Fill the disk, let syncs crawl, stop who keeps the data, let clocks jump; and heal it again."""
     _judge(episodes(Setting(model, store, replicas, seed), outage_s))
+
+
+@cli.command(name="failover")
+def run_failover(
+    model: ModelOption,
+    count: Annotated[int, typer.Option("--kills", min=1, help="Of primaries, one after the other.")] = 20,
+    replicas: Annotated[
+        int, typer.Option("--wait-replicas", min=0, max=1, help="Must have an event; with 0 some may be lost.")
+    ] = 1,
+    timeout_ms: Annotated[int, typer.Option("--node-timeout-ms", min=500, help="Of the cluster.")] = 2_000,
+    seed: SeedOption = SEED,
+) -> None:
+    """Kill primaries of a Redis cluster that have a replica; without waiting for it, losses are only printed."""
+    verdict = asyncio.run(failover(model, count, replicas, timeout_ms, seed))
+    is_expected = not replicas and not (verdict.twice or verdict.strange or verdict.unfolded)
+    if not (verdict.is_right or is_expected):
+        raise typer.Exit(1)
 
 
 def _judge(work: Coroutine[Any, Any, Verdict]) -> None:

@@ -21,7 +21,7 @@ import sqlite3
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -57,12 +57,20 @@ class Nursery:
         )
 
     def spawn(
-        self, arguments: Sequence[str], log: Path, *, weakness: Weakness = "none", machine: Machine | None = None
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        weakness: Weakness = "none",
+        machine: Machine | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> int:
         """Start `lisarec` with the arguments, on the machine if there is one; returns the id of the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        wish = Wish(list(arguments), str(log), weakness, str(machine.root) if machine else None)
+        wish = Wish(
+            list(arguments), str(log), weakness, str(machine.root) if machine else None, dict(environment or {})
+        )
         self._process.stdin.write(json.dumps(wish).encode() + b"\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -78,6 +86,7 @@ class Wish(NamedTuple):
     log: str
     weakness: Weakness
     machine_root: str | None
+    environment: dict[str, str]
 
 
 @cache
@@ -128,6 +137,7 @@ def become(wish: Wish) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for standard, descriptor in ((0, nothing), (1, opened), (2, opened)):
         os.dup2(descriptor, standard)
+    os.environ.update(wish.environment)
     status = 1
     try:
         if wish.machine_root is not None:

@@ -138,7 +138,7 @@ async def _redis(made: Stage, stack: AsyncExitStack, options: Sequence[str], on_
     log, environment = made.directory / "redis.log", machine.environment if machine else None
     made.machine = machine
     made.clocks += [machine] if machine else []
-    made.redis = Victim("redis", lambda: spawn_program(command, log, environment), lambda: _is_loaded((HOST, port)))
+    made.redis = Victim("redis", lambda: spawn_program(command, log, environment), lambda: is_loaded((HOST, port)))
     await _started(stack, made.redis)
     return HOST, port
 
@@ -157,7 +157,7 @@ async def _replicas(made: Stage, stack: AsyncExitStack, count: int, redis_url: s
     command = [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)]
     environment = balancer_environment(f"{HOST}:{bind}", names, proxy_port)
     log = made.directory / "haproxy.log"
-    balancer = Victim("haproxy", lambda: spawn_program(command, log, environment), lambda: _is_up((HOST, bind)))
+    balancer = Victim("haproxy", lambda: spawn_program(command, log, environment), lambda: is_up((HOST, bind)))
     await _started(stack, balancer)
     return HOST, bind
 
@@ -169,7 +169,7 @@ def _app(made: Stage, host: str, port: int, store: Sequence[str]) -> Victim:
     def spawn() -> int:
         return nursery().spawn(command, log, weakness=made.weakness, machine=made.app_machine)
 
-    return Victim("app", spawn, lambda: _is_up((host, port)))
+    return Victim("app", spawn, lambda: is_up((host, port)))
 
 
 async def _started(stack: AsyncExitStack, *victims: Victim) -> None:
@@ -178,7 +178,7 @@ async def _started(stack: AsyncExitStack, *victims: Victim) -> None:
     await asyncio.gather(*(victim.start() for victim in victims))
 
 
-async def _is_up(address: Address) -> bool:
+async def is_up(address: Address) -> bool:
     connection = Connection(address)
     try:
         return (await connection.request("GET", "/readyz"))[0] == 200
@@ -188,7 +188,7 @@ async def _is_up(address: Address) -> bool:
         connection.close()
 
 
-async def _is_loaded(address: Address) -> bool:
+async def is_loaded(address: Address) -> bool:
     """While Redis reads its log back it answers, but not with PONG."""
     try:
         async with asyncio.timeout(2):

@@ -19,11 +19,14 @@ from typing import Any, Protocol
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from storage.archive import ArchiveWriter, Erased, Logged
 from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, TRIM, Keyspace, erasure, trim_arguments
+from storage.redis_servers import NO_CLUSTER, is_of_cluster, urls_of_nodes
 from storage.sqlite import BUSY_TIMEOUT_S, EVENT_COLUMNS, FILE_NAME
 from storage.state import Event, event_hash
 from storage.store import StorageError, StorageUnavailable
@@ -137,17 +140,10 @@ class RedisLog:
     @contextmanager
     def open(cls, url: str, prefix: str = "lisarec") -> Iterator[RedisLog]:
         """raises ValueError for a URL that cannot be used; StorageUnavailable, also later, when the server fails"""
-        client = redis.Redis.from_url(
-            url,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=SOCKET_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
         try:
-            with closing(client):
+            with closing(_client(url)) as client:
                 yield cls(client, prefix)
-        except RedisError as exc:
+        except (RedisError, RedisClusterException) as exc:
             raise StorageUnavailable(f"Redis failed: {exc}") from exc
 
     def claim(self, archive_id: str, is_new: bool) -> None:
@@ -222,24 +218,68 @@ class RedisLog:
                 return trimmed
 
     def scrub(self) -> None:
-        """Have the append-only file rewritten, if the server lets us; else it does so by itself one day."""
-        give_up_at_s = time.monotonic() + REWRITE_TIMEOUT_S
-        while True:
-            try:
-                self._redis.execute_command("BGREWRITEAOF")
-                return
-            except NoPermissionError:
-                return
-            except ResponseError as exc:  # one that began before the user was erased is under way
-                if time.monotonic() > give_up_at_s:
-                    raise StorageUnavailable(f"Redis does not rewrite its append-only file: {exc}") from exc
-                time.sleep(0.1)
+        """Have the append-only files rewritten, if the servers let us; else they do so by themselves one day."""
+        for server in self._servers():
+            _rewrite(server)
+
+    def _servers(self) -> list[Any]:
+        """Also the replicas of a cluster."""
+        if not isinstance(self._redis, redis.RedisCluster):
+            return [self._redis]
+        client: Any = self._redis  # redis-py does not say more of it
+        return [client.get_redis_connection(node) for node in client.get_nodes()]
 
     def _mark_layout(self) -> None:
         """Before the first entry goes, so that no service that knows of no archive can be started over these data."""
         if not self._is_marked:
             self._redis.hset(self._keys.meta, "layout", ARCHIVED_LAYOUT)
             self._is_marked = True
+
+
+def _rewrite(server: Any) -> None:
+    give_up_at_s = time.monotonic() + REWRITE_TIMEOUT_S
+    while True:
+        try:
+            server.execute_command("BGREWRITEAOF")
+            return
+        except NoPermissionError:
+            return
+        except ResponseError as exc:  # one that began before the user was erased is under way
+            if time.monotonic() > give_up_at_s:
+                raise StorageUnavailable(f"Redis does not rewrite its append-only file: {exc}") from exc
+            time.sleep(0.1)
+
+
+def _client(url: str) -> Any:
+    """Of a server, or of the cluster that it belongs to. One thread asks it one thing after the other, for which
+    redis-py's own client of clusters does."""
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    nodes = urls_of_nodes(url)
+    failure: Exception = ValueError("the URL names no server")
+    for node in nodes:
+        client: Any = redis.Redis.from_url(node, **options)
+        try:
+            if not is_of_cluster(client.execute_command("HELLO")):
+                break
+        except (AuthenticationError, RedisConnectionError, RedisTimeoutError) as exc:
+            client.close()
+            failure = exc
+        except ResponseError:  # a server that is too old, or a user who may not ask
+            break
+        else:
+            client.close()
+            return redis.RedisCluster.from_url(node, **options)
+    else:
+        raise failure
+    if len(nodes) > 1:
+        client.close()
+        raise StorageError(NO_CLUSTER)
+    return client
 
 
 def _logged_of(partition: int, page: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Logged | Erased]:

@@ -8,17 +8,13 @@ sync cost far more than an event, so whatever arrives during one round is read a
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError
+from redis.exceptions import AuthenticationError, MovedError, NoPermissionError, NoScriptError, TryAgainError
 
 from storage.archive import ArchivedLog, Snapshot
 from storage.archive_lookups import ArchiveLookups
@@ -33,7 +29,6 @@ from storage.redis_layout import (
     READ_LOG,
     SEQ_DIGITS,
     Argument,
-    Change,
     Entry,
     Head,
     Keyspace,
@@ -46,29 +41,32 @@ from storage.redis_layout import (
     log_entries,
     partition_page,
 )
-from storage.rounds import Rounds
-from storage.state import Effect, Event, Generation, State, StateError
+from storage.redis_requests import Commit, Part, Read, Request, UserFold, by_partition
+from storage.redis_servers import MAX_CONNECTIONS, PAUSE_S, Command, Copies, RedisServers, failure_of, script_call
+from storage.rounds import Lanes
+from storage.state import Event, Generation, State, StateError
 from storage.store import (
     Appended,
     FoldedState,
     LogEntry,
     LogPage,
-    PartlyApplied,
+    PartlyRead,
     StorageBusy,
     StorageError,
     StorageUnavailable,
 )
 
 OLDEST_SERVER = (6, 2)
+OLDEST_WITH_WAITAOF = (7, 2)
 SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+COVERAGE = "cluster-require-full-coverage"
+ONE_COPY = Copies()
 
 PARTITIONS = 256
 CONNECT_TIMEOUT_S = 1.0
 SOCKET_TIMEOUT_S = 2.0
-MAX_CONNECTIONS = 16
 MAX_WAITING = 8192  # events, or values to read
 MAX_ROUND = 512  # a round is folded and encoded in one go, 30 to 160 ms in which the event loop does nothing else
-GIVE_UP_AFTER_S = 5.0
 ENDLESS = 2**53
 LOG_PAGE = 500
 SCAN_TIMEOUT_S = 600.0  # for the archive to read a part of all its files
@@ -78,9 +76,6 @@ FAR_BEHIND = 500  # entries; a state that lacks more of the log is folded apart,
 DAY_S = 86_400
 REGISTERED = "generation:"  # begins a field of PREFIX:meta
 
-# RuntimeError is how uvloop says that a connection broke while it was written to; redis-py passes it on.
-CONNECTION_ERRORS = (RedisError, OSError, RuntimeError)
-
 logger = logging.getLogger(__name__)
 
 
@@ -89,28 +84,32 @@ class RedisStore:
 
     def __init__(
         self,
-        redis: Redis,
+        servers: RedisServers,
         keys: Keyspace,
         generations: Sequence[Generation],
         max_waiting: int,
         ttl_s: int,
         archive: ArchiveLookups,
     ) -> None:
-        self.generations = RedisGenerations(self._call_checked, keys)
-        self._redis = redis
-        self._execute: Callable[..., Awaitable[Any]] = redis.execute_command
+        self.generations = RedisGenerations(self._usable_servers, keys)
+        self._servers = servers
         self._keys = keys
         self._serving = tuple(generations)
         self._ttl_s = ttl_s
-        self._reads: Rounds[_Read] = Rounds(self._read_round, max_size=MAX_ROUND, max_waiting=max_waiting)
-        self._writes: Rounds[_Part] = Rounds(self._write_round, max_size=MAX_ROUND, max_waiting=max_waiting)
-        # what a missing state costs must not take the connections that everybody's rounds need
-        self._folding = asyncio.Semaphore(MAX_CONNECTIONS // 2)
+        self._reads: Lanes[Read] = Lanes(
+            self._read_round, lambda read: servers.node_of(read.keys[0]), max_size=MAX_ROUND, max_waiting=max_waiting
+        )
+        self._writes: Lanes[Part] = Lanes(
+            self._write_round, lambda part: servers.node_of(part.log), max_size=MAX_ROUND, max_waiting=max_waiting
+        )
+        # what a missing state costs must not take the connections to its server that everybody's rounds need
+        self._folding = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_CONNECTIONS // 2))
         self._catching_up: dict[str, asyncio.Task[None]] = {}  # states that are far behind, by their keys
         self._max_waiting = max_waiting
         self._archive = archive
-        self._looked_up: set[_Part] = set()  # what waits for the archive
-        self._looking_up: set[asyncio.Task[None]] = set()
+        self._looked_up: set[Part] = set()  # what waits for the archive
+        self._waiting_apart: set[asyncio.Task[None]] = set()
+        self._archive_id = ""
         self._registered: set[bytes] = set()
         self._checked = False
         self._closed = False
@@ -128,30 +127,26 @@ class RedisStore:
         max_waiting: int = MAX_WAITING,
         state_ttl_days: int | None = None,
         archive_dir: Path | None = None,
+        copies: Copies = ONE_COPY,
     ) -> "RedisStore":
         """Open the store at a redis://, rediss:// (TLS) or unix:// URL with the user, password and database in it.
 
-        The archive directory is where an archiver has moved, or will move, the older part of the log. Without a
-        generation the store takes no events. A server that cannot be reached now is no error: until it is there,
-        every call raises StorageUnavailable.
+        Of a cluster the URL names a node, or several: redis://HOST:PORT,HOST:PORT. The archive directory is where an
+        archiver has moved, or will move, the older part of the log. What is acknowledged has as many copies as asked
+        for. Without a generation the store takes no events. A server that cannot be reached now is no error: until it
+        is there, every call raises StorageUnavailable.
 
         raises  ValueError          when the URL or prefix cannot be used
                 StorageUnavailable  when the server refuses the user, the password or a command
                 StorageError        when the server is too old, or its data have another layout
         """
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=MAX_CONNECTIONS,
-            timeout=socket_timeout_s,
-            socket_connect_timeout=connect_timeout_s,
-            socket_timeout=socket_timeout_s,
-            retry=Retry(NoBackoff(), 0),  # by itself redis-py sends ten times, also what timed out and may be done
-            protocol=2,
+        servers = RedisServers(
+            url, connect_timeout_s=connect_timeout_s, socket_timeout_s=socket_timeout_s, copies=copies
         )
         ttl_s, archive = (state_ttl_days or 0) * DAY_S, ArchiveLookups(archive_dir)
-        store = cls(Redis.from_pool(pool), Keyspace(prefix, partitions), generations, max_waiting, ttl_s, archive)
+        store = cls(servers, Keyspace(prefix, partitions), generations, max_waiting, ttl_s, archive)
         try:
-            await store._check_server()
+            await store._check_servers()
         except StorageError as exc:
             refused = isinstance(exc.__cause__, AuthenticationError | NoPermissionError)
             if refused or not isinstance(exc, StorageUnavailable):
@@ -170,7 +165,7 @@ class RedisStore:
             raise ValueError("a store that takes events needs at least one generation")
         if sum(part.size for part in self._looked_up) > self._max_waiting:
             raise StorageBusy("too much waits for the archive; try again later")
-        request = _Request(len(events))
+        request = Request(len(events))
         self._writes.put(request.parts(self._keys, tenant, events))
         return await request.answer
 
@@ -180,18 +175,28 @@ class RedisStore:
         if not user_ids:
             return []
         users = {user_id: self._keys.user(tenant, user_id) for user_id in user_ids}
-        read = _Read([key for user in users.values() for key in (user.head, user.state(generation))])
-        self._reads.put([read])
-        stored = iter(await read.answer)
-        values = {
-            user_id: await self._fresh_value(user, generation, next(stored), next(stored), at_most)
-            for user_id, user in users.items()
-        }
-        return [values[user_id] for user_id in user_ids]
+        reads = [Read([user.head, user.state(generation)]) for user in users.values()]
+        self._reads.put(reads)
+        stored = await asyncio.gather(*(read.answer for read in reads), return_exceptions=True)
+        values: dict[str, bytes | None] = {}
+        failure: StorageError | None = None
+        for (user_id, user), found in zip(users.items(), stored, strict=True):
+            try:
+                if isinstance(found, BaseException):
+                    raise found
+                head, state = found
+                values[user_id] = await self._fresh_value(user, generation, head, state, at_most)
+            except StorageError as exc:
+                failure = exc
+        if failure is None:
+            return [values[user_id] for user_id in user_ids]
+        if not values:
+            raise failure
+        raise PartlyRead(str(failure), values) from failure
 
     async def log(self) -> AsyncIterator[LogPage]:
         self._refuse_when_closed()
-        await self._check_server()
+        await self._check_servers()
         number = 0
         while number < self._keys.partitions:
             archived = await self._archived_logs(number, self._keys.partitions) if self._archive.is_given else {}
@@ -249,7 +254,7 @@ class RedisStore:
 
     async def keep(self, generation: Generation, states: Sequence[FoldedState]) -> None:
         self._refuse_when_closed()
-        await self._check_server()
+        await self._check_servers()
         await self._register([generation])
         for start in range(0, len(states), KEPT_AT_ONCE):
             some = states[start : start + KEPT_AT_ONCE]
@@ -270,82 +275,111 @@ class RedisStore:
 
     async def erase(self, tenant: str, user_id: str) -> None:
         self._refuse_when_closed()
-        await self._check_server()
+        await self._check_servers()
         user, tags = self._keys.user(tenant, user_id), await self._registered_tags()
-        await self._run(ERASE, *erase_arguments(user, tags))
+        await self._run(ERASE, *erase_arguments(user, tags), copied=True)
         late = await self._registered_tags() - tags
         if late:  # a generation's first states were written meanwhile
             await self._call("DEL", *map(user.state_of_tag, late))
 
     async def ping(self) -> None:
         self._refuse_when_closed()
-        await self._check_server()
-        await self._call("PING")
+        await self._check_servers()
+        for reply in await self._servers.everywhere("PING"):
+            if isinstance(reply, Exception):
+                raise failure_of(reply) from reply
 
     async def close(self) -> None:
         self._closed = True
         await self._reads.close()
         await self._writes.close()
-        while self._looking_up:  # who waits for the archive was accepted too
-            await asyncio.wait(self._looking_up)
+        while self._waiting_apart:  # who waits for the archive was accepted too
+            await asyncio.wait(self._waiting_apart)
             await self._writes.close()
         for task in list(self._catching_up.values()):
             task.cancel()  # nobody waits for it, and what it has not kept can be folded again
             await asyncio.wait([task])
-        with suppress(*CONNECTION_ERRORS):
-            await self._redis.aclose(close_connection_pool=True)
+        await self._servers.close()
         self._archive.close()
 
     def _refuse_when_closed(self) -> None:
         if self._closed:
             raise StorageUnavailable("the store is closed")
 
-    # ---- the server
+    # ---- the servers
 
     async def _call(self, *command: Argument) -> Any:
-        with _translated():
-            return await self._execute(*command)
+        return await self._servers.call(*command)
 
-    async def _call_checked(self, *command: Argument) -> Any:
+    async def _usable_servers(self) -> RedisServers:
         self._refuse_when_closed()
-        await self._check_server()
-        return await self._call(*command)
+        await self._check_servers()
+        return self._servers
 
-    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        with _translated():
-            try:
-                return await self._execute("EVALSHA", script.sha, len(keys), *keys, *args)
-            except NoScriptError:
-                await self._load_scripts()
-                return await self._execute("EVALSHA", script.sha, len(keys), *keys, *args)
+    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, copied: bool = False) -> Any:
+        command = script_call(script, keys, args)
+        (reply,) = await self._servers.settled([command], copied=copied)
+        if isinstance(reply, NoScriptError):
+            await self._load_scripts()
+            (reply,) = await self._servers.settled([command], copied=copied)
+        if isinstance(reply, Exception):
+            raise failure_of(reply) from reply
+        return reply
 
-    async def _check_server(self) -> None:
-        """Make sure, once the server can be reached, that it and its data can be used."""
+    async def _check_servers(self) -> None:
+        """Make sure, once the servers can be reached, that they and their data can be used."""
         if self._checked:
             return
-        await self._check_version()
+        await self._servers.connect()
+        await self._check_versions()
         await self._check_layout()
-        for name, safe in SAFE_SETTINGS.items():
-            await self._warn_unless(name, safe)
+        await self._check_settings()
         await self._load_scripts()
         with suppress(StorageUnavailable):  # a read-only server; before the first state is written it is tried again
             await self._register(self._serving)
         self._checked = True
 
-    async def _check_version(self) -> None:
-        try:
-            version = str((await self._execute("INFO", "server"))["redis_version"])
-        except NoPermissionError:  # a user without dangerous commands: the scripts will tell
-            logger.info("Redis does not tell its version")
-            return
-        except CONNECTION_ERRORS as exc:
-            raise _failure(exc) from exc
-        if tuple(map(int, version.split(".")[:2])) < OLDEST_SERVER:
-            raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
+    async def _check_versions(self) -> None:
+        for info in await self._servers.everywhere("INFO", "server", replicas=True):
+            if isinstance(info, NoPermissionError):  # a user without dangerous commands: the scripts will tell
+                logger.info("Redis does not tell its version")
+            elif not isinstance(info, Exception):
+                version = str(info["redis_version"])
+                if _number_of(version) < OLDEST_SERVER:
+                    raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
+                if self._servers.copies.synced and _number_of(version) < OLDEST_WITH_WAITAOF:
+                    raise StorageError(
+                        f"Redis {version} cannot tell what its replicas have synced, 7.2 can; wait for replicas without"
+                    )
+            elif not self._servers.is_cluster or isinstance(info, AuthenticationError):
+                raise failure_of(info) from info
+
+    async def _check_settings(self) -> None:
+        """Say what is not set up as docker/redis.conf and, of a cluster, docker/redis-cluster.conf say."""
+        for name, safe in SAFE_SETTINGS.items():
+            for found in await self._settings(name):
+                if found != safe:
+                    logger.warning("Redis may lose acknowledged events: its %s is %s, not %s", name, found, safe)
+        if self._servers.is_cluster:
+            for found in await self._settings(COVERAGE):
+                if found != "no":
+                    logger.warning("one lost node will stop the whole cluster of Redis: its %s is %s", COVERAGE, found)
+
+    async def _settings(self, name: str) -> set[str]:
+        """The values that the servers have; of those that do not tell, none."""
+        values = set()
+        for reply in await self._servers.everywhere("CONFIG GET", name, replicas=True):
+            if isinstance(reply, Exception):  # many managed servers do not tell
+                logger.info("Redis does not tell its %s: %s", name, reply)
+            elif name in reply:
+                values.add(reply[name])
+        return values
 
     async def _load_scripts(self) -> None:
         for script in (COMMIT, KEEP, READ_LOG, ERASE):
-            await self._call("SCRIPT LOAD", script.text)
+            for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
+                if isinstance(reply, Exception) and not self._servers.is_cluster:
+                    raise failure_of(reply) from reply
 
     async def _check_layout(self) -> None:
         wanted = {"layout": LAYOUT_VERSION, "partitions": self._keys.partitions}
@@ -373,34 +407,28 @@ class RedisStore:
         fields = await self._call("HKEYS", self._keys.meta)
         return {field.decode().removeprefix(REGISTERED) for field in fields if field.startswith(REGISTERED.encode())}
 
-    async def _warn_unless(self, name: str, safe: str) -> None:
-        try:
-            found = (await self._redis.config_get(name)).get(name)
-        except CONNECTION_ERRORS as exc:  # many managed servers do not tell
-            logger.info("Redis does not tell its %s: %s", name, exc)
-        else:
-            if found != safe:
-                logger.warning("Redis may lose acknowledged events: its %s is %s, not %s", name, found, safe)
-
     # ---- reading
 
-    async def _read_round(self, reads: "list[_Read]") -> "list[_Read]":
-        await self._check_server()
+    async def _read_round(self, reads: "list[Read]") -> "list[Read]":
+        await self._check_servers()
         reads = [read for read in reads if not read.is_too_late()]
         if not reads:
             return []
-        values = iter(await self._call("MGET", *(key for read in reads for key in read.keys)))
-        for read in reads:
-            read.succeed([next(values) for _ in read.keys])
+        found = await self._servers.values([read.keys for read in reads])
+        for read, values in zip(reads, found, strict=True):
+            if isinstance(values, Exception):
+                read.fail(values)
+            else:
+                read.succeed(values)
         return []
 
     async def _log(
         self, user: User, *, after: int = 0, through: int | str = "+inf", limit: int = ENDLESS
     ) -> AsyncIterator[LogEntry]:
-        await self._check_server()
+        await self._check_servers()
         while limit > 0:
             page = min(limit, LOG_PAGE)
-            async with self._folding:
+            async with self._folding[self._servers.node_of(user.head)]:
                 found = await self._run(READ_LOG, [user.head, user.index, user.log], [after, through, page])
             if len(found) == 1:
                 archived = int(found[0])
@@ -429,7 +457,13 @@ class RedisStore:
         return await self._archive.ask(entries)
 
     async def _id_of_archive(self) -> str:
-        return (await self._call("HGET", self._keys.meta, "archive") or b"").decode()
+        """Empty where there is none. It never changes; so who knows it does not need its server."""
+        try:
+            self._archive_id = (await self._call("HGET", self._keys.meta, "archive") or b"").decode()
+        except StorageUnavailable:
+            if not self._archive_id:
+                raise
+        return self._archive_id
 
     async def _fresh_value(
         self,
@@ -459,20 +493,27 @@ class RedisStore:
     async def _keep(self, user: User, generation: Generation, head: bytes, value: bytes) -> None:
         """Store the state at `head`, unless a newer one is stored; also while others go on appending."""
         await self._register([generation])
-        async with self._folding:
+        async with self._folding[self._servers.node_of(user.head)]:
             await self._run(KEEP, *keep_arguments(user, generation, Head.of(head).newest, value, self._ttl_s))
 
     async def _keep_together(self, generation: Generation, states: Sequence[FoldedState]) -> list[Any]:
-        with _translated():
-            async with self._redis.pipeline(transaction=True) as pipe:
-                for state in states:
-                    user = self._keys.user(state.tenant, state.user_id)
-                    keys, args = keep_arguments(user, generation, state.through_seq, state.value, self._ttl_s)
-                    pipe.execute_command("EVALSHA", KEEP.sha, len(keys), *keys, *args)
-                replies = await pipe.execute(raise_on_error=False)
-            for reply in replies:
-                if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
-                    raise reply
+        commands = [
+            script_call(
+                KEEP,
+                *keep_arguments(
+                    self._keys.user(state.tenant, state.user_id),
+                    generation,
+                    state.through_seq,
+                    state.value,
+                    self._ttl_s,
+                ),
+            )
+            for state in states
+        ]
+        replies = await self._servers.settled(commands, together=True)
+        for reply in replies:
+            if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
+                raise failure_of(reply) from reply
         return replies
 
     async def _state(
@@ -508,20 +549,18 @@ class RedisStore:
 
     # ---- writing
 
-    async def _write_round(self, parts: "list[_Part]") -> "list[_Part]":
+    async def _write_round(self, parts: "list[Part]") -> "list[Part]":
         """Commit each partition in one step; return what somebody else was faster than."""
-        await self._check_server()
+        await self._check_servers()
         serving = self._serving
         await self._register(serving)
         parts = [part for part in parts if not (part.is_dropped() or part.is_too_late())]
         folds = await self._read_folds(parts, serving)
         commits = []
-        undecided: list[_Part] = []
-        for together in _by_partition(parts):
+        undecided: list[Part] = []
+        for together in by_partition(parts):
             try:
                 commits.append(await self._folded(together, folds))
-            except StorageUnavailable:
-                raise
             except _UndecidedError as exc:
                 self._writes.put_back([part for part in together if part not in exc.parts])
                 undecided += exc.parts
@@ -530,32 +569,38 @@ class RedisStore:
                     part.fail(exc)
         if undecided:
             self._look_up_apart(undecided)
-        replies = iter(await self._send([commit.changes for commit in commits if commit.changes]))
-        return [part for commit in commits for part in commit.settle(next(replies) if commit.changes else 1)]
+        again: list[Part] = []
+        on_the_way: list[Part] = []
+        for commit, reply in zip(commits, await self._send(commits), strict=True):
+            (on_the_way if isinstance(reply, TryAgainError) else again).extend(commit.settle(reply))
+        if on_the_way:
+            self._apart(on_the_way, asyncio.sleep(PAUSE_S))
+        return again
 
-    async def _read_folds(self, parts: "Sequence[_Part]", serving: Sequence[Generation]) -> "dict[User, _UserFold]":
+    async def _read_folds(self, parts: "Sequence[Part]", serving: Sequence[Generation]) -> "dict[User, UserFold]":
         """What is stored of the parts' users; where a commit was refused, also which of their ids are logged."""
-        folds = {user: _UserFold(user, serving) for part in parts for user in part.users}
+        folds = {user: UserFold(user, serving) for part in parts for user in part.users}
         doubted = [(user, entry) for part in parts if part.refusals for user, entry in part.entries]
-        if not folds:
-            return {}
-        with _translated():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.mget([key for user in folds for key in (user.head, *user.states(serving))])
-                for user, entry in doubted:
-                    pipe.execute_command("ZSCORE", user.index, entry.member)
-                stored, *scores = await pipe.execute()
-        values = iter(stored)
-        for fold in folds.values():
-            fold.head, fold.stored = next(values), [next(values) for _ in serving]
+        stored = await self._servers.values([[user.head, *user.states(serving)] for user in folds])
+        for fold, values in zip(folds.values(), stored, strict=True):
+            if isinstance(values, Exception):
+                fold.failure = values
+            else:
+                fold.head, *fold.stored = values
+        looked_up = [Command.of("ZSCORE", user.index, entry.member) for user, entry in doubted]
+        scores = await self._servers.settled(looked_up)
         for (user, entry), score in zip(doubted, scores, strict=True):
-            if score is not None:
+            if isinstance(score, Exception):
+                folds[user].failure = score
+            elif score is not None:
                 folds[user].seen.add(entry.id_hash)
         return folds
 
-    async def _folded(self, parts: "list[_Part]", folds: "dict[User, _UserFold]") -> "_Commit":
+    async def _folded(self, parts: "list[Part]", folds: "dict[User, UserFold]") -> "Commit":
         own = [folds[user] for user in dict.fromkeys(user for part in parts for user in part.users)]
         for fold in own:
+            if fold.failure is not None:
+                raise failure_of(fold.failure)
             await self._fold_what_lacks(fold)
         undecided = [part for part in parts if part.is_undecided(folds)]
         if undecided:
@@ -564,9 +609,9 @@ class RedisStore:
             for user, id_hash in part.archived:
                 folds[user].seen.add(id_hash)
         answers = [[folds[user].receive(entry) for user, entry in part.entries] for part in parts]
-        return _Commit(parts, answers, [fold.change() for fold in own if fold.new])
+        return Commit(parts, answers, [fold.change() for fold in own if fold.new])
 
-    async def _fold_what_lacks(self, fold: "_UserFold") -> None:
+    async def _fold_what_lacks(self, fold: "UserFold") -> None:
         """Bring the user's states up to date, save those that are far behind: a later reader needs them, no event."""
         for generation, stored in zip(fold.serving, fold.stored, strict=True):
             if fold.user.state(generation) in self._catching_up:
@@ -596,26 +641,35 @@ class RedisStore:
 
         self._catching_up[key] = asyncio.create_task(catch_up())
 
-    def _look_up_apart(self, parts: "list[_Part]") -> None:
+    def _look_up_apart(self, parts: "list[Part]") -> None:
         """Let the archive say which of the parts' events it holds, and then let them wait again."""
         self._looked_up.update(parts)
 
         async def look_up() -> None:
             try:
                 await self._look_up(parts)
+            finally:
+                self._looked_up.difference_update(parts)
+
+        self._apart(parts, look_up())
+
+    def _apart(self, parts: list[Part], work: Coroutine[Any, Any, None]) -> None:
+        """Let the parts wait again when this is done, or fail with it."""
+
+        async def put_back() -> None:
+            try:
+                await work
             except Exception as exc:
                 for part in parts:
                     part.fail(exc)
             else:
                 self._writes.put_back([part for part in parts if not part.is_too_late()])
-            finally:
-                self._looked_up.difference_update(parts)
 
-        task = asyncio.create_task(look_up())
-        self._looking_up.add(task)
-        task.add_done_callback(self._looking_up.discard)
+        task = asyncio.create_task(put_back())
+        self._waiting_apart.add(task)
+        task.add_done_callback(self._waiting_apart.discard)
 
-    async def _look_up(self, parts: "list[_Part]") -> None:
+    async def _look_up(self, parts: "list[Part]") -> None:
         """All of the parts' events, also those that are decided as things are now."""
         archive_id = await self._id_of_archive()
         entries: defaultdict[str, list[tuple[User, Entry]]] = defaultdict(list)
@@ -636,19 +690,20 @@ class RedisStore:
 
         await self._archive.ask(look)
 
-    async def _send(self, commits: Sequence[Sequence[Change]]) -> list[Any]:
-        """What the server says to each commit. In a transaction, so that it syncs once for all of them."""
-        if not commits:
-            return []
-        with _translated():
-            async with self._redis.pipeline(transaction=len(commits) > 1) as pipe:
-                for changes in commits:
-                    keys, args = commit_arguments(changes, self._ttl_s)
-                    pipe.execute_command("EVALSHA", COMMIT.sha, len(keys), *keys, *args)
-                replies = await pipe.execute(raise_on_error=False)
+    async def _send(self, commits: Sequence[Commit]) -> list[Any]:
+        """What becomes of each commit; 0 where it has to be folded again."""
+        # One without changes only has what was logged before, but perhaps not copied before somebody was told so.
+        is_sent = [bool(commit.changes or self._servers.copies.replicas) for commit in commits]
+        commands = [
+            script_call(COMMIT, *commit_arguments(commit.partition, commit.changes, self._ttl_s))
+            for commit in compress(commits, is_sent)
+        ]
+        replies = await self._servers.batch(commands, together=True, copied=True)
         if any(isinstance(reply, NoScriptError) for reply in replies):
             await self._load_scripts()
-        return [0 if isinstance(reply, NoScriptError) else reply for reply in replies]
+        # A partition that is elsewhere now may have lost what the fold began with: replicas lag behind.
+        answers = iter(0 if isinstance(reply, NoScriptError | MovedError) else reply for reply in replies)
+        return [next(answers) if sent else 1 for sent in is_sent]
 
 
 class _FarBehindError(StorageError):
@@ -662,208 +717,9 @@ class _FarBehindError(StorageError):
 class _UndecidedError(StorageError):
     """Only the archive knows whether some events of these parts were logged before."""
 
-    def __init__(self, parts: "list[_Part]") -> None:
+    def __init__(self, parts: "list[Part]") -> None:
         super().__init__("the archive has to be asked for events")
         self.parts = parts
-
-
-@dataclass(slots=True, eq=False)
-class _Read:
-    """Keys whose values somebody waits for."""
-
-    keys: list[str]
-    answer: "asyncio.Future[list[bytes | None]]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-    give_up_at_s: float = field(default_factory=lambda: asyncio.get_running_loop().time() + GIVE_UP_AFTER_S)
-
-    @property
-    def size(self) -> int:
-        return len(self.keys)
-
-    def is_too_late(self) -> bool:
-        """The server is so slow that nobody should wait any longer."""
-        late = asyncio.get_running_loop().time() > self.give_up_at_s
-        if late:
-            self.fail(StorageUnavailable("Redis answers too slowly"))
-        return late
-
-    def succeed(self, values: list[bytes | None]) -> None:
-        if not self.answer.done():  # else it was cancelled
-            self.answer.set_result(values)
-
-    def fail(self, cause: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(_failure(cause))
-
-
-class _Request:
-    """A call of `append`. It falls into parts, one for each partition, and is answered when all are settled."""
-
-    def __init__(self, size: int) -> None:
-        self.answer: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
-        self.failure: StorageError | None = None
-        self._answers: list[Appended | None] = [None] * size
-        self._open_parts: set[_Part] = set()
-
-    def parts(self, keys: Keyspace, tenant: str, events: Sequence[Event]) -> "list[_Part]":
-        parts: dict[str, _Part] = {}
-        for position, event in enumerate(events):
-            user = keys.user(tenant, event.user_id)
-            part = parts.setdefault(user.partition, _Part(self))
-            part.entries.append((user, Entry.of(tenant, event)))
-            part.positions.append(position)
-        self._open_parts.update(parts.values())
-        return list(parts.values())
-
-    def settle(self, part: "_Part", answers: Sequence[Appended] | StorageError) -> None:
-        """Note what became of a part; of a failed one there are no answers. Once it is settled, it stays so."""
-        if part not in self._open_parts:
-            return
-        self._open_parts.remove(part)
-        if isinstance(answers, StorageError):
-            self.failure = self.failure or answers
-        else:
-            for position, answer in zip(part.positions, answers, strict=True):
-                self._answers[position] = answer
-        if not self._open_parts and not self.answer.done():
-            self._reply()
-
-    def _reply(self) -> None:
-        applied = [position for position, answer in enumerate(self._answers) if answer is not None]
-        if self.failure is None:
-            self.answer.set_result([answer for answer in self._answers if answer is not None])
-        elif applied:
-            self.answer.set_exception(PartlyApplied(str(self.failure), applied))
-        else:
-            self.answer.set_exception(self.failure)
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    """What a request wants in one partition: applied as one, or not at all."""
-
-    request: _Request
-    entries: list[tuple[User, Entry]] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)  # of the entries, in the request
-    refusals: int = 0
-    # What the archive has said: which ids it held when it held the partition's log through an entry.
-    archived: set[tuple[User, int]] = field(default_factory=set)
-    looked_through: int = 0
-    must_look_through: int = 0
-    give_up_at_s: float = field(default_factory=lambda: asyncio.get_running_loop().time() + GIVE_UP_AFTER_S)
-
-    @property
-    def size(self) -> int:
-        return len(self.entries)
-
-    @property
-    def users(self) -> Iterator[User]:
-        return (user for user, _ in self.entries)
-
-    @property
-    def partition(self) -> int:
-        return self.entries[0][0].partition_number
-
-    def is_dropped(self) -> bool:
-        """Nobody waits any more, or the request has failed in another part, which settles this one."""
-        if self.request.failure is not None:
-            self.request.settle(self, self.request.failure)
-            return True
-        return self.request.answer.done()
-
-    def is_too_late(self) -> bool:
-        """The server is so slow that nobody should wait any longer."""
-        late = asyncio.get_running_loop().time() > self.give_up_at_s
-        if late:
-            self.fail(StorageUnavailable("Redis answers too slowly"))
-        return late
-
-    def succeed(self, answers: Sequence[Appended]) -> None:
-        self.request.settle(self, answers)
-
-    def fail(self, cause: Exception) -> None:
-        self.request.settle(self, _failure(cause))
-
-    def is_undecided(self, folds: "dict[User, _UserFold]") -> bool:
-        """Whether the archive has to say which of the entries were logged, and has not said so yet."""
-        self.must_look_through = max((Head.of(folds[user].head).archived for user in self.users), default=0)
-        return self.looked_through < self.must_look_through and any(
-            Head.of(folds[user].head).may_be_archived(entry.event.event_id) and entry.id_hash not in folds[user].seen
-            for user, entry in self.entries
-        )
-
-    def may_try_again(self) -> bool:
-        self.refusals += 1
-        if asyncio.get_running_loop().time() < self.give_up_at_s:
-            return True
-        self.fail(StorageUnavailable(f"{self.refusals} times others were faster with events of the same users"))
-        return False
-
-
-@dataclass(slots=True)
-class _UserFold:
-    """A user as stored, and then with new entries folded in."""
-
-    user: User
-    serving: Sequence[Generation]
-    head: bytes | None = None
-    stored: list[bytes | None] = field(default_factory=list)  # a value for each generation
-    states: dict[bytes, State] = field(default_factory=dict)  # by generation, without those that are far behind
-    seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
-    new: list[Entry] = field(default_factory=list)
-
-    def receive(self, entry: Entry) -> Appended:
-        if entry.id_hash in self.seen:
-            return Appended(duplicate=True)
-        self.seen.add(entry.id_hash)
-        self.new.append(entry)
-        effects = {
-            generation.tag: generation.apply(self.states[generation.tag], entry.event)
-            for generation in self.serving
-            if generation.tag in self.states
-        }
-        first = self.serving[0]
-        return Appended(
-            unknown_item=entry.event.item_id not in first.item_index,
-            late=effects.get(first.tag) is Effect.STEPPED_LATE,
-        )
-
-    def change(self) -> Change:
-        states = {
-            self.user.state(generation): generation.encode(self.states[generation.tag])
-            for generation in self.serving
-            if generation.tag in self.states
-        }
-        return Change(self.user, self.head or b"", self.new, states)
-
-
-@dataclass(frozen=True, slots=True)
-class _Commit:
-    """Parts of one partition that are applied together."""
-
-    parts: list[_Part]
-    answers: list[list[Appended]]
-    changes: list[Change]  # of users with new entries
-
-    def settle(self, reply: Any) -> list[_Part]:
-        """Returns the parts that have to wait for the next round."""
-        if reply == 0:
-            return [part for part in self.parts if part.may_try_again()]
-        for part, answers in zip(self.parts, self.answers, strict=True):
-            if reply == 1:
-                part.succeed(answers)
-            else:
-                part.fail(reply)
-        return []
-
-
-def _by_partition(parts: Sequence[_Part]) -> list[list[_Part]]:
-    together: defaultdict[str, list[_Part]] = defaultdict(list)
-    for part in parts:
-        together[next(part.users).partition].append(part)
-    return list(together.values())
 
 
 def _decoded(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, State]:
@@ -879,22 +735,5 @@ def _decoded(generation: Generation, stored: bytes | None, newest: int) -> tuple
     return 0, generation.empty()
 
 
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except CONNECTION_ERRORS as exc:
-        raise _failure(exc) from exc
-
-
-def _failure(cause: Exception) -> StorageError:
-    """One for each waiter: a raised exception collects the traceback of who waits."""
-    failure: StorageError
-    if isinstance(cause, CONNECTION_ERRORS):
-        failure = StorageUnavailable(f"Redis failed: {cause}")
-    elif isinstance(cause, StorageError):
-        failure = type(cause)(str(cause))
-    else:
-        failure = StorageError(f"the request could not be applied: {cause!r}")
-    failure.__cause__ = cause
-    return failure
+def _number_of(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))

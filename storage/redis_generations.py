@@ -3,17 +3,16 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from storage.redis_layout import Keyspace
+from storage.redis_layout import Argument, Keyspace
+from storage.redis_servers import Command, RedisServers, failure_of
 from storage.store import KnownGeneration, NamedGeneration
-
-SCANNED_AT_ONCE = 1000  # keys looked at in one command, about half a millisecond in which Redis does nothing else
 
 
 class RedisGenerations:
-    """The GenerationRegistry of a store, which gives it its way to call the server."""
+    """The GenerationRegistry of a store, which gives it the servers once they can be used."""
 
-    def __init__(self, call: Callable[..., Awaitable[Any]], keys: Keyspace) -> None:
-        self._call = call
+    def __init__(self, servers: Callable[[], Awaitable[RedisServers]], keys: Keyspace) -> None:
+        self._servers = servers
         self._keys = keys
 
     async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
@@ -43,14 +42,25 @@ class RedisGenerations:
         await self._call("SET", self._keys.active, f"{generation.tag.hex()} {generation.name}")
 
     async def forget(self, tag: bytes) -> int:
-        total, cursor = 0, None
-        while cursor != 0:
-            scan = ("SCAN", cursor or 0, "MATCH", self._keys.states_pattern(tag), "COUNT", SCANNED_AT_ONCE)
-            cursor, found = await self._call(*scan)
-            if found:
-                total += await self._call("UNLINK", *found)
+        servers = await self._servers()
+        total = removed = await self._unlink_states(servers, tag)
+        while removed and servers.is_cluster:  # keys may have gone from a node not yet read to one that was
+            removed = await self._unlink_states(servers, tag)
+            total += removed
         await self._call("HDEL", self._keys.generations, tag.hex())
         return total
+
+    async def _unlink_states(self, servers: RedisServers, tag: bytes) -> int:
+        total = 0
+        async for keys in servers.scan(self._keys.states_pattern(tag)):
+            for reply in await servers.settled([Command.of("UNLINK", key) for key in keys], together=True):
+                if isinstance(reply, Exception):
+                    raise failure_of(reply) from reply
+                total += reply
+        return total
+
+    async def _call(self, *command: Argument) -> Any:
+        return await (await self._servers()).call(*command)
 
     async def _named(self) -> list[NamedGeneration]:
         """In order of names."""

@@ -329,9 +329,8 @@ class Change:
     states: Mapping[str, bytes]
 
 
-def commit_arguments(changes: Sequence[Change], ttl_s: int) -> tuple[list[str], list[Argument]]:
-    """KEYS and ARGV of COMMIT for users of one partition."""
-    partition = changes[0].user.partition
+def commit_arguments(partition: str, changes: Sequence[Change], ttl_s: int) -> tuple[list[str], list[Argument]]:
+    """KEYS and ARGV of COMMIT for users of the partition PREFIX:{p17}; without any, a write that changes nothing."""
     keys = [f"{partition}:seq", f"{partition}:log"]
     args: list[Argument] = [ttl_s]
     for change in changes:

@@ -1,6 +1,6 @@
 """The promise every store makes, and the ways in which it can fail."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,14 @@ class PartlyApplied(StorageUnavailable):
     def __init__(self, message: str, applied: Sequence[int]) -> None:
         super().__init__(f"{message}; {len(applied)} events were applied")
         self.applied = tuple(applied)
+
+
+class PartlyRead(StorageUnavailable):
+    """Only the values of these users can be read now."""
+
+    def __init__(self, message: str, values: Mapping[str, bytes | None]) -> None:
+        super().__init__(message)
+        self.values = values
 
 
 class StorageBusy(StorageError):
@@ -145,7 +153,7 @@ class UserStore(Protocol):
 
         A state that is missing, unreadable or behind the log is folded from the log and kept, which is a
         write: StorageBusy as for `append`. One that lacks more than `at_most` entries is None for now, and folded
-        meanwhile.
+        meanwhile. PartlyRead: some can be read, others not.
         """
         ...
 

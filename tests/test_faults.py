@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import typer
 
 from app import shop
 from benchmarks.episodes import Episode, NotKept, _require_clear
-from benchmarks.faults import run_cuts, run_episodes, run_kills, run_power
+from benchmarks.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
 from benchmarks.machine import Machine
 from benchmarks.running import free_port
 from benchmarks.stage import StoreKind
@@ -79,6 +80,27 @@ class TestTheBenchNotices:
             run_power(model, store, times=2, replicas=1, everysec=True)
         printed = capsys.readouterr().out
         assert "acknowledged ones lost" in printed
+        assert " 0 acknowledged ones lost" not in printed
+
+
+class TestPrimariesOfAClusterAreKilled:
+    """A replica that lags is the only one left: what it does not have was acknowledged only where nobody waited."""
+
+    def test_nothing_is_lost_that_a_replica_had_to_have(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        require_servers()
+        run_failover(model, count=1, replicas=1)
+        printed = capsys.readouterr().out
+        assert " 0 acknowledged ones lost" in printed
+        # meanwhile users of the other nodes were served and written, those of this one got popular items
+        assert "events of the lost slots: 503 storage_unavailable" in printed
+        assert "recommendations for their users: popular" in printed
+        assert re.search(r"events of other slots: 200 \d+$", printed, re.MULTILINE)
+
+    def test_without_waiting_the_bench_says_what_is_lost(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        require_servers()
+        run_failover(model, count=1, replicas=0)
+        printed = capsys.readouterr().out
+        assert "acknowledged ones lost, 0 counted twice, 0 never sent; 0 states are not" in printed
         assert " 0 acknowledged ones lost" not in printed
 
 

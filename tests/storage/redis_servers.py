@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from itertools import count
@@ -20,7 +22,10 @@ from typing import Any
 import pytest
 import redis
 from redis.backoff import NoBackoff
+from redis.crc import key_slot
 from redis.retry import Retry
+
+from benchmarks.cluster import command, form, free_node_port, node_options
 
 START_TIMEOUT_S = 20.0
 SAFE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--save", "")
@@ -48,11 +53,11 @@ def find_servers() -> dict[str, str]:
     return found | {Path(path).name: path for path in listed if path}
 
 
-def new_server(name: str, *options: str) -> RedisServer:
+def new_server(name: str, *options: str, port: int | None = None) -> RedisServer:
     """A server of one's own, to be stopped by the caller; skips the test where there is none of this name."""
     if name not in find_servers():
         pytest.skip(f"there is no {name}; install Debian's redis-server and lisarec[test]")
-    return RedisServer(find_servers()[name], *options)
+    return RedisServer(find_servers()[name], *options, port=port)
 
 
 @cache
@@ -61,6 +66,14 @@ def running_server(name: str) -> RedisServer:
     server = new_server(name)
     atexit.register(server.stop)
     return server
+
+
+@cache
+def running_cluster() -> RedisCluster:
+    """A cluster for everybody, until the tests end."""
+    cluster = RedisCluster()
+    atexit.register(cluster.stop)
+    return cluster
 
 
 def free_port() -> int:
@@ -72,11 +85,11 @@ def free_port() -> int:
 class RedisServer:
     """A server that syncs every write. It can be killed and started again on its data, frozen and thawed."""
 
-    def __init__(self, binary: str, *options: str) -> None:
+    def __init__(self, binary: str, *options: str, port: int | None = None) -> None:
         self._directory = TemporaryDirectory(prefix="lisarec-redis-")
         self.directory = Path(self._directory.name)
         self._log = self.directory / "server.log"
-        self.port = free_port()
+        self.port = port or free_port()
         where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._directory.name)
         self._command = [binary, *where, *SAFE, *options]
         self.url = f"redis://127.0.0.1:{self.port}"
@@ -117,3 +130,56 @@ class RedisServer:
         self.client.close()
         self.kill()
         self._directory.cleanup()
+
+
+class RedisCluster:
+    """Three primaries, each with a third of the slots; with a replica of each where those are wanted."""
+
+    def __init__(self, *, timeout_ms: int = 15_000, has_replicas: bool = False) -> None:
+        self.primaries = [_new_node(timeout_ms) for _ in range(3)]
+        self.replicas = [_new_node(timeout_ms) for _ in self.primaries if has_replicas]
+        form([node.port for node in self.primaries], [node.port for node in self.replicas])
+        self.url = "redis://" + ",".join(f"127.0.0.1:{node.port}" for node in self.primaries)
+
+    def new_address(self) -> str:
+        """URL and key prefix of an empty store."""
+        return f"{self.url} test{next(_prefixes)}"
+
+    def owner(self, key: str) -> RedisServer:
+        """The node that has the key now, as far as nothing has failed."""
+        slot = key_slot(key.encode())
+        (first,) = [node for first, last, node, *_ in self._slots() if first <= slot <= last]
+        return next(node for node in self.primaries if node.port == first[1])
+
+    def _slots(self) -> list[Any]:
+        return list(command(self.primaries[0].client, "CLUSTER", "SLOTS"))
+
+    def move(self, key: str, between: Callable[[], None] = lambda: None) -> None:
+        """Move the slot of the key to another node, key by key, as `redis-cli --cluster reshard` does."""
+        slot, source = key_slot(key.encode()), self.owner(key)
+        target = next(node for node in self.primaries if node is not source)
+        names = {node: command(node.client, "CLUSTER", "MYID").decode() for node in (source, target)}
+        command(target.client, "CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
+        command(source.client, "CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
+        between()
+        while keys := command(source.client, "CLUSTER", "GETKEYSINSLOT", slot, 1):
+            command(source.client, "MIGRATE", "127.0.0.1", target.port, keys[0], 0, 5000)
+            between()
+        for node in (target, source, *self.primaries):
+            command(node.client, "CLUSTER", "SETSLOT", slot, "NODE", names[target])
+
+    def redirections(self) -> dict[str, int]:
+        """How many of each kind the nodes have answered."""
+        total: Counter[str] = Counter()
+        for node in self.primaries:
+            for name, found in node.client.info("errorstats").items():
+                total[name.removeprefix("errorstat_")] += found["count"]
+        return dict(total)
+
+    def stop(self) -> None:
+        for node in (*self.primaries, *self.replicas):
+            node.stop()
+
+
+def _new_node(timeout_ms: int) -> RedisServer:
+    return new_server("redis-server", *node_options(timeout_ms), port=free_node_port())

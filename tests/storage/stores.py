@@ -12,10 +12,11 @@ from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
 from storage.state import Event, Generation
 from storage.store import Appended, StorageUnavailable, UserStore
-from tests.storage.redis_servers import expected_servers, running_server
+from tests.storage.redis_servers import expected_servers, running_cluster, running_server
 
 ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append
-STORES = ["sqlite", *expected_servers(), ARCHIVED]
+CLUSTER = "cluster"
+STORES = ["sqlite", *expected_servers(), ARCHIVED, CLUSTER]
 FEW_PARTITIONS = 4
 
 
@@ -25,7 +26,7 @@ def new_address(kind: str, directory: Path) -> str:
         return f"sqlite:{directory}"
     if kind == ARCHIVED:
         return f"{ARCHIVED}:{running_server('redis-server').new_address()} {directory}"
-    return f"redis:{running_server(kind).new_address()}"
+    return f"redis:{(running_cluster() if kind == CLUSTER else running_server(kind)).new_address()}"
 
 
 async def open_store(address: str, generations: Sequence[Generation]) -> UserStore:

@@ -17,7 +17,7 @@ from typing import cast
 import pytest
 
 import storage.redis
-import storage.redis_generations
+import storage.redis_servers
 import storage.sqlite
 from storage.rebuild import Rebuilt, rebuild
 from storage.redis import RedisStore
@@ -371,7 +371,7 @@ class TestRegistry:
         self, address: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(storage.sqlite.sqlite_generations, "STATES_AT_ONCE", 3)
-        monkeypatch.setattr(storage.redis_generations, "SCANNED_AT_ONCE", 3)
+        monkeypatch.setattr(storage.redis_servers, "SCANNED_AT_ONCE", 3)
         events = events_of(20, 2)
         user_ids = user_ids_of(events)
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from redis.asyncio.connection import AbstractConnection
 
 import storage.redis
+import storage.redis_requests
 from storage.redis import RedisStore
 from storage.redis_layout import Keyspace
 from storage.state import Event, Generation
@@ -338,7 +339,7 @@ class TestManyWriters:
         asyncio.run(law())
 
     def test_who_is_always_too_slow_gives_up(self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(storage.redis, "GIVE_UP_AFTER_S", 1.0)
+        monkeypatch.setattr(storage.redis_requests, "GIVE_UP_AFTER_S", 1.0)
 
         async def law() -> None:
             async with opened(any_server) as store, opened(any_server) as other:
@@ -431,7 +432,7 @@ class TestRounds:
     def test_a_server_that_is_too_slow_is_not_waited_for(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(storage.redis, "GIVE_UP_AFTER_S", 0.5)
+        monkeypatch.setattr(storage.redis_requests, "GIVE_UP_AFTER_S", 0.5)
         monkeypatch.setattr(storage.redis, "MAX_ROUND", 1)
 
         async def law() -> None:

@@ -1,0 +1,235 @@
+"""A cluster of three primaries, a replica each, that loses primaries under load; and what was acknowledged before.
+
+Before the first kill, and every other one, the replica lags: it is stopped and its connection is cut, so that for a
+moment events are acknowledged that it does not have, as when a machine or its network dies. Without waiting for
+replicas they are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from redis.crc import key_slot
+
+from app.service import generation_of
+from app.uuid7 import uuid7
+from benchmarks.cluster import (
+    HOST,
+    client,
+    command,
+    form,
+    free_node_port,
+    is_in_sync,
+    is_primary,
+    node_options,
+    slots_of,
+    wait_until,
+)
+from benchmarks.ledger import TENANT, Ledger, Verdict, judge
+from benchmarks.load import TRANSPORT_ERRORS, Connection, Load
+from benchmarks.nursery import nursery
+from benchmarks.proxy import Address
+from benchmarks.running import free_port
+from benchmarks.stage import is_loaded, is_up
+from benchmarks.topology import REDIS_CONFIG, REDIS_START, program
+from benchmarks.trial import console, counts
+from benchmarks.victim import Victim, spawn_program
+from model import artifact
+from storage.redis import PARTITIONS, RedisStore
+from storage.redis_layout import Keyspace
+
+PRIMARIES = 3
+MOMENT_S = (0.2, 0.6)  # of load before a kill
+LAG_S = 0.3
+AGAIN_WITHIN_S = 60.0
+PROBE_EVERY_S = 0.05
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two nodes that share some slots: whichever is the primary, and its replica."""
+
+    number: int
+    nodes: dict[int, Victim]  # by port
+
+    def primary(self) -> int:
+        (port,) = [port for port in self.nodes if is_primary(port)]
+        return port
+
+    def replica(self) -> int:
+        primary = self.primary()
+        (port,) = [port for port in self.nodes if port != primary]
+        return port
+
+
+@dataclass
+class Outage:
+    """What clients saw from the kill until a write to the lost slots was acknowledged."""
+
+    lagged: bool
+    until_taken_over_s: float = 0.0
+    until_written_s: float = 0.0
+    answers: Counter[str] = field(default_factory=Counter)  # to events of the lost slots
+    reads: Counter[str] = field(default_factory=Counter)  # recommendations for their users, by source
+    others: Counter[str] = field(default_factory=Counter)  # to events of other slots
+
+    def __str__(self) -> str:
+        lag = ", the replica lagging" if self.lagged else ""
+        return (
+            f"kill -9{lag}: its replica took over after {self.until_taken_over_s:.1f} s and writes went again after "
+            f"{self.until_written_s:.1f} s; until then events of the lost slots: "
+            f"{counts(self.answers)}; recommendations for their users: {counts(self.reads)}; events of other slots: "
+            f"{counts(self.others)}"
+        )
+
+
+async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed: int) -> Verdict:
+    """Kill primaries so often, waiting for so many replicas before an event is acknowledged."""
+    trained = artifact.load(model)
+    ledger, rng = Ledger(trained.items.ids, seed), random.Random(seed)
+    with TemporaryDirectory(prefix="lisarec-failover-", ignore_cleanup_errors=True) as directory:
+        async with _running(model, Path(directory), replicas, timeout_ms) as (pairs, address, url):
+            load = Load(address, ledger, seed, resent_share=0.0)  # a resend could hide a loss
+            is_over = False
+            sending = asyncio.create_task(load.run(lambda: is_over))
+            for number in range(kills):
+                lagged = number % 2 == 0
+                console.print(str(await _kill(pairs[number % PRIMARIES], address, load, rng, lagged=lagged)))
+            is_over = True
+            await sending
+            console.print(f"answers: {counts(load.answers)}")
+            store = await RedisStore.open(url, [generation_of(trained)])
+            try:
+                verdict = await judge(store, generation_of(trained), ledger)
+            finally:
+                await store.close()
+    console.print(f"{ledger.acknowledgements:,} events acknowledged, waiting for {replicas} replicas; {verdict}")
+    return verdict
+
+
+async def _kill(pair: Pair, address: Address, load: Load, rng: random.Random, *, lagged: bool) -> Outage:
+    """Returns when the pair is whole again."""
+    primary, replica = await asyncio.to_thread(lambda: (pair.primary(), pair.replica()))
+    await _acknowledged(load)
+    await asyncio.sleep(rng.uniform(*MOMENT_S))
+    if lagged:
+        pair.nodes[replica].send(signal.SIGSTOP)
+        with client(primary) as node:
+            command(node, "CLIENT", "KILL", "TYPE", "replica")
+        await asyncio.sleep(LAG_S)
+    await pair.nodes[primary].end(signal.SIGKILL)
+    pair.nodes[replica].send(signal.SIGCONT)
+    outage, begin_s = Outage(lagged), time.monotonic()
+
+    async def begin_again() -> None:
+        """As the replica of the one that took over: with one that is waited for, nothing is acknowledged before."""
+        await asyncio.to_thread(wait_until, lambda: is_primary(replica))
+        outage.until_taken_over_s = time.monotonic() - begin_s
+        await pair.nodes[primary].start()
+
+    await asyncio.gather(begin_again(), _watch(outage, pair, address))
+    await asyncio.to_thread(wait_until, lambda: not is_primary(primary) and is_in_sync(primary))
+    return outage
+
+
+async def _acknowledged(load: Load) -> None:
+    seen_s = load.last_acknowledged_s
+    async with asyncio.timeout(AGAIN_WITHIN_S):
+        while load.last_acknowledged_s == seen_s:
+            await asyncio.sleep(0.005)
+
+
+async def _watch(outage: Outage, pair: Pair, address: Address) -> None:
+    """Send events of the lost slots, and of others, until the lost ones are taken again."""
+    begin_s = time.monotonic()
+    lost, other = _users_of(pair.number), _users_of((pair.number + 1) % PRIMARIES)
+
+    async def keep_on(users: Iterator[str], answers: Counter[str], reads: Counter[str] | None) -> None:
+        connection = Connection(address)
+        try:
+            while (answer := await _answer(connection, next(users))) != "200" or reads is None:
+                answers[answer] += 1
+                if reads is not None:
+                    reads[await _source(connection, next(users))] += 1
+                await asyncio.sleep(PROBE_EVERY_S)
+        finally:
+            connection.close()
+
+    others = asyncio.create_task(keep_on(other, outage.others, None))
+    try:
+        async with asyncio.timeout(AGAIN_WITHIN_S):
+            await keep_on(lost, outage.answers, outage.reads)
+    finally:
+        others.cancel()
+        await asyncio.wait([others])
+    outage.until_written_s = time.monotonic() - begin_s
+
+
+def _users_of(pair_number: int) -> Iterator[str]:
+    """Users of partitions in the pair's slots, who are in no ledger."""
+    keys, slots = Keyspace("lisarec", PARTITIONS), slots_of(pair_number, PRIMARIES)
+    users = (f"probe-{number}" for number in count())
+    return (user_id for user_id in users if key_slot(keys.user(TENANT, user_id).head.encode()) in slots)
+
+
+async def _answer(connection: Connection, user_id: str) -> str:
+    event = {"event_id": uuid7(), "user_id": user_id, "item_id": "probed"}
+    try:
+        status, body = await connection.request("POST", "/v1/events", event)
+    except TRANSPORT_ERRORS:
+        return "no answer"
+    return "200" if status == 200 else f"{status} {body['error']['code']}"
+
+
+async def _source(connection: Connection, user_id: str) -> str:
+    try:
+        status, body = await connection.request("GET", f"/v1/users/{user_id}/recommendations")
+    except TRANSPORT_ERRORS:
+        return "no answer"
+    return str(body["source"]) if status == 200 else str(status)
+
+
+@asynccontextmanager
+async def _running(
+    model: Path, directory: Path, replicas: int, timeout_ms: int
+) -> AsyncIterator[tuple[list[Pair], Address, str]]:
+    """The pairs of nodes, and the address of a service on them; the URL of the cluster."""
+    async with AsyncExitStack() as stack:
+        ports = [free_node_port() for _ in range(2 * PRIMARIES)]
+        nodes = {port: _node(directory, port, timeout_ms) for port in ports}
+        for node in nodes.values():
+            stack.push_async_callback(node.close)
+        await asyncio.gather(*(node.start() for node in nodes.values()))
+        primaries, others = ports[:PRIMARIES], ports[PRIMARIES:]
+        await asyncio.to_thread(form, primaries, others)
+        pairs = [
+            Pair(number, {port: nodes[port], other: nodes[other]})
+            for number, (port, other) in enumerate(zip(primaries, others, strict=True))
+        ]
+        url = "redis://" + ",".join(f"{HOST}:{port}" for port in ports)
+        address = (HOST, free_port())
+        service = ["serve", "--model", str(model), "--host", HOST, "--port", str(address[1]), "--redis-url", url]
+        environment = {"LISAREC_REDIS_REPLICAS": str(replicas)}
+        log = directory / "app.log"
+        app = Victim("app", lambda: nursery().spawn(service, log, environment=environment), lambda: is_up(address))
+        stack.push_async_callback(app.close)
+        await app.start()
+        yield pairs, address, url
+
+
+def _node(directory: Path, port: int, timeout_ms: int) -> Victim:
+    data = directory / str(port)
+    data.mkdir()
+    start = [str(REDIS_START), str(data), program("redis-server"), str(REDIS_CONFIG), *node_options(timeout_ms)]
+    start += ["--bind", HOST, "--port", str(port), "--dir", str(data)]
+    return Victim("redis", lambda: spawn_program(start, directory / f"{port}.log"), lambda: is_loaded((HOST, port)))
