@@ -7,10 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.schemas import Item, ScoredItem
+from model import bitmap
 from model.artifact import Items
+from model.bitmap import Bitmap
 
 Rows = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+
+LOOKED_AT_ONCE = 1024  # of the popular items, when most of them may be shown
 
 
 class Catalogue:
@@ -35,12 +38,17 @@ class Catalogue:
         """Rows of those ids that are known, in the order given."""
         return np.array([self.row_of[item_id] for item_id in item_ids if item_id in self.row_of], np.int64)
 
-    def in_categories(self, categories: Iterable[str]) -> Mask:
-        """(N,) whether an item has at least one of the categories; an unknown category has no items."""
-        mask = np.zeros(len(self), np.bool_)
-        for category in set(categories):
-            mask[self._rows_of_category.get(category, [])] = True
-        return mask
+    def bitmap_of(self, rows: Rows) -> Bitmap:
+        filled = bitmap.empty(len(self))
+        bitmap.add(filled, rows)
+        return filled
+
+    def in_categories(self, categories: Iterable[str]) -> Bitmap:
+        """The items that have at least one of the categories; an unknown category has no items."""
+        found = bitmap.empty(len(self))
+        for category in set(categories) & self._rows_of_category.keys():
+            bitmap.add(found, self._rows_of_category[category])
+        return found
 
     def scored_item(self, row: int, score: float) -> ScoredItem:
         item: ScoredItem = {"item_id": self.item_ids[row], "score": score}
@@ -48,10 +56,16 @@ class Catalogue:
             item["title"] = self._titles[row]
         return item
 
-    def popular(self, k: int, allowed: Mask | None = None) -> list[ScoredItem]:
-        """The k most popular items, of those allowed if not of all."""
-        rows = self.popular_rows if allowed is None else self.popular_rows[allowed[self.popular_rows]]
-        return [self.scored_item(row, float(self.counts[row])) for row in rows[:k].tolist()]
+    def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
+        """The k most popular items, without those excluded."""
+        excluded = bitmap.empty(len(self)) if excluded is None else excluded
+        found: list[int] = []
+        for begin in range(0, len(self), LOOKED_AT_ONCE):
+            rows = self.popular_rows[begin : begin + LOOKED_AT_ONCE]
+            found += rows[~bitmap.has(excluded, rows)].tolist()
+            if len(found) >= k:
+                break
+        return [self.scored_item(row, float(self.counts[row])) for row in found[:k]]
 
     def search(self, query: str, limit: int) -> list[Item]:
         """Items whose title or id contains the query, whatever the case; the most popular ones for an empty query.

@@ -10,13 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from app.catalogue import Catalogue, Mask, Rows
+from app.catalogue import Catalogue, Rows
 from app.errors import InvalidRequest, details_of
 from app.metrics import Metrics
 from app.schemas import RecommendationBatch, RecommendationRequest, Recommendations, ScoredItem, Source
 from app.uuid7 import uuid7
-from model.engine import Engine, Ranked
+from model import bitmap
+from model.bitmap import Bitmap
+from model.engine import Engine
 from model.histogram import history_histogram
+from model.scan import Ranked
 from storage.state import ITEM_RING, Generation, recent_items
 from storage.store import PartlyRead, StorageError, UserStore
 
@@ -67,11 +70,11 @@ NOBODY = Past(None, recent=NO_ROWS, logged=NO_ROWS)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request in rows of the catalogue: excluded (N,) bool; candidates, only allowed ones, None for every item."""
+    """One request in rows of the catalogue: what is excluded; candidates, only allowed ones, None for every item."""
 
     request: RecommendationRequest
     steps: Steps | None
-    excluded: Mask
+    excluded: Bitmap
     candidates: Rows | None
 
 
@@ -203,16 +206,15 @@ class Recommender:
         candidates = None
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
-            candidates = rows[~excluded[rows]]
+            candidates = rows[~bitmap.has(excluded, rows)]
         return Ask(request, past.steps, excluded, candidates)
 
-    def _excluded(self, request: RecommendationRequest, past: Past) -> Mask:
-        """(N,) what the request's filters leave out."""
-        excluded = np.zeros(len(self._catalogue), np.bool_)
+    def _excluded(self, request: RecommendationRequest, past: Past) -> Bitmap:
+        """What the request's filters leave out."""
+        excluded = self._catalogue.bitmap_of(self._catalogue.rows(request.exclude))
         if request.categories:
-            excluded = ~self._catalogue.in_categories(request.categories)
-        excluded[self._catalogue.rows(request.exclude)] = True
-        excluded[{"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen]] = True
+            excluded |= ~self._catalogue.in_categories(request.categories)
+        bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])
         return excluded
 
     def _rank(self, asks: Sequence[Ask]) -> list[Ranked]:
@@ -243,11 +245,8 @@ class Recommender:
         return self._recommendations(ask, "personalised", items)
 
     def _popular(self, ask: Ask) -> Recommendations:
-        allowed = ~ask.excluded
-        if ask.candidates is not None:
-            allowed = np.zeros_like(allowed)
-            allowed[ask.candidates] = True
-        return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, allowed))
+        excluded = ask.excluded if ask.candidates is None else ~self._catalogue.bitmap_of(ask.candidates)
+        return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, excluded))
 
     def _recommendations(self, ask: Ask, source: Source, items: list[ScoredItem]) -> Recommendations:
         return Recommendations(

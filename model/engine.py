@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model import bitmap
 from model.artifact import Artifact
+from model.dense import Dense
 from model.lisa import AttentionTables
+from model.scan import Lifted, Ranked, Scan
 from model.step import Step
-
-Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,14 @@ class Engine:
         # a copy, or the artifact and every engine made of it before would move along
         self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
         self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
-        self._step = Step(artifact.model, artifact.tables) if self.device.type == "cpu" else None
-        self._codes_by_book = self._model.target_codes.T.contiguous()  # (B', N): each look-up reads one row
+        # all that is there for one device; the answers are the same
+        self._step: Step | None = None
+        self._catalogue: Scan | Dense
+        if self.device.type == "cpu":
+            self._step = Step(artifact.model, artifact.tables)
+            self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
+        else:
+            self._catalogue = Dense(self._model.target_codes, self._model.bias)
 
     def step(
         self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
@@ -86,57 +93,30 @@ class Engine:
     @torch.inference_mode()
     def scores(self, queries: Queries) -> Tensor:
         """Score of every item: Q queries -> (Q, N), summed from the codebooks' inner products in a fixed order."""
-        products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)  # (B', Q, W')
-        scores = self._model.bias.expand(len(queries), -1).clone()
-        for product, codes in zip(products, self._codes_by_book, strict=True):
-            scores += product.index_select(1, codes)
-        return scores.scatter_add_(1, *self._model.lifts(queries.recent))
+        return self._catalogue.scores(*self._asked(queries))
 
     @torch.inference_mode()
-    def top_k(self, queries: Queries, k: int, excluded: NDArray[np.bool_] | None = None) -> Ranked:
+    def top_k(self, queries: Queries, k: int, excluded: NDArray[np.uint64] | None = None) -> Ranked:
         """The k best items of each query, best first, ties by item order.
 
         queries   Q queries
-        excluded  (Q, N)   True for what must not be shown
+        excluded  (Q, words)   bitmaps of what must not be shown
         returns   items (Q, k') int64 and scores (Q, k') float32, k' = min(k, N); where fewer items are allowed the
                   rest is -1 and -inf
+        raises    ValueError   for a model that gives scores which are not finite, k below 1 or bitmaps that do not fit
         """
-        scores = self.scores(queries).cpu()
-        if excluded is not None:
-            scores[torch.from_numpy(excluded)] = -torch.inf
-        k = min(k, self.items)
-        worst = scores.topk(k, dim=1).values[:, -1].numpy()
-        items = np.full((len(scores), k), -1, np.int64)
-        best = np.full((len(scores), k), -np.inf, np.float32)
-        for row, (values, threshold) in enumerate(zip(scores.numpy(), worst, strict=True)):
-            found, found_scores = best_first(values, np.flatnonzero(values >= threshold), k)
-            items[row, : len(found)] = found
-            best[row, : len(found)] = found_scores
-        return items, best
+        shape = len(queries), len(bitmap.empty(self.items))
+        excluded = np.zeros(shape, np.uint64) if excluded is None else excluded
+        if k < 1 or excluded.shape != shape:
+            raise ValueError(f"there is no top {k} of {shape} words with bitmaps of {excluded.shape}")
+        return self._catalogue.top_k(*self._asked(queries), min(k, self.items), np.ascontiguousarray(excluded))
 
     @torch.inference_mode()
     def rank_candidates(self, queries: Queries, candidates: Sequence[NDArray[np.int64]], k: int) -> list[Ranked]:
         """The k best of each query's own candidates, best first, ties by item order; only these are scored."""
-        products = torch.einsum("qd,bpd->qbp", queries.vectors, self._model.target_codebooks)
-        ranked = []
-        for product, followers, lifts, indices in zip(
-            products, *self._model.lifts(queries.recent), candidates, strict=True
-        ):
-            distinct = np.unique(indices)
-            chosen = torch.from_numpy(distinct).to(self.device)
-            scores = self._model.bias[chosen].clone()
-            for row, codes in zip(product, self._codes_by_book[:, chosen], strict=True):
-                scores += row[codes]
-            place, which = torch.where(chosen[:, None] == followers)
-            scores.index_add_(0, place, lifts[which])
-            values = scores.cpu().numpy()
-            found, found_scores = best_first(values, np.arange(len(values)), k)
-            ranked.append((distinct[found], found_scores))
-        return ranked
+        return self._catalogue.rank(*self._asked(queries), k, candidates)
 
-
-def best_first(values: NDArray[np.float32], chosen: NDArray[np.int64], k: int) -> Ranked:
-    """The k best of the chosen places, which ascend; places at minus infinity are left out."""
-    chosen = chosen[~np.isneginf(values[chosen])]
-    order = chosen[np.argsort(-values[chosen], kind="stable")][:k]
-    return order, values[order]
+    def _asked(self, queries: Queries) -> tuple[Tensor, Lifted]:
+        """Inner products of the queries with all codewords (Q, B', W'), and whose scores gain what."""
+        products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)
+        return products.transpose(0, 1).contiguous(), Lifted(*self._model.lifts(queries.recent))

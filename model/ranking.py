@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from model.config import ModelConfig, SeenRule
 from model.data import Histories, Interactions, histories_before
-from model.engine import best_first
+from model.dense import best_first
 from model.histogram import history_histogram
 from model.metrics import CUTOFFS
 from model.recent import windows

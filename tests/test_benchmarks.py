@@ -9,10 +9,11 @@ import pytest
 import typer
 
 from app import shop
-from benchmarks import constant, exactly_once, memory, rates, rebuild, served_equals_offline, switching
+from benchmarks import constant, exactly_once, memory, rates, rebuild, scan, served_equals_offline, switching
 from benchmarks.topology import program
 from model import artifact
 from model.config import Config, ModelConfig, TrainConfig
+from model.scan import paths
 from model.train import EpochReport, train
 
 
@@ -125,3 +126,9 @@ def test_the_state_of_a_long_history_has_the_bytes_of_a_short_one(
     asyncio.run(constant.measure(artifact.load(model), tmp_path, (10, 3000), rounds=5))
     (sizes,) = (line for line in capsys.readouterr().out.splitlines() if "bytes of the state" in line)
     assert sizes.count("3,496") == 2
+
+
+def test_every_path_of_the_scan_is_timed_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    scan.main([3_000], [10], rounds=2)
+    printed = capsys.readouterr().out
+    assert all(printed.count(f"{path}, k 10 ") == 2 for path in (*paths(), "torch"))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from app.catalogue import Catalogue
+from model import bitmap
 from model.artifact import Items
 from tests.app.conftest import ITEMS, Client
 
@@ -57,7 +58,7 @@ def test_popular_items_tie_in_item_order(catalogue: Catalogue) -> None:
 
 def test_unknown_ids_and_categories_match_nothing(catalogue: Catalogue) -> None:
     assert catalogue.rows(["z", "b", "z", "a", "b"]).tolist() == [1, 0, 1]
-    assert np.flatnonzero(catalogue.in_categories(["blue", "red"])).tolist() == [0, 4]
+    assert np.flatnonzero(bitmap.to_mask(catalogue.in_categories(["blue", "red"]), len(catalogue))).tolist() == [0, 4]
     assert not catalogue.in_categories(["red"]).any()
 
 

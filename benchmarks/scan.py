@@ -1,0 +1,151 @@
+"""How long the exact top k takes: each path of the scan beside a dense product in torch and beside reading the codes.
+
+All are timed turn about in one run on one thread, so that their ratios hold on a machine with other work too; the
+times themselves are as the machine was. A scan begins with the inner products of one query with all codewords, whose
+own time is printed; torch begins with the query and ends with its `topk`. Reading adds up the bytes that a scan reads.
+
+Structured items are clustered: codebooks that get finer as residuals do, items that share their clusters' first codes,
+queries near items, a bias that falls with popularity.
+
+    python -m benchmarks.scan
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numba
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from model import bitmap
+from model.scan import Lifted, Scan, paths
+
+BOOKS, WORDS, WIDTH = 8, 256, 128
+QUERIES = 32  # different ones, one asked at a time
+CLUSTERS = 1000
+DENSE_ITEMS = 2_000_000  # more than that are gigabytes of vectors
+MASKED = 0.5
+
+console = Console()
+
+
+@numba.njit(nogil=True, cache=True)
+def read(words):  # type: ignore[no-untyped-def]
+    total = np.uint64(0)
+    for word in words:
+        total += word
+    return total
+
+
+def random_data(rng: np.random.Generator, items: int) -> tuple[Any, ...]:
+    """Codes (N, B'), codebooks (B', W', D), queries (Q, D) and bias (N,)."""
+    codes = rng.integers(0, WORDS, (items, BOOKS), np.uint8)
+    codebooks = rng.standard_normal((BOOKS, WORDS, WIDTH), np.float32)
+    return codes, codebooks, rng.standard_normal((QUERIES, WIDTH), np.float32), rng.standard_normal(items, np.float32)
+
+
+def structured_data(rng: np.random.Generator, items: int) -> tuple[Any, ...]:
+    fineness = 0.7 ** np.arange(BOOKS, dtype=np.float32)
+    codebooks = rng.standard_normal((BOOKS, WORDS, WIDTH), np.float32) * fineness[:, None, None]
+    cluster = np.minimum(rng.zipf(1.3, items) - 1, CLUSTERS - 1)
+    codes = rng.integers(0, WORDS, (CLUSTERS, BOOKS), np.uint8)[cluster]
+    for book in range(BOOKS):  # the later the codebook, the more items leave their cluster
+        away = rng.random(items) < 0.15 * (book + 1)
+        codes[away, book] = rng.integers(0, WORDS, int(away.sum()), np.uint8)
+    near = codebooks[np.arange(BOOKS), codes[rng.integers(0, items, QUERIES)]].sum(axis=1)
+    queries = (near + rng.standard_normal((QUERIES, WIDTH), np.float32)) / np.sqrt(WIDTH)
+    bias = -0.5 * np.log1p(rng.permutation(items) / items * 1000)
+    return codes, codebooks, queries.astype(np.float32), bias.astype(np.float32)
+
+
+def ways(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tuple[str, int, Callable[[int], Any]]]:
+    """What is timed: its name, the bytes of codes that it reads, and a function of the round."""
+    codes, codebooks, queries, bias = data
+    asked, books = torch.from_numpy(queries), torch.from_numpy(codebooks)
+    products = torch.einsum("qd,bpd->qbp", asked, books).contiguous()
+    nothing = bitmap.empty(items)[None]
+    half = bitmap.from_mask(np.random.default_rng(1).random((1, items)) < MASKED)
+    nobody = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
+    rows = BOOKS + 1  # the bias is one more
+    words: NDArray[np.uint64] = np.zeros(-(-items * rows // 8), np.uint64) + np.uint64(1)
+
+    def scanning(scan: Scan, k: int, excluded: Any) -> Callable[[int], Any]:
+        return lambda turn: scan.top_k(products[turn % QUERIES][None], nobody, k, excluded)
+
+    yield "reading the codes", items * rows, lambda turn: read(words)
+    yield "inner products", 0, lambda turn: torch.einsum("qd,bpd->qbp", asked[turn % QUERIES][None], books)
+    for path in paths():
+        scan = Scan(codes, bias, path)
+        for k in ks:
+            yield f"{path}, k {k}", items * rows, scanning(scan, k, nothing)
+        yield f"{path}, k {ks[0]}, half masked", items * rows, scanning(scan, ks[0], half)
+    if items <= DENSE_ITEMS:
+        vectors = sum(book[torch.from_numpy(column).long()] for book, column in zip(books, codes.T, strict=True))
+        biases = torch.from_numpy(bias)
+        for k in ks:
+            yield f"torch, k {k}", 0, lambda turn, k=k: (asked[turn % QUERIES][None] @ vectors.T + biases).topk(k)
+
+
+def timed(timers: list[tuple[str, int, Callable[[int], Any]]], rounds: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for turn in range(rounds):
+        for name, _, run in timers:
+            run(turn)  # so that each is timed right after itself, as in a service that does nothing else
+            begin = time.perf_counter()
+            run(turn)
+            seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def report(title: str, timers: list[tuple[str, int, Callable[[int], Any]]], seconds: dict[str, list[float]]) -> None:
+    table = Table("", "median", "minimum", "times torch's", "GB/s", "of reading", title=title)
+    reading = seconds["reading the codes"]
+    for name, size, _ in timers:
+        own = seconds[name]
+        dense = seconds.get(f"torch, {','.join(name.split(',')[1:2]).strip()}")
+        table.add_row(
+            name,
+            *(f"{value * 1e6:,.0f} µs" for value in (median(own), min(own))),
+            f"{ratio(dense, own):.1f}" if dense else "",
+            f"{size / median(own) / 1e9:.0f}" if size else "",
+            f"{ratio(reading, own):.0%}" if size else "",
+        )
+    console.print(table)
+
+
+def ratio(others: list[float], own: list[float]) -> float:
+    return median(other / mine for other, mine in zip(others, own, strict=True))
+
+
+def cpu() -> str:
+    """As Linux names it."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+
+
+def main(
+    items: Annotated[list[int], typer.Option(help="Size of the catalogue; repeatable.")] = [1_000_000, 10_000_000],  # noqa: B006
+    k: Annotated[list[int], typer.Option(help="Items asked for; repeatable.")] = [10, 100],  # noqa: B006
+    rounds: Annotated[int, typer.Option(help="Timed turns of each.")] = 50,
+) -> None:
+    torch.set_num_threads(1)
+    console.print(f"{cpu()}, one thread, torch {torch.__version__}, numba {numba.__version__}, {rounds} rounds")
+    for count in items:
+        for name, make in (("random", random_data), ("structured", structured_data)):
+            timers = list(ways(count, make(np.random.default_rng(0), count), k))
+            report(f"{count:,} {name} items", timers, timed(timers, rounds))
+
+
+if __name__ == "__main__":
+    typer.run(main)

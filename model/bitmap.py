@@ -1,0 +1,46 @@
+"""Sets of items, one bit each: leaving one out costs a scan one operation for 64 items."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from model.kernels import BLOCK
+
+Bitmap = NDArray[np.uint64]
+"""(words,): item i is bit i % 64 of word i // 64. Words are there for whole blocks; bits past the end mean nothing."""
+
+
+def empty(items: int) -> Bitmap:
+    return np.zeros(-(-items // BLOCK) * (BLOCK // 64), np.uint64)
+
+
+@numba.njit(cache=True, nogil=True)
+def _add(bitmap, rows):  # type: ignore[no-untyped-def]
+    for row in rows:
+        bitmap[row // 64] |= np.uint64(1) << np.uint64(row % 64)
+
+
+def add(bitmap: Bitmap, rows: NDArray[np.int64]) -> None:
+    """Put the rows, which are those of items, into the bitmap."""
+    _add(bitmap, rows)
+
+
+def has(bitmap: Bitmap, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the rows are in the bitmap: (rows,)."""
+    bits = bitmap[rows // 64] >> (rows % 64).astype(np.uint64)
+    return (bits & np.uint64(1)).astype(np.bool_)
+
+
+def from_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """(..., N) -> (..., words)"""
+    words = np.zeros((*mask.shape[:-1], len(empty(mask.shape[-1]))), np.uint64)
+    packed = np.packbits(mask, axis=-1, bitorder="little")
+    words.view(np.uint8)[..., : packed.shape[-1]] = packed
+    return words
+
+
+def to_mask(bitmaps: NDArray[np.uint64], items: int) -> NDArray[np.bool_]:
+    """(..., words) -> (..., N)"""
+    return np.unpackbits(bitmaps.view(np.uint8), axis=-1, count=items, bitorder="little").astype(np.bool_)

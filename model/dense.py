@@ -1,0 +1,70 @@
+"""Every item's score by torch, and the best by its ``topk``: what a GPU does, and what a scan is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model import bitmap
+from model.scan import Lifted, Ranked
+
+
+class Dense:
+    """N items on the device of their codes: the same answers as a ``Scan``, from the same arguments.
+
+    codes  (N, B')  int64
+    bias   (N,)     float32
+    """
+
+    def __init__(self, codes: Tensor, bias: Tensor) -> None:
+        self.items = len(codes)
+        self._codes_by_book = codes.T.contiguous()  # (B', N): each look-up reads one row
+        self._bias = bias
+
+    def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
+        """(Q, B', W') -> (Q, N)"""
+        scores = self._bias.expand(len(products), -1).clone()
+        for book, codes in enumerate(self._codes_by_book):
+            scores += products[:, book].index_select(1, codes)
+        return scores.scatter_add_(1, *lifted)
+
+    def top_k(self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64]) -> Ranked:
+        scores = self.scores(products, lifted).cpu()
+        scores[torch.from_numpy(bitmap.to_mask(excluded, self.items))] = -torch.inf
+        highest = scores.topk(k, dim=1).values
+        if highest.isnan().any():
+            raise ValueError("a query's scores are not finite, or beyond float32; train the model again")
+        worst = highest[:, -1].numpy()
+        items = np.full((len(scores), k), -1, np.int64)
+        best = np.full((len(scores), k), -np.inf, np.float32)
+        for row, (values, threshold) in enumerate(zip(scores.numpy(), worst, strict=True)):
+            found, found_scores = best_first(values, np.flatnonzero(values >= threshold), k)
+            items[row, : len(found)] = found
+            best[row, : len(found)] = found_scores
+        return items, best
+
+    def rank(self, products: Tensor, lifted: Lifted, k: int, candidates: Sequence[NDArray[np.int64]]) -> list[Ranked]:
+        ranked = []
+        for table, followers, gains, indices in zip(products, *lifted, candidates, strict=True):
+            distinct = np.unique(indices)
+            chosen = torch.from_numpy(distinct).to(self._bias.device)
+            scores = self._bias[chosen].clone()
+            for row, codes in zip(table, self._codes_by_book[:, chosen], strict=True):
+                scores += row[codes]
+            place, which = torch.where(chosen[:, None] == followers)
+            scores.index_add_(0, place, gains[which])
+            values = scores.cpu().numpy()
+            found, found_scores = best_first(values, np.arange(len(values)), k)
+            ranked.append((distinct[found], found_scores))
+        return ranked
+
+
+def best_first(values: NDArray[np.float32], chosen: NDArray[np.int64], k: int) -> Ranked:
+    """The k best of the chosen places, which ascend; places at minus infinity are left out."""
+    chosen = chosen[~np.isneginf(values[chosen])]
+    order = chosen[np.argsort(-values[chosen], kind="stable")][:k]
+    return order, values[order]

@@ -1,0 +1,157 @@
+"""The catalogue scan on a CPU: exact top k from one pass over the codes, one byte per codebook and item.
+
+An item's score is the sum of one inner product per codebook and its bias. A scan does not add these up for every item:
+given the k-th best score so far, it first rules items out, 256 at a time, and scores exactly in float32 what is left,
+in the order in which ``scores`` adds them up. How items are ruled out is all that the paths differ in:
+
+``portable``  by their scores, in float32
+``avx2``      by 8-bit deficits, looked up by byte shuffles of sixteen entries each
+``vbmi``      by 8-bit deficits, looked up by byte permutes of 128 entries each (AVX-512 VBMI)
+
+The *deficit* of a codeword is how far it stays behind the best one of its codebook, in units of 1/254 of what an item
+may lose in all and still reach the k-th best score, rounded down. Deficits are added up with saturation; who saturates
+has lost more than that. Rounding down only ever keeps too many, so the answer is exact. The bias is one more codebook
+of 256 levels, each the largest bias of those that it stands for. When the k-th best score has risen enough, the
+deficits are made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from numba.core.registry import cpu_target
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model import bitmap, kernels
+from model.kernels import BLOCK
+
+ScanPath = Literal["portable", "avx2", "vbmi"]
+Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+LEVELS = 256  # of the bias
+CACHE_LINE = 64
+NEEDED: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, "vbmi": {"+avx512bw", "+avx512vbmi"}}
+
+
+class Lifted(NamedTuple):
+    """Items of each query that score more than their codes say.
+
+    items  (Q, F)  int64, an item may stand there several times
+    gains  (Q, F)  float32, what its score gains each time
+    """
+
+    items: Tensor
+    gains: Tensor
+
+
+class Scan:
+    """N items in blocks of 256: one row of 256 codes for each codebook.
+
+    codes  (N, B')  uint8
+    bias   (N,)     float32
+    path   how items are ruled out; None: the fastest that this CPU has
+    raises ValueError for a path that this CPU lacks
+    """
+
+    def __init__(self, codes: NDArray[np.uint8], bias: NDArray[np.float32], path: ScanPath | None = None) -> None:
+        self.items, books = codes.shape
+        self._path = path or paths()[-1]
+        if self._path not in paths():
+            raise ValueError(f"this CPU has no {self._path}; it has: {', '.join(paths())}")
+        blocks = -(-self.items // BLOCK)
+        padded = np.full(blocks * BLOCK, -np.inf, np.float32)  # what is past the end is never shown
+        padded[: self.items] = bias
+        level_of, levels = _bias_levels(bias)
+        lanes = _aligned((blocks, books + (len(levels) > 0), BLOCK))
+        for row, column in zip(range(lanes.shape[1]), [*codes.T, level_of], strict=False):
+            lane = np.zeros(blocks * BLOCK, np.uint8)
+            lane[: self.items] = column
+            lanes[:, row] = lane.reshape(blocks, BLOCK)
+        self._catalogue = kernels.Catalogue(lanes, padded, levels, float(bias.max()), float(np.abs(bias).max()))
+        self._compile(books)
+
+    def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
+        """Score of every item: inner products (Q, B', W') -> (Q, N), the bias first, then book by book, then gains."""
+        scores = np.empty((len(products), len(self._catalogue.bias)), np.float32)
+        kernels.scores(self._catalogue, products.numpy(), scores)
+        return torch.from_numpy(scores)[:, : self.items].scatter_add_(1, *lifted)
+
+    def top_k(self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64]) -> Ranked:
+        """The k best items of each query, best first, ties by item order.
+
+        products  (Q, B', W')  float32, of each query with the codewords
+        lifted    of each query
+        excluded  (Q, words)   bitmaps of what must not be shown
+        returns   items (Q, k) int64 and scores (Q, k) float32; where fewer items are allowed the rest is -1 and -inf
+        raises    ValueError   for scores that are not finite or beyond float32
+        """
+        items, gains = (part.numpy() for part in lifted)
+        best: Ranked = kernels.top_k(
+            self._catalogue, products.numpy(), items, gains, excluded, self._work(len(products)), k
+        )
+        return best
+
+    def rank(self, products: Tensor, lifted: Lifted, k: int, candidates: Sequence[NDArray[np.int64]]) -> list[Ranked]:
+        """The k best of each query's own candidates, best first, ties by item order; only these are scored."""
+        ranked = []
+        for table, items, gains, asked in zip(
+            products.numpy(), *(part.numpy() for part in lifted), candidates, strict=True
+        ):
+            distinct = np.unique(asked)
+            shown = min(k, len(distinct))
+            best = np.empty(shown, np.int64), np.empty(shown, np.float32)
+            found = kernels.rank(self._catalogue, table, items, gains, distinct, *best)
+            ranked.append((best[0][:found], best[1][:found]))
+        return ranked
+
+    def _work(self, queries: int) -> NDArray[np.generic]:
+        """Scratch memory; its type says which path is taken."""
+        rows = self._catalogue.lanes.shape[1]
+        if self._path == "portable":
+            return np.empty((queries, BLOCK), np.float32)
+        return np.empty((queries, rows, 256) if self._path == "vbmi" else (queries, rows, 16, 16), np.uint8)
+
+    def _compile(self, books: int) -> None:
+        """Compile, or read what was compiled, before the first request waits for it."""
+        nobody = torch.empty((0, books, 2)), Lifted(torch.empty((0, 0), dtype=torch.int64), torch.empty((0, 0)))
+        self.scores(*nobody)
+        self.top_k(*nobody, 1, bitmap.empty(self.items)[None][:0])
+        table = np.zeros((books, 2), np.float32)
+        kernels.rank(self._catalogue, table, *(np.zeros(0, kind) for kind in (int, "f4", int, int, "f4")))
+
+
+def paths() -> tuple[ScanPath, ...]:
+    """The paths that this CPU has, the fastest last."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()  # of the CPU that numba compiles for
+    return tuple(path for path in get_args(ScanPath) if NEEDED[path] <= set(features.split(",")))
+
+
+def _bias_levels(bias: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Each item's level (N,) and the largest bias of each level; no levels where all have the same bias.
+
+    Half of the levels go by how many items they hold, half by how far these lie apart, for which the square root of
+    the gaps keeps the mean loss smallest.
+    """
+    order = np.argsort(bias, kind="stable")
+    ascending = bias[order]
+    if ascending[0] == ascending[-1]:
+        return np.zeros(len(bias), np.uint8), np.empty(0, np.float32)
+    spread = np.cumsum(np.sqrt(np.diff(ascending.astype(np.float64), prepend=ascending[0])))
+    place = spread / spread[-1] + np.arange(len(bias)) / len(bias)  # 0 to below 2
+    level_of = np.empty(len(bias), np.uint8)
+    level_of[order] = place * (LEVELS / 2)
+    levels = np.full(LEVELS, -np.inf, np.float32)
+    np.maximum.at(levels, level_of, bias)
+    return level_of, levels
+
+
+def _aligned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Zeros that begin with a cache line, so that no vector lies across two."""
+    size = int(np.prod(shape))
+    memory = np.zeros(size + CACHE_LINE, np.uint8)
+    begin = -memory.ctypes.data % CACHE_LINE
+    return memory[begin : begin + size].reshape(shape)
