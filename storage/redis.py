@@ -49,6 +49,7 @@ from storage.redis_layout import (
 from storage.rounds import Rounds
 from storage.state import Effect, Event, Generation, State, StateError
 from storage.store import (
+    MAIN_TENANT,
     Appended,
     FoldedState,
     LogEntry,
@@ -95,8 +96,9 @@ class RedisStore:
         max_waiting: int,
         ttl_s: int,
         archive: ArchiveLookups,
+        tenant: str,
     ) -> None:
-        self.generations = RedisGenerations(self._call_checked, keys)
+        self.generations = RedisGenerations(self._call_checked, keys, tenant)
         self._redis = redis
         self._execute: Callable[..., Awaitable[Any]] = redis.execute_command
         self._keys = keys
@@ -121,6 +123,7 @@ class RedisStore:
         url: str,
         generations: Sequence[Generation],
         *,
+        tenant: str = MAIN_TENANT,
         prefix: str = "lisarec",
         partitions: int = PARTITIONS,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -149,7 +152,9 @@ class RedisStore:
             protocol=2,
         )
         ttl_s, archive = (state_ttl_days or 0) * DAY_S, ArchiveLookups(archive_dir)
-        store = cls(Redis.from_pool(pool), Keyspace(prefix, partitions), generations, max_waiting, ttl_s, archive)
+        store = cls(
+            Redis.from_pool(pool), Keyspace(prefix, partitions), generations, max_waiting, ttl_s, archive, tenant
+        )
         try:
             await store._check_server()
         except StorageError as exc:
