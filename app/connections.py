@@ -31,7 +31,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
+        if len(self.connections) > self._limits.max_open_connections:
             transport.abort()
             return
         self._expect(self._limits.head_timeout_s)

@@ -20,8 +20,11 @@ class CrossOrigin:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != PATH:
+            await self._app(scope, receive, send)
+            return
         services: Services = scope["state"]["services"]
-        if scope["type"] != "http" or scope["path"] != PATH or services.keyring is None:
+        if services.keyring is None:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)

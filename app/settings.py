@@ -59,7 +59,7 @@ class Settings(StoreSettings):
     tenants: dict[Id, Path] = {}  # model directories of further tenants, by tenant; JSON in the environment
     open_metrics: bool = False  # /metrics without a key, where the network keeps others out
 
-    max_connections: int = Field(800, ge=1)  # of one process; the limit of open files is often 1,024
+    max_open_connections: int = Field(800, ge=1)  # of one process; the limit of open files is often 1,024
     max_requests: int = Field(128, ge=1)  # that one process works on at a time
     max_head_bytes: int = Field(32 << 10, ge=1)  # of a request's address and headers
     head_timeout_s: float = Field(10.0, gt=0)  # for them to arrive
