@@ -4,12 +4,13 @@ import asyncio
 from asyncio import TimerHandle
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.errors import HeadTooLarge, answer_to
 from app.service import Services
 
-GOODBYE_S = 5.0  # for a client to take what was sent last
+BODY_GRACE_S = 5.0  # for the service to say itself that a body is late
 
 
 class Connection(HttpToolsProtocol):
@@ -23,6 +24,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         services: Services = self.app_state["services"]
         self._limits = services.settings
+        self._answering: RequestResponseCycle | None = None
         self._deadline: TimerHandle | None = None  # of what the client is sending
         self._answer_deadline: TimerHandle | None = None  # of what it is taking
         self._heads_begun = 0
@@ -39,6 +41,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self._answer_taken()
+        self._answer_nobody()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -63,7 +66,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._in_head = False
-        self._expect(self._limits.body_timeout_s + GOODBYE_S)
+        self._expect(self._limits.body_timeout_s + BODY_GRACE_S)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -76,17 +79,21 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting()
         super().on_message_complete()
 
-    def on_response_complete(self) -> None:
-        self._answer_taken()
-        super().on_response_complete()
-
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._answer_deadline is None:
-            self._answer_deadline = self.loop.call_later(self._limits.answer_timeout_s, self.transport.abort)
+        self._answer_taken()
+        self._answer_deadline = self.loop.call_later(self._limits.answer_timeout_s, self._cut)
+
+    def resume_writing(self) -> None:
+        self._answer_taken()
+        super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
         self._end()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _expect(self, within_s: float) -> None:
         self._stop_waiting()
@@ -112,5 +119,16 @@ class Connection(HttpToolsProtocol):
 
     def _end(self) -> None:
         """Close the connection, and not wait for ever until the client has taken what was sent."""
+        self._answer_nobody()
         self.transport.close()
-        self.loop.call_later(GOODBYE_S, self.transport.abort)
+        self.loop.call_later(self._limits.answer_timeout_s, self.transport.abort)
+
+    def _cut(self) -> None:
+        self._answer_nobody()
+        self.transport.abort()
+
+    def _answer_nobody(self) -> None:
+        """Let whoever still works on an answer find the client gone, also where more requests came behind this one."""
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
