@@ -75,8 +75,8 @@ def create_app(settings: Settings) -> FastAPI:
     if settings.keys_file is not None or is_loopback(settings.host):  # something keeps others out
         app.include_router(admin.router)
     errors.install(app)
-    app.add_middleware(CrossOrigin)
     app.add_middleware(RequestBound, at_most=settings.max_requests)
+    app.add_middleware(CrossOrigin)
     app.add_middleware(RequestTimer, metrics=metrics)
     app.add_middleware(CloseWhenDraining)
     return app
