@@ -1,14 +1,20 @@
-"""One HTTP connection, with bounds on what a client may take its time for. The server has none of these by itself."""
+"""One HTTP connection, with bounds on what a client may take its time for. The server has none of these by itself.
+
+A worker process imports this before it can answer the one that watches it, which waits for 5 s: so torch, which takes
+seconds, and what imports it, have to wait.
+"""
+
+from __future__ import annotations
 
 import asyncio
 from asyncio import TimerHandle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from app.errors import HeadTooLarge, answer_to
-from app.service import Services
+if TYPE_CHECKING:
+    from app.service import Services
 
 BODY_GRACE_S = 5.0  # for the service to say itself that a body is late
 
@@ -110,6 +116,8 @@ class Connection(HttpToolsProtocol):
             self._answer_deadline = None
 
     def _refuse_head(self) -> None:
+        from app.errors import HeadTooLarge, answer_to
+
         limit = self._limits.max_head_bytes
         answer = answer_to(HeadTooLarge(f"address and headers of a request have at most {limit:,} bytes"))
         head = [STATUS_LINE[answer.status_code], b"connection: close\r\n"]

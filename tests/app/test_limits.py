@@ -7,6 +7,8 @@ import json
 import re
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from app.overload import RequestBound
 from tests.app.conftest import item_id
 from tests.app.test_keys import bearer
 from tests.app.test_requests import assert_refused
-from tests.app.test_server import Process, raw_exchange
+from tests.app.test_server import ROOT, Process, raw_exchange
 
 PATIENCE_S = 120  # of a test, on a machine with other things to do
 TRICKLE_S = 0.1
@@ -187,6 +189,11 @@ def test_more_requests_than_can_be_worked_on_are_told_to_come_back(server: Proce
         assert refused.headers["retry-after"] == "1"
     assert set(watched) == {200}
     assert httpx.post(f"{server.url}/v1/recommendations", content=LARGE, timeout=PATIENCE_S).status_code == 200
+
+
+def test_a_worker_does_not_import_torch_before_it_answers() -> None:
+    quick = "import sys, app.connections; sys.exit(bool({'torch', 'polars', 'fastapi'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", quick], cwd=ROOT, check=False).returncode == 0
 
 
 class TestTheBound:
