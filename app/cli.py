@@ -174,8 +174,18 @@ def serve(
         Path | None,
         typer.Option(help="Folder of the models that can be activated; default: where --model is.", metavar="DIR"),
     ] = None,
+    keys: Annotated[Path | None, typer.Option(help="File that 'lisarec keys add' wrote.", metavar="FILE")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Let other machines in without keys.", show_default=False)
+    ] = None,
+    tenant: Annotated[
+        list[str] | None, typer.Option(help="One more shop, and its model; repeatable.", metavar="NAME=DIR")
+    ] = None,
 ) -> None:
-    """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults."""
+    """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults.
+
+    Without keys only this machine reaches the service.
+    """
     from app.main import serve as serve_http
 
     given = {
@@ -188,6 +198,9 @@ def serve(
         "workers": workers,
         "device": device,
         "models_dir": models_dir,
+        "keys_file": keys,
+        "insecure": insecure,
+        "tenants": _tenants(tenant) if tenant else None,
     }
     serve_http(_settings({name: value for name, value in given.items() if value is not None}))
 
@@ -296,6 +309,9 @@ def replay(
     batch: Annotated[int, typer.Option(min=1, max=1000, help="Events in one request.")] = 500,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time, never two of one user.")] = 4,
     hold_out: Annotated[int, typer.Option(min=0, help="How many last events of each user to leave out.")] = 0,
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with a key that may write events, where keys are on.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Post a data set as events into a running service. Repeating it counts nothing twice."""
     from app.replay import histories
@@ -315,6 +331,7 @@ def replay(
                 url,
                 batch_size=batch,
                 concurrency=concurrency,
+                key=None if key_file is None else key_file.read_text(encoding="utf-8").strip(),
                 on_sent=lambda sent: bar.advance(task, sent),
             )
         )
@@ -349,6 +366,79 @@ def demo(
     from app.demo import demo as run_demo
 
     run_demo(data, port, console)
+
+
+keys_cli = typer.Typer(help="Keys, which say who may call the service, and for which tenant.", no_args_is_help=True)
+cli.add_typer(keys_cli, name="keys")
+KeysFileOption = Annotated[
+    Path | None, typer.Option("--keys", help="The file; default: LISAREC_KEYS_FILE, else keys.", metavar="FILE")
+]
+
+
+@keys_cli.command("add")
+def add_key(
+    scope: Annotated[
+        list[str], typer.Option(help="What it may do: events:write, recs:read, users:admin ...; repeatable.")
+    ],
+    keys: KeysFileOption = None,
+    tenant: Annotated[str | None, typer.Option(help="Whose it is; default: LISAREC_TENANT, else main.")] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(help="For browsers: pages that may use it, as https://shop.example; repeatable."),
+    ] = None,
+    rate: Annotated[int | None, typer.Option(min=1, help="Requests a minute; default: any number.")] = None,
+    note: Annotated[str, typer.Option(help="Who has it, for people.")] = "",
+) -> None:
+    """Make a key and print it, once. The file gets its hash; services notice within a second."""
+    from pydantic import ValidationError
+
+    from app import keys as keyring
+
+    file = _keys_file(keys)
+    known = ", ".join(keyring.SCOPES)
+    if unknown := sorted(set(scope) - set(keyring.SCOPES)):
+        raise typer.BadParameter(f"no scope {unknown[0]!r}; there are: {known}")
+    scopes = [one for one in keyring.SCOPES if one in scope]
+    try:
+        text, key = keyring.make(tenant or _store_settings().tenant, scopes, origin or (), rate, note)
+    except ValidationError as exc:
+        raise typer.BadParameter("; ".join(error["msg"] for error in exc.errors())) from exc
+    keyring.add(file, key)
+    complaints.print(f"key {key.id} for {key.tenant}, in '{file}'; it is shown once:", highlight=False, markup=False)
+    _say(text)
+
+
+@keys_cli.command("list")
+def list_keys(keys: KeysFileOption = None) -> None:
+    """Say which keys there are; nobody can say what they are."""
+    from app.keys import read
+
+    for key in read(_keys_file(keys)):
+        rate = "" if key.requests_per_minute is None else f"{key.requests_per_minute}/min"
+        _say("  ".join(filter(None, (key.id, key.tenant, ",".join(key.scopes), *key.origins, rate, key.note))))
+
+
+@keys_cli.command("remove")
+def remove_key(
+    key_id: Annotated[str, typer.Argument(help="As 'lisarec keys list' shows it.", metavar="ID")],
+    keys: KeysFileOption = None,
+) -> None:
+    """Let a key be valid no longer; services notice within a second."""
+    from app.keys import remove
+
+    remove(_keys_file(keys), key_id)
+    _say(f"key {key_id} is no longer valid")
+
+
+def _keys_file(given: Path | None) -> Path:
+    return given or _store_settings().keys_file or Path("keys")
+
+
+def _tenants(given: list[str]) -> dict[str, Path]:
+    pairs = [text.partition("=") for text in given]
+    if not all(name and model for name, _, model in pairs) or len({name for name, _, _ in pairs}) < len(pairs):
+        raise typer.BadParameter("give each further tenant once, as --tenant NAME=DIR")
+    return {name: Path(model) for name, _, model in pairs}
 
 
 def _settings(given: dict[str, object]) -> Settings:

@@ -34,7 +34,9 @@ def demo(data: Path | None, port: int, console: Console, directory: Path = DIREC
     model, state = _anew(directory / "models") / "demo", _anew(directory / "state")
     train_quickly(data, model, console)
     console.print(invitation(data, port), highlight=False, soft_wrap=True, markup=False)
-    serve(Settings(model_dir=model, data_dir=state, redis_url=None, host=HOST, port=port, workers=1))
+    # whatever the environment says, the demo is this machine's alone
+    own = Settings(model_dir=model, data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port)
+    serve(own.model_copy(update={"workers": 1}))
 
 
 def train_quickly(data: Path, model: Path, console: Console) -> None:

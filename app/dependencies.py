@@ -10,21 +10,29 @@ from starlette.requests import Request
 
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
 from app.schemas import Id
-from app.service import Service
+from app.service import Service, Services
 
 REPEATABLE = frozenset({"categories", "exclude"})
 
 
-async def running_service(request: Request) -> Service:
-    service: Service = request.state.service
-    return service
+async def running_services(request: Request) -> Services:
+    services: Services = request.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(running_services)]
+
+
+async def running_service(request: Request, services: ServicesDep) -> Service:
+    """The service of the caller's tenant, which is known where the route has declared what it needs."""
+    return services.by_tenant[request.state.tenant]
 
 
 ServiceDep = Annotated[Service, Depends(running_service)]
 UserId = Annotated[Id, Path(examples=["ada"])]
 
 
-async def json_body(request: Request, service: ServiceDep) -> object:
+async def json_body(request: Request, services: ServicesDep) -> object:
     """The body, read no further than the limit and parsed strictly.
 
     raises  BodyTooLarge, BodyTooSlow, UnsupportedMediaType, InvalidJson
@@ -32,11 +40,12 @@ async def json_body(request: Request, service: ServiceDep) -> object:
     content_type = request.headers.get("content-type")
     if content_type is not None and content_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaType("the body must be JSON; send Content-Type: application/json")
+    timeout_s = services.settings.body_timeout_s
     try:
-        async with asyncio.timeout(service.body_timeout_s):
-            body = await _read(request, service.max_body_bytes)
+        async with asyncio.timeout(timeout_s):
+            body = await _read(request, services.settings.max_body_bytes)
     except TimeoutError:
-        raise BodyTooSlow(f"the body did not arrive within {service.body_timeout_s:g} s; send it again") from None
+        raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s; send it again") from None
     try:
         return json.loads(body.decode(), object_pairs_hook=_without_repeats)
     except UnicodeDecodeError:

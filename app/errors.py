@@ -84,12 +84,36 @@ class BodyTooSlow(RequestError):
     """The body did not arrive in time."""
 
 
+class HeadTooLarge(RequestError):
+    """Address and headers have more bytes than the service reads."""
+
+
 class UnsupportedMediaType(RequestError):
     """The body says that it is not JSON."""
 
 
 class UserNotFound(RequestError):
     """No event of the user was ever logged."""
+
+
+class Unauthenticated(RequestError):
+    """The request has no key, or none that is valid."""
+
+
+class Forbidden(RequestError):
+    """The key may not do this."""
+
+
+class TooManyRequests(RequestError):
+    """The key has used up its requests for now."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(Exception):
+    """The process works on as many requests as it can."""
 
 
 class Draining(Exception):
@@ -110,6 +134,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     InvalidEvents: Answer(422, "invalid_events"),
     BodyTooLarge: Answer(413, "body_too_large"),
     BodyTooSlow: Answer(408, "body_too_slow"),
+    HeadTooLarge: Answer(431, "head_too_large"),
     UnsupportedMediaType: Answer(415, "unsupported_media_type"),
     UserNotFound: Answer(404, "user_not_found"),
     NoSuchModel: Answer(404, "model_not_found", "no model of this name lies in the models folder; nothing changed"),
@@ -118,6 +143,10 @@ ANSWERS: dict[type[Exception], Answer] = {
         "model_unusable",
         "the model is incomplete, damaged or of another version, the log says why; nothing changed",
     ),
+    Unauthenticated: Answer(401, "unauthenticated"),
+    Forbidden: Answer(403, "forbidden"),
+    TooManyRequests: Answer(429, "too_many_requests"),
+    Overloaded: Answer(503, "overloaded", "this process has more to do than it can; nothing was done, try again"),
     Draining: Answer(503, "draining", "this process is shutting down; ask another one"),
     StorageBusy: Answer(503, "storage_busy", "too much is waiting to be written; nothing was applied, try again"),
     PartlyApplied: Answer(503, "partly_applied", "not all events were applied; send all of them again, with their ids"),
@@ -162,14 +191,26 @@ def _field(location: Sequence[int | str]) -> str | None:
 
 
 async def _answer_own(_request: Request, exc: Exception) -> JSONResponse:
+    return answer_to(exc)
+
+
+def answer_to(exc: Exception) -> JSONResponse:
+    """The answer, also for middleware, whose exceptions the framework does not see."""
     answer = next(ANSWERS[kind] for kind in type(exc).__mro__ if kind in ANSWERS)
     details = exc.details if isinstance(exc, RequestError) else _applied(exc) if isinstance(exc, PartlyApplied) else []
     if type(exc) is StorageError:
         logger.error("the store failed: %s", exc)
     if isinstance(exc, ArtifactError):
         logger.error("a model cannot be activated: %s", exc)
-    headers = {"Retry-After": RETRY_AFTER_S} if answer.status == 503 else None
-    return _response(answer, answer.message or str(exc), details, headers)
+    return _response(answer, answer.message or str(exc), details, _headers(exc, answer.status))
+
+
+def _headers(exc: Exception, status: int) -> dict[str, str]:
+    if isinstance(exc, Unauthenticated):
+        return {"WWW-Authenticate": 'Bearer realm="lisarec"'}
+    if isinstance(exc, TooManyRequests):
+        return {"Retry-After": str(exc.retry_after_s)}
+    return {"Retry-After": RETRY_AFTER_S} if status == 503 else {}
 
 
 def _applied(exc: PartlyApplied) -> list[ErrorDetail]:

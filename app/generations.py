@@ -30,7 +30,7 @@ async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[R
         named = NamedGeneration(loaded.name, generation.tag)
         announcing = asyncio.create_task(_announce_again_and_again(store, named))
         try:
-            return await storage_rebuild.rebuild(store, generation, on_progress)
+            return await storage_rebuild.rebuild(store, generation, on_progress, tenant=settings.tenant)
         finally:
             announcing.cancel()
             await asyncio.wait([announcing])

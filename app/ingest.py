@@ -8,19 +8,22 @@ from pydantic import ValidationError
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, details_of
 from app.metrics import Metrics
 from app.schemas import MAX_EVENTS, EventCounts, PostedEvent
+from app.settings import Settings
 from app.uuid7 import uuid7
 from storage.state import Event, id_time_us
 from storage.store import UserStore
 
+ID_NEEDED = "is required where keys are; best a UUIDv7, and the same one when the event is sent again"
 REFUSED = "nothing was applied; correct the events named here and send them all again"
 
 
 class Ingest:
     """Takes in the events of one tenant."""
 
-    def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
+    def __init__(self, store: UserStore, settings: Settings, metrics: Metrics) -> None:
         self._store = store
-        self._tenant = tenant
+        self._tenant = settings.tenant
+        self._needs_ids = settings.keys_file is not None
         self._metrics = metrics
 
     async def append(self, body: object) -> EventCounts:
@@ -30,7 +33,7 @@ class Ingest:
                 StorageError   when the store did not take them; sending them again is safe where they have ids
         """
         now_us = time.time_ns() // 1_000
-        posted = validated(body if isinstance(body, list) else [body], now_us)
+        posted = validated(body if isinstance(body, list) else [body], now_us, needs_ids=self._needs_ids)
         appended = await self._store.append(self._tenant, [_event(event, now_us) for event in posted])
         self._metrics.count_events(appended)
         duplicates = sum(one.duplicate for one in appended)
@@ -41,7 +44,7 @@ class Ingest:
         )
 
 
-def validated(bodies: Sequence[object], now_us: int) -> list[PostedEvent]:
+def validated(bodies: Sequence[object], now_us: int, *, needs_ids: bool = False) -> list[PostedEvent]:
     """The events, if all of them are valid; InvalidEvents names the first 20 that are not, and why."""
     if not 1 <= len(bodies) <= MAX_EVENTS:
         raise InvalidEvents(f"a request has 1 to {MAX_EVENTS:,} events; nothing was applied")
@@ -49,7 +52,10 @@ def validated(bodies: Sequence[object], now_us: int) -> list[PostedEvent]:
     faults: list[list[ErrorDetail]] = []
     for index, body in enumerate(bodies):
         try:
-            events.append(PostedEvent.model_validate(body, context={"now_us": now_us}))
+            event = PostedEvent.model_validate(body, context={"now_us": now_us})
+            events.append(event)
+            if needs_ids and event.event_id is None:
+                faults.append([ErrorDetail(index=index, field="event_id", reason=ID_NEEDED)])
         except ValidationError as exc:
             faults.append(details_of(exc, index))
         if len(faults) == MAX_DETAILS:

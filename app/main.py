@@ -17,10 +17,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import errors, openapi
+from app.connections import Connection
+from app.cross_origin import CrossOrigin
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.metrics import Metrics, RequestTimer
+from app.overload import RequestBound
 from app.routes import admin, events, health, items, model, recommendations, users
-from app.service import Service, running
+from app.service import Services, running
 from app.settings import Settings
 from model import artifact
 
@@ -31,10 +34,14 @@ class PortTaken(ValueError):
     """Nothing can listen there; the message says what to do."""
 
 
+class Unprotected(ValueError):
+    """Others could reach a service without keys; the message says what to do."""
+
+
 class State(TypedDict):
     """What the lifespan hands to every request."""
 
-    service: Service
+    services: Services
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -42,14 +49,14 @@ def create_app(settings: Settings) -> FastAPI:
 
     raises  ArtifactError  when the model directory cannot be used
     """
-    loaded = artifact.load(settings.model_dir)
+    loaded = {tenant: artifact.load(model_dir) for tenant, model_dir in settings.model_dirs.items()}
     metrics = Metrics()
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[State]:
-        async with running(settings, loaded, metrics) as service:
-            with _draining_first(service, settings.drain_s):
-                yield {"service": service}
+        async with running(settings, loaded, metrics) as services:
+            with _draining_first(services, settings.drain_s):
+                yield {"services": services}
 
     app = FastAPI(
         title="lisarec",
@@ -61,13 +68,15 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         dependencies=[Depends(only_known_lists_repeat), Depends(no_encoded_slash)],
-        responses=openapi.errors(422, 503),
+        responses=openapi.errors(401, 403, 422, 429, 503),
     )
     for routes in (events, recommendations, users, items, model, health):
         app.include_router(routes.router)
-    if is_loopback(settings.host):  # there are no keys that would keep others out
+    if settings.keys_file is not None or is_loopback(settings.host):  # something keeps others out
         app.include_router(admin.router)
     errors.install(app)
+    app.add_middleware(RequestBound, at_most=settings.max_requests)
+    app.add_middleware(CrossOrigin)
     app.add_middleware(RequestTimer, metrics=metrics)
     app.add_middleware(CloseWhenDraining)
     return app
@@ -83,6 +92,7 @@ def serve(settings: Settings) -> None:
 
     raises  ArtifactError, StorageError, ValueError  when the model, the store, the device or the port cannot be used
     """
+    _require_keys_for_others(settings)
     require_free(settings.host, settings.port, "--port 8001")
     # Until the server listens to signals, and again after it has shut down and repeats the one that ended it.
     signal.signal(signal.SIGTERM, _exit)
@@ -95,6 +105,7 @@ def serve(settings: Settings) -> None:
         "log_level": settings.log_level,
         "access_log": False,
         "server_header": False,
+        "http": Connection,
         "ws": "none",
         "lifespan": "on",
         "timeout_graceful_shutdown": settings.shutdown_timeout_s,
@@ -104,6 +115,20 @@ def serve(settings: Settings) -> None:
     else:
         settings.export()
         uvicorn.run("app.main:create_worker_app", factory=True, workers=settings.workers, **options)
+
+
+def _require_keys_for_others(settings: Settings) -> None:
+    if settings.keys_file is not None:
+        return
+    if is_loopback(settings.host):
+        logger.warning("there are no keys: only this machine can reach the service, and may do everything")
+    elif settings.insecure:
+        logger.warning("there are no keys, and --insecure: whoever reaches %s may do everything", settings.host)
+    else:
+        raise Unprotected(
+            f"without keys the service listens on this machine only, not on {settings.host}; make some with "
+            "'lisarec keys add --keys FILE' and serve with --keys FILE, or let everybody in with --insecure"
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -139,12 +164,12 @@ class CloseWhenDraining:
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
-        draining = scope["type"] == "http" and scope["state"]["service"].draining
+        draining = scope["type"] == "http" and scope["state"]["services"].draining
         await self._app(scope, receive, send_closing if draining else send)
 
 
 @contextlib.contextmanager
-def _draining_first(service: Service, drain_s: float) -> Iterator[None]:
+def _draining_first(services: Services, drain_s: float) -> Iterator[None]:
     """Let SIGTERM make the process unready at once, and pass it on to the server a little later.
 
     The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice.
@@ -156,7 +181,7 @@ def _draining_first(service: Service, drain_s: float) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
     def drain(signum: int, frame: FrameType | None) -> None:
-        service.draining = True
+        services.draining = True
         loop.call_soon_threadsafe(loop.call_later, drain_s, server, signum, frame)
 
     signal.signal(signal.SIGTERM, drain)
@@ -169,7 +194,7 @@ def _draining_first(service: Service, drain_s: float) -> Iterator[None]:
 async def _rehearse(app: FastAPI) -> None:
     async with app.router.lifespan_context(app) as state:
         pass
-    if state and state["service"].draining:  # told to end meanwhile
+    if state and state["services"].draining:  # told to end meanwhile
         raise SystemExit(0)
 
 

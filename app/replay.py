@@ -70,12 +70,14 @@ async def replay(
     *,
     batch_size: int = 500,
     concurrency: int = 4,
+    key: str | None = None,
     patience_s: float = PATIENCE_S,
     on_sent: Callable[[int], None] = lambda events: None,
 ) -> ReplayCounts:
     """Post the histories, a user's events in order and never two requests with events of the same user at a time.
 
     histories   the events of one user each
+    key         one that may write events, where the service has keys
     on_sent     told how many events were acknowledged, request by request
     patience_s  how long the service may be unreachable or busy; the same events are sent again until then
     raises      ReplayError when the service refuses events or stays away for longer
@@ -83,7 +85,8 @@ async def replay(
     _require_address(url)
     counts = ReplayCounts()
     waiting = iter(histories)
-    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, headers=headers) as client:
         await _require_service(client)
 
         async def send_users() -> None:

@@ -1,16 +1,18 @@
 """What one running process holds, and how it comes up and goes down."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 
 from app.catalogue import Catalogue
 from app.ingest import Ingest
+from app.keys import Keyring
 from app.metrics import Metrics
+from app.rates import Rates
 from app.recommend import Recommender
 from app.schemas import ServedModel
 from app.serving import Switch, generation_of
@@ -28,15 +30,11 @@ SWEEP_EVERY_S = 3600.0
 
 @dataclass(slots=True)
 class Service:
-    """The parts that endpoints use. What is served may change, and `draining`; nothing else does."""
+    """The parts that endpoints use, for one tenant. What is served may change; nothing else does."""
 
     store: UserStore
     switch: Switch
     ingest: Ingest
-    metrics: Metrics
-    max_body_bytes: int
-    body_timeout_s: float
-    draining: bool = False
 
     @property
     def catalogue(self) -> Catalogue:
@@ -55,27 +53,51 @@ class Service:
         return self.switch.serving.model
 
 
+@dataclass(slots=True)
+class Services:
+    """What one process holds: a service for each tenant, and what they share. Only `draining` changes."""
+
+    settings: Settings
+    by_tenant: Mapping[str, Service]
+    metrics: Metrics
+    keyring: Keyring | None  # None: no keys, and whoever comes works for the only tenant
+    rates: Rates
+    draining: bool = False
+
+
 @asynccontextmanager
-async def running(settings: Settings, artifact: Artifact, metrics: Metrics) -> AsyncIterator[Service]:
-    """Open the store and the engine; afterwards finish what was accepted and close them."""
+async def running(settings: Settings, artifacts: Mapping[str, Artifact], metrics: Metrics) -> AsyncIterator[Services]:
+    """Open stores and engines of all tenants; afterwards finish what was accepted and close them.
+
+    raises  KeysFileError, StorageError, ValueError  when keys or store cannot be used
+    """
+    keyring = None if settings.keys_file is None else Keyring(settings.keys_file, artifacts)
+    rates = Rates(None if settings.redis_url is None else settings.redis_url_with_password, settings.redis_prefix)
     torch.set_num_threads(1)  # processes share the cores, one request does not
-    # One thread: the engines are called for one batch at a time, off the event loop.
-    with ThreadPoolExecutor(1, thread_name_prefix="engine") as engine_thread:
-        store = await open_store(settings, generation_of(artifact))
-        try:
-            switch = Switch(settings, artifact, store, engine_thread, metrics)
-            await switch.look()  # so that a process which joins never serves another model first
-            async with _in_the_background(switch, store):
-                yield Service(
-                    store=store,
-                    switch=switch,
-                    ingest=Ingest(store, settings.tenant, metrics),
-                    metrics=metrics,
-                    max_body_bytes=settings.max_body_bytes,
-                    body_timeout_s=settings.body_timeout_s,
-                )
-        finally:
-            await store.close()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(rates.close)
+        # One thread: the engines are called for one batch at a time, off the event loop.
+        engine_thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine"))
+        by_tenant = {
+            tenant: await stack.enter_async_context(_serving(settings.of(tenant), artifact, engine_thread, metrics))
+            for tenant, artifact in artifacts.items()
+        }
+        yield Services(settings, by_tenant, metrics, keyring, rates)
+
+
+@asynccontextmanager
+async def _serving(
+    settings: Settings, artifact: Artifact, engine_thread: Executor, metrics: Metrics
+) -> AsyncIterator[Service]:
+    """One tenant, with a store of its own over the same data: what one does takes no turn from another."""
+    store = await open_store(settings, generation_of(artifact))
+    try:
+        switch = Switch(settings, artifact, store, engine_thread, metrics)
+        await switch.look()  # so that a process which joins never serves another model first
+        async with _in_the_background(switch, store):
+            yield Service(store, switch, Ingest(store, settings, metrics))
+    finally:
+        await store.close()
 
 
 @asynccontextmanager
@@ -104,10 +126,11 @@ async def open_store(settings: StoreSettings, *generations: Generation) -> UserS
     """
     ttl_days = settings.state_ttl_days
     if settings.redis_url is None:
-        return await SQLiteStore.open(settings.data_dir, generations, state_ttl_days=ttl_days)
+        return await SQLiteStore.open(settings.data_dir, generations, tenant=settings.tenant, state_ttl_days=ttl_days)
     return await RedisStore.open(
         settings.redis_url_with_password,
         generations,
+        tenant=settings.tenant,
         prefix=settings.redis_prefix,
         state_ttl_days=ttl_days,
         archive_dir=settings.archive_dir,

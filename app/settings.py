@@ -1,12 +1,16 @@
 """What an operator can set. The only reader of the environment."""
 
+import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.schemas import Id
+from storage.store import MAIN_TENANT
 
 PREFIX = "LISAREC_"
 
@@ -27,7 +31,8 @@ class StoreSettings(BaseSettings):
     redis_replicas_timeout_s: float = Field(1.0, gt=0, le=30)  # then the event gets a 503, and may be sent again
     redis_replicas_synced: bool = False  # and must have synced it to their disks: Redis 7.2 or later
     archive_dir: Path | None = None  # where 'lisarec archive' moves the older part of the log
-    tenant: str = "main"
+    keys_file: Path | None = None  # 'lisarec keys add' makes it; default: no keys, and only this machine gets in
+    tenant: str = MAIN_TENANT
     state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: kept for ever
 
     @property
@@ -53,16 +58,52 @@ class Settings(StoreSettings):
     workers: int = Field(1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
 
+    insecure: bool = False  # let others in without keys
+    tenants: dict[Id, Path] = {}  # model directories of further tenants, by tenant; JSON in the environment
+    open_metrics: bool = False  # /metrics without a key, where the network keeps others out
+
+    max_open_connections: int = Field(800, ge=1)  # of one process; the limit of open files is often 1,024
+    max_requests: int = Field(128, ge=1)  # that one process works on at a time
+    max_head_bytes: int = Field(32 << 10, ge=1)  # of a request's address and headers
+    head_timeout_s: float = Field(10.0, gt=0)  # for them to arrive
+    answer_timeout_s: float = Field(30.0, gt=0)  # for a client to take an answer
     max_body_bytes: int = Field(1 << 20, ge=1)
     body_timeout_s: float = Field(10.0, gt=0)  # for a request's body to arrive; shorter than the shutdown
     drain_s: float = Field(1.0, ge=0)  # after SIGTERM: still answering, no longer ready
     shutdown_timeout_s: int = Field(30, ge=1)  # for what was accepted before the door closed
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
 
+    @model_validator(mode="after")
+    def _tenants_are_apart(self) -> Self:
+        if self.tenants and self.keys_file is None:
+            raise ValueError("several tenants need keys, which say whose a request is; give them with --keys FILE")
+        if self.tenant in self.tenants:
+            raise ValueError(f"tenant {self.tenant!r} has two models; --model is the one of LISAREC_TENANT")
+        folders = [self.models_folder.absolute(), *(model.absolute().parent for model in self.tenants.values())]
+        if len(set(folders)) < len(folders):
+            raise ValueError(
+                "two tenants have one folder of models; give each its own, as models/TENANT/NAME: "
+                "who may activate models for one could serve the other's"
+            )
+        return self
+
+    @property
+    def model_dirs(self) -> dict[str, Path]:
+        """By tenant."""
+        return {self.tenant: self.model_dir, **self.tenants}
+
+    def of(self, tenant: str) -> Self:
+        """The settings of a process that serves just this one of the tenants."""
+        if tenant == self.tenant:
+            return self.model_copy(update={"tenants": {}})
+        return self.model_copy(
+            update={"tenant": tenant, "model_dir": self.tenants[tenant], "models_dir": None, "tenants": {}}
+        )
+
     def export(self) -> None:
         """Put these settings into the environment, where the worker processes started next find them."""
         for name, value in self.model_dump(mode="json", exclude_none=True).items():
-            os.environ[PREFIX + name.upper()] = str(value)
+            os.environ[PREFIX + name.upper()] = value if isinstance(value, str) else json.dumps(value)
 
 
 def with_password(url: str, password: str) -> str:

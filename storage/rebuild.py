@@ -13,7 +13,7 @@ import numpy as np
 
 from storage.fold import EventColumns, fold_many
 from storage.state import Generation, digest
-from storage.store import FoldedState, LogEntry, UserStore
+from storage.store import MAIN_TENANT, FoldedState, LogEntry, UserStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,13 @@ class Rebuilt:
 
 
 async def rebuild(
-    store: UserStore, generation: Generation, on_progress: Callable[[Rebuilt], None] = lambda _: None
+    store: UserStore,
+    generation: Generation,
+    on_progress: Callable[[Rebuilt], None] = lambda _: None,
+    *,
+    tenant: str = MAIN_TENANT,
 ) -> Rebuilt:
-    """Fold the log as it is now into the generation's states; returns how much that was.
+    """Fold the tenant's log as it is now into the generation's states; returns how much that was.
 
     Memory is that of the users whose entries come mixed: of one partition, or of one user in the embedded store.
     """
@@ -36,7 +40,7 @@ async def rebuild(
         if page.starts_over:
             users = _Users(generation)
         users.forget(page.erased)
-        users.fold(page.entries)
+        users.fold([(owner, entry) for owner, entry in page.entries if owner == tenant])
         done = Rebuilt(kept.events + users.events, kept.users)
         if page.is_complete:
             await store.keep(generation, users.states())

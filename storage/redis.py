@@ -46,6 +46,7 @@ from storage.redis_servers import MAX_CONNECTIONS, PAUSE_S, Command, Copies, Red
 from storage.rounds import Lanes
 from storage.state import Event, Generation, State, StateError
 from storage.store import (
+    MAIN_TENANT,
     Appended,
     FoldedState,
     LogEntry,
@@ -90,8 +91,9 @@ class RedisStore:
         max_waiting: int,
         ttl_s: int,
         archive: ArchiveLookups,
+        tenant: str,
     ) -> None:
-        self.generations = RedisGenerations(self._usable_servers, keys)
+        self.generations = RedisGenerations(self._usable_servers, keys, tenant)
         self._servers = servers
         self._keys = keys
         self._serving = tuple(generations)
@@ -120,6 +122,7 @@ class RedisStore:
         url: str,
         generations: Sequence[Generation],
         *,
+        tenant: str = MAIN_TENANT,
         prefix: str = "lisarec",
         partitions: int = PARTITIONS,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -144,7 +147,7 @@ class RedisStore:
             url, connect_timeout_s=connect_timeout_s, socket_timeout_s=socket_timeout_s, copies=copies
         )
         ttl_s, archive = (state_ttl_days or 0) * DAY_S, ArchiveLookups(archive_dir)
-        store = cls(servers, Keyspace(prefix, partitions), generations, max_waiting, ttl_s, archive)
+        store = cls(servers, Keyspace(prefix, partitions), generations, max_waiting, ttl_s, archive, tenant)
         try:
             await store._check_servers()
         except StorageError as exc:

@@ -9,15 +9,18 @@ from storage.store import KnownGeneration, NamedGeneration
 
 
 class RedisGenerations:
-    """The GenerationRegistry of a store, which gives it the servers once they can be used."""
+    """The GenerationRegistry of one tenant in a store, which gives it the servers once they can be used."""
 
-    def __init__(self, servers: Callable[[], Awaitable[RedisServers]], keys: Keyspace) -> None:
+    def __init__(self, servers: Callable[[], Awaitable[RedisServers]], keys: Keyspace, tenant: str) -> None:
         self._servers = servers
         self._keys = keys
+        self._tenant = tenant
 
     async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
-        await self._call("HSET", self._keys.generations, generation.tag.hex(), generation.name)
-        await self._call("SET", self._keys.live(generation.tag), 1, "PX", max(1, round(live_for_s * 1000)))
+        await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
+        await self._call(
+            "SET", self._keys.live(self._tenant, generation.tag), 1, "PX", max(1, round(live_for_s * 1000))
+        )
 
     async def known(self) -> list[KnownGeneration]:
         active = await self.active()
@@ -25,21 +28,21 @@ class RedisGenerations:
             KnownGeneration(
                 generation,
                 is_active=active is not None and active.tag == generation.tag,
-                is_live=await self._call("GET", self._keys.live(generation.tag)) is not None,
+                is_live=await self._call("GET", self._keys.live(self._tenant, generation.tag)) is not None,
             )
             for generation in await self._named()
         ]
 
     async def active(self) -> NamedGeneration | None:
-        pointer = await self._call("GET", self._keys.active)
+        pointer = await self._call("GET", self._keys.active(self._tenant))
         if pointer is None:
             return None
         tag, _, name = pointer.decode().partition(" ")
         return NamedGeneration(name, bytes.fromhex(tag))
 
     async def activate(self, generation: NamedGeneration) -> None:
-        await self._call("HSET", self._keys.generations, generation.tag.hex(), generation.name)
-        await self._call("SET", self._keys.active, f"{generation.tag.hex()} {generation.name}")
+        await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
+        await self._call("SET", self._keys.active(self._tenant), f"{generation.tag.hex()} {generation.name}")
 
     async def forget(self, tag: bytes) -> int:
         servers = await self._servers()
@@ -47,12 +50,12 @@ class RedisGenerations:
         while removed and servers.is_cluster:  # keys may have gone from a node not yet read to one that was
             removed = await self._unlink_states(servers, tag)
             total += removed
-        await self._call("HDEL", self._keys.generations, tag.hex())
+        await self._call("HDEL", self._keys.generations(self._tenant), tag.hex())
         return total
 
     async def _unlink_states(self, servers: RedisServers, tag: bytes) -> int:
         total = 0
-        async for keys in servers.scan(self._keys.states_pattern(tag)):
+        async for keys in servers.scan(self._keys.states_pattern(self._tenant, tag)):
             for reply in await servers.settled([Command.of("UNLINK", key) for key in keys], together=True):
                 if isinstance(reply, Exception):
                     raise failure_of(reply) from reply
@@ -64,6 +67,6 @@ class RedisGenerations:
 
     async def _named(self) -> list[NamedGeneration]:
         """In order of names."""
-        fields = await self._call("HGETALL", self._keys.generations)
+        fields = await self._call("HGETALL", self._keys.generations(self._tenant))
         named = [NamedGeneration(name.decode(), bytes.fromhex(tag.decode())) for tag, name in fields.items()]
         return sorted(named, key=lambda generation: (generation.name, generation.tag))

@@ -17,6 +17,8 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:generations                    hash    TAG -> name of its model directory
   PREFIX:live:TAG                       string  there, for a while, as long as some process serves or builds it
   PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
+                                                The last three are the generations of the tenant `main`; those of others
+                                                end in ":TENANT".
 
 No SEQ is ever used twice. So an unchanged head means an unchanged log, also when the user was erased in between, and a
 state is the fold of the log exactly if it begins with the head's SEQ.
@@ -36,7 +38,7 @@ from urllib.parse import quote, unquote
 from zlib import crc32
 
 from storage.state import Event, Generation, digest, event_fields, event_hash, uuid7_time_us
-from storage.store import LogEntry, LogPage, StorageError
+from storage.store import MAIN_TENANT, LogEntry, LogPage, StorageError
 
 LAYOUT_VERSION = 1
 ARCHIVED_LAYOUT = 2
@@ -189,17 +191,21 @@ class Keyspace:
         if not prefix or set(prefix) & set("{}") or partitions < 1:
             raise ValueError(f"a key prefix without braces and a partition are needed, not {prefix!r} and {partitions}")
         self.meta = f"{prefix}:meta"
-        self.generations = f"{prefix}:generations"
-        self.active = f"{prefix}:active"
         self.partitions = partitions
         self._prefix = prefix
 
-    def live(self, tag: bytes) -> str:
-        return f"{self._prefix}:live:{tag.hex()}"
+    def generations(self, tenant: str) -> str:
+        return f"{self._prefix}:generations{_suffix(tenant)}"
 
-    def states_pattern(self, tag: bytes) -> str:
-        """Of SCAN: every state of the generation."""
-        return f"{_literal(self._prefix)}:{{p*}}:state:{tag.hex()}:*"
+    def active(self, tenant: str) -> str:
+        return f"{self._prefix}:active{_suffix(tenant)}"
+
+    def live(self, tenant: str, tag: bytes) -> str:
+        return f"{self._prefix}:live:{tag.hex()}{_suffix(tenant)}"
+
+    def states_pattern(self, tenant: str, tag: bytes) -> str:
+        """Of SCAN: every state of the generation that is the tenant's."""
+        return f"{_literal(self._prefix)}:{{p*}}:state:{tag.hex()}:{quote(tenant, safe='')}/*"
 
     def partition(self, number: int) -> str:
         return f"{self._prefix}:{{p{number}}}"
@@ -215,6 +221,11 @@ class Keyspace:
         except UnicodeEncodeError as exc:
             raise StorageError(f"an id cannot be stored: {exc}") from exc
         return User(self.partition(partition), name)
+
+
+def _suffix(tenant: str) -> str:
+    """Of keys that were there before tenants had generations of their own, which were those of `main`."""
+    return "" if tenant == MAIN_TENANT else f":{quote(tenant, safe='')}"
 
 
 def _literal(text: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from storage import sqlite_generations
 from storage.state import Effect, Event, Generation, State, StateError, digest, event_fields
 from storage.store import (
+    MAIN_TENANT,
     Appended,
     FoldedState,
     KnownGeneration,
@@ -87,7 +88,8 @@ CREATE TABLE erasures (
 );
 """
 
-SCHEMA_STEPS = (FIRST_SCHEMA, GENERATIONS_SCHEMA, ERASURES_SCHEMA)  # a file of version n has had the first n
+# a file of version n has had the first n
+SCHEMA_STEPS = (FIRST_SCHEMA, GENERATIONS_SCHEMA, ERASURES_SCHEMA, sqlite_generations.TENANTS_SCHEMA)
 SCHEMA_VERSION = len(SCHEMA_STEPS)
 
 EVENT_COLUMNS = "event_id, user_id, item_id, type, timestamp_us, id_time_us, value, recommendation_id"
@@ -131,9 +133,14 @@ class SQLiteStore:
     """A UserStore in one directory. Make it with `open`; it may be used from any event loop."""
 
     def __init__(
-        self, path: Path, generations: Sequence[Generation], max_waiting_events: int, state_ttl_days: int | None
+        self,
+        path: Path,
+        generations: Sequence[Generation],
+        max_waiting_events: int,
+        state_ttl_days: int | None,
+        tenant: str,
     ) -> None:
-        self.generations = SQLiteGenerations(self)
+        self.generations = SQLiteGenerations(self, tenant)
         self._serving = tuple(generations)
         self._state_ttl_days = state_ttl_days
         self._idle_readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
@@ -150,6 +157,7 @@ class SQLiteStore:
         directory: Path,
         generations: Sequence[Generation],
         *,
+        tenant: str = MAIN_TENANT,
         max_waiting_events: int = MAX_WAITING_EVENTS,
         state_ttl_days: int | None = None,
     ) -> "SQLiteStore":
@@ -164,7 +172,7 @@ class SQLiteStore:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _prepare(path)
-                return cls(path, generations, max_waiting_events, state_ttl_days)
+                return cls(path, generations, max_waiting_events, state_ttl_days, tenant)
             except (OSError, sqlite3.Error) as exc:
                 raise StorageUnavailable(f"cannot open '{path}': {exc}") from exc
 
@@ -281,31 +289,34 @@ class SQLiteStore:
 
 
 class SQLiteGenerations:
-    """The GenerationRegistry of a store."""
+    """The GenerationRegistry of one tenant in a store."""
 
-    def __init__(self, store: SQLiteStore) -> None:
+    def __init__(self, store: SQLiteStore, tenant: str) -> None:
         self._store = store
+        self._tenant = tenant
 
     async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
-        await self._store._write(lambda db: sqlite_generations.announce(db, generation, live_for_s), size=1)
+        await self._store._write(
+            lambda db: sqlite_generations.announce(db, self._tenant, generation, live_for_s), size=1
+        )
 
     async def known(self) -> list[KnownGeneration]:
-        return await self._store._read(sqlite_generations.known)
+        return await self._store._read(lambda db: sqlite_generations.known(db, self._tenant))
 
     async def active(self) -> NamedGeneration | None:
-        return await self._store._read(sqlite_generations.active)
+        return await self._store._read(lambda db: sqlite_generations.active(db, self._tenant))
 
     async def activate(self, generation: NamedGeneration) -> None:
-        await self._store._write(lambda db: sqlite_generations.activate(db, generation), size=1)
+        await self._store._write(lambda db: sqlite_generations.activate(db, self._tenant, generation), size=1)
 
     async def forget(self, tag: bytes) -> int:
         total, row = 0, 0
         while rows := await self._store._write(
-            lambda db, row=row: sqlite_generations.forget_states(db, tag, row),  # type: ignore[misc]
+            lambda db, row=row: sqlite_generations.forget_states(db, self._tenant, tag, row),  # type: ignore[misc]
             size=1,
         ):
             total, row = total + len(rows), max(rows)
-        await self._store._write(lambda db: sqlite_generations.forget_name(db, tag), size=1)
+        await self._store._write(lambda db: sqlite_generations.forget_name(db, self._tenant, tag), size=1)
         return total
 
 

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from storage.state import Event, Generation
 
+MAIN_TENANT = "main"
+
 
 class StorageError(Exception):
     """A request could not be applied. Nothing of it was."""
@@ -95,7 +97,7 @@ class KnownGeneration:
 
 
 class GenerationRegistry(Protocol):
-    """Which generations have states in a store, and which one every process that serves is to serve.
+    """Which of a tenant's generations have states in a store, and which one every process that serves it is to serve.
 
     No state depends on what stands here: each says itself whose it is and how far into the log it goes.
     """
@@ -115,7 +117,7 @@ class GenerationRegistry(Protocol):
         ...
 
     async def forget(self, tag: bytes) -> int:
-        """Remove a generation's states and then its name; how many states there were. It can be done again."""
+        """Remove a generation's states of this tenant, and then its name; how many there were. It can be done again."""
         ...
 
 
@@ -125,8 +127,9 @@ class UserStore(Protocol):
     A state says how far into the user's log it goes, and is the fold of the log that far, for every generation and at
     any moment: what it lacks is folded when somebody needs it. Any number of stores may work on the same data.
 
-    A store is made with the generations that this process serves, the first one first; their states it keeps fresh
-    with every event. Every method raises StorageUnavailable when the data cannot be reached or the store is closed.
+    A store is made with the generations that this process serves, and the tenant whose they are, the first one first;
+    their states it keeps fresh with every event. Every method raises StorageUnavailable when the data cannot be reached
+    or the store is closed.
     """
 
     @property

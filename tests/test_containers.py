@@ -72,6 +72,15 @@ def test_only_the_load_balancer_is_published() -> None:
     assert [name for name, service in COMPOSE["services"].items() if "ports" in service] == ["haproxy"]
 
 
+def test_nobody_gets_in_without_a_key() -> None:
+    app, keys = COMPOSE["services"]["app"], COMPOSE["services"]["keys"]
+    file = Path(app["environment"]["LISAREC_KEYS_FILE"])
+    assert file == Path(keys["environment"]["LISAREC_KEYS_FILE"])
+    assert f"keys:{file.parent}:ro" in app["volumes"]  # the directory: a file that is replaced stays the old one
+    assert f"keys:{file.parent}" in keys["volumes"]
+    assert "INSECURE" not in COMPOSE_FILE.read_text() + DOCKERFILE.read_text()
+
+
 def test_redis_keeps_what_it_acknowledges() -> None:
     settings = dict(line.split(maxsplit=1) for line in REDIS_CONFIG.read_text().splitlines() if line[:1].isalpha())
     wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}

@@ -1,14 +1,15 @@
-"""For operators of the service, from the machine it runs on."""
+"""For operators: with a key for it, or without keys from the machine that the service runs on."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from app.access import needs
 from app.dependencies import NO_QUERY, ServiceDep
 from app.openapi import errors
 from app.schemas import Activated, Id
 
-router = APIRouter(tags=["admin"], dependencies=[NO_QUERY])
+router = APIRouter(tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
 
 
 @router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409))

@@ -2,11 +2,12 @@
 
 from fastapi import APIRouter
 
+from app.access import needs
 from app.dependencies import NO_QUERY, JsonBody, ServiceDep
 from app.openapi import errors, json_request
 from app.schemas import MAX_EVENTS, EventCounts, PostedEvent
 
-router = APIRouter(tags=["events"])
+router = APIRouter(tags=["events"], dependencies=[needs("events:write")])
 
 EXAMPLE = {
     "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",

@@ -4,7 +4,8 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from app.dependencies import NO_QUERY, ServiceDep
+from app.access import OPEN, needs
+from app.dependencies import NO_QUERY, ServicesDep
 from app.errors import Draining
 from app.schemas import Health
 
@@ -13,23 +14,27 @@ EXAMPLE = 'lisarec_events_total{outcome="accepted"} 3.0'
 router = APIRouter(tags=["operations"], dependencies=[NO_QUERY])
 
 
-@router.head("/healthz", include_in_schema=False)  # some balancers probe with it
-@router.get("/healthz")
+@router.head("/healthz", include_in_schema=False, dependencies=[OPEN])  # some balancers probe with it
+@router.get("/healthz", dependencies=[OPEN])
 async def get_health() -> Health:
     """The process lives."""
     return Health(status="ok")
 
 
-@router.head("/readyz", include_in_schema=False)
-@router.get("/readyz")
-async def get_readiness(service: ServiceDep) -> Health:
+@router.head("/readyz", include_in_schema=False, dependencies=[OPEN])
+@router.get("/readyz", dependencies=[OPEN])
+async def get_readiness(services: ServicesDep) -> Health:
     """The model is loaded and the process is not shutting down. A lost store does not matter: popular items flow."""
-    if service.draining:
+    if services.draining:
         raise Draining
     return Health(status="ready")
 
 
-@router.get("/metrics", responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}})
-async def get_metrics(service: ServiceDep) -> PlainTextResponse:
+@router.get(
+    "/metrics",
+    dependencies=[needs("metrics:read")],
+    responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}},
+)
+async def get_metrics(services: ServicesDep) -> PlainTextResponse:
     """The numbers of this process, for Prometheus."""
-    return PlainTextResponse(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    return PlainTextResponse(services.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -5,10 +5,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from app.access import needs
 from app.dependencies import ServiceDep
 from app.schemas import Items, PopularItems, PopularQuery, SearchQuery
 
-router = APIRouter(tags=["items"])
+router = APIRouter(tags=["items"], dependencies=[needs("recs:read")])
 
 
 @router.get("/v1/items/popular")

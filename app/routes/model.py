@@ -2,10 +2,11 @@
 
 from fastapi import APIRouter
 
+from app.access import needs
 from app.dependencies import NO_QUERY, ServiceDep
 from app.schemas import ServedModel
 
-router = APIRouter(tags=["model"])
+router = APIRouter(tags=["model"], dependencies=[needs("recs:read")])
 
 
 @router.get("/v1/model", dependencies=[NO_QUERY])

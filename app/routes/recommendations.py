@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from app.access import needs
 from app.dependencies import NO_QUERY, JsonBody, ServiceDep, UserId
 from app.openapi import errors, json_request
 from app.recommend import validated
@@ -16,7 +17,7 @@ from app.schemas import (
     Recommendations,
 )
 
-router = APIRouter(tags=["recommendations"])
+router = APIRouter(tags=["recommendations"], dependencies=[needs("recs:read")])
 
 REQUEST_SCHEMA = RecommendationRequest.model_json_schema()
 BODY = json_request(

@@ -4,11 +4,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from app.access import needs
 from app.dependencies import NO_QUERY, ServiceDep, UserId
 from app.openapi import errors
 from app.schemas import Erasure, UserEvents, UserEventsQuery, UserState
 
-router = APIRouter(tags=["users"])
+router = APIRouter(tags=["users"], dependencies=[needs("users:admin")])
 
 
 @router.get("/v1/users/{user_id}", responses=errors(404), dependencies=[NO_QUERY])

@@ -15,7 +15,7 @@ import torch
 from starlette.types import Receive, Scope, Send
 
 from app.main import create_app
-from app.service import Service, open_store
+from app.service import Services, open_store
 from app.serving import generation_of
 from app.settings import Settings
 from model import artifact
@@ -99,7 +99,8 @@ class Client:
         self._stack = AsyncExitStack()
         state = self.runner.run(self._stack.enter_async_context(app.router.lifespan_context(app)))
         assert state is not None
-        self.service: Service = state["service"]
+        self.services: Services = state["services"]
+        self.service = self.services.by_tenant[settings.tenant]
 
         async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
             await app({**scope, "state": dict(state)}, receive, send)

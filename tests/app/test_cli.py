@@ -21,7 +21,7 @@ from app.shop import generate
 from model.data import read_interactions
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ("train", "evaluate", "serve", "rebuild", "activate", "drop", "archive", "replay", "data", "demo")
+COMMANDS = ("train", "evaluate", "serve", "rebuild", "activate", "drop", "archive", "replay", "data", "demo", "keys")
 
 
 class Outcome:
@@ -188,6 +188,13 @@ class TestFailures:
             Outcome(capsys, "replay", "--data", shop, "--url", "http://127.0.0.1:9"), "start it with 'lisarec serve'"
         )
 
+    def test_others_may_not_come_in_without_keys(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(Outcome(capsys, "serve", "--model", model, "--host", "0.0.0.0"), "this machine only")
+
+    def test_no_keys(self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        serve = ("serve", "--model", model, "--data-dir", tmp_path, "--port", 0, "--keys", tmp_path / "keys")
+        refused(Outcome(capsys, *serve), "'lisarec keys add' makes one")
+
     def test_no_such_set(self, capsys: pytest.CaptureFixture[str]) -> None:
         refused(Outcome(capsys, "data", "netflix"), "choose one of: ml-1m, beauty, ml-latest-small")
 
@@ -220,6 +227,8 @@ class TestFailures:
         (["serve"], "give the model with --model DIR, or LISAREC_MODEL_DIR"),
         (["serve", "--model", "m", "--port", "70000"], "port"),
         (["replay", "--data", "d", "--batch", "1001"], "batch"),
+        (["serve", "--model", "m", "--tenant", "books"], "NAME=DIR"),
+        (["keys", "add", "--scope", "fly"], "recs:read"),
         (["fly"], "fly"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

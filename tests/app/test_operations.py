@@ -17,7 +17,7 @@ from tests.app.conftest import ITEMS, Client
 
 def test_a_draining_process_lives_but_is_not_ready(client: Client) -> None:
     assert client.get("/readyz").json() == {"status": "ready"}
-    client.service.draining = True
+    client.services.draining = True
     draining = client.get("/readyz")
     assert (draining.status_code, draining.json()["error"]["code"]) == (503, "draining")
     assert client.get("/healthz").json() == {"status": "ok"}

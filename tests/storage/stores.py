@@ -11,7 +11,7 @@ from storage.archiver import RedisLog, archive
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
 from storage.state import Event, Generation
-from storage.store import Appended, StorageUnavailable, UserStore
+from storage.store import MAIN_TENANT, Appended, StorageUnavailable, UserStore
 from tests.storage.redis_servers import expected_servers, running_cluster, running_server
 
 ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append
@@ -29,19 +29,23 @@ def new_address(kind: str, directory: Path) -> str:
     return f"redis:{(running_cluster() if kind == CLUSTER else running_server(kind)).new_address()}"
 
 
-async def open_store(address: str, generations: Sequence[Generation]) -> UserStore:
+async def open_store(address: str, generations: Sequence[Generation], tenant: str = MAIN_TENANT) -> UserStore:
     kind, _, place = address.partition(":")
     if kind == "sqlite":
-        return await SQLiteStore.open(Path(place), generations)
+        return await SQLiteStore.open(Path(place), generations, tenant=tenant)
     url, prefix, *archive_dir = place.split(" ")
     if kind == ARCHIVED:
-        return await open_archived(url, prefix, Path(archive_dir[0]), generations)
-    return await RedisStore.open(url, generations, prefix=prefix)
+        return await open_archived(url, prefix, Path(archive_dir[0]), generations, tenant)
+    return await RedisStore.open(url, generations, prefix=prefix, tenant=tenant)
 
 
-async def open_archived(url: str, prefix: str, archive_dir: Path, generations: Sequence[Generation]) -> RedisStore:
+async def open_archived(
+    url: str, prefix: str, archive_dir: Path, generations: Sequence[Generation], tenant: str = MAIN_TENANT
+) -> RedisStore:
     """A store whose answered events are in the archive, save the newest of each partition."""
-    store = await RedisStore.open(url, generations, prefix=prefix, partitions=FEW_PARTITIONS, archive_dir=archive_dir)
+    store = await RedisStore.open(
+        url, generations, tenant=tenant, prefix=prefix, partitions=FEW_PARTITIONS, archive_dir=archive_dir
+    )
     append = store.append
 
     async def append_and_archive(tenant: str, events: Sequence[Event]) -> list[Appended]:

@@ -35,8 +35,8 @@ PATIENCE_S = 30.0
 
 
 @asynccontextmanager
-async def opened(address: str, *generations: Generation) -> AsyncIterator[UserStore]:
-    store = await open_store(address, generations)
+async def opened(address: str, *generations: Generation, tenant: str = "main") -> AsyncIterator[UserStore]:
+    store = await open_store(address, generations, tenant)
     try:
         yield store
     finally:
@@ -120,10 +120,12 @@ class TestRebuild:
                 await append_all(store, events[:10], tenant="other")
                 progress: list[Rebuilt] = []
                 done = await rebuild(store, NEW, progress.append)
-                assert (done.events, done.users) == (118, 12 + len(user_ids_of(events[:10])))
+                assert (done.events, done.users) == (108, 12)
                 assert progress[-1] == done
                 assert await kept(store, user_ids_of(events), NEW) == 12
                 await assert_states_are_folds(store, user_ids_of(events), OLD, NEW)
+                done = await rebuild(store, NEW, tenant="other")
+                assert (done.events, done.users) == (10, len(user_ids_of(events[:10])))
                 await assert_states_are_folds(store, user_ids_of(events[:10]), NEW, tenant="other")
 
         asyncio.run(law())
@@ -348,6 +350,36 @@ class TestRegistry:
                     assert [known.named for known in await two.generations.known() if known.is_active] == [named]
             async with opened(address) as again:
                 assert await again.generations.active() == NAMED_OLD
+
+        asyncio.run(law())
+
+    def test_tenants_have_generations_of_their_own(self, address: str) -> None:
+        events = events_of(5, 2)
+
+        async def law() -> None:
+            async with (
+                opened(address, NEW) as main,
+                opened(address, NEW, tenant="shop*") as shop,
+                opened(address, NEW, tenant="shop") as other,
+            ):
+                for store, tenant in ((main, "main"), (shop, "shop*"), (other, "shop")):
+                    await append_all(store, events, tenant)
+                await main.generations.activate(NAMED_OLD)
+                await shop.generations.activate(NAMED_NEW)
+                await other.generations.announce(NAMED_NEW, 60)
+                assert [await store.generations.active() for store in (main, shop, other)] == [
+                    NAMED_OLD,
+                    NAMED_NEW,
+                    None,
+                ]
+                assert [known.named for known in await main.generations.known()] == [NAMED_OLD]
+                assert await shop.generations.forget(NEW.tag) == 5
+                (known,) = await other.generations.known()
+                assert known.is_live
+                assert not known.is_active
+                assert await kept(main, user_ids_of(events), NEW) == 5
+                assert None not in await other.states("shop", user_ids_of(events), NEW, at_most=0)
+                assert set(await shop.states("shop*", user_ids_of(events), NEW, at_most=0)) == {None}
 
         asyncio.run(law())
 

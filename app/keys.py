@@ -1,0 +1,207 @@
+"""The keys that a service takes: a file that operators edit, with hashes in it and never a key.
+
+A key is ``lisarec_ID_SECRET``: 48 random bits that name it, in the file and in logs, and 256 that prove it. So many
+random bits cannot be guessed from a hash, however fast it is; passwords would need a slow one. The file has a line of
+JSON for each key, so it can be edited with anything; lines that are blank or begin with # say nothing.
+"""
+
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+
+from app.schemas import Id
+
+Scope = Literal["events:write", "recs:read", "catalogue:write", "users:admin", "admin", "metrics:read"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+BROWSER_SCOPE: Scope = "events:write"
+KEY_PREFIX = "lisarec"
+LOOK_EVERY_S = 1.0  # how long a key that was taken out of the file may go on working
+
+# what browsers send as Origin: scheme, host, port unless it is the scheme's own, and no path
+Origin = Annotated[str, StringConstraints(pattern=r"^https?://[a-z0-9.-]+(:[0-9]{1,5})?$", max_length=256)]
+
+logger = logging.getLogger(__name__)
+
+
+class KeysFileError(ValueError):
+    """The file cannot be used; the message says where and what to do, and nothing of what it holds."""
+
+
+class Key(BaseModel):
+    """One line of the file: what is known of a key, which is everything but the key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
+    tenant: Id
+    scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    origins: tuple[Origin, ...] = ()  # of the pages that may use it; such a key is no secret
+    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    note: Annotated[str, StringConstraints(max_length=256)] = ""
+
+    @field_validator("note")
+    @classmethod
+    def _is_no_key(cls, note: str) -> str:
+        if f"{KEY_PREFIX}_" in note:
+            raise ValueError("looks like a key, which must not stand here")
+        return note
+
+    @model_validator(mode="after")
+    def _browsers_only_write_events(self) -> Self:
+        if self.origins and self.scopes != (BROWSER_SCOPE,):
+            raise ValueError(f"a key with origins, which everybody can read in a page, takes {BROWSER_SCOPE} alone")
+        return self
+
+    def line(self) -> str:
+        return json.dumps(self.model_dump(mode="json", exclude_defaults=True)) + "\n"
+
+
+NOBODY = Key(id="0" * 12, tenant="nobody", scopes=("recs:read",), sha256="0" * 64)  # no text has this hash
+
+
+def make(
+    tenant: str,
+    scopes: Iterable[Scope],
+    origins: Iterable[str] = (),
+    requests_per_minute: int | None = None,
+    note: str = "",
+) -> tuple[str, Key]:
+    """A new key, to be shown once, and what is kept of it.
+
+    raises  ValidationError  when the parts do not go together
+    """
+    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    text = f"{KEY_PREFIX}_{key_id}_{secret}"
+    kept = {"id": key_id, "tenant": tenant, "scopes": tuple(scopes), "sha256": _hash(text), "origins": tuple(origins)}
+    return text, Key.model_validate(kept | {"requests_per_minute": requests_per_minute, "note": note})
+
+
+def add(path: Path, key: Key) -> None:
+    """Write the key behind those of the file, which is made where there is none."""
+    if path.exists():
+        read(path)  # so that nothing is added to what is no keys file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(max(0, file.seek(0, 2) - 1))
+        torn = file.read() not in (b"", b"\n")  # an editor may leave the last line open
+        file.write((b"\n" if torn else b"") + key.line().encode())
+
+
+def remove(path: Path, key_id: str) -> None:
+    """Take the key out of the file and leave the other lines as they are.
+
+    raises  KeysFileError  when it is not there
+    """
+    if key_id not in (key.id for key in read(path)):
+        raise KeysFileError(f"'{path}' has no key {key_id!r}; 'lisarec keys list' names those it has")
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not (_says_something(line) and json.loads(line)["id"] == key_id)]
+    successor = path.with_name(f".{path.name}.new")
+    successor.write_text("".join(kept), encoding="utf-8")
+    successor.chmod(path.stat().st_mode)
+    successor.replace(path)  # in one step: a service never reads half a file
+
+
+def read(path: Path) -> list[Key]:
+    """The file's keys.
+
+    raises  KeysFileError  when it cannot be read, or a line is wrong
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise KeysFileError(f"the keys file '{path}' cannot be read ({reason}); 'lisarec keys add' makes one") from None
+    keys = [_parsed(line, f"'{path}', line {number}") for number, line in enumerate(lines, 1) if _says_something(line)]
+    ids = [key.id for key in keys]
+    if len(set(ids)) < len(ids):
+        raise KeysFileError(f"'{path}' has two keys of one id; remove one of the lines")
+    return keys
+
+
+def _says_something(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def _parsed(line: str, place: str) -> Key:
+    try:
+        return Key.model_validate_json(line)
+    except ValidationError as exc:
+        # without the input: somebody may have pasted a key where it does not belong
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = first["loc"][0] if first["loc"] and first["loc"][0] in Key.model_fields else "the line"
+        reason = "is not a field of a key" if first["type"] == "extra_forbidden" else first["msg"]
+        reason = "is not JSON" if first["type"] == "json_invalid" else reason
+        raise KeysFileError(
+            f"{place}: {field}: {reason}; correct it, or remove it and 'lisarec keys add' another"
+        ) from None
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+class Keyring:
+    """The keys of a file, read again when it changes. What cannot be read changes nothing, and is logged."""
+
+    def __init__(self, path: Path, tenants: Iterable[str]) -> None:
+        """raises  KeysFileError  when the file cannot be read"""
+        self._path = path
+        self._tenants = frozenset(tenants)
+        self._look_at_s = 0.0
+        self._stamp: tuple[int, ...] | None = _stamp(path)
+        self._take(read(path))
+
+    def find(self, text: str) -> Key | None:
+        """The key that this is, if it is one of a tenant that is served; as slow for none as for another's."""
+        self._look()
+        key = self._keys.get(text.partition("_")[2].partition("_")[0], NOBODY)
+        is_same = hmac.compare_digest(_hash(text), key.sha256)
+        return key if is_same else None
+
+    def allows(self, origin: str) -> bool:
+        """Whether some key may be used by pages of this origin."""
+        self._look()
+        return origin in self._origins
+
+    def _look(self) -> None:
+        if time.monotonic() < self._look_at_s:
+            return
+        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._take(read(self._path))
+            logger.warning("the keys file has changed: %d keys are valid now", len(self._keys))
+        except KeysFileError as exc:
+            logger.error("the keys stay as they were: %s", exc)
+
+    def _take(self, keys: list[Key]) -> None:
+        foreign = sorted({key.tenant for key in keys} - self._tenants)
+        if foreign:
+            logger.warning("keys of tenants that are not served here are not valid here: %s", ", ".join(foreign))
+        self._keys = {key.id: key for key in keys if key.tenant in self._tenants}
+        self._origins = frozenset(chain.from_iterable(key.origins for key in self._keys.values()))
+        if not self._keys:
+            logger.warning("there is no valid key: every call is refused until 'lisarec keys add' makes one")
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """What changes when the file does; None where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
