@@ -1,9 +1,10 @@
-"""How many requests one process answers on Redis with every write synced, and where their microseconds go.
+"""How many requests the service answers with every write synced, and where their microseconds go.
 
 A closed loop of connections on the same machine sends prepared requests as fast as they are answered. Beside the rate
 stands the CPU time that one request cost each process: the service, Redis and the clients, which share the cores.
 
-    python -m benchmarks.rates --model models/ml-1m
+    python -m benchmarks.rates --model models/ml-1m --workers 2
+    python -m benchmarks.rates --model models/ml-1m --store sqlite
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import psutil
@@ -100,17 +101,20 @@ async def load(port: int, prepared: list[bytes], connections: int) -> list[float
     return latencies_ms
 
 
-def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of a process and its children so far."""
-    processes = [process, *process.children(recursive=True)]
+def cpu_s(parents: list[psutil.Process]) -> float:
+    """CPU seconds of processes and their children so far."""
+    processes = [each for process in parents for each in (process, *process.children(recursive=True))]
     return sum(sum(one.cpu_times()[:2]) for one in processes)
 
 
 def main(
     model: Annotated[Path, typer.Option(help="Model directory.")],
     requests: Annotated[int, typer.Option(min=100, help="Of each kind.")] = 5_000,
-    workers: Annotated[int, typer.Option(min=1)] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, on Redis.")] = 1,
+    store: Annotated[Literal["redis", "sqlite"], typer.Option()] = "redis",
 ) -> None:
+    if store == "sqlite" and workers > 1:
+        raise typer.BadParameter("SQLite is one process's; leave out --workers")
     trained = artifact.load(model)
     make = Requests(trained.items.ids)
     kinds: dict[str, tuple[Request, int, int, int]] = {  # request, events in it, connections, requests
@@ -122,26 +126,27 @@ def main(
         "recommendations, 16 connections": (make.recommendations, 0, 16, requests),
     }
     columns = "requests/s", "events/s", "p50 ms", "p99 ms", "service µs", "Redis µs", "clients µs"
-    table = Table("one process, CPU time per request", *columns)
+    table = Table(f"{workers} processes on {store}, CPU time per request", *columns)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))
-        redis_url = stack.enter_context(redis_server(directory))
-        url = stack.enter_context(running_service(model, "--redis-url", redis_url, "--workers", str(workers)))
+        options = ["--workers", str(workers)]
+        if store == "redis":
+            options += ["--redis-url", stack.enter_context(redis_server(directory))]
+        url = stack.enter_context(running_service(model, *options))
         port = int(url.rpartition(":")[2])
         own = psutil.Process()
-        children = own.children()
-        server, service = (
-            next(child for child in children if is_it(" ".join(child.cmdline())))
+        servers, services = (
+            [child for child in own.children() if is_it(" ".join(child.cmdline()))]
             for is_it in (lambda command: "redis" in command.split()[0], lambda command: "app serve" in command)
         )
         asyncio.run(load(port, list(make.histories()), 8))
         for name, (request, events, connections, count) in kinds.items():
             prepared = [request() for _ in itertools.repeat(None, count)]
-            before = [cpu_s(process) for process in (service, server)] + [sum(own.cpu_times()[:2])]
+            before = [cpu_s(services), cpu_s(servers), sum(own.cpu_times()[:2])]
             begin_s = time.perf_counter()
             latencies_ms = asyncio.run(load(port, prepared, connections))
             elapsed_s = time.perf_counter() - begin_s
-            after = [cpu_s(process) for process in (service, server)] + [sum(own.cpu_times()[:2])]
+            after = [cpu_s(services), cpu_s(servers), sum(own.cpu_times()[:2])]
             rate = count / elapsed_s
             cost_us = [(late - early) / count * 1e6 for early, late in zip(before, after, strict=True)]
             p50, p99 = np.percentile(latencies_ms, [50, 99])
