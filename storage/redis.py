@@ -22,14 +22,17 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 
 from storage.archive import ArchivedLog, Snapshot
 from storage.archive_lookups import ArchiveLookups
+from storage.corrections import LogFold, counted, is_correction, readdressed
+from storage.redis_corrections import RedisCorrections
 from storage.redis_generations import RedisGenerations
 from storage.redis_layout import (
-    ARCHIVED_LAYOUT,
     COMMIT,
     ERASE,
     KEEP,
     KNOWN_LAYOUTS,
     LAYOUT_VERSION,
+    MOVE,
+    RAISE_LAYOUT,
     READ_LOG,
     SEQ_DIGITS,
     Argument,
@@ -97,6 +100,7 @@ class RedisStore:
         archive: ArchiveLookups,
     ) -> None:
         self.generations = RedisGenerations(self._call_checked, keys)
+        self._corrections = RedisCorrections(self)
         self._redis = redis
         self._execute: Callable[..., Awaitable[Any]] = redis.execute_command
         self._keys = keys
@@ -110,7 +114,7 @@ class RedisStore:
         self._max_waiting = max_waiting
         self._archive = archive
         self._looked_up: set[_Part] = set()  # what waits for the archive
-        self._looking_up: set[asyncio.Task[None]] = set()
+        self._looking_up: set[asyncio.Task[None]] = set()  # also where parts are addressed anew
         self._registered: set[bytes] = set()
         self._checked = False
         self._closed = False
@@ -261,21 +265,44 @@ class RedisStore:
         return 0  # the server does it
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:
-        self._refuse_when_closed()
-        return {entry.event.item_id async for entry in self._log(self._keys.user(tenant, user_id))}
+        user = await self._root(tenant, user_id)
+        return {event.item_id for event in counted([entry.event async for entry in self._log(user)])}
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
-        self._refuse_when_closed()
-        return [entry async for entry in self._log(self._keys.user(tenant, user_id), after=after, limit=limit)]
+        user = await self._root(tenant, user_id)
+        return [entry async for entry in self._log(user, after=after, limit=limit)]
+
+    async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
+        user = await self._root(tenant, user_id)
+        is_new = await self._corrections.undo(self._keys.user(tenant, user_id), event_id)
+        self._fold_apart(user)
+        return is_new
+
+    async def merge(self, tenant: str, user_id: str, visitor: str) -> bool:
+        user = await self._root(tenant, user_id)
+        is_new = await self._corrections.merge(user, self._keys.user(tenant, visitor))
+        self._fold_apart(user)
+        return is_new
+
+    def _fold_apart(self, user: User) -> None:
+        """Fold what was corrected before anybody needs it."""
+        for generation in self._serving:
+            self._catch_up_apart(user, generation)
 
     async def erase(self, tenant: str, user_id: str) -> None:
+        for user in await self._corrections.names(await self._root(tenant, user_id)):
+            await self._erase(user)
+
+    async def _erase(self, user: User) -> None:
+        tags = await self._registered_tags()
+        await self._run(ERASE, *erase_arguments(user, tags))
+        late = await self._registered_tags() - tags  # a generation's first states were written meanwhile
+        await self._call("DEL", user.aliases, *map(user.state_of_tag, late))
+
+    async def _root(self, tenant: str, user_id: str) -> User:
         self._refuse_when_closed()
         await self._check_server()
-        user, tags = self._keys.user(tenant, user_id), await self._registered_tags()
-        await self._run(ERASE, *erase_arguments(user, tags))
-        late = await self._registered_tags() - tags
-        if late:  # a generation's first states were written meanwhile
-            await self._call("DEL", *map(user.state_of_tag, late))
+        return await self._corrections.root(self._keys.user(tenant, user_id))
 
     async def ping(self) -> None:
         self._refuse_when_closed()
@@ -344,7 +371,7 @@ class RedisStore:
             raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG, ERASE):
+        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT):
             await self._call("SCRIPT LOAD", script.text)
 
     async def _check_layout(self) -> None:
@@ -354,7 +381,7 @@ class RedisStore:
             for name, value in wanted.items():
                 await self._call("HSETNX", self._keys.meta, name, value)
         found = dict(zip(wanted, map(int, await self._call(*read)), strict=True))
-        if found["layout"] == ARCHIVED_LAYOUT and self._serving and not self._archive.is_given:
+        if self._serving and not self._archive.is_given and await self._id_of_archive():
             logger.warning("older parts of the log are in an archive, and no archive directory is given")
         if found["layout"] not in KNOWN_LAYOUTS or found["partitions"] != self._keys.partitions:
             raise StorageError(
@@ -442,6 +469,10 @@ class RedisStore:
         """The user's state; None without a log, and for now when the stored one lacks more entries than `at_most`."""
         if head is None:
             return None
+        if Head.of(head).move is not None:
+            user = await self._corrections.root(user)
+            head, stored = await self._call("MGET", user.head, user.state(generation))
+            return await self._fresh_value(user, generation, head, stored, at_most)
         try:
             state, was_fresh = await self._state(user, generation, head, stored, at_most)
         except _FarBehindError:
@@ -496,15 +527,19 @@ class RedisStore:
         through, state = _decoded(generation, stored, newest=log.newest)
         if through == log.newest:
             return state, True
-        if through < log.archived and at_most is not None:
-            raise _FarBehindError(user)
-        limit = ENDLESS if at_most is None else at_most
-        async for entry in self._log(user, after=through, through=log.newest, limit=limit):
-            generation.apply(state, entry.event)
-            through = entry.seq
-        if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
-            raise _FarBehindError(user)
-        return state, False
+        fold = LogFold(generation, state)
+        while True:
+            if through < log.archived and at_most is not None:
+                raise _FarBehindError(user)
+            limit = ENDLESS if at_most is None else at_most
+            async for entry in self._log(user, after=through, through=log.newest, limit=limit):
+                fold.take(entry.event)
+                through = entry.seq
+            if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
+                raise _FarBehindError(user)
+            if not fold.is_spoiled:
+                return fold.state, False
+            fold, through = fold.again(), 0
 
     # ---- writing
 
@@ -515,6 +550,9 @@ class RedisStore:
         await self._register(serving)
         parts = [part for part in parts if not (part.is_dropped() or part.is_too_late())]
         folds = await self._read_folds(parts, serving)
+        moved = [part for part in parts if part.has_moved(folds)]
+        self._readdress_apart(moved)
+        parts = [part for part in parts if part not in moved]
         commits = []
         undecided: list[_Part] = []
         for together in _by_partition(parts):
@@ -614,6 +652,22 @@ class RedisStore:
         task = asyncio.create_task(look_up())
         self._looking_up.add(task)
         task.add_done_callback(self._looking_up.discard)
+
+    def _readdress_apart(self, parts: "list[_Part]") -> None:
+        """Let events of who has become another user wait again, as that user's."""
+
+        async def readdress(part: "_Part") -> None:
+            try:
+                roots = {user: await self._corrections.root(user) for user in set(part.users)}
+            except Exception as exc:
+                part.fail(exc)
+            else:
+                self._writes.put_back(part.readdressed(roots))
+
+        for part in parts:
+            task = asyncio.create_task(readdress(part))
+            self._looking_up.add(task)
+            task.add_done_callback(self._looking_up.discard)
 
     async def _look_up(self, parts: "list[_Part]") -> None:
         """All of the parts' events, also those that are decided as things are now."""
@@ -717,6 +771,11 @@ class _Request:
         self._open_parts.update(parts.values())
         return list(parts.values())
 
+    def replace(self, part: "_Part", parts: "Sequence[_Part]") -> None:
+        """What the part wanted, others want now."""
+        self._open_parts.remove(part)
+        self._open_parts.update(parts)
+
     def settle(self, part: "_Part", answers: Sequence[Appended] | StorageError) -> None:
         """Note what became of a part; of a failed one there are no answers. Once it is settled, it stays so."""
         if part not in self._open_parts:
@@ -786,6 +845,21 @@ class _Part:
     def fail(self, cause: Exception) -> None:
         self.request.settle(self, _failure(cause))
 
+    def has_moved(self, folds: "dict[User, _UserFold]") -> bool:
+        return any(Head.of(folds[user].head).move is not None for user in self.users)
+
+    def readdressed(self, roots: "dict[User, User]") -> "list[_Part]":
+        """Parts that want the same, of those whom the users have become."""
+        parts: dict[str, _Part] = {}
+        for (user, entry), position in zip(self.entries, self.positions, strict=True):
+            root = roots[user]
+            part = parts.setdefault(root.partition, _Part(self.request, give_up_at_s=self.give_up_at_s))
+            moved = entry if root == user else Entry.of(root.tenant, readdressed(entry.event, root.user_id))
+            part.entries.append((root, moved))
+            part.positions.append(position)
+        self.request.replace(self, list(parts.values()))
+        return list(parts.values())
+
     def is_undecided(self, folds: "dict[User, _UserFold]") -> bool:
         """Whether the archive has to say which of the entries were logged, and has not said so yet."""
         self.must_look_through = max((Head.of(folds[user].head).archived for user in self.users), default=0)
@@ -819,6 +893,9 @@ class _UserFold:
             return Appended(duplicate=True)
         self.seen.add(entry.id_hash)
         self.new.append(entry)
+        if is_correction(entry.event):
+            self.states.clear()  # who next needs them folds them
+            return Appended()
         effects = {
             generation.tag: generation.apply(self.states[generation.tag], entry.event)
             for generation in self.serving
