@@ -69,9 +69,7 @@ class NaiveUsers:
 
     def counted(self, user_id: str) -> list[Event]:
         """What the user's state is folded from; ids are made distinct as the names are."""
-        return [
-            replace(entry.event, event_id=f"{entry.name}") for entry in self.log(user_id) if not entry.is_undone
-        ]
+        return [replace(entry.event, event_id=f"{entry.name}") for entry in self.log(user_id) if not entry.is_undone]
 
     def assert_state_is(self, value: bytes | None, user_id: str, generation: Generation) -> None:
         counted = self.counted(user_id)

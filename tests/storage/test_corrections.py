@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import storage.corrections
 import storage.redis_corrections
 import storage.sqlite_corrections
 from storage.corrections import counted, is_correction, posted_as
@@ -154,7 +153,9 @@ class TestLaw:
             async with opened(address) as store:
                 for start in (0, 600):
                     numbers = range(start, start + 600)
-                    await store.append("main", [click(f"e{n}", item=n % 12, timestamp_us=START_US + n) for n in numbers])
+                    await store.append(
+                        "main", [click(f"e{n}", item=n % 12, timestamp_us=START_US + n) for n in numbers]
+                    )
                 assert await store.undo("main", "u", "e1199")
                 assert await store.undo("main", "u", "e0")
                 await store.append("main", [click("one more", timestamp_us=START_US + 2000)])
@@ -190,9 +191,7 @@ class TestAtOnce:
                 events = [click(f"e{n}", "abc"[n % 3], n % 12) for n in range(60)]
                 for event in events[:12]:
                     await one.append("main", [event])
-                work: list[Any] = [
-                    store.append("main", [event]) for event in events for store in ((one, two) if event else ())
-                ]
+                work: list[Any] = [store.append("main", [event]) for event in events for store in (one, two)]
                 undone = [(event.user_id, event.event_id) for event in events[:12:2]]
                 work[10:10] = [one.undo("main", *name) for name in undone]
                 circle = [("b", "a", one), ("c", "b", two), ("a", "c", one), ("a", "b", two)]
@@ -244,9 +243,7 @@ class TestKilled:
         asyncio.run(law())
 
     @pytest.mark.parametrize("finish", ["merging again", "reading the visitor", "posting as the visitor", "erasing"])
-    def test_a_merge_that_ends_before_any_step_is_finished_by_whoever_comes(
-        self, address: str, monkeypatch: pytest.MonkeyPatch, finish: str
-    ) -> None:
+    def test_a_merge_that_ends_before_any_step_is_finished_by_whoever_comes(self, address: str, finish: str) -> None:
         if address.startswith("sqlite"):
             return  # one transaction has no steps
 
@@ -257,8 +254,7 @@ class TestKilled:
                     await store.append("main", [click(f"e{n}", user_id, n) for n in range(4)])
                     await store.append("main", [click(f"e{n}", visitor, n) for n in range(3)])
                     await store.undo("main", visitor, "e1")
-                    (before,) = await store.states("main", [user_id], GENERATION)
-                    with dying_after(step, store, monkeypatch) as died, suppress(StorageUnavailable):
+                    with DyingAfter(step, store) as died, suppress(StorageUnavailable):
                         await store.merge("main", user_id, visitor)
                 async with opened(address) as store:
                     log = await log_of(store, user_id)
@@ -301,14 +297,14 @@ async def finished(how: str, store: UserStore, user_id: str, visitor: str) -> No
             assert await log_of(store, user_id) == []
 
 
-class dying_after:
+class DyingAfter:
     """Within the block, every call of the server fails after some; true in the end if one has."""
 
-    def __init__(self, calls: int, store: UserStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, calls: int, store: UserStore) -> None:
         assert isinstance(store, RedisStore)
         self._left = calls
         self._died = False
-        self._store, self._execute, self._monkeypatch = store, store._execute, monkeypatch
+        self._store, self._execute = store, store._execute
 
     def __bool__(self) -> bool:
         return self._died
@@ -320,7 +316,7 @@ class dying_after:
         self._left -= 1
         return await self._execute(*command)
 
-    def __enter__(self) -> dying_after:
+    def __enter__(self) -> DyingAfter:
         self._store._execute = self._call
         return self
 
