@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.cli import main
 from model.artifact import load
 from model.data import read_interactions
 from model.histogram import history_histogram
@@ -183,3 +185,35 @@ def test_a_lost_store_is_503(client: Client) -> None:
     client.close_store()
     for response in (undo(client, "ada", "e1"), merge(client, "ada", "visitor")):
         assert (response.status_code, response.json()["error"]["code"]) == (503, "storage_unavailable")
+
+
+def test_a_backup_of_one_store_fills_another_by_the_command_line(any_client: Client, tmp_path: Path) -> None:
+    post(any_client, "ada", 1, 2, 3)
+    post(any_client, "visitor", 4, 5)
+    undo(any_client, "ada", "e2")
+    merge(any_client, "ada", "visitor")
+    url, file, copy = any_client.settings.redis_url, tmp_path / "log.gz", tmp_path / "copy"
+    place = ["--data-dir", str(any_client.settings.data_dir)] if url is None else ["--redis-url", url]
+    back_up = ["backup", "--out", str(file), *place]
+    restore = ["restore", str(file), "--model", str(any_client.settings.model_dir), "--data-dir", str(copy)]
+    main_of_process(*back_up)
+    main_of_process(*restore)
+    other = Client(any_client.settings.model_copy(update={"data_dir": copy, "redis_url": None}))
+    assert other.get("/v1/users/visitor").json() == any_client.get("/v1/users/visitor").json()
+    assert_history_is(other, "ada", 1, 3, 4, 5)
+    assert post(other, "visitor", 4)["duplicates"] == 1
+    other.close()
+    for refused in (back_up, restore):
+        with pytest.raises(SystemExit):
+            main_of_process(*refused)
+    main_of_process(*restore, "--resume")
+
+
+def main_of_process(*arguments: str) -> None:
+    """The command, in a thread of its own event loop; its exit code, if it is not 0, is raised."""
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            thread.submit(main, list(arguments)).result()
+        except SystemExit as exc:
+            if exc.code:
+                raise
