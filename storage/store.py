@@ -40,7 +40,7 @@ class MergeTooLarge(MergeRefused):
 
 
 MAX_MERGED = 10_000
-"""Entries of a visitor's log that are copied in one atomic step, some 0.1 s in which the store does nothing else."""
+"""Entries of a visitor's log that are copied in one atomic step, in which the store does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
