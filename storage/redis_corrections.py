@@ -80,10 +80,10 @@ class RedisCorrections:
             known = await self._known(root, value, [undone, entry.event.event_id])
             if undone not in known:
                 raise UnknownEvent("the user's log has no event of this id")
-            if entry.event.event_id in known:
-                return False
-            if await self._append(root, value, [entry]):
-                return True
+            is_new = entry.event.event_id not in known
+            if not is_new or await self._append(root, value, [entry]):
+                await self._require_copies(root)
+                return is_new
             await _pause()
         raise StorageUnavailable("others were always faster with events of the same user; send it again")
 
@@ -93,6 +93,7 @@ class RedisCorrections:
         for _ in _attempts():
             target, visitors_target = await self.root(user), await self.root(visitor)
             if is_merged(target.user_id, visitor.user_id, visitors_target.user_id):
+                await self._require_copies(visitor)
                 return proposed
             value = await self._head(visitor)
             if Head.of(value).move is None:
@@ -147,6 +148,7 @@ class RedisCorrections:
             if head.move is not Move.DECIDED:
                 return
             if await self._append_lacking(target, value, log):
+                await self._require_copies(target)  # or a failover would leave a visitor who is done, and nowhere
                 await self._move(visitor, visitors_value, Move.DONE, head.target)
                 return
             await _pause()
@@ -169,6 +171,11 @@ class RedisCorrections:
         await self._raise_layout()
         keys, args = commit_arguments(user.partition, [Change(user, value or b"", entries, {})], 0)
         return bool(await self._store._run(COMMIT, keys, args))
+
+    async def _require_copies(self, user: User) -> None:
+        """What was done in the user's partition, by whomever, has as many copies as acknowledging takes."""
+        if self._store._servers.copies.replicas:
+            await self._store._run(COMMIT, *commit_arguments(user.partition, [], 0), copied=True)
 
     async def _known(self, user: User, value: bytes | None, event_ids: Sequence[str]) -> set[str]:
         """Which of the ids are logged, if the user's head is that one."""
