@@ -295,7 +295,8 @@ class RedisStore:
             self._catch_up_apart(user, generation)
 
     async def erase(self, tenant: str, user_id: str) -> None:
-        for user in await self._corrections.names(await self._root(tenant, user_id)):
+        await self._root(tenant, user_id)
+        for user in await self._corrections.names_to_erase(self._keys.user(tenant, user_id)):
             await self._erase(user)
 
     async def _erase(self, user: User) -> None:

@@ -104,14 +104,35 @@ class RedisCorrections:
                 await _pause()
         raise StorageUnavailable("others were always faster with events of the same users; send it again")
 
-    async def names(self, root: User) -> list[User]:
+    async def names_to_erase(self, user: User) -> list[User]:
+        """The user, whom they have become, and everybody else who has become that one.
+
+        Those first who became somebody, so that nobody copies who is about to go. But what leads from the user to the
+        rest goes last: whoever dies between them, erasing the same user again finds what is left. These are copied.
+        """
+        way = await self._way(user)
+        others = [name for name in await self._names(way[-1]) if name not in way]
+        return [*others, *reversed(way)]
+
+    async def _way(self, user: User) -> list[User]:
+        """From the user to whom they have become; all merges on it are done."""
+        way = [user]
+        root = await self.root(user)
+        while way[-1] != root:
+            head = Head.of(await self._head(way[-1]))
+            if head.move is not Move.DONE:  # erased meanwhile
+                return [*way, root]
+            way.append(self._target(way[-1], head))
+        return way
+
+    async def _names(self, root: User) -> list[User]:
         """All who have become the user, those first who became them through another one, and the user."""
         found: list[User] = []
         for user_id in sorted(await self._store._call("SMEMBERS", root.aliases)):
             alias = self._store._keys.user(root.tenant, user_id.decode())
             head = Head.of(await self._head(alias))
             if head.move in (Move.DECIDED, Move.DONE) and self._target(alias, head) == root:
-                found += await self.names(alias)
+                found += await self._names(alias)
         return [*found, root]
 
     async def _decide(self, visitor: User, value: bytes | None) -> None:

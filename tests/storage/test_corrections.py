@@ -27,7 +27,7 @@ from tests.storage.catalogue import KNOWN_ITEMS, START_US, WEIGHTS, click, fresh
 from tests.storage.merge_forever import VISITS
 from tests.storage.naive_fold import assert_state_is, fold
 from tests.storage.naive_users import NaiveUsers, Refused
-from tests.storage.stores import open_store
+from tests.storage.stores import new_address, open_store
 
 GENERATION = make_generation()
 NEWER = make_newer()
@@ -242,33 +242,66 @@ class TestKilled:
 
         asyncio.run(law())
 
-    @pytest.mark.parametrize("finish", ["merging again", "reading the visitor", "posting as the visitor", "erasing"])
-    def test_a_merge_that_ends_before_any_step_is_finished_by_whoever_comes(self, address: str, finish: str) -> None:
+    def test_a_merge_that_ends_before_any_step_is_finished_by_whoever_comes(self, address: str) -> None:
         if address.startswith("sqlite"):
             return  # one transaction has no steps
 
         async def law() -> None:
             for step in range(100):
-                user_id, visitor = fresh_user(), fresh_user()
+                names = {how: (fresh_user(), fresh_user()) for how in WAYS_TO_FINISH}
                 async with opened(address) as store:
-                    await store.append("main", [click(f"e{n}", user_id, n) for n in range(4)])
-                    await store.append("main", [click(f"e{n}", visitor, n) for n in range(3)])
-                    await store.undo("main", visitor, "e1")
+                    events = [click(f"e{n}", user_id, n) for user_id, _ in names.values() for n in range(4)]
+                    events += [click(f"e{n}", visitor, n) for _, visitor in names.values() for n in range(3)]
+                    await store.append("main", events)
+                    for _, visitor in names.values():
+                        await store.undo("main", visitor, "e1")
+                has_died = []
+                for user_id, visitor in names.values():
+                    async with opened(address) as store:
+                        with DyingAfter(step, store) as died, suppress(StorageUnavailable):
+                            await store.merge("main", user_id, visitor)
+                    has_died.append(bool(died))
+                async with opened(address) as store:
+                    for how, (user_id, visitor) in names.items():
+                        assert len(await log_of(store, user_id)) in (4, 8)
+                        await assert_state_is_fold_of_log(store, user_id)
+                        await finished(how, store, user_id, visitor)
+                        await assert_state_is_fold_of_log(store, user_id)
+                        await assert_state_is_fold_of_log(store, visitor)
+                if not any(has_died):
+                    assert step > 8
+                    return
+            raise AssertionError("there is no end to the steps")
+
+        asyncio.run(law())
+
+    def test_an_erasure_that_ends_before_any_step_is_finished_by_erasing_again(self, tmp_path: Path) -> None:
+        """By the name that it was asked for, which became another one, which became the user, as did a fourth."""
+        address = new_address("redis-server", tmp_path)
+
+        async def law() -> None:
+            for step in range(100):
+                user_id, between, asked_for, fourth = users = [fresh_user() for _ in range(4)]
+                async with opened(address) as store:
+                    await store.append("main", [click("e", name) for name in users])
+                    for name, visitor in ((between, asked_for), (user_id, between), (user_id, fourth)):
+                        await store.merge("main", name, visitor)
+                async with opened(address) as store:
                     with DyingAfter(step, store) as died, suppress(StorageUnavailable):
-                        await store.merge("main", user_id, visitor)
-                async with opened(address) as store:
-                    log = await log_of(store, user_id)
-                    assert len(log) in (4, 8)
-                    await assert_state_is_fold_of_log(store, user_id)
-                    await finished(finish, store, user_id, visitor)
-                    await assert_state_is_fold_of_log(store, user_id)
-                    await assert_state_is_fold_of_log(store, visitor)
+                        await store.erase("main", asked_for)
+                    await store.erase("main", asked_for)
+                    for name in users:
+                        assert await log_of(store, name) == []
+                        assert await store.states("main", [name], GENERATION) == [None]
                 if not died:
                     assert step > 8
                     return
             raise AssertionError("there is no end to the steps")
 
         asyncio.run(law())
+
+
+WAYS_TO_FINISH = ["merging again", "reading the visitor", "posting as the visitor", "erasing"]
 
 
 async def finished(how: str, store: UserStore, user_id: str, visitor: str) -> None:
