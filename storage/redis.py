@@ -295,7 +295,8 @@ class RedisStore:
             self._catch_up_apart(user, generation)
 
     async def erase(self, tenant: str, user_id: str) -> None:
-        await self._root(tenant, user_id)
+        self._refuse_when_closed()
+        await self._check_servers()
         for user in await self._corrections.names_to_erase(self._keys.user(tenant, user_id)):
             await self._erase(user)
 
