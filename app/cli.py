@@ -303,6 +303,50 @@ def archive(
 
 
 @cli.command()
+def backup(
+    out: Annotated[Path, typer.Option(help="File to write, such as log.jsonl.gz.", metavar="FILE")],
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
+) -> None:
+    """Write the whole log, archived events included, to one file, from which 'restore' fills any store.
+
+    The service goes on meanwhile. The file appears when all of it is on disk.
+    """
+    from app import backups
+
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("entries", total=None)
+        entries = asyncio.run(backups.backup(settings, out, lambda done: bar.update(task, completed=done)))
+    _say(f"{out}: {entries:,} entries of the log")
+
+
+@cli.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="That 'backup' wrote.", metavar="FILE")],
+    model: ModelOption,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after an interruption; nothing counts twice.")
+    ] = False,
+) -> None:
+    """Fill an empty store with a back-up, and fold its events for a model."""
+    from app import backups
+
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir)
+    with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("entries", total=None)
+        entries = asyncio.run(
+            backups.restore(
+                settings, file, model, resume=resume, on_progress=lambda done: bar.update(task, completed=done)
+            )
+        )
+    _say(f"{entries:,} entries restored; try 'lisarec serve --model {model}'")
+
+
+@cli.command()
 def replay(
     data: DataOption,
     url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",

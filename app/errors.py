@@ -13,7 +13,15 @@ from starlette.requests import ClientDisconnect, Request
 
 from app.models_folder import NoSuchModel
 from model.artifact import ArtifactError
-from storage.store import PartlyApplied, StorageBusy, StorageError, StorageUnavailable
+from storage.store import (
+    MergeRefused,
+    MergeTooLarge,
+    PartlyApplied,
+    StorageBusy,
+    StorageError,
+    StorageUnavailable,
+    UnknownEvent,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +145,9 @@ ANSWERS: dict[type[Exception], Answer] = {
     HeadTooLarge: Answer(431, "head_too_large"),
     UnsupportedMediaType: Answer(415, "unsupported_media_type"),
     UserNotFound: Answer(404, "user_not_found"),
+    UnknownEvent: Answer(404, "event_not_found", "no event of this user has this id; nothing changed"),
+    MergeRefused: Answer(409, "merge_refused"),
+    MergeTooLarge: Answer(409, "merge_too_large"),
     NoSuchModel: Answer(404, "model_not_found", "no model of this name lies in the models folder; nothing changed"),
     ArtifactError: Answer(
         409,

@@ -26,7 +26,7 @@ async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[R
     """
     loaded = await asyncio.to_thread(artifact.load, model)
     generation = generation_of(loaded)
-    async with _opened(settings, generation) as store:
+    async with opened_store(settings, generation) as store:
         named = NamedGeneration(loaded.name, generation.tag)
         announcing = asyncio.create_task(_announce_again_and_again(store, named))
         try:
@@ -43,7 +43,7 @@ async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration,
     """
     loaded = await asyncio.to_thread(load_named, settings.models_folder, name)
     named = NamedGeneration(name, bytes.fromhex(loaded.tag))
-    async with _opened(settings) as store:
+    async with opened_store(settings) as store:
         before = await store.generations.active()
         await store.generations.activate(named)
     return named, before
@@ -54,7 +54,7 @@ async def drop(settings: StoreSettings, name: str) -> int:
 
     raises  StorageError, ValueError
     """
-    async with _opened(settings) as store:
+    async with opened_store(settings) as store:
         known = await store.generations.known()
         chosen = [one for one in known if name in (one.named.name, one.named.tag.hex())]
         _refuse_unless_free(name, chosen, known)
@@ -80,8 +80,11 @@ def _refuse_unless_free(name: str, chosen: list[KnownGeneration], known: list[Kn
 
 
 @asynccontextmanager
-async def _opened(settings: StoreSettings, *generations: Generation) -> AsyncIterator[UserStore]:
-    if settings.redis_url is None and not (settings.data_dir / FILE_NAME).exists():
+async def opened_store(
+    settings: StoreSettings, *generations: Generation, is_new: bool = False
+) -> AsyncIterator[UserStore]:
+    """The store of the settings; ValueError where there is none and it is not to be a new one."""
+    if settings.redis_url is None and not is_new and not (settings.data_dir / FILE_NAME).exists():
         raise ValueError(
             f"'{settings.data_dir}' has no users; give --data-dir or --redis-url as 'lisarec serve' has it"
         )

@@ -264,11 +264,19 @@ class LoggedEvent(TypedDict):
     recommendation_id: NotRequired[str]
 
 
+class LoggedUndo(TypedDict):
+    """From here on, the event that was posted with this user and id no longer counts."""
+
+    undo: str
+    user_id: str
+    timestamp: float
+
+
 class UserEvents(BaseModel):
-    """Events in log order."""
+    """Events and undos in log order. Who has become the user shows in the events' own user ids."""
 
     user_id: str
-    events: list[LoggedEvent]
+    events: list[LoggedEvent | LoggedUndo]
     next: int | None = Field(description="`after` of the next page; null after the last")
 
     model_config = ConfigDict(
@@ -283,12 +291,51 @@ class UserEvents(BaseModel):
                             "item_id": "tea-2",
                             "type": "click",
                             "timestamp": 1731608400.0,
-                        }
+                        },
+                        {
+                            "undo": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+                            "user_id": "ada",
+                            "timestamp": 1731608460.0,
+                        },
                     ],
                     "next": None,
                 }
             ]
         }
+    )
+
+
+class Undone(BaseModel):
+    """The event does not count, and its id stays known: sent again, it is a duplicate."""
+
+    user_id: str
+    event_id: str
+    changed: bool = Field(description="false where it was undone before")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"user_id": "ada", "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11", "changed": True}]
+        }
+    )
+
+
+class MergeRequest(Closed):
+    """Who becomes the user."""
+
+    model_config = ConfigDict(strict=True)
+
+    visitor: Id = Field(alias="from", description="from now on another name of the user")
+
+
+class Merged(BaseModel):
+    """The visitor is the user: what was and will be posted or asked for the one is the other's."""
+
+    user_id: str
+    visitor: str = Field(serialization_alias="from")
+    changed: bool = Field(description="false where it was so before")
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"user_id": "ada", "from": "visitor-7", "changed": True}]}
     )
 
 

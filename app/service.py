@@ -26,6 +26,7 @@ from storage.state import Generation
 from storage.store import StorageError, UserStore
 
 SWEEP_EVERY_S = 3600.0
+CANCEL_AGAIN_AFTER_S = 0.1
 
 
 @dataclass(slots=True)
@@ -106,9 +107,11 @@ async def _in_the_background(switch: Switch, store: UserStore) -> AsyncIterator[
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        pending = set(tasks)
+        while pending:  # asyncio.wait_for of Python 3.11 swallows a cancellation that comes together with its result
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_AFTER_S)
 
 
 async def _sweep(store: UserStore) -> None:

@@ -2,9 +2,12 @@
 
 from datetime import UTC, datetime, timedelta
 
+from pydantic import ValidationError
+
 from app.catalogue import Catalogue
-from app.errors import UserNotFound
-from app.schemas import Erasure, LoggedEvent, UserEvents, UserState
+from app.errors import InvalidRequest, UserNotFound, details_of
+from app.schemas import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
+from storage.corrections import UNDO, posted_as
 from storage.state import Event, Generation, recent_items
 from storage.store import UserStore
 
@@ -12,7 +15,7 @@ FILES_WITHIN = timedelta(hours=24)  # an archiver that takes its turns needs min
 
 
 class Users:
-    """Reads and erases what is kept of one tenant's users."""
+    """Reads, corrects and erases what is kept of one tenant's users."""
 
     def __init__(self, name: str, generation: Generation, catalogue: Catalogue, store: UserStore, tenant: str) -> None:
         self._name = name
@@ -54,9 +57,34 @@ class Users:
         page = entries[:limit]
         return UserEvents(
             user_id=user_id,
-            events=[_logged_event(entry.event) for entry in page],
+            events=[_logged(entry.event) for entry in page],
             next=page[-1].seq if len(entries) > limit else None,
         )
+
+    async def undo(self, user_id: str, event_id: str) -> Undone:
+        """Take an event back.
+
+        raises  UnknownEvent  when no event was posted with this user and id
+                StorageError  when that cannot be made durable, or the archive that is needed cannot be read
+        """
+        changed = await self._store.undo(self._tenant, user_id, event_id)
+        return Undone(user_id=user_id, event_id=event_id, changed=changed)
+
+    async def merge(self, user_id: str, body: object) -> Merged:
+        """Let the visitor whom the parsed body names become the user; either may be unknown.
+
+        raises  InvalidRequest  when the body is none of a merge, or names the user
+                MergeRefused    when the visitor is somebody else or too large, or the user has become the visitor
+                StorageError    as for `undo`; the same again finishes it
+        """
+        try:
+            visitor = MergeRequest.model_validate(body).visitor
+        except ValidationError as exc:
+            raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
+        if visitor == user_id:
+            raise InvalidRequest("a user cannot become themselves; name the visitor in 'from'")
+        changed = await self._store.merge(self._tenant, user_id, visitor)
+        return Merged(user_id=user_id, visitor=visitor, changed=changed)
 
     async def erase(self, user_id: str) -> Erasure:
         """Forget the user, known or not. StorageError when that cannot be made durable; then erase again."""
@@ -64,10 +92,13 @@ class Users:
         return Erasure(user_id=user_id, files_by=datetime.now(UTC).replace(microsecond=0) + FILES_WITHIN)
 
 
-def _logged_event(event: Event) -> LoggedEvent:
+def _logged(event: Event) -> LoggedEvent | LoggedUndo:
+    user_id, event_id = posted_as(event)
+    if event.type == UNDO:
+        return {"undo": event_id, "user_id": user_id, "timestamp": event.timestamp_us / 1e6}
     logged: LoggedEvent = {
-        "event_id": event.event_id,
-        "user_id": event.user_id,
+        "event_id": event_id,
+        "user_id": user_id,
         "item_id": event.item_id,
         "type": event.type,
         "timestamp": event.timestamp_us / 1e6,

@@ -26,7 +26,8 @@ REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("type", "value")
 ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive.py
 ARCHIVE_ATTEMPTS = 5
-ARCHIVE_COLUMNS = ("user_id", "seq", "item_id", "timestamp_us", "type", "value")
+ARCHIVE_COLUMNS = ("user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value")
+UNDO, INTO = "!undo", "!into"  # types of entries that are no events, drawn in storage/corrections.py
 ARCHIVE_COLUMNS_AS_TEXT = {
     "user_id": pl.col("user_id"),
     "item_id": pl.col("item_id"),
@@ -396,9 +397,18 @@ def _read_archive(directory: Path) -> _Table | None:
             continue
         except (OSError, pl.exceptions.PolarsError) as exc:
             raise DataError(f"archive {str(root)!r} cannot be read: {str(exc)[:200]}") from exc
-        table = pl.concat(frames).sort("user_id", "seq").select(**ARCHIVE_COLUMNS_AS_TEXT)
+        table = _counted(pl.concat(frames)).sort("user_id", "seq").select(**ARCHIVE_COLUMNS_AS_TEXT)
         return _Table(directory, table, hashlib.sha256(table.write_csv(separator="\t").encode()).hexdigest())
     raise DataError(f"archive {str(root)!r} lacks files that its {ARCHIVE_MANIFEST} names")
+
+
+def _counted(log: pl.DataFrame) -> pl.DataFrame:
+    """The events that no undo takes back, without those of users who became another one, whose log has copies."""
+    is_undo, is_into = pl.col("type") == UNDO, pl.col("type") == INTO
+    undone = log.filter(is_undo).select("user_id", event_id="item_id")
+    merged = log.filter(is_into).select("user_id")
+    events = log.filter(~is_undo & ~is_into)
+    return events.join(undone, on=["user_id", "event_id"], how="anti").join(merged, on="user_id", how="anti")
 
 
 def _archived_files(manifest: Path, folder: str) -> list[str]:

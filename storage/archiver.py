@@ -25,9 +25,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from storage.archive import ArchiveWriter, Erased, Logged
-from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, TRIM, Keyspace, erasure, trim_arguments
+from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, RAISE_LAYOUT, TRIM, Keyspace, erasure, trim_arguments
 from storage.redis_servers import NO_CLUSTER, is_of_cluster, urls_of_nodes
-from storage.sqlite import BUSY_TIMEOUT_S, EVENT_COLUMNS, FILE_NAME
+from storage.sqlite import BUSY_TIMEOUT_S, FILE_NAME
+from storage.sqlite_log import EVENT_COLUMNS
 from storage.state import Event, event_hash
 from storage.store import StorageError, StorageUnavailable
 
@@ -232,7 +233,7 @@ class RedisLog:
     def _mark_layout(self) -> None:
         """Before the first entry goes, so that no service that knows of no archive can be started over these data."""
         if not self._is_marked:
-            self._redis.hset(self._keys.meta, "layout", ARCHIVED_LAYOUT)
+            self._redis.eval(RAISE_LAYOUT.text, 1, self._keys.meta, ARCHIVED_LAYOUT)
             self._is_marked = True
 
 

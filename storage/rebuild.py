@@ -11,6 +11,7 @@ from itertools import count
 
 import numpy as np
 
+from storage.corrections import INTO, is_correction
 from storage.fold import EventColumns, fold_many
 from storage.state import Generation, digest
 from storage.store import MAIN_TENANT, FoldedState, LogEntry, UserStore
@@ -44,6 +45,8 @@ async def rebuild(
         done = Rebuilt(kept.events + users.events, kept.users)
         if page.is_complete:
             await store.keep(generation, users.states())
+            for tenant, user_id in users.corrected:
+                await store.states(tenant, [user_id], generation)
             kept = done = Rebuilt(done.events, done.users + len(users))
             users = _Users(generation)
         on_progress(done)
@@ -51,10 +54,14 @@ async def rebuild(
 
 
 class _Users:
-    """States of users whose logs are being read."""
+    """States of users whose logs are being read.
+
+    corrected  who has taken an event back: they are few, and folded one by one from their whole logs
+    """
 
     def __init__(self, generation: Generation) -> None:
         self.events = 0
+        self.corrected: set[tuple[str, str]] = set()
         self._generation = generation
         self._rows: dict[tuple[str, str], int] = {}
         self._through_seq: dict[tuple[str, str], int] = {}
@@ -68,11 +75,25 @@ class _Users:
         if not erased:
             return
         gone = set(erased)
-        for tenant, user_id in [name for name in self._through_seq if (name[0], digest(name[1])) in gone]:
-            self._states[self._rows[tenant, user_id]] = self._empty[0]
-            del self._through_seq[tenant, user_id]
+        for name in [name for name in self._through_seq if (name[0], digest(name[1])) in gone]:
+            self._forget(name)
+
+    def _forget(self, name: tuple[str, str]) -> None:
+        if name in self._through_seq:
+            self._states[self._rows[name]] = self._empty[0]
+            del self._through_seq[name]
 
     def fold(self, entries: Sequence[tuple[str, LogEntry]]) -> None:
+        corrections = [(tenant, entry.event) for tenant, entry in entries if is_correction(entry.event)]
+        self._fold_events([(tenant, entry) for tenant, entry in entries if not is_correction(entry.event)])
+        for tenant, event in corrections:
+            if event.type == INTO:
+                self._forget((tenant, event.user_id))  # nobody asks for who has become another user
+                self.corrected.discard((tenant, event.user_id))
+            else:
+                self.corrected.add((tenant, event.user_id))
+
+    def _fold_events(self, entries: Sequence[tuple[str, LogEntry]]) -> None:
         self.events += len(entries)
         names = [(tenant, entry.event.user_id) for tenant, entry in entries]
         fresh = (name for name in dict.fromkeys(names) if name not in self._rows)
@@ -87,6 +108,7 @@ class _Users:
         return [
             FoldedState(*name, through_seq, self._generation.encode(self._states[self._rows[name]]))
             for name, through_seq in self._through_seq.items()
+            if name not in self.corrected
         ]
 
     def _make_room(self) -> None:

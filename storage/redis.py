@@ -18,14 +18,17 @@ from redis.exceptions import AuthenticationError, MovedError, NoPermissionError,
 
 from storage.archive import ArchivedLog, Snapshot
 from storage.archive_lookups import ArchiveLookups
+from storage.corrections import LogFold, counted
+from storage.redis_corrections import RedisCorrections
 from storage.redis_generations import RedisGenerations
 from storage.redis_layout import (
-    ARCHIVED_LAYOUT,
     COMMIT,
     ERASE,
     KEEP,
     KNOWN_LAYOUTS,
     LAYOUT_VERSION,
+    MOVE,
+    RAISE_LAYOUT,
     READ_LOG,
     SEQ_DIGITS,
     Argument,
@@ -94,6 +97,7 @@ class RedisStore:
         tenant: str,
     ) -> None:
         self.generations = RedisGenerations(self._usable_servers, keys, tenant)
+        self._corrections = RedisCorrections(self)
         self._servers = servers
         self._keys = keys
         self._serving = tuple(generations)
@@ -269,21 +273,46 @@ class RedisStore:
         return 0  # the server does it
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:
-        self._refuse_when_closed()
-        return {entry.event.item_id async for entry in self._log(self._keys.user(tenant, user_id))}
+        user = await self._root(tenant, user_id)
+        return {event.item_id for event in counted([entry.event async for entry in self._log(user)])}
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
-        self._refuse_when_closed()
-        return [entry async for entry in self._log(self._keys.user(tenant, user_id), after=after, limit=limit)]
+        user = await self._root(tenant, user_id)
+        return [entry async for entry in self._log(user, after=after, limit=limit)]
+
+    async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
+        user = await self._root(tenant, user_id)
+        is_new = await self._corrections.undo(self._keys.user(tenant, user_id), event_id)
+        self._fold_apart(user)
+        return is_new
+
+    async def merge(self, tenant: str, user_id: str, visitor: str) -> bool:
+        user = await self._root(tenant, user_id)
+        is_new = await self._corrections.merge(user, self._keys.user(tenant, visitor))
+        self._fold_apart(user)
+        return is_new
+
+    def _fold_apart(self, user: User) -> None:
+        """Fold what was corrected before anybody needs it."""
+        for generation in self._serving:
+            self._catch_up_apart(user, generation)
 
     async def erase(self, tenant: str, user_id: str) -> None:
         self._refuse_when_closed()
         await self._check_servers()
-        user, tags = self._keys.user(tenant, user_id), await self._registered_tags()
+        for user in await self._corrections.names_to_erase(self._keys.user(tenant, user_id)):
+            await self._erase(user)
+
+    async def _erase(self, user: User) -> None:
+        tags = await self._registered_tags()
         await self._run(ERASE, *erase_arguments(user, tags), copied=True)
-        late = await self._registered_tags() - tags
-        if late:  # a generation's first states were written meanwhile
-            await self._call("DEL", *map(user.state_of_tag, late))
+        late = await self._registered_tags() - tags  # a generation's first states were written meanwhile
+        await self._call("DEL", user.aliases, *map(user.state_of_tag, late))
+
+    async def _root(self, tenant: str, user_id: str) -> User:
+        self._refuse_when_closed()
+        await self._check_servers()
+        return await self._corrections.root(self._keys.user(tenant, user_id))
 
     async def ping(self) -> None:
         self._refuse_when_closed()
@@ -379,7 +408,7 @@ class RedisStore:
         return values
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG, ERASE):
+        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT):
             for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
                 if isinstance(reply, Exception) and not self._servers.is_cluster:
                     raise failure_of(reply) from reply
@@ -391,7 +420,7 @@ class RedisStore:
             for name, value in wanted.items():
                 await self._call("HSETNX", self._keys.meta, name, value)
         found = dict(zip(wanted, map(int, await self._call(*read)), strict=True))
-        if found["layout"] == ARCHIVED_LAYOUT and self._serving and not self._archive.is_given:
+        if self._serving and not self._archive.is_given and await self._id_of_archive():
             logger.warning("older parts of the log are in an archive, and no archive directory is given")
         if found["layout"] not in KNOWN_LAYOUTS or found["partitions"] != self._keys.partitions:
             raise StorageError(
@@ -479,6 +508,10 @@ class RedisStore:
         """The user's state; None without a log, and for now when the stored one lacks more entries than `at_most`."""
         if head is None:
             return None
+        if Head.of(head).move is not None:
+            user = await self._corrections.root(user)
+            head, stored = await self._stored(user, generation)
+            return await self._fresh_value(user, generation, head, stored, at_most)
         try:
             state, was_fresh = await self._state(user, generation, head, stored, at_most)
         except _FarBehindError:
@@ -492,6 +525,12 @@ class RedisStore:
             with suppress(StorageUnavailable):
                 await self._keep(user, generation, head, value)
         return value
+
+    async def _stored(self, user: User, generation: Generation) -> list[bytes | None]:
+        (values,) = await self._servers.values([[user.head, user.state(generation)]])
+        if isinstance(values, Exception):
+            raise failure_of(values) from values
+        return values
 
     async def _keep(self, user: User, generation: Generation, head: bytes, value: bytes) -> None:
         """Store the state at `head`, unless a newer one is stored; also while others go on appending."""
@@ -540,15 +579,19 @@ class RedisStore:
         through, state = _decoded(generation, stored, newest=log.newest)
         if through == log.newest:
             return state, True
-        if through < log.archived and at_most is not None:
-            raise _FarBehindError(user)
-        limit = ENDLESS if at_most is None else at_most
-        async for entry in self._log(user, after=through, through=log.newest, limit=limit):
-            generation.apply(state, entry.event)
-            through = entry.seq
-        if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
-            raise _FarBehindError(user)
-        return state, False
+        fold = LogFold(generation, state)
+        while True:
+            if through < log.archived and at_most is not None:
+                raise _FarBehindError(user)
+            limit = ENDLESS if at_most is None else at_most
+            async for entry in self._log(user, after=through, through=log.newest, limit=limit):
+                fold.take(entry.event)
+                through = entry.seq
+            if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
+                raise _FarBehindError(user)
+            if not fold.is_spoiled:
+                return fold.state, False
+            fold, through = fold.again(), 0
 
     # ---- writing
 
@@ -559,6 +602,9 @@ class RedisStore:
         await self._register(serving)
         parts = [part for part in parts if not (part.is_dropped() or part.is_too_late())]
         folds = await self._read_folds(parts, serving)
+        moved = [part for part in parts if part.has_moved(folds)]
+        self._readdress_apart(moved)
+        parts = [part for part in parts if part not in moved]
         commits = []
         undecided: list[Part] = []
         for together in by_partition(parts):
@@ -635,7 +681,7 @@ class RedisStore:
 
         async def catch_up() -> None:
             try:
-                head, stored = await self._call("MGET", user.head, key)
+                head, stored = await self._stored(user, generation)
                 await self._fresh_value(user, generation, head, stored)
             except StorageError as exc:
                 logger.warning("a state could not be folded from the log, which will be tried again: %s", exc)
@@ -668,9 +714,26 @@ class RedisStore:
             else:
                 self._writes.put_back([part for part in parts if not part.is_too_late()])
 
-        task = asyncio.create_task(put_back())
+        self._wait_for(put_back())
+
+    def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
+        """Before closing."""
+        task = asyncio.create_task(work)
         self._waiting_apart.add(task)
         task.add_done_callback(self._waiting_apart.discard)
+
+    def _readdress_apart(self, parts: "list[Part]") -> None:
+        """Let events of who has become another user wait again, as that user's."""
+
+        async def readdress(part: Part) -> None:
+            try:
+                roots = {user: await self._corrections.root(user) for user in set(part.users)}
+                self._writes.put_back(part.readdressed(roots))
+            except Exception as exc:
+                part.fail(exc)
+
+        for part in parts:
+            self._wait_for(readdress(part))
 
     async def _look_up(self, parts: "list[Part]") -> None:
         """All of the parts' events, also those that are decided as things are now."""

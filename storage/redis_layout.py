@@ -11,6 +11,8 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{p17}:head:TENANT/USER         string  SEQ of the user's newest entry, 16 digits; once entries were trimmed,
                                                 see `Head`: SEQ through which to ask the archive, 16 digits, and the
                                                 newest time of a UUIDv7 among the ids trimmed, 10 digits of seconds
+                                                of who has become another user, 42 digits, a mark and that USER
+  PREFIX:{p17}:aliases:TENANT/USER      set     USERs who have become this one, or are about to
   PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
   PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state;
                                                 expires where the store was told so
@@ -25,13 +27,15 @@ state is the fold of the log exactly if it begins with the head's SEQ.
 
 Of a user's log, what is above the head's second number stands in stream and index, the rest in the archive. Trimming
 changes the head, so a commit that was decided by what the archive held before is refused and decided again.
-Layout 1 has no archive; the archiver makes it layout 2 before it trims the first entry.
+Layout 1 has no archive; the archiver makes it layout 2 before it trims the first entry. Layout 3, from the first undo
+or merge on, may have one.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from hashlib import sha1
 from typing import TypeAlias
 from urllib.parse import quote, unquote
@@ -42,10 +46,12 @@ from storage.store import MAIN_TENANT, LogEntry, LogPage, StorageError
 
 LAYOUT_VERSION = 1
 ARCHIVED_LAYOUT = 2
-KNOWN_LAYOUTS = (LAYOUT_VERSION, ARCHIVED_LAYOUT)
+CORRECTED_LAYOUT = 3
+KNOWN_LAYOUTS = (LAYOUT_VERSION, ARCHIVED_LAYOUT, CORRECTED_LAYOUT)
 SEQ_DIGITS = 16  # more than the 53 bits that a score holds exactly
 TIME_DIGITS = 10
 LAST_TIME_S = 9_999_999_999
+MARK = 2 * SEQ_DIGITS + TIME_DIGITS  # where a head has one
 
 Argument: TypeAlias = str | bytes | int
 _compact_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -145,10 +151,10 @@ local through = string.format('%016.0f', tonumber(ARGV[1]))
 for user = 1, #ARGV - 2 do
     local head, time = redis.call('GET', KEYS[2 * user]), ARGV[user + 2]
     if head then
-        local archived, known_time = string.sub(head, 17, 32), string.sub(head, 33)
+        local archived, known_time, moved = string.sub(head, 17, 32), string.sub(head, 33, 42), string.sub(head, 43)
         if archived < through then archived = through end
         if known_time > time then time = known_time end
-        redis.call('SET', KEYS[2 * user], string.sub(head, 1, 16) .. archived .. time)
+        redis.call('SET', KEYS[2 * user], string.sub(head, 1, 16) .. archived .. time .. moved)
         redis.call('ZREMRANGEBYSCORE', KEYS[2 * user + 1], '-inf', ARGV[1])
     end
 end
@@ -181,6 +187,41 @@ until #page == 0
 redis.call('RENAME', KEYS[3], KEYS[2])
 for key = 4, #KEYS do redis.call('DEL', KEYS[key]) end
 return 1
+""")
+
+
+# Changes the mark of a head that is as the caller believes. With an entry, that is logged as the user's last one, and
+# the states go, as nobody will ask for them again. Without entries and without a mark there is no head.
+MOVE = Script("""
+-- KEYS  seq, log, head, index; states
+-- ARGV  believed head, mark and user or nothing; where there is an entry, id hash and entry
+local head = redis.call('GET', KEYS[3]) or ''
+if head ~= ARGV[1] then return 0 end
+head = string.sub(head .. string.rep('0', 42 - #head), 1, 42)
+if ARGV[3] then
+    local time = redis.call('TIME')
+    local seq = redis.call('INCRBY', KEYS[1], 1)
+    local id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
+    redis.call('XADD', KEYS[2], id, 'e', ARGV[4])
+    redis.call('ZADD', KEYS[4], seq, ARGV[3])
+    head = string.format('%016.0f', seq) .. string.sub(head, 17)
+    for key = 5, #KEYS do redis.call('DEL', KEYS[key]) end
+end
+if ARGV[2] == '' and tonumber(string.sub(head, 1, 16)) == 0 then
+    redis.call('DEL', KEYS[3])
+else
+    redis.call('SET', KEYS[3], head .. ARGV[2])
+end
+return 1
+""")
+
+# No version of lisarec that knows less may be started over these data from now on.
+RAISE_LAYOUT = Script("""
+-- KEYS  meta
+-- ARGV  layout
+if tonumber(redis.call('HGET', KEYS[1], 'layout') or '0') < tonumber(ARGV[1]) then
+    redis.call('HSET', KEYS[1], 'layout', ARGV[1])
+end
 """)
 
 
@@ -259,6 +300,10 @@ class User:
         return f"{self.partition}:index:{self.name}"
 
     @property
+    def aliases(self) -> str:
+        return f"{self.partition}:aliases:{self.name}"
+
+    @property
     def log(self) -> str:
         return f"{self.partition}:log"
 
@@ -272,6 +317,14 @@ class User:
         return [self.state(generation) for generation in generations]
 
 
+class Move(Enum):
+    """The mark in a head."""
+
+    PROPOSED = "?"
+    DECIDED = ">"
+    DONE = "="
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """How far a user's log goes, and which part of it the archive has to be asked for.
@@ -279,16 +332,23 @@ class Head:
     newest      SEQ of the newest entry, 0 without a log
     archived    SEQ; entries up to it are in the archive and no longer here
     id_time_s   the newest time of a UUIDv7 among the ids up to there, rounded up
+    move        how far it is with becoming another user, see storage/redis_corrections.py; none for almost everybody
+    target      the id of that user
     """
 
     newest: int = 0
     archived: int = 0
     id_time_s: int = 0
+    move: "Move | None" = None
+    target: str = ""
 
     @classmethod
     def of(cls, value: bytes | None) -> "Head":
-        seqs = (value or b"0")[:SEQ_DIGITS], (value or b"")[SEQ_DIGITS : 2 * SEQ_DIGITS]
-        return cls(int(seqs[0]), int(seqs[1] or 0), int((value or b"")[2 * SEQ_DIGITS :] or 0))
+        if not value:
+            return cls()
+        archived, time_s = value[SEQ_DIGITS : 2 * SEQ_DIGITS], value[2 * SEQ_DIGITS : MARK]
+        move = Move(value[MARK : MARK + 1].decode()) if len(value) > MARK else None
+        return cls(int(value[:SEQ_DIGITS]), int(archived or 0), int(time_s or 0), move, value[MARK + 1 :].decode())
 
     def may_be_archived(self, event_id: str) -> bool:
         """Whether only the archive can say that the user's log does not have this id.
@@ -330,6 +390,11 @@ class Entry:
         return self.id_hash.to_bytes(8, "little")
 
 
+def member_of(event_id: str) -> bytes:
+    """Of the index."""
+    return event_hash(event_id).to_bytes(8, "little")
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What is committed for one user: new entries, and the states that they are folded into, by their keys."""
@@ -363,6 +428,15 @@ def erase_arguments(user: User, tags: Iterable[str]) -> tuple[list[str], list[Ar
     """KEYS and ARGV of ERASE."""
     keys = [f"{user.partition}:seq", user.log, f"{user.partition}:scratch", user.head, user.index]
     return [*keys, *map(user.state_of_tag, tags)], [_compact_json((user.tenant, digest(user.user_id).hex()))]
+
+
+def move_arguments(
+    user: User, head: bytes | None, mark: str, entry: Entry | None = None, tags: Iterable[str] = ()
+) -> tuple[list[str], list[Argument]]:
+    """KEYS and ARGV of MOVE."""
+    logged: list[Argument] = [] if entry is None else [entry.member, entry.encoded]
+    keys = [f"{user.partition}:seq", user.log, user.head, user.index, *map(user.state_of_tag, tags)]
+    return keys, [head or b"", mark, *logged]
 
 
 def erasure(value: bytes) -> tuple[str, bytes] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from redis.exceptions import TryAgainError
 
+from storage.corrections import is_correction, readdressed
 from storage.redis_layout import Change, Entry, Head, Keyspace, User
 from storage.redis_servers import failure_of
 from storage.state import Effect, Event, Generation, State
@@ -65,6 +66,12 @@ class Request:
             part.positions.append(position)
         self._open_parts.update(parts.values())
         return list(parts.values())
+
+    def replace(self, part: "Part", parts: "Sequence[Part]") -> None:
+        """What the part wanted, others want now; unless it is settled, and then nobody waits for those either."""
+        if part in self._open_parts:
+            self._open_parts.remove(part)
+            self._open_parts.update(parts)
 
     def settle(self, part: "Part", answers: Sequence[Appended] | StorageError) -> None:
         """Note what became of a part; of a failed one there are no answers. Once it is settled, it stays so."""
@@ -139,6 +146,21 @@ class Part:
     def fail(self, cause: Exception) -> None:
         self.request.settle(self, failure_of(cause))
 
+    def has_moved(self, folds: "dict[User, UserFold]") -> bool:
+        return any(Head.of(folds[user].head).move is not None for user in self.users)
+
+    def readdressed(self, roots: "dict[User, User]") -> "list[Part]":
+        """Parts that want the same, of those whom the users have become."""
+        parts: dict[str, Part] = {}
+        for (user, entry), position in zip(self.entries, self.positions, strict=True):
+            root = roots[user]
+            part = parts.setdefault(root.partition, Part(self.request, give_up_at_s=self.give_up_at_s))
+            moved = entry if root == user else Entry.of(root.tenant, readdressed(entry.event, root.user_id))
+            part.entries.append((root, moved))
+            part.positions.append(position)
+        self.request.replace(self, list(parts.values()))
+        return list(parts.values())
+
     def is_undecided(self, folds: "dict[User, UserFold]") -> bool:
         """Whether the archive has to say which of the entries were logged, and has not said so yet."""
         self.must_look_through = max((Head.of(folds[user].head).archived for user in self.users), default=0)
@@ -173,6 +195,9 @@ class UserFold:
             return Appended(duplicate=True)
         self.seen.add(entry.id_hash)
         self.new.append(entry)
+        if is_correction(entry.event):
+            self.states.clear()  # who next needs them folds them
+            return Appended()
         effects = {
             generation.tag: generation.apply(self.states[generation.tag], entry.event)
             for generation in self.serving

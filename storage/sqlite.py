@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage import sqlite_generations
-from storage.state import Effect, Event, Generation, State, StateError, digest, event_fields
+from storage import sqlite_corrections, sqlite_generations
+from storage.corrections import LogFold, is_correction
+from storage.sqlite_log import EVENT_COLUMNS, log_event
+from storage.state import Effect, Event, Generation, State, StateError, digest
 from storage.store import (
     MAIN_TENANT,
     Appended,
@@ -26,10 +28,12 @@ from storage.store import (
     KnownGeneration,
     LogEntry,
     LogPage,
+    MergeRefused,
     NamedGeneration,
     StorageBusy,
     StorageError,
     StorageUnavailable,
+    UnknownEvent,
 )
 
 FILE_NAME = "lisarec.sqlite3"
@@ -89,18 +93,18 @@ CREATE TABLE erasures (
 """
 
 # a file of version n has had the first n
-SCHEMA_STEPS = (FIRST_SCHEMA, GENERATIONS_SCHEMA, ERASURES_SCHEMA, sqlite_generations.TENANTS_SCHEMA)
+SCHEMA_STEPS = (
+    FIRST_SCHEMA,
+    GENERATIONS_SCHEMA,
+    ERASURES_SCHEMA,
+    sqlite_generations.TENANTS_SCHEMA,
+    sqlite_corrections.SCHEMA,
+)
 SCHEMA_VERSION = len(SCHEMA_STEPS)
-
-EVENT_COLUMNS = "event_id, user_id, item_id, type, timestamp_us, id_time_us, value, recommendation_id"
-
-INSERT_EVENT = f"""
-INSERT INTO log (tenant, {EVENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
-"""  # noqa: S608, the columns are the constant above
 
 SELECT_EVENTS = f"""
 SELECT seq, {EVENT_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq > ? ORDER BY seq LIMIT ?
-"""  # noqa: S608, the columns are the constant above
+"""  # noqa: S608, the columns are a constant
 NO_LIMIT = -1
 
 SELECT_STATE = """
@@ -111,7 +115,7 @@ LEFT JOIN states ON states.tenant = :tenant AND states.user_id = :user_id AND st
 
 SELECT_LOG = f"""
 SELECT tenant, seq, {EVENT_COLUMNS} FROM log WHERE (tenant, user_id) > (?, ?) ORDER BY tenant, user_id, seq LIMIT ?
-"""  # noqa: S608, the columns are the constant above
+"""  # noqa: S608, the columns are a constant
 
 COUNT_LACKING = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND seq > ? LIMIT ?)"
 
@@ -195,10 +199,11 @@ class SQLiteStore:
     async def states(
         self, tenant: str, user_ids: Sequence[str], generation: Generation, *, at_most: int | None = None
     ) -> list[bytes | None]:
-        def look(db: sqlite3.Connection) -> dict[str, _Current | None]:
-            return {user_id: _current(db, generation, tenant, user_id, at_most) for user_id in user_ids}
+        def look(db: sqlite3.Connection) -> tuple[dict[str, str], dict[str, _Current | None]]:
+            roots = {user_id: sqlite_corrections.root(db, tenant, user_id) for user_id in user_ids}
+            return roots, {root: _current(db, generation, tenant, root, at_most) for root in roots.values()}
 
-        users = await self._read(look)
+        roots, users = await self._read(look)
         caught_up = []
         for user_id, user in users.items():
             if user is None:
@@ -209,7 +214,7 @@ class SQLiteStore:
             await self._write(lambda db: _keep(db, generation, caught_up), size=len(caught_up))
         return [
             generation.encode(user.state) if user is not None and user.newest_seq else None
-            for user in map(users.__getitem__, user_ids)
+            for user in (users[roots[user_id]] for user_id in user_ids)
         ]
 
     async def log(self) -> AsyncIterator[LogPage]:
@@ -223,7 +228,7 @@ class SQLiteStore:
             tenant, last = page[-1]
             user_id, seq = last.event.user_id, last.seq
             while not is_complete:  # the rest of the last user
-                rest = await self.events(tenant, user_id, after=seq - 1, limit=1 + LOG_PAGE)
+                rest = await self._entries(tenant, user_id, seq - 1, 1 + LOG_PAGE)
                 is_complete = len(rest) < 1 + LOG_PAGE
                 is_same = bool(rest) and rest[0].seq == seq
                 new = [(tenant, entry) for entry in rest if entry.seq > seq]
@@ -244,11 +249,37 @@ class SQLiteStore:
         return total
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:
-        sql = "SELECT DISTINCT item_id FROM log WHERE tenant = ? AND user_id = ?"
-        return await self._read(lambda db: {item_id for (item_id,) in db.execute(sql, (tenant, user_id))})
+        return await self._read(lambda db: sqlite_corrections.seen_items(db, tenant, user_id))
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
+        def look(db: sqlite3.Connection) -> list[LogEntry]:
+            return list(_log_entries(db, tenant, sqlite_corrections.root(db, tenant, user_id), after, limit))
+
+        return await self._read(look)
+
+    async def _entries(self, tenant: str, user_id: str, after: int, limit: int) -> list[LogEntry]:
+        """Of the log of that name, also where the user has become another one."""
         return await self._read(lambda db: list(_log_entries(db, tenant, user_id, after, limit)))
+
+    async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
+        is_new = await self._write(lambda db: sqlite_corrections.undo_event(db, tenant, user_id, event_id), size=1)
+        if is_new is None:
+            raise UnknownEvent("the user's log has no event of this id")
+        await self._fold_apart(tenant, user_id)
+        return is_new
+
+    async def merge(self, tenant: str, user_id: str, visitor: str) -> bool:
+        is_new = await self._write(lambda db: sqlite_corrections.merge(db, tenant, user_id, visitor), size=1)
+        if isinstance(is_new, MergeRefused):
+            raise is_new
+        await self._fold_apart(tenant, user_id)
+        return is_new
+
+    async def _fold_apart(self, tenant: str, user_id: str) -> None:
+        """Fold what was corrected before anybody needs it."""
+        root = await self._read(lambda db: sqlite_corrections.root(db, tenant, user_id))
+        for generation in self._serving:
+            self._catch_up.start(tenant, root, generation)
 
     async def erase(self, tenant: str, user_id: str) -> None:
         await self._write(lambda db: _erase(db, tenant, user_id), size=1)
@@ -441,17 +472,19 @@ class _CatchUp:
 
     def _catch_up(self, tenant: str, user_id: str, generation: Generation) -> None:
         newest_seq, through_seq, state = _stored_state(self._connection, generation, tenant, user_id)
+        fold = LogFold(generation, state)
         while through_seq < newest_seq:
             found = _log_entries(self._connection, tenant, user_id, through_seq, FAR_BEHIND)
             entries = [entry for entry in found if entry.seq <= newest_seq]  # above may be who was erased and came back
             if self._closed or not entries:  # the log may be gone
-                break
+                return
             for entry in entries:
-                generation.apply(state, entry.event)
+                fold.take(entry.event)
             through_seq = entries[-1].seq
-        if not self._closed:
-            folded = FoldedState(tenant, user_id, through_seq, generation.encode(state))
-            self._writer.submit(lambda db: _keep(db, generation, [folded]), 1).result()
+            if fold.is_spoiled and through_seq == newest_seq:
+                fold, through_seq = fold.again(), 0
+        folded = FoldedState(tenant, user_id, through_seq, generation.encode(fold.state))
+        self._writer.submit(lambda db: _keep(db, generation, [folded]), 1).result()
 
 
 def _translated(cause: Exception) -> StorageError:
@@ -514,6 +547,7 @@ def _append(
     db: sqlite3.Connection, generations: Sequence[Generation], tenant: str, events: Sequence[Event]
 ) -> tuple[list[Appended], list[tuple[str, Generation]]]:
     """The answers, and whose states of which generations are far behind: those were left as they are."""
+    events = sqlite_corrections.as_logged(db, tenant, events)
     folds: dict[str, _UserFold] = {}
     behind: list[tuple[str, Generation]] = []
     for user_id in dict.fromkeys(event.user_id for event in events):
@@ -524,7 +558,7 @@ def _append(
                 behind.append((user_id, generation))
             else:
                 folds[user_id].states[generation.tag] = current.state
-    seqs = [_log(db, tenant, event) for event in events]
+    seqs = [log_event(db, tenant, event) for event in events]
     answers = [
         Appended(duplicate=True) if seq is None else _fold(generations, folds[event.user_id], seq, event)
         for seq, event in zip(seqs, events, strict=True)
@@ -542,16 +576,10 @@ def _folded_states(generation: Generation, tenant: str, folds: dict[str, _UserFo
     ]
 
 
-def _log(db: sqlite3.Connection, tenant: str, event: Event) -> int | None:
-    """Log the event and return its sequence number; None when the log has its id already.
-
-    The unique index decides: it has to be written anyway, and unlike the ring of a state it knows every id.
-    """
-    cursor = db.execute(INSERT_EVENT, (tenant, *event_fields(event)))
-    return cursor.lastrowid if cursor.rowcount == 1 else None
-
-
 def _fold(generations: Sequence[Generation], fold: _UserFold, seq: int, event: Event) -> Appended:
+    if is_correction(event):
+        fold.states.clear()  # who next needs them folds them
+        return Appended()
     effects = {
         generation.tag: generation.apply(fold.states[generation.tag], event)
         for generation in generations
@@ -602,14 +630,18 @@ def _current(
     where a process that serves another generation has appended. None when that is more than `at_most` entries.
     """
     newest_seq, folded_seq, state = _stored_state(db, generation, tenant, user_id)
-    if folded_seq < newest_seq:
-        if at_most is not None and _lacks_more(db, tenant, user_id, folded_seq, at_most):
+    after, fold = folded_seq, LogFold(generation, state)
+    while after < newest_seq:
+        if at_most is not None and _lacks_more(db, tenant, user_id, after, at_most):
             return None
-        for entry in _log_entries(db, tenant, user_id, folded_seq, NO_LIMIT):
+        for entry in _log_entries(db, tenant, user_id, after, NO_LIMIT):
             if entry.seq > newest_seq:  # logged since the first look
                 break
-            generation.apply(state, entry.event)
-    return _Current(state, newest_seq, folded_seq)
+            fold.take(entry.event)
+        if not fold.is_spoiled:
+            break
+        after, fold = 0, fold.again()
+    return _Current(fold.state, newest_seq, folded_seq)
 
 
 def _lacks_more(db: sqlite3.Connection, tenant: str, user_id: str, after: int, than: int) -> bool:
@@ -631,11 +663,13 @@ def _stored_state(db: sqlite3.Connection, generation: Generation, tenant: str, u
 
 def _erase(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
     (through_seq,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
-    of_user = (tenant, user_id)
-    if db.execute("DELETE FROM log WHERE tenant = ? AND user_id = ?", of_user).rowcount:
-        erased = (tenant, digest(user_id), through_seq)
-        db.execute("INSERT INTO erasures (tenant, user, through_seq) VALUES (?, ?, ?)", erased)
-    db.execute("DELETE FROM states WHERE tenant = ? AND user_id = ?", of_user)
+    for name in sqlite_corrections.names_of(db, tenant, user_id):
+        of_user = (tenant, name)
+        if db.execute("DELETE FROM log WHERE tenant = ? AND user_id = ?", of_user).rowcount:
+            erased = (tenant, digest(name), through_seq)
+            db.execute("INSERT INTO erasures (tenant, user, through_seq) VALUES (?, ?, ?)", erased)
+        db.execute("DELETE FROM states WHERE tenant = ? AND user_id = ?", of_user)
+        db.execute("DELETE FROM aliases WHERE tenant = ? AND user_id = ?", of_user)
 
 
 def _empty_wal(db: sqlite3.Connection) -> None:

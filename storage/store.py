@@ -37,6 +37,22 @@ class StorageBusy(StorageError):
     """Too much is waiting to be written. Nothing was accepted; come back later."""
 
 
+class UnknownEvent(Exception):
+    """There is nothing to undo: the user's log has no event of this id. Nothing changed."""
+
+
+class MergeRefused(Exception):
+    """The visitor cannot become the user; the message says why. Nothing changed."""
+
+
+class MergeTooLarge(MergeRefused):
+    """The visitor's log has more than MAX_MERGED entries."""
+
+
+MAX_MERGED = 10_000
+"""Entries of a visitor's log that are copied in one atomic step, in which the store does nothing else."""
+
+
 @dataclass(frozen=True, slots=True)
 class Appended:
     """What became of one event. A duplicate changed nothing and is neither late nor unknown."""
@@ -48,7 +64,10 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """An event and its place in the log; sequence numbers grow, and may have gaps."""
+    """An event, or what storage/corrections.py has instead, and its place in the log.
+
+    Sequence numbers grow, and may have gaps.
+    """
 
     seq: int
     event: Event
@@ -127,6 +146,8 @@ class UserStore(Protocol):
     A state says how far into the user's log it goes, and is the fold of the log that far, for every generation and at
     any moment: what it lacks is folded when somebody needs it. Any number of stores may work on the same data.
 
+    A user may have become another one, by a merge. Then every method that is given the one means the other.
+
     A store is made with the generations that this process serves, and the tenant whose they are, the first one first;
     their states it keeps fresh with every event. Every method raises StorageUnavailable when the data cannot be reached
     or the store is closed.
@@ -173,16 +194,38 @@ class UserStore(Protocol):
         ...
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:
-        """The items of all events in the user's log."""
+        """The items of all events that count in the user's log."""
         ...
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         """The first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
         ...
 
-    async def erase(self, tenant: str, user_id: str) -> None:
-        """Forget the user: when this returns there is no log and no state, and what comes later is a new user's.
+    async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
+        """Let the event that was posted with this user and id no longer count; whether it did until now.
 
+        It stays in the log, with the undo behind it, and its id stays known: sent again, it is a duplicate.
+
+        raises  UnknownEvent  when no such event is logged
+        """
+        ...
+
+    async def merge(self, tenant: str, user_id: str, visitor: str) -> bool:
+        """Let the visitor become the user, whether they have events or not; False when that was so already.
+
+        The visitor's log follows what the user's log has at that moment, in its own order. From then on the visitor's
+        id is another name of the user. After a failure the merge is done, not done, or finished by whoever comes
+        across the visitor next; nobody ever sees a part of it.
+
+        raises  MergeRefused  when the visitor has become somebody else, or the user has become the visitor
+                MergeTooLarge when the visitor has more than MAX_MERGED entries
+        """
+        ...
+
+    async def erase(self, tenant: str, user_id: str) -> None:
+        """Forget the user and everybody who has become them: when this returns there is no log and no state.
+
+        What comes later is a new user's.
         What an archive holds goes with the archiver's next turn. Erasing who is unknown changes nothing.
         """
         ...

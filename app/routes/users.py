@@ -5,11 +5,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from app.access import needs
-from app.dependencies import NO_QUERY, ServiceDep, UserId
-from app.openapi import errors
-from app.schemas import Erasure, UserEvents, UserEventsQuery, UserState
+from app.dependencies import NO_QUERY, EventId, JsonBody, ServiceDep, UserId
+from app.openapi import errors, json_request
+from app.schemas import Erasure, Merged, MergeRequest, Undone, UserEvents, UserEventsQuery, UserState
 
 router = APIRouter(tags=["users"], dependencies=[needs("users:admin")])
+
+MERGE = json_request(MergeRequest.model_json_schema(), {"a visitor who has logged in": {"from": "visitor-7"}})
 
 
 @router.get("/v1/users/{user_id}", responses=errors(404), dependencies=[NO_QUERY])
@@ -24,6 +26,23 @@ async def get_user_events(
 ) -> UserEvents:
     """The user's log, oldest first, in pages."""
     return await service.users.events(user_id, query.after, query.limit)
+
+
+@router.delete("/v1/users/{user_id}/events/{event_id}", responses=errors(404), dependencies=[NO_QUERY])
+async def undo_event(user_id: UserId, event_id: EventId, service: ServiceDep) -> Undone:
+    """Take back the event that was posted with this user and id: the state is as if it had never come."""
+    return await service.users.undo(user_id, event_id)
+
+
+@router.post(
+    "/v1/users/{user_id}/merge",
+    openapi_extra=MERGE,
+    responses=errors(400, 409, 413, 415),
+    dependencies=[NO_QUERY],
+)
+async def merge_user(user_id: UserId, body: JsonBody, service: ServiceDep) -> Merged:
+    """Let a visitor become this user: the visitor's events follow the user's, and later ones are the user's too."""
+    return await service.users.merge(user_id, body)
 
 
 @router.delete("/v1/users/{user_id}", status_code=202, dependencies=[NO_QUERY])

@@ -132,6 +132,7 @@ class TestSQLite:
             await store.close()
             with sqlite3.connect(tmp_path / FILE_NAME) as db:
                 db.execute("DROP TABLE erasures")
+                db.execute("DROP TABLE aliases")
                 db.execute("PRAGMA user_version = 2")
             db.close()
             store = await SQLiteStore.open(tmp_path, [GENERATION])

@@ -602,7 +602,7 @@ class TestOpening:
                 pass
             with pytest.raises(StorageError, match=r"partitions.*another key prefix"):
                 await RedisStore.open(any_server.url, [GENERATION], partitions=64)
-            any_server.client.hset(f"{PREFIX}:meta", "layout", 3)
+            any_server.client.hset(f"{PREFIX}:meta", "layout", 4)
             with pytest.raises(StorageError, match="layout"):
                 await RedisStore.open(any_server.url, [GENERATION])
 

@@ -17,7 +17,7 @@ import storage.redis
 from storage.archive import ArchiveWriter
 from storage.archiver import RedisLog, archive
 from storage.redis import RedisStore
-from storage.redis_layout import Keyspace, User
+from storage.redis_layout import Head, Keyspace, Move, User
 from storage.redis_servers import Copies
 from storage.state import Generation
 from storage.store import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
@@ -338,6 +338,39 @@ class TestCopies:
                     assert await ids(left, "a") == ["before", "e"]
                     for user_id in "abcdefg":
                         await assert_state_is_fold_of_log(left, user_id)
+
+        asyncio.run(law())
+
+    def test_undo_and_merge_are_not_acknowledged_before_the_replica_has_them(
+        self, pair: tuple[RedisServer, RedisServer]
+    ) -> None:
+        """Nor what was done the first time, by whoever did it; and no visitor is done whose copies may be lost."""
+        primary, replica = pair
+        copies = Copies(replicas=1, timeout_s=0.3)
+        lacks = "0 replicas of Redis have it, not 1"
+
+        async def law() -> None:
+            async with opened(primary.url, copies=copies) as store:
+                await until_applied(store, [click(f"e{n}", user_id, n) for n in range(3) for user_id in "uv"])
+                replica.freeze()
+                for _ in range(2):
+                    with pytest.raises(StorageUnavailable, match=lacks):
+                        await store.undo("main", "u", "e1")
+                    with pytest.raises(StorageUnavailable, match=lacks):
+                        await store.merge("main", "u", "v")
+                assert Head.of(primary.client.get(user_of(primary.url, "v").head)).move is Move.DECIDED
+                replica.thaw()
+                async with asyncio.timeout(RECOVERY_S):
+                    while True:
+                        with suppress(StorageUnavailable):
+                            assert not await store.undo("main", "u", "e1")
+                            await store.merge("main", "u", "v")
+                            break
+                primary.kill()
+                async with opened(replica.url) as left:
+                    posted = ["e0", "e1", "e2", "!undo e1", "v/e0", "v/e1", "v/e2"]
+                    assert await ids(left, "u") == posted
+                    assert await ids(left, "v") == posted
 
         asyncio.run(law())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import storage.sqlite
+import storage.sqlite_log
 from storage.sqlite import FILE_NAME, SCHEMA_VERSION, SQLiteStore
 from storage.store import StorageBusy, StorageError, StorageUnavailable
 from tests.storage.catalogue import click, make_generation
@@ -222,7 +223,7 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> Non
         connection.executescript(storage.sqlite.FIRST_SCHEMA)
         connection.execute("PRAGMA user_version = 1")
         event = ("main", "e1", "u", "item1", "click", 1, None, None, None)
-        connection.execute(storage.sqlite.INSERT_EVENT, event)
+        connection.execute(storage.sqlite_log.INSERT_EVENT, event)
         value = GENERATION.encode(GENERATION.empty())
         connection.execute("INSERT INTO states VALUES ('main', 'v', ?, 1, ?)", (GENERATION.tag, value))
 

@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.state import Event, Generation
-from storage.store import LogEntry, StorageUnavailable, UserStore
+from storage.store import FoldedState, LogEntry, StorageUnavailable, UserStore
 from tests.storage.catalogue import START_US, click, fresh_user, logs, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_state_is, fold
 from tests.storage.stores import open_store
@@ -44,6 +45,13 @@ async def assert_state_is_fold_of_log(store: UserStore, user_id: str, generation
     assert len({event.event_id for event in log}) == len(log)
     (value,) = await store.states("main", [user_id], generation)
     assert_state_is(value, fold(generation, log))
+
+
+def as_layout(version: int, value: bytes) -> bytes:
+    state = GENERATION.decode(value)
+    ring = state["recent_items"]
+    state["recent_items"] = np.where(ring < -1, -2 - ring, ring)
+    return bytes([version]) + GENERATION.encode(state)[1:]
 
 
 def writing_process(address: str, prefix: str, user_id: str, *count: str) -> subprocess.Popen[str]:
@@ -89,6 +97,34 @@ class TestState:
                 for store in (old, both):
                     for generation in (GENERATION, OTHER_GENERATION):
                         await assert_state_is_fold_of_log(store, user_id, generation)
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize("version", [0, 1, 3])
+    def test_a_state_of_another_layout_is_folded_again_and_kept(self, address: str, version: int) -> None:
+        """As a lisarec before or after this one left it; layout 1 did not mark in its ring what has not stepped."""
+
+        async def law() -> None:
+            async with opened(address) as store:
+                events = [click(f"e{number}", item=number % 12) for number in range(30)]
+                await store.append("main", [replace(event, type="dislike") for event in events[:9]] + events[9:])
+                (value,) = await store.states("main", ["u"], GENERATION)
+                assert value is not None
+                newest = (await whole_log(store, "u"))[-1].seq
+                for rest in (b"", b"larger"):
+                    left = FoldedState("main", "u", newest, as_layout(version, value) + rest)
+                    await store.keep(GENERATION, [left])
+                    assert await store.states("main", ["u"], GENERATION) == [value]
+                    await store.keep(GENERATION, [left])
+                    newest = await append_one_more(store)
+                    await assert_state_is_fold_of_log(store, "u")
+                    (value,) = await store.states("main", ["u"], GENERATION)
+                    assert value is not None
+
+        async def append_one_more(store: UserStore) -> int:
+            (answer,) = await store.append("main", [click(f"more than {len(await whole_log(store, 'u'))}")])
+            assert not answer.duplicate
+            return (await whole_log(store, "u"))[-1].seq
 
         asyncio.run(law())
 

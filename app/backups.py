@@ -1,0 +1,36 @@
+"""Back-ups of a store's log, and filling an empty store with one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from app.generations import opened_store
+from app.serving import generation_of
+from app.settings import StoreSettings
+from model import artifact
+from storage import backup as storage_backup
+
+
+async def backup(settings: StoreSettings, out: Path, on_progress: Callable[[int], None]) -> int:
+    """Write the store's log to a file; returns its number of entries.
+
+    raises  StorageError, ValueError, OSError
+    """
+    if out.exists():
+        raise ValueError(f"'{out}' exists already; choose another name with --out")
+    async with opened_store(settings) as store:
+        return await storage_backup.backup(store, out, on_progress)
+
+
+async def restore(
+    settings: StoreSettings, file: Path, model: Path, *, resume: bool, on_progress: Callable[[int], None]
+) -> int:
+    """Fill the store with a back-up, and fold it for the model; returns its number of entries.
+
+    raises  ArtifactError, StorageError, ValueError
+    """
+    loaded = await asyncio.to_thread(artifact.load, model)
+    async with opened_store(settings, generation_of(loaded), is_new=True) as store:
+        return await storage_backup.restore(store, file, resume=resume, on_progress=on_progress)
