@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from app.errors import TooManyRequests
 from app.keys import Key
+from storage.redis_servers import urls_of_nodes
 
 COUNT_WITHIN_S = 0.25  # a Redis that is slower than this must not make every request slower
 COUNT_ALONE_FOR_S = 5.0
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 class Rates:
     """Counts the requests of each key that has a limit, over a sliding minute.
 
-    When Redis fails, each process counts alone for a while: neither is everybody refused, nor does a limit end.
+    When Redis fails, each process counts alone for a while: neither is everybody refused, nor does a limit end. On a
+    Redis of several nodes each process counts alone always.
     """
 
     def __init__(self, redis_url: str | None, prefix: str) -> None:
@@ -34,7 +36,7 @@ class Rates:
         self._pool: BlockingConnectionPool | None = None
         self._together: SlidingWindowCounterRateLimiter | None = None
         self._together_again_s = 0.0
-        if redis_url is not None:
+        if redis_url is not None and len(urls_of_nodes(redis_url)) == 1:
             self._pool = _pool(redis_url)
             storage = RedisStorage(
                 "async+redis://",
