@@ -48,12 +48,12 @@ class Steps:
 
     histogram  (R, B, W)  float32, the scale of each row is free
     last       row of the last item
-    recent     (K,)       int64, rows of the newest
+    recent     (K,)       rows of the newest
     """
 
     histogram: NDArray[np.float32]
     last: int
-    recent: NDArray[np.int64]
+    recent: NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Annotated
 
 import httpx
-import numpy as np
 import typer
 from rich.console import Console
 
 from app.serving import generation_of
 from app.uuid7 import uuid7
+from benchmarks.ledger import is_fold
 from benchmarks.topology import program, topology
 from model import artifact
 from storage.redis import RedisStore
@@ -99,16 +99,8 @@ async def wrong_users(redis_url: str, generation: Generation, events: list[Event
 
 async def is_right(store: RedisStore, generation: Generation, user_id: str, ids: set[str]) -> bool:
     log = [entry.event for entry in await store.events("main", user_id, limit=10**7)]
-    folded = generation.empty()
-    for event in log:
-        generation.apply(folded, event)
     (value,) = await store.states("main", [user_id], generation)
-    if value is None or len(log) != len(ids) or {event.event_id for event in log} != ids:
-        return False
-    stored = generation.decode_many([value])
-    fold = generation.decode_many([generation.encode(folded)])
-    same = all(np.array_equal(stored[name], fold[name]) for name in fold.dtype.names or () if name != "bins")
-    return same and np.allclose(generation.histograms(stored), generation.histograms(fold), rtol=1e-5)
+    return len(log) == len(ids) and {event.event_id for event in log} == ids and is_fold(generation, value, log)
 
 
 def main(

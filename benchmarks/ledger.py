@@ -145,4 +145,4 @@ def is_fold(generation: Generation, value: bytes | None, log: list[Event]) -> bo
     stored = generation.decode_many([value])
     fold = generation.decode_many([generation.encode(folded)])
     same = all(np.array_equal(stored[name], fold[name]) for name in fold.dtype.names or () if name != "bins")
-    return same and np.allclose(generation.histograms(stored), generation.histograms(fold), rtol=1e-5)
+    return same and np.allclose(generation.histograms(stored), generation.histograms(fold), rtol=1e-5, atol=1e-12)

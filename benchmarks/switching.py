@@ -31,10 +31,9 @@ from app.service import open_store
 from app.serving import generation_of
 from app.settings import StoreSettings
 from app.uuid7 import uuid7
+from benchmarks.ledger import is_fold
 from benchmarks.topology import ROOT, Topology, topology
 from model import artifact
-from storage.state import Generation
-from storage.store import LogEntry, UserStore
 
 USERS = 500
 BATCH = 10
@@ -192,8 +191,10 @@ async def wrong_states(running: Topology, models: list[Path], accepted: int) -> 
         wrong = [
             f"{user_id} of {name}"
             for name, generation in generations.items()
-            for user_id, log in logs.items()
-            if log and not await _is_fold(store, generation, user_id, log)
+            for (user_id, log), value in zip(
+                logs.items(), await store.states("main", user_ids, generation), strict=True
+            )
+            if not is_fold(generation, value, [entry.event for entry in log])
         ]
         return wrong if sum(map(len, logs.values())) == accepted else [*wrong, "not in the logs: all that was accepted"]
     finally:
@@ -204,19 +205,6 @@ def _settings(running: Topology) -> StoreSettings:
     if running.redis_url is not None:
         return StoreSettings(redis_url=running.redis_url)
     return StoreSettings(data_dir=Path(running.store_options[-1]), redis_url=None)
-
-
-async def _is_fold(store: UserStore, generation: Generation, user_id: str, log: list[LogEntry]) -> bool:
-    folded = generation.empty()
-    for entry in log:
-        generation.apply(folded, entry.event)
-    (value,) = await store.states("main", [user_id], generation)
-    if value is None:
-        return False
-    stored = generation.decode_many([value])
-    expected = generation.decode_many([generation.encode(folded)])
-    same = all(np.array_equal(stored[name], expected[name]) for name in expected.dtype.names or () if name != "bins")
-    return same and np.allclose(generation.histograms(stored), generation.histograms(expected), rtol=1e-5, atol=1e-12)
 
 
 def main(

@@ -1,8 +1,8 @@
 """Every store that keeps the contract, opened by an address: the one place a further store has to join."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -37,6 +37,16 @@ async def open_store(address: str, generations: Sequence[Generation], tenant: st
     if kind == ARCHIVED:
         return await open_archived(url, prefix, Path(archive_dir[0]), generations, tenant)
     return await RedisStore.open(url, generations, prefix=prefix, tenant=tenant)
+
+
+@asynccontextmanager
+async def opened(address: str, *generations: Generation, tenant: str = MAIN_TENANT) -> AsyncIterator[UserStore]:
+    """The store at the address, closed afterwards."""
+    store = await open_store(address, generations, tenant)
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def open_archived(

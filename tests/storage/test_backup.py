@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,10 @@ from storage.backup import backup, restore
 from storage.corrections import is_correction, posted_as
 from storage.store import StorageError, StorageUnavailable, UserStore
 from tests.storage.catalogue import click, make_generation
-from tests.storage.stores import new_address, open_store
+from tests.storage.stores import new_address, opened
 
 GENERATION = make_generation()
 USERS = ["u", "v", "w", "x", "visitor", "other visitor", "gone"]
-
-
-@asynccontextmanager
-async def opened(address: str) -> AsyncIterator[UserStore]:
-    store = await open_store(address, [GENERATION])
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def fill(store: UserStore) -> None:
@@ -70,11 +59,11 @@ def test_what_is_restored_is_what_was_backed_up_also_when_it_was_interrupted(
     monkeypatch.setattr(storage.backup, "AT_ONCE", 30)
 
     async def law() -> None:
-        async with opened(address) as store:
+        async with opened(address, GENERATION) as store:
             await fill(store)
             entries = await backup(store, tmp_path / "log.gz")
             expected = await told(store)
-        async with opened(new_address(kind, tmp_path / "restored")) as store:
+        async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
             append, calls = store.append, 0
 
             async def append_and_die(*args: Any) -> Any:
@@ -107,7 +96,7 @@ def told_by(path: Path) -> list[str]:
 def test_a_file_that_is_no_whole_backup_restores_nothing(tmp_path: Path) -> None:
     async def law() -> None:
         path, torn = tmp_path / "log.gz", tmp_path / "torn.gz"
-        async with opened(new_address("sqlite", tmp_path / "one")) as store:
+        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
             await fill(store)
             await backup(store, path)
         lines = gzip.decompress(path.read_bytes()).splitlines(True)
@@ -118,7 +107,7 @@ def test_a_file_that_is_no_whole_backup_restores_nothing(tmp_path: Path) -> None
             whole[:-20],
             *map(gzip.compress, (b"".join(lines[:-1]), b"".join(lines[:3] + lines[-1:]))),
         ]
-        async with opened(new_address("sqlite", tmp_path / "two")) as store:
+        async with opened(new_address("sqlite", tmp_path / "two"), GENERATION) as store:
             for content in [*bad, gzip.compress(b"{}\n"), gzip.compress(lines[0] + b"[1]\n")]:
                 torn.write_bytes(content)
                 with pytest.raises(StorageError, match="torn"):

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,11 @@ from tests.storage.catalogue import KNOWN_ITEMS, START_US, WEIGHTS, click, fresh
 from tests.storage.merge_forever import VISITS
 from tests.storage.naive_fold import assert_state_is, fold
 from tests.storage.naive_users import NaiveUsers, Refused
-from tests.storage.stores import new_address, open_store
+from tests.storage.stores import new_address, open_store, opened
 
 GENERATION = make_generation()
 NEWER = make_newer()
 ROOT = Path(__file__).parents[2]
-
-
-@asynccontextmanager
-async def opened(address: str) -> AsyncIterator[UserStore]:
-    store = await open_store(address, [GENERATION])
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def log_of(store: UserStore, user_id: str) -> list[Event]:
@@ -132,7 +122,7 @@ class TestLaw:
 
     def test_a_rebuild_folds_what_counts(self, address: str) -> None:
         async def law() -> None:
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 await store.append("main", [click(f"e{n}", user_id, n % 12) for n in range(30) for user_id in "uvwx"])
                 await store.undo("main", "u", "e7")
                 await store.undo("main", "v", "e3")
@@ -150,7 +140,7 @@ class TestLaw:
         """More than a request folds, and more than a page."""
 
         async def law() -> None:
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 for start in (0, 600):
                     numbers = range(start, start + 600)
                     await store.append(
@@ -169,7 +159,7 @@ class TestLaw:
             monkeypatch.setattr(module, "MAX_MERGED", 5)
 
         async def law() -> None:
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 await store.append("main", [click(f"e{n}", "visitor") for n in range(6)])
                 await store.append("main", [click(f"e{n}", "small") for n in range(5)])
                 with pytest.raises(MergeTooLarge):
@@ -187,7 +177,7 @@ class TestAtOnce:
         """Two stores post as three users while each of them is merged into the next one, and some events are undone."""
 
         async def law() -> None:
-            async with opened(address) as one, opened(address) as two:
+            async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
                 events = [click(f"e{n}", "abc"[n % 3], n % 12) for n in range(60)]
                 for event in events[:12]:
                     await one.append("main", [event])
@@ -228,7 +218,7 @@ class TestKilled:
         async def law() -> None:
             visitors = {visitor for what, visitor in said if what == "visited"}
             merged = {visitor for what, visitor in said if what == "merged"}
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 before = Counter(posted_as(event)[0] for event in await log_of(store, "u"))
                 assert set(before.values()) <= {VISITS}
                 assert merged <= before.keys()
@@ -249,7 +239,7 @@ class TestKilled:
         async def law() -> None:
             for step in range(100):
                 names = {how: (fresh_user(), fresh_user()) for how in WAYS_TO_FINISH}
-                async with opened(address) as store:
+                async with opened(address, GENERATION) as store:
                     events = [click(f"e{n}", user_id, n) for user_id, _ in names.values() for n in range(4)]
                     events += [click(f"e{n}", visitor, n) for _, visitor in names.values() for n in range(3)]
                     await store.append("main", events)
@@ -257,11 +247,11 @@ class TestKilled:
                         await store.undo("main", visitor, "e1")
                 has_died = []
                 for user_id, visitor in names.values():
-                    async with opened(address) as store:
+                    async with opened(address, GENERATION) as store:
                         with DyingAfter(step, store) as died, suppress(StorageUnavailable):
                             await store.merge("main", user_id, visitor)
                     has_died.append(bool(died))
-                async with opened(address) as store:
+                async with opened(address, GENERATION) as store:
                     for how, (user_id, visitor) in names.items():
                         assert len(await log_of(store, user_id)) in (4, 8)
                         await assert_state_is_fold_of_log(store, user_id)
@@ -282,11 +272,11 @@ class TestKilled:
         async def law() -> None:
             for step in range(100):
                 user_id, between, asked_for, fourth = users = [fresh_user() for _ in range(4)]
-                async with opened(address) as store:
+                async with opened(address, GENERATION) as store:
                     await store.append("main", [click("e", name) for name in users])
                     for name, visitor in ((between, asked_for), (user_id, between), (user_id, fourth)):
                         await store.merge("main", name, visitor)
-                async with opened(address) as store:
+                async with opened(address, GENERATION) as store:
                     with DyingAfter(step, store) as died, suppress(StorageUnavailable):
                         await store.erase("main", asked_for)
                     await store.erase("main", asked_for)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import cast
@@ -25,22 +24,13 @@ from storage.state import Event, Generation
 from storage.store import FoldedState, LogPage, NamedGeneration, StorageUnavailable, UserStore
 from tests.storage.catalogue import click, make_generation, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
-from tests.storage.stores import ARCHIVED, FEW_PARTITIONS, new_address, open_store
+from tests.storage.stores import ARCHIVED, FEW_PARTITIONS, new_address, opened
 
 OLD = make_generation()
 NEW = make_newer()
 NAMED_OLD, NAMED_NEW = NamedGeneration("old", OLD.tag), NamedGeneration("new", NEW.tag)
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
-
-
-@asynccontextmanager
-async def opened(address: str, *generations: Generation, tenant: str = "main") -> AsyncIterator[UserStore]:
-    store = await open_store(address, generations, tenant)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 def events_of(users: int, each: int, prefix: str = "e") -> list[Event]:
