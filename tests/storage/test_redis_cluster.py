@@ -398,6 +398,36 @@ class TestCopies:
         finally:
             cluster.stop()
 
+    def test_nothing_is_acknowledged_before_the_replica_has_synced_it(self) -> None:
+        """One that has it in memory only does not count, nor does a server that does not sync itself."""
+        primary = new_server("valkey-server", "--appendfsync", "everysec")
+        replica = new_server(
+            "valkey-server", "--appendonly", "no", "--save", "", "--replicaof", "127.0.0.1", str(primary.port)
+        )
+
+        async def law() -> None:
+            async with opened(primary.url, copies=Copies(replicas=1, timeout_s=0.3)) as store:
+                await until_applied(store, [click("before")])  # in memory it is
+            async with opened(primary.url, copies=Copies(replicas=1, timeout_s=0.3, synced=True)) as store:
+                with pytest.raises(StorageUnavailable, match="0 replicas of Redis have it, not 1"):
+                    await store.append("main", [click("e")])
+                replica.client.config_set("appendonly", "yes")
+                await until_applied(store, [click("e")])
+                primary.client.config_set("appendonly", "no")
+                with pytest.raises(StorageError):
+                    await store.append("main", [click("f")])
+            replica.kill()  # what was acknowledged is on its disk
+            replica.start()
+            replica.client.replicaof("NO", "ONE")
+            async with opened(replica.url) as left:
+                assert (await ids(left, "u"))[:2] == ["before", "e"]
+
+        try:
+            asyncio.run(law())
+        finally:
+            replica.stop()
+            primary.stop()
+
     def test_a_server_that_cannot_wait_for_synced_copies_is_refused(self, cluster: RedisCluster) -> None:
         version = tuple(map(int, cluster.primaries[0].client.info("server")["redis_version"].split(".")[:2]))
 
