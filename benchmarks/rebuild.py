@@ -3,7 +3,7 @@
 Events of many users are appended to a store and folded again for another generation. Fold: from arrays of events to
 states. Prepare: from logged events to those arrays. Read: the log from the store. Keep: states into the store, synced.
 
-    python -m benchmarks.rebuild                    # SQLite and Redis, the shape of the default preset
+    python -m benchmarks.rebuild                    # SQLite, Redis, and Redis with all events in the archive
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -24,6 +25,8 @@ from rich.table import Table
 from app.uuid7 import uuid7
 from benchmarks.topology import redis_server
 from model.config import EVENT_WEIGHTS, ModelConfig
+from storage.archive import ArchiveWriter
+from storage.archiver import RedisLog, archive
 from storage.fold import EventColumns, fold_many
 from storage.rebuild import rebuild
 from storage.redis import RedisStore
@@ -36,6 +39,7 @@ BATCH = 500
 ROUNDS = 5
 EXACT_USERS = 20
 NOW_US = 1_750_000_000_000_000
+PREFIX = "lisarec"
 
 console = Console()
 
@@ -120,11 +124,23 @@ class Timed:
         self.kept += len(states)
 
 
-async def rebuild_timed(store: UserStore, generation: Generation, events: list[Event]) -> tuple[float, Timed]:
-    """Append the events, then rebuild; returns how long the rebuild took, and its parts."""
+async def append(store: UserStore, events: list[Event]) -> None:
     for start in range(0, len(events), 4 * BATCH):
         lanes = (events[lane : lane + BATCH] for lane in range(start, min(start + 4 * BATCH, len(events)), BATCH))
         await asyncio.gather(*(store.append("main", lane) for lane in lanes))
+
+
+def archive_all(redis_url: str, archive_dir: Path, expected: int) -> float:
+    """Move the whole log into the archive; returns how long that took."""
+    begin_s = time.perf_counter()
+    with RedisLog.open(redis_url, PREFIX) as log, ArchiveWriter.open(archive_dir) as writer:
+        done = archive(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)
+    assert done.archived == expected
+    return time.perf_counter() - begin_s
+
+
+async def rebuild_timed(store: UserStore, generation: Generation, events: list[Event]) -> tuple[float, Timed]:
+    """How long it takes to fold the logged events, and its parts."""
     timed = Timed(store)
     begin_s = time.perf_counter()
     done = await rebuild(timed, generation)  # type: ignore[arg-type]  # the two methods that a rebuild uses
@@ -133,17 +149,25 @@ async def rebuild_timed(store: UserStore, generation: Generation, events: list[E
     return elapsed_s, timed
 
 
-@asynccontextmanager
-async def stores(directory: Path, served: Generation, redis: bool) -> AsyncIterator[dict[str, UserStore]]:
+async def filled_stores(
+    directory: Path, served: Generation, logged: list[Event], redis: bool
+) -> AsyncIterator[tuple[str, UserStore]]:
+    """One after the other, with all of the events in it; the last one's are in the archive."""
+    embedded = await SQLiteStore.open(directory, [served])
+    await append(embedded, logged)
+    yield "SQLite", embedded
+    await embedded.close()
+    if not redis:
+        return
     with ExitStack() as stack:
-        opened: dict[str, UserStore] = {"SQLite": await SQLiteStore.open(directory, [served])}
-        if redis:
-            opened["Redis"] = await RedisStore.open(stack.enter_context(redis_server(directory)), [served])
-        try:
-            yield opened
-        finally:
-            for store in opened.values():
-                await store.close()
+        url = stack.enter_context(redis_server(directory))
+        hot = await RedisStore.open(url, [served], prefix=PREFIX, archive_dir=directory / "archive")
+        await append(hot, logged)
+        yield "Redis", hot
+        archived_s = await asyncio.to_thread(archive_all, url, directory / "archive", len(logged))
+        console.print(f"archived:       {len(logged) / archived_s:>12,.0f} events/s")
+        yield "archive", hot
+        await hot.close()
 
 
 async def measure(events: int, users: int, redis: bool) -> bool:
@@ -156,12 +180,11 @@ async def measure(events: int, users: int, redis: bool) -> bool:
     console.print(f"prepare alone:  {events / prepare_s:>12,.0f} events/s on one core")
     table = Table("store", "read, events/s", "prepare and fold, events/s", "keep, states/s", "altogether, events/s")
     with TemporaryDirectory() as directory:
-        async with stores(Path(directory), served, redis) as opened:
-            for name, store in opened.items():
-                elapsed_s, timed = await rebuild_timed(store, built, logged)
-                own_s = elapsed_s - timed.read_s - timed.keep_s
-                cells = (events / timed.read_s, events / own_s, timed.kept / timed.keep_s, events / elapsed_s)
-                table.add_row(name, *(f"{cell:,.0f}" for cell in cells))
+        async for name, store in filled_stores(Path(directory), served, logged, redis):
+            elapsed_s, timed = await rebuild_timed(store, some_generation(f"{name:.<8}".encode()), logged)
+            own_s = elapsed_s - timed.read_s - timed.keep_s
+            cells = (events / timed.read_s, events / own_s, timed.kept / timed.keep_s, events / elapsed_s)
+            table.add_row(name, *(f"{cell:,.0f}" for cell in cells))
     console.print(table)
     return equal
 
