@@ -181,6 +181,9 @@ def serve(
     tenant: Annotated[
         list[str] | None, typer.Option(help="One more shop, and its model; repeatable.", metavar="NAME=DIR")
     ] = None,
+    playground: Annotated[
+        bool | None, typer.Option("--playground", help="Show users' states at /playground.", show_default=False)
+    ] = None,
 ) -> None:
     """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults.
 
@@ -201,6 +204,7 @@ def serve(
         "keys_file": keys,
         "insecure": insecure,
         "tenants": _tenants(tenant) if tenant else None,
+        "playground": playground,
     }
     serve_http(_settings({name: value for name, value in given.items() if value is not None}))
 

@@ -36,7 +36,7 @@ def demo(data: Path | None, port: int, console: Console, directory: Path = DIREC
     console.print(invitation(data, port), highlight=False, soft_wrap=True, markup=False)
     # whatever the environment says, the demo is this machine's alone
     own = Settings(model_dir=model, data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port)
-    serve(own.model_copy(update={"workers": 1}))
+    serve(own.model_copy(update={"workers": 1, "playground": True}))
 
 
 def train_quickly(data: Path, model: Path, console: Console) -> None:

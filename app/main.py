@@ -22,7 +22,7 @@ from app.cross_origin import CrossOrigin
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.metrics import Metrics, RequestTimer
 from app.overload import RequestBound
-from app.routes import admin, events, health, items, model, recommendations, users
+from app.routes import admin, events, health, items, model, playground, recommendations, users
 from app.service import Services, running
 from app.settings import Settings
 from model import artifact
@@ -74,6 +74,8 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(routes.router)
     if settings.keys_file is not None or is_loopback(settings.host):  # something keeps others out
         app.include_router(admin.router)
+    if settings.playground:
+        app.include_router(playground.router)
     errors.install(app)
     app.add_middleware(RequestBound, at_most=settings.max_requests)
     app.add_middleware(CrossOrigin)

@@ -60,6 +60,7 @@ class Settings(StoreSettings):
 
     insecure: bool = False  # let others in without keys
     tenants: dict[Id, Path] = {}  # model directories of further tenants, by tenant; JSON in the environment
+    playground: bool = False  # a page at /playground that shows users' states
     open_metrics: bool = False  # /metrics without a key, where the network keeps others out
 
     max_open_connections: int = Field(800, ge=1)  # of one process; the limit of open files is often 1,024

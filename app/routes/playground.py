@@ -1,0 +1,38 @@
+"""The playground: a page that shows one user's state and recommendations, live."""
+
+from pathlib import Path
+from typing import Literal
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse, RedirectResponse
+
+from app.access import OPEN
+
+STATIC = Path(__file__).parents[1] / "static"
+# Nothing from elsewhere, no markup that brings its own script, and no page around it that guides the user's hand.
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+# The page says nothing about tenants; what it asks for needs the visitor's key, where there are keys.
+router = APIRouter(dependencies=[OPEN], include_in_schema=False)
+
+
+@router.get("/playground")
+async def redirect_to_page() -> RedirectResponse:
+    """With the slash the page finds its own files."""
+    return RedirectResponse("playground/")
+
+
+@router.get("/playground/")
+async def get_page() -> FileResponse:
+    return FileResponse(STATIC / "playground.html", headers=HEADERS)
+
+
+@router.get("/playground/playground.{kind}")
+async def get_part(kind: Literal["js", "css"]) -> FileResponse:
+    return FileResponse(STATIC / f"playground.{kind}", headers=HEADERS)
