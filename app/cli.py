@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from app.logs import LogFormat
 from model.config import PRESETS, Config, DataCard, Protocol, SeenRule, TrainOn
 from model.config import preset as preset_of
 
@@ -181,6 +183,9 @@ def serve(
     tenant: Annotated[
         list[str] | None, typer.Option(help="One more shop, and its model; repeatable.", metavar="NAME=DIR")
     ] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(help="Lines for people, or one JSON object a line; default: text.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults.
 
@@ -201,6 +206,7 @@ def serve(
         "keys_file": keys,
         "insecure": insecure,
         "tenants": _tenants(tenant) if tenant else None,
+        "log_format": log_format,
     }
     serve_http(_settings({name: value for name, value in given.items() if value is not None}))
 
@@ -284,13 +290,16 @@ def archive(
         int | None,
         typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Answer Prometheus here, as 127.0.0.1:9464.", metavar="HOST:PORT")
+    ] = None,
 ) -> None:
     """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
 
     What is not given comes from LISAREC_* in the environment. Afterwards 'lisarec train --data DIR' trains on it, and
     services on Redis need the same directory as --archive-dir.
     """
-    from app.archiving import Turns, run
+    from app.archiving import ArchiverMetrics, Turns, run
 
     settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
     if settings.archive_dir is None:
@@ -299,7 +308,13 @@ def archive(
         raise typer.BadParameter("give one of --redis-url and --data-dir")
     if data_dir is not None:
         settings = settings.model_copy(update={"redis_url": None})
-    run(settings, Turns(None if once else every, keep_tail, keep_days), _say)
+    numbers = ArchiverMetrics()
+    if metrics is not None:
+        host, _, port = metrics.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise typer.BadParameter("give --metrics as HOST:PORT, such as 127.0.0.1:9464")
+        numbers.listen(host, int(port))
+    run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or _say, numbers)
 
 
 @cli.command()
@@ -513,6 +528,16 @@ def _store_settings(**given: object) -> StoreSettings:
 
 def _bad_settings(exc: ValidationError) -> typer.BadParameter:
     return typer.BadParameter("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors()))
+
+
+def _line_of_log(settings: StoreSettings) -> Callable[[str], None] | None:
+    """How a process that runs for ever says something where other programs read it; None where people do."""
+    from app import logs
+
+    if settings.log_format == "text":
+        return None
+    logs.configure(settings.log_level, settings.log_format)
+    return logging.getLogger("app.archiving").info
 
 
 def _replay_summary(counts: ReplayCounts) -> str:

@@ -55,6 +55,7 @@ class Switch:
         self._retry_at_s = 0.0
         self._announce_at_s = 0.0
         self.serving = self._ready(artifact, artifact.name)
+        self._note_served()
 
     async def follow(self) -> None:
         """Look where the pointer points, again and again, and tell the store what is served here."""
@@ -119,6 +120,12 @@ class Switch:
         self._failed = None
         self._announce_at_s = 0
         self._metrics.count_switch("switched")
+        self._note_served()
+
+    def _note_served(self) -> None:
+        generation, named = self.serving.generation, self.serving.named
+        state_bytes = generation.dtype.itemsize
+        self._metrics.serve(self._settings.tenant, named.name, named.tag.hex(), state_bytes)
 
     def _load(self, name: str) -> Serving:
         return self._ready(load_named(self._settings.models_folder, name), name)

@@ -9,10 +9,12 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.logs import LogFormat
 from app.schemas import Id
 from storage.store import MAIN_TENANT
 
 PREFIX = "LISAREC_"
+SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class StoreSettings(BaseSettings):
@@ -34,6 +36,8 @@ class StoreSettings(BaseSettings):
     keys_file: Path | None = None  # 'lisarec keys add' makes it; default: no keys, and only this machine gets in
     tenant: str = MAIN_TENANT
     state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: kept for ever
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    log_format: LogFormat = "text"
 
     @property
     def models_folder(self) -> Path:
@@ -71,7 +75,7 @@ class Settings(StoreSettings):
     body_timeout_s: float = Field(10.0, gt=0)  # for a request's body to arrive; shorter than the shutdown
     drain_s: float = Field(1.0, ge=0)  # after SIGTERM: still answering, no longer ready
     shutdown_timeout_s: int = Field(30, ge=1)  # for what was accepted before the door closed
-    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    slow_request_s: float = Field(1.0, gt=0)  # a request that takes longer is logged
 
     @model_validator(mode="after")
     def _tenants_are_apart(self) -> Self:
@@ -104,6 +108,17 @@ class Settings(StoreSettings):
         """Put these settings into the environment, where the worker processes started next find them."""
         for name, value in self.model_dump(mode="json", exclude_none=True).items():
             os.environ[PREFIX + name.upper()] = value if isinstance(value, str) else json.dumps(value)
+
+
+def share_metrics(directory: Path) -> None:
+    """Let the worker processes started next keep their numbers there; the library has a variable of its own."""
+    os.environ[SHARED_METRICS] = str(directory)
+
+
+def shared_metrics() -> Path | None:
+    """Where this process keeps its numbers together with others; None: for itself."""
+    directory = os.environ.get(SHARED_METRICS)
+    return None if directory is None else Path(directory)
 
 
 def with_password(url: str, password: str) -> str:

@@ -162,6 +162,10 @@ class RedisStore:
             logger.warning("the store is not there yet: %s", exc)
         return store
 
+    @property
+    def waiting(self) -> int:
+        return self._reads.waiting + self._writes.waiting + sum(part.size for part in self._looked_up)
+
     def fold_into(self, generations: Sequence[Generation]) -> None:
         self._serving = tuple(generations)
 

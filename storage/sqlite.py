@@ -182,6 +182,10 @@ class SQLiteStore:
 
         return await asyncio.to_thread(open_files)
 
+    @property
+    def waiting(self) -> int:
+        return self._writer.waiting
+
     def fold_into(self, generations: Sequence[Generation]) -> None:
         self._serving = tuple(generations)
 
@@ -371,6 +375,11 @@ class _GroupCommit:
         # A daemon: who forgets to close loses nothing that was answered, and can still exit.
         self._thread = threading.Thread(target=self._run, name="sqlite-writer", daemon=True)
         self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Size of all that waits."""
+        return self._waiting_size
 
     def submit(self, work: Callable[[sqlite3.Connection], T], size: int) -> Future[T]:
         """Let the work wait for the next group. Cancelling the answer before that group begins takes it back."""

@@ -156,6 +156,11 @@ class UserStore(Protocol):
     @property
     def generations(self) -> GenerationRegistry: ...
 
+    @property
+    def waiting(self) -> int:
+        """How many reads and writes wait just now, in events and users."""
+        ...
+
     def fold_into(self, generations: Sequence[Generation]) -> None:
         """From now on, serve these generations instead."""
         ...
