@@ -106,8 +106,8 @@ def test_the_service_logs_what_is_slow_or_fails_and_never_whom_it_is_about(
     time.sleep(1)  # only so many lines a second
     call_everything("storm")
     redis_server.start()
-    client.delete("/v1/users/whisper-1/events/hush-1")
-    client.delete("/v1/users/whisper-1")
+    client.request("DELETE", "/v1/users/whisper-1/events/hush-1")
+    client.request("DELETE", "/v1/users/whisper-1")
     client.close()
     said = log.getvalue()
     assert "whisper" not in said
