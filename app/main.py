@@ -77,6 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
     if settings.keys_file is not None or is_loopback(settings.host):  # something keeps others out
         app.include_router(admin.router)
     errors.install(app)
+    openapi.describe_keys(app)
     app.add_middleware(RequestBound, at_most=settings.max_requests)
     app.add_middleware(CrossOrigin)
     app.add_middleware(RequestTimer, metrics=metrics, slow_s=settings.slow_request_s)
