@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
 from prometheus_client import generate_latest as in_text
 from prometheus_client.metrics_core import Metric
@@ -62,11 +63,14 @@ class Metrics:
             LATENCY_BUCKETS_S,
             ["method", "route", "status"],
         )
-        self._requests: dict[tuple[str, str, int], Histogram] = {}  # finding a label's child costs more than using it
+        self._requests: dict[tuple[str, str, int], Late] = {}  # finding a label's child costs more than using it
+        self._late: list[Late] = []
         store = self._histogram(
             "lisarec_store_seconds", "Time until the store had answered a call", STORE_BUCKETS_S, ["call"]
         )
-        self._store_seconds = {call: store.labels(call) for call in ("append", "states", "log")}
+        self._store_seconds = {
+            call: self._late_for(store.labels(call), STORE_BUCKETS_S) for call in ("append", "states", "log")
+        }
         failures = self._counter("lisarec_store_failures", "Calls that the store failed", ["call"])
         self._store_failures = {call: failures.labels(call) for call in ("append", "states", "log")}
         compute = self._histogram(
@@ -75,10 +79,12 @@ class Metrics:
             COMPUTE_BUCKETS_S,
             ["stage"],
         )
-        self._step_seconds, self._scan_seconds = compute.labels("step"), compute.labels("scan")
-        self._batch_queries = self._histogram(
+        self._step_seconds = self._late_for(compute.labels("step"), COMPUTE_BUCKETS_S)
+        self._scan_seconds = self._late_for(compute.labels("scan"), COMPUTE_BUCKETS_S)
+        batch_queries = self._histogram(
             "lisarec_batch_queries", "Queries that the engine was given at a time", BATCH_BUCKETS
         )
+        self._batch_queries = self._late_for(batch_queries, BATCH_BUCKETS)
         switches = self._counter(
             "lisarec_switches", "Attempts to serve another model, by outcome: switched or failed", ["outcome"]
         )
@@ -87,7 +93,7 @@ class Metrics:
             "lisarec_events", "Valid events by outcome; unknown_item and late ones are accepted too", ["outcome"]
         )
         self._accepted, self._duplicate = events.labels("accepted"), events.labels("duplicate")
-        self._unknown_item, self._late = events.labels("unknown_item"), events.labels("late")
+        self._unknown_item, self._late_event = events.labels("unknown_item"), events.labels("late")
         self._recommendations = self._counter(
             "lisarec_recommendations", "Answers by the source of their items", ["source"]
         )
@@ -122,7 +128,8 @@ class Metrics:
         key = (method, route, status)
         child = self._requests.get(key)
         if child is None:
-            child = self._requests[key] = self._request_seconds.labels(method, route, str(status))
+            histogram = self._request_seconds.labels(method, route, str(status))
+            child = self._requests[key] = self._late_for(histogram, LATENCY_BUCKETS_S)
         child.observe(seconds)
 
     def asking_store(self, call: StoreCall) -> "Asking":
@@ -142,7 +149,7 @@ class Metrics:
         if unknown := sum(one.unknown_item for one in appended):
             self._unknown_item.inc(unknown)
         if late := sum(one.late for one in appended):
-            self._late.inc(late)
+            self._late_event.inc(late)
 
     def count_recommendations(self, source: str) -> None:
         child = self._sources.get(source)
@@ -157,7 +164,9 @@ class Metrics:
         self._failed_reads.inc()
 
     def sample(self, store_waiting: int) -> None:
-        """Note how much is under way and waits just now."""
+        """Note how much is under way and waits just now, and all that was observed since the last time."""
+        for late in self._late:
+            late.flush()
         depths: dict[Queue, int] = {"requests": self.at_work, "engine": self.at_engine, "store": store_waiting}
         for queue, depth in depths.items():
             self._queue_depth.labels(queue).set(depth)
@@ -178,10 +187,39 @@ class Metrics:
     ) -> Histogram:
         return Histogram(name, documentation, labels, buckets=buckets, registry=self._registry)
 
+    def _late_for(self, histogram: Histogram, buckets: Sequence[float]) -> "Late":
+        late = Late(histogram, buckets)
+        self._late.append(late)
+        return late
+
     def _gauge(
         self, name: str, documentation: str, labels: Iterable[str], mode: Literal["livesum", "livemax"] = "livesum"
     ) -> Gauge:
         return Gauge(name, documentation, labels, registry=self._registry, multiprocess_mode=mode)
+
+
+class Late:
+    """A histogram that is told what was observed all at once: ten times cheaper than one by one.
+
+    It goes into the library's buckets directly, which no method of it does; the tests compare it with `observe`.
+    """
+
+    def __init__(self, histogram: Histogram, buckets: Sequence[float]) -> None:
+        self._histogram = histogram
+        self._bounds = np.array(buckets)
+        self._observed: list[float] = []
+        self.observe = self._observed.append
+
+    def flush(self) -> None:
+        """Other threads may go on observing; only one may flush."""
+        if not self._observed:
+            return
+        values = np.array(self._observed)
+        del self._observed[: len(values)]
+        counts = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._bounds) + 1)
+        for bucket in counts.nonzero()[0]:
+            self._histogram._buckets[bucket].inc(float(counts[bucket]))
+        self._histogram._sum.inc(float(values.sum()))
 
 
 class Asking:
@@ -189,7 +227,7 @@ class Asking:
 
     __slots__ = ("_begin_s", "_failures", "_seconds")
 
-    def __init__(self, seconds: Histogram, failures: Counter) -> None:
+    def __init__(self, seconds: Late, failures: Counter) -> None:
         self._seconds = seconds
         self._failures = failures
 

@@ -89,10 +89,9 @@ async def running(settings: Settings, artifacts: Mapping[str, Artifact], metrics
             for tenant, artifact in artifacts.items()
         }
         services = Services(settings, by_tenant, metrics, keyring, rates)
-        # a worker is rarely the one that is asked for its numbers
-        sampling = [] if metrics.shared_dir is None else [_sample(services)]
-        async with _in_the_background(*sampling):
+        async with _in_the_background(_sample(services)):
             yield services
+        services.sample()  # the last numbers of a worker that ends
 
 
 @asynccontextmanager
@@ -132,6 +131,7 @@ async def _sweep(store: UserStore) -> None:
 
 
 async def _sample(services: Services) -> None:
+    """Again and again, as a worker is rarely the one that is asked for its numbers."""
     while True:
         services.sample()
         await asyncio.sleep(SAMPLE_EVERY_S)

@@ -28,7 +28,7 @@ class StoreSettings(BaseSettings):
     data_dir: Path = Path("state")  # of the embedded store
     redis_url: str | None = Field(None, repr=False)  # instead of it, see RedisStore.open
     redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
-    redis_password_file: Path | None = None  # or the file that it stands in
+    redis_password_file: Path | None = None  # or the file that it stands in, where neither says it
     redis_prefix: str = "lisarec"  # of every key; several services may share a server
     redis_replicas: int = Field(0, ge=0, le=10)  # of Redis that must have an event before it is acknowledged
     redis_replicas_timeout_s: float = Field(1.0, gt=0, le=30)  # then the event gets a 503, and may be sent again
@@ -51,7 +51,7 @@ class StoreSettings(BaseSettings):
         """For a service on Redis: its URL, with the password that may be given apart from it."""
         assert self.redis_url is not None
         password = self.redis_password
-        if password is None and self.redis_password_file is not None:
+        if password is None and self.redis_password_file is not None and urlsplit(self.redis_url).password is None:
             password = self.redis_password_file.read_text(encoding="utf-8").strip()
         return self.redis_url if password is None else with_password(self.redis_url, password)
 

@@ -2,7 +2,11 @@
 
 import re
 from contextvars import ContextVar
+from itertools import count
 from os import urandom
+
+PROCESS = urandom(4).hex().encode()
+_numbers = count()
 
 SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -20,7 +24,7 @@ class Trace:
     def id(self) -> bytes:
         """The caller's, where it gave one that can stand in a log line; made when somebody first asks for it."""
         if self._id is None or not SANE_ID.fullmatch(self._id):
-            self._id = urandom(8).hex().encode()
+            self._id = b"%s%08x" % (PROCESS, next(_numbers) & 0xFFFFFFFF)
         return self._id
 
     def server_timing(self) -> bytes:

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.metrics import LATENCY_BUCKETS_S, Late
 from tests.app.conftest import Client
 from tests.app.test_server import Process, free_port
 
@@ -28,6 +32,10 @@ def samples(text: str) -> dict[tuple[str, Labels], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def samples_of(registry: CollectorRegistry) -> dict[tuple[str, Labels], float]:
+    return samples(generate_latest(registry).decode())
 
 
 def scrape(url: str) -> dict[tuple[str, Labels], float]:
@@ -100,6 +108,22 @@ def test_a_request_keeps_its_sane_id_and_gets_one_otherwise(shared_client: Clien
     ]
     assert all(re.fullmatch("[0-9a-f]{16}", one) for one in made)
     assert len(set(made)) == len(made)
+
+
+@given(st.lists(st.floats(0, 20) | st.sampled_from(LATENCY_BUCKETS_S)))
+def test_what_is_told_late_is_what_would_have_been_observed(values: list[float]) -> None:
+    registries = [CollectorRegistry() for _ in range(2)]
+    once, later = (Histogram("x", "x", buckets=LATENCY_BUCKETS_S, registry=registry) for registry in registries)
+    late = Late(later, LATENCY_BUCKETS_S)
+    for place, value in enumerate(values):
+        once.observe(value)
+        late.observe(value)
+        if place % 3 == 0:
+            late.flush()
+    late.flush()
+    expected, found = ({key: v for key, v in samples_of(one).items() if key[0] != "x_created"} for one in registries)
+    assert found.keys() == expected.keys()
+    assert all(found[key] == pytest.approx(expected[key]) for key in expected)
 
 
 @pytest.fixture(scope="module")
