@@ -124,8 +124,10 @@ class Topology:
     def resent(self) -> int:
         """How many requests the load balancer has logged as sent more than once."""
         # connections at the end: actconn/feconn/beconn/srv_conn/retries, a + where another replica got it
-        log = (self._directory / BALANCER_LOG).read_text(encoding="utf-8", errors="replace")
-        return len(re.findall(r" \d+/\d+/\d+/\d+/\+?[1-9]\d* ", log))
+        return len(re.findall(r" \d+/\d+/\d+/\d+/\+?[1-9]\d* ", self.balancer_log()))
+
+    def balancer_log(self) -> str:
+        return (self._directory / BALANCER_LOG).read_text(encoding="utf-8", errors="replace")
 
     def _start(self) -> Replica:
         taken = {replica.address for replica in self.replicas}

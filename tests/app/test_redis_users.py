@@ -112,7 +112,8 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
                 (data := tmp_path / str(port)).mkdir(exist_ok=True)
                 spawn(
                     *(str(REDIS_START), str(data), program("redis-server"), str(REDIS_CONFIG)),
-                    *("--include", str(CLUSTER_CONFIG), "--dir", str(data), "--bind", host, "--port", str(port)),
+                    *("--include", str(CLUSTER_CONFIG), "--dir", str(data), "--port", str(port)),
+                    *("--bind", host, "--bind-source-addr", host),
                     *("--aclfile", str(folders[1] / "users.acl"), "--masteruser", "replica", "--masterauth", password),
                 )
             addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
