@@ -24,7 +24,7 @@ from tests.storage.redis_servers import find_servers
 
 MAKE_SECRETS = ROOT / "docker" / "make-secrets"
 KEEP_CLUSTER = ROOT / "docker" / "redis-cluster-keep"
-PATIENCE_S = 90
+PATIENCE_S = 60
 
 
 @pytest.fixture
