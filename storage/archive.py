@@ -241,6 +241,10 @@ class Snapshot:
             held |= _are_in(self._hashes(file), wanted)
         return [bool(one) for one in held]
 
+    def paths(self, tenant: str) -> list[Path]:
+        """Of the tenant's Parquet files."""
+        return [self._path(file) for file in self._files(tenant)]
+
     def _files(self, tenant: str) -> Iterator[ArchiveFile]:
         return (file for file in self.manifest.files if file.tenant == tenant)
 
