@@ -162,7 +162,13 @@ def evaluate(
 
 @cli.command()
 def serve(
-    model: Annotated[Path | None, typer.Option(help="Model directory that 'train' wrote.", metavar="DIR")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Model directory that 'train' wrote; default: none, until one of --models-dir is activated.",
+            metavar="DIR",
+        ),
+    ] = None,
     redis_url: RedisUrlOption = None,
     data_dir: DataDirOption = None,
     archive_dir: ArchiveDirOption = None,
@@ -172,7 +178,9 @@ def serve(
     device: Device | None = None,
     models_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder of the models that can be activated; default: where --model is.", metavar="DIR"),
+        typer.Option(
+            help="Folder of the models that can be activated; default: where --model is, else models.", metavar="DIR"
+        ),
     ] = None,
     keys: Annotated[Path | None, typer.Option(help="File that 'lisarec keys add' wrote.", metavar="FILE")] = None,
     insecure: Annotated[
@@ -184,6 +192,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults.
 
+    Without a model events are logged and popular items recommended, until the first model is activated.
     Without keys only this machine reaches the service.
     """
     from app.main import serve as serve_http
@@ -493,10 +502,6 @@ def _settings(given: dict[str, object]) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as exc:
-        if "model_dir" in (error["loc"][0] for error in exc.errors() if error["type"] == "missing"):
-            raise typer.BadParameter(
-                "give the model with --model DIR, or LISAREC_MODEL_DIR in the environment"
-            ) from exc
         raise _bad_settings(exc) from exc
 
 

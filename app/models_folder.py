@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from app import no_model
 from app.schemas import Id
 from model import artifact
 from model.artifact import Artifact
@@ -38,4 +39,4 @@ def _is_name(name: str) -> bool:
         NAME.validate_python(name)
     except ValidationError:
         return False
-    return True
+    return name != no_model.NAME
