@@ -148,7 +148,7 @@ class Switch:
         engine = Engine(artifact, self._settings.device)
         named = NamedGeneration(name, generation.tag)
         return self._served(
-            named, generation, Catalogue(artifact.items), engine, _served_model(self._settings, artifact)
+            named, generation, Catalogue(artifact.items), engine, _served_model(self._settings, artifact, name)
         )
 
     def _served(
@@ -187,9 +187,9 @@ def generation_of(artifact: Artifact) -> Generation:
     )
 
 
-def _served_model(settings: Settings, artifact: Artifact) -> ServedModel:
+def _served_model(settings: Settings, artifact: Artifact, name: str) -> ServedModel:
     return ServedModel(
-        generation=artifact.name,
+        generation=name,
         tag=artifact.tag,
         device=settings.device,
         items=len(artifact.items),
