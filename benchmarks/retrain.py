@@ -1,11 +1,11 @@
 """The whole loop as processes: a shop without a model, its events, the archive, the trainer, the next generation.
 
 A service begins without a model. Shoppers of a made-up shop click; an archiver archives; `lisarec retrain` makes the
-first generation, killed now and then with kill -9. Then taste changes and it makes a second one. Then a broken tracker
-floods the log with nonsense, and what is trained on that must be refused. At last an operator goes back to the first
-generation and forth again. Meanwhile somebody asks every replica for recommendations without pause. Exit status 1
-where a request fails, a generation does no better than what it replaced on shoppers who were never posted, or the
-nonsense goes live.
+first generation, killed now and then with kill -9. Then taste changes and it makes a second one. Then the items in
+the data of a third round are mixed up, and what is trained on them must be refused. At last an operator goes back to
+the first generation and forth again. Meanwhile somebody asks every replica for recommendations without pause. Exit
+status 1 where a request fails, a generation does no better than what it replaced on shoppers who were never posted,
+or the spoiled one goes live.
 
     python -m benchmarks.retrain                   # two replicas on Redis
     python -m benchmarks.retrain --store sqlite    # one process
@@ -17,6 +17,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from typing import Annotated, Any
 
 import httpx
 import numpy as np
+import polars as pl
 import typer
 from rich.console import Console
 
@@ -44,7 +46,6 @@ from model.metrics import metrics
 BATCH = 500
 START_WITHIN_S = 120.0
 FOLLOW_WITHIN_S = 30.0
-NONSENSE_AGE_S = 7 * 86_400
 K = 10
 
 console = Console()
@@ -58,7 +59,6 @@ class Sizes:
     shoppers: int = 1_500  # who click, in each of the two seasons
     judges: int = 300  # who are not posted
     epochs: int = 3
-    nonsense: int = 2  # times as many events as a season
     kills: int = 3  # of the trainer, in each of its first two rounds
 
 
@@ -129,12 +129,10 @@ class Loop:
         findings["autumn"] = {"first": before, "second": await self._quality(judges[1])}
         tally.require(findings["autumn"]["second"] > before, "the second generation is no better than the first")
 
-        await self._post("nonsense", self._nonsense(seasons), age_s=NONSENSE_AGE_S)
-        await self._post("winter", [visit[::-1] for visit in posted[1][: len(posted[1]) // 5]][::-1])
-        await self._post("late autumn", judges[1])
-        outcome = await self._trainer()
-        findings["nonsense"] = outcome
-        tally.require(outcome["outcome"] == "refused", "nonsense went live")
+        await self._post("winter", [visit[::-1] for visit in judges[1]])
+        await self._spoiled_round()
+        outcome = findings["spoiled"] = await self._trainer()
+        tally.require(outcome["outcome"] == "refused", "what was trained on mixed up items went live")
 
         for name in (first, second):
             await self._command("activate", name, *self._store_options)
@@ -156,19 +154,28 @@ class Loop:
 
     async def _trainer(self, kills: int = 0) -> dict[str, Any]:
         """What a round comes to; so many rounds before it are killed after a while."""
-        options = ["--min-events", "500", "--epochs", str(self._sizes.epochs)]
-        command = ["retrain", *self._archive_options, "--models-dir", str(self._models), *options]
-        if not self._reads_the_archive:
-            await self._command("archive", *self._archive_options, "--once")
-        await asyncio.sleep(3 if self._reads_the_archive else 0)  # for the archiver's turn
+        await self._archived()
         for kill in range(kills):
-            with self._process(*command) as process:
+            with self._process(*self._retrain) as process:
                 await self._until(self._has_begun_a_round, START_WITHIN_S)
                 await asyncio.sleep(random.Random(kill).uniform(0, 6))
                 process.kill()
-        await self._command(*command, may_end=(0, 3))
+        await self._command(*self._retrain, may_end=(0, 3))
         report = json.loads((self._models / "retrain.json").read_text())
         return dict(report["last"])
+
+    async def _spoiled_round(self) -> None:
+        """A round that was killed, in whose data for training somebody has mixed up the items."""
+        await self._archived()
+        with self._process(*self._retrain) as process:
+            await self._until(self._has_begun_a_round, START_WITHIN_S)
+            process.kill()
+        for data in ("past", "all"):
+            work = self._models / ".retraining" / data
+            shutil.rmtree(work / "model", ignore_errors=True)
+            table = pl.read_parquet(work / "data" / "interactions.parquet")
+            mixed_up = table.with_columns(pl.col("item_id").shuffle(seed=5))
+            mixed_up.write_parquet(work / "data" / "interactions.parquet")
 
     async def _has_begun_a_round(self) -> bool:
         return (self._models / ".retraining" / "round.json").exists()
@@ -188,14 +195,7 @@ class Loop:
     def _divided(self, visits: list[Visit]) -> tuple[list[Visit], list[Visit]]:
         return visits[: -self._sizes.judges], visits[-self._sizes.judges :]
 
-    def _nonsense(self, seasons: list[list[Visit]]) -> list[Visit]:
-        """Random items, many times as many as a season has."""
-        rng = random.Random(5)
-        items = sorted({item for visit in seasons[1] for item in visit})
-        events = sum(map(len, seasons[1])) * self._sizes.nonsense
-        return [rng.choices(items, k=20) for _ in range(events // 20)]
-
-    async def _post(self, season: str, visits: Sequence[Visit], age_s: float = 0.0) -> None:
+    async def _post(self, season: str, visits: Sequence[Visit]) -> None:
         # all shoppers are about at the same time, each at his or her own pace
         rng = random.Random(len(visits))
         moments = [sorted(rng.random() for _ in visit) for visit in visits]
@@ -205,9 +205,6 @@ class Loop:
             for moment, item in zip(moments[number], visit, strict=True)
         )
         events = [{"event_id": uuid7(), "user_id": user_id, "item_id": item} for _, user_id, item in clicks]
-        if age_s:
-            begin_s = time.time() - age_s
-            events = [event | {"timestamp": begin_s + place * 0.01} for place, event in enumerate(events)]
         for begin in range(0, len(events), BATCH):
             some = events[begin : begin + BATCH]
             answer = await self._request("POST", random.choice(self._urls), "/v1/events", json=some)
@@ -223,6 +220,17 @@ class Loop:
             await asyncio.sleep(0.03)
 
     # ---- processes and requests
+
+    async def _archived(self) -> None:
+        if self._reads_the_archive:
+            await asyncio.sleep(3)  # for the archiver's turn
+        else:
+            await self._command("archive", *self._archive_options, "--once")
+
+    @property
+    def _retrain(self) -> list[str]:
+        options = ["--min-events", "500", "--epochs", str(self._sizes.epochs)]
+        return ["retrain", *self._archive_options, "--models-dir", str(self._models), *options]
 
     @property
     def _reads_the_archive(self) -> bool:

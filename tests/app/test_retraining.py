@@ -153,6 +153,7 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
         (generations, "activate"),
         (Round, "_remove_older"),
         (Round, "_ended"),
+        (retraining.shutil, "rmtree"),
         (Round, "_clear"),
     ]
     real = retraining.train
@@ -164,7 +165,7 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(retraining, "train", train)
     names = set()
     for owner, name in steps:
-        for kill in (killed_before, killed_after):
+        for kill in (killed_before, killed_after) if name != "rmtree" else (killed_within,):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, kill(getattr(owner, name)))
                 with pytest.raises(Killed):
@@ -182,6 +183,17 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
 def killed_before(step: Callable[..., Any]) -> Callable[..., Any]:
     def killed(*_: Any, **__: Any) -> Any:
         raise Killed
+
+    return killed
+
+
+def killed_within(_: Callable[..., Any]) -> Callable[..., Any]:
+    """Of removing a directory."""
+
+    def killed(directory: Path, **_: Any) -> Any:
+        for events in directory.glob("events.parquet"):
+            events.unlink()
+            raise Killed
 
     return killed
 
