@@ -153,7 +153,6 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
         (generations, "activate"),
         (Round, "_remove_older"),
         (Round, "_ended"),
-        (retraining.shutil, "rmtree"),
         (Round, "_clear"),
     ]
     real = retraining.train
@@ -165,7 +164,7 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(retraining, "train", train)
     names = set()
     for owner, name in steps:
-        for kill in (killed_before, killed_after) if name != "rmtree" else (killed_within,):
+        for kill in (killed_before, killed_after):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, kill(getattr(owner, name)))
                 with pytest.raises(Killed):
@@ -187,17 +186,6 @@ def killed_before(step: Callable[..., Any]) -> Callable[..., Any]:
     return killed
 
 
-def killed_within(_: Callable[..., Any]) -> Callable[..., Any]:
-    """Of removing a directory."""
-
-    def killed(directory: Path, **_: Any) -> Any:
-        for events in directory.glob("events.parquet"):
-            events.unlink()
-            raise Killed
-
-    return killed
-
-
 def killed_after(step: Callable[..., Any]) -> Callable[..., Any]:
     def killed(*arguments: Any, **options: Any) -> Any:
         result = step(*arguments, **options)
@@ -206,6 +194,13 @@ def killed_after(step: Callable[..., Any]) -> Callable[..., Any]:
         raise Killed
 
     return killed
+
+
+def killed_within(directory: Path, **_: Any) -> None:
+    """When some of a directory is removed."""
+    for events in directory.glob("events.parquet"):
+        events.unlink()
+        raise Killed
 
 
 def test_a_worse_model_is_refused(
@@ -224,6 +219,10 @@ def test_a_worse_model_is_refused(
             write_data(self, directory, events)
 
         monkeypatch.setattr(Round, "_write_data", write)
+        with monkeypatch.context() as patch:
+            patch.setattr(retraining.shutil, "rmtree", killed_within)
+            with pytest.raises(Killed):
+                shop.retrain()
         arguments = ["retrain", "--data-dir", shop.settings.data_dir, "--archive-dir", shop.settings.archive_dir]
         arguments += ["--models-dir", shop.models, "--preset", "tiny", "--epochs", 1, "--min-events", 600]
         with pytest.raises(SystemExit) as exit_:
