@@ -54,7 +54,7 @@ LOOK_AGAIN_S = 600.0  # for enough events to begin with
 AFTER_FAILURE_S = 300.0
 NICENESS = 10
 
-NUMBERS = ("events", "questions", "ndcg_at_10", "served_ndcg_at_10", "difference_interval_95")
+FACTS = ("served", "events", "questions", "ndcg_at_10", "served_ndcg_at_10", "difference_interval_95")
 
 Ranks = NDArray[np.int64]
 
@@ -83,7 +83,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a round ended. NDCG@10 on the judging half of the questions; of the served model, or of popular items."""
+    """How a round ended. NDCG@10 on the judging half of the questions; of the served model, or of popular items.
+
+    served  tag of the model that was served when the round began
+    """
 
     outcome: Literal["activated", "refused", "waiting"]
     reason: str
@@ -297,8 +300,8 @@ class Round:
             asyncio.run(generations.rebuild(self._settings, self._folder / name, lambda _: None))
             asyncio.run(generations.activate(self._settings, name))
         self._remove_older(name)
-        outcome = self._outcome("activated", f"{name}; {noted['reason']}", None, name=name)
-        return self._ended(outcome)
+        reason = f"{name}; {noted['reason']}"
+        return self._ended(self._outcome("activated", reason, served, name=name))
 
     def _remove_older(self, name: str) -> None:
         """Of what the trainer has made, and of `none`, only the model that is served and the one before stay."""
@@ -329,8 +332,8 @@ class Round:
     def _outcome(
         self, outcome: Literal["activated", "refused", "waiting"], reason: str, served: Artifact | None, **facts: Any
     ) -> Outcome:
-        noted = {name: fact for name, fact in self._noted().items() if name in NUMBERS}
-        stated: dict[str, Any] = noted | {"served": _tag(served)} | facts
+        noted = {name: fact for name, fact in self._noted().items() if name in FACTS}
+        stated: dict[str, Any] = {"served": _tag(served)} | noted | facts
         at = datetime.now(UTC).isoformat(timespec="seconds")
         return Outcome(outcome, reason, at, seconds=round(time.monotonic() - self._begin_s, 1), **stated)
 

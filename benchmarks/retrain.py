@@ -129,7 +129,7 @@ class Loop:
         findings["autumn"] = {"first": before, "second": await self._quality(judges[1])}
         tally.require(findings["autumn"]["second"] > before, "the second generation is no better than the first")
 
-        await self._post("winter", [visit[::-1] for visit in judges[1]])
+        await self._post("winter", judges[1])
         await self._spoiled_round()
         outcome = findings["spoiled"] = await self._trainer()
         tally.require(outcome["outcome"] == "refused", "what was trained on mixed up items went live")
