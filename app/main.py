@@ -18,7 +18,7 @@ from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app import errors, logs, openapi
+from app import errors, logs, no_model, openapi
 from app.connections import Connection
 from app.cross_origin import CrossOrigin
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
@@ -47,11 +47,14 @@ class State(TypedDict):
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service over the model directory of the settings.
+    """The service over the model directory of the settings, or without a model until one is activated.
 
     raises  ArtifactError  when the model directory cannot be used
     """
-    loaded = {tenant: artifact.load(model_dir) for tenant, model_dir in settings.model_dirs.items()}
+    loaded = {
+        tenant: no_model.artifact() if model_dir is None else artifact.load(model_dir)
+        for tenant, model_dir in settings.model_dirs.items()
+    }
     metrics = Metrics(shared_metrics())
 
     @contextlib.asynccontextmanager
