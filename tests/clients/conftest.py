@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -18,8 +20,15 @@ from app.keys import SCOPES, Scope, add, make
 from app.main import create_app
 from app.settings import Settings
 from tests.app.conftest import write_model
+from tests.app.test_server import launch
+
+__all__ = ["launch"]  # the fixture that starts processes
 
 ROOT = Path(__file__).parent.parent.parent
+
+
+PASSED_ON = frozenset({"authorization", "content-type", "origin"})
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Service:
@@ -99,32 +108,33 @@ class Exchange(BaseHTTPRequestHandler):
         self.front.requests.append(self.path)
         self.front.play(self)
 
-    do_GET = do_DELETE = do_POST  # noqa: N815
+    do_GET = do_DELETE = do_OPTIONS = do_POST  # noqa: N815
 
     def ask_service(self, body: bytes | None = None) -> httpx.Response:
-        return httpx.request(
-            self.command,
-            self.front.service_url + self.path,
-            content=self.body if body is None else body,
-            headers={"authorization": self.headers["authorization"], "content-type": "application/json"},
-        )
+        headers = {name: said for name, said in self.headers.items() if name.lower() in PASSED_ON}
+        headers |= {name: said for name, said in self.headers.items() if name.lower().startswith("access-control-")}
+        url, content = self.front.service_url + self.path, self.body if body is None else body
+        return httpx.request(self.command, url, content=content, headers=headers)
 
     def forward(self) -> None:
         answer = self.ask_service()
-        self.answer(answer.status_code, answer.content)
+        headers = {name: said for name, said in answer.headers.items() if name.startswith("access-control-")}
+        self.answer(answer.status_code, answer.content, headers)
 
-    def answer(self, status: int, body: bytes = b"{}", **headers: str) -> None:
+    def answer(self, status: int, body: bytes = b"{}", headers: Mapping[str, str] = NO_HEADERS) -> None:
         self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
+        for name, said in headers.items():
+            self.send_header(name, said)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def refuse(self, status: int, code: str, retry_after: str | None = "0") -> None:
         error = {"error": {"code": code, "message": "as the test wants it", "details": []}}
-        headers = {} if retry_after is None else {"Retry_After": retry_after}
-        self.answer(status, json.dumps(error).encode(), **headers)
+        headers = {} if retry_after is None else {"Retry-After": retry_after}
+        if origin := self.headers["origin"]:
+            headers |= {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": "Retry-After"}
+        self.answer(status, json.dumps(error).encode(), headers)
 
     def log_message(self, *_: object) -> None: ...
 
@@ -134,3 +144,13 @@ def front(service: Service, serve_http: Callable[[type[BaseHTTPRequestHandler]],
     front = Front(service.url)
     front.url = serve_http(type("OwnExchange", (Exchange,), {"front": front}))
     return front
+
+
+@pytest.fixture(scope="session")
+def readme() -> Callable[[str], str]:
+    """The README's integration script of a language, as it stands there."""
+    section = re.search(r"^## In your shop\n(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert section is not None
+    scripts = dict(re.findall(r"^```(\w+)\n(.*?)^```$", section[1], re.DOTALL | re.MULTILINE))
+    assert all(len(script.splitlines()) <= 25 for script in scripts.values())
+    return scripts.__getitem__
