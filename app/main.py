@@ -24,7 +24,7 @@ from app.cross_origin import CrossOrigin
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.metrics import Metrics, RequestTimer
 from app.overload import RequestBound
-from app.routes import admin, events, health, items, model, recommendations, users
+from app.routes import admin, client, events, health, items, model, recommendations, users
 from app.service import Services, running
 from app.settings import Settings, share_metrics, shared_metrics
 from model import artifact
@@ -75,7 +75,7 @@ def create_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(only_known_lists_repeat), Depends(no_encoded_slash)],
         responses=openapi.errors(401, 403, 422, 429, 503),
     )
-    for routes in (events, recommendations, users, items, model, health):
+    for routes in (events, recommendations, users, items, model, client, health):
         app.include_router(routes.router)
     if settings.keys_file is not None or is_loopback(settings.host):  # something keeps others out
         app.include_router(admin.router)
