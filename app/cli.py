@@ -164,7 +164,13 @@ def evaluate(
 
 @cli.command()
 def serve(
-    model: Annotated[Path | None, typer.Option(help="Model directory that 'train' wrote.", metavar="DIR")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Model directory that 'train' wrote; default: none, until one of --models-dir is activated.",
+            metavar="DIR",
+        ),
+    ] = None,
     redis_url: RedisUrlOption = None,
     data_dir: DataDirOption = None,
     archive_dir: ArchiveDirOption = None,
@@ -174,7 +180,9 @@ def serve(
     device: Device | None = None,
     models_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder of the models that can be activated; default: where --model is.", metavar="DIR"),
+        typer.Option(
+            help="Folder of the models that can be activated; default: where --model is, else models.", metavar="DIR"
+        ),
     ] = None,
     keys: Annotated[Path | None, typer.Option(help="File that 'lisarec keys add' wrote.", metavar="FILE")] = None,
     insecure: Annotated[
@@ -189,6 +197,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults.
 
+    Without a model events are logged and popular items recommended, until the first model is activated.
     Without keys only this machine reaches the service.
     """
     from app.main import serve as serve_http
@@ -315,6 +324,49 @@ def archive(
             raise typer.BadParameter("give --metrics as HOST:PORT, such as 127.0.0.1:9464")
         numbers.listen(host, int(port))
     run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or _say, numbers)
+
+
+def _seconds(text: str) -> float:
+    number, unit = text[:-1], text[-1:]
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    if not number.isdecimal() or not int(number) or unit not in seconds:
+        raise typer.BadParameter(f"{text!r} is no time such as 24h, 30m or 7d")
+    return float(int(number) * seconds[unit])
+
+
+@cli.command()
+def retrain(
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
+    models_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the models, where new ones are put.", metavar="DIR")
+    ] = None,
+    every: Annotated[
+        float | None, typer.Option(parser=_seconds, help="Again and again, as 24h; default: once.", metavar="TIME")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Shape and training settings.", callback=_known_preset)] = "lisa-mini",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
+    min_events: Annotated[int, typer.Option(min=1, help="In the archive, before there is a first model.")] = 2_000,
+    max_events: Annotated[
+        int, typer.Option(min=1, help="The newest ones to train on; they bound the memory.")
+    ] = 2_000_000,
+    max_loss: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
+    ] = 0.1,
+) -> None:
+    """Train on the archive, compare with the model that is served, and serve the new one if it is no worse.
+
+    May be killed at any time and goes on where it was. Exits 0 when a new model is served or there is too little to
+    train on yet, and 3 when the new one was refused. How it ended stands in retrain.json beside the models.
+    """
+    from app import retraining
+
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir, models_dir=models_dir)
+    plan = retraining.Plan(preset, epochs, min_events, max_events, max_loss)
+    outcome = retraining.run(settings, plan, every, console)
+    if outcome.outcome == "refused":
+        raise typer.Exit(3)
 
 
 @cli.command()
@@ -508,10 +560,6 @@ def _settings(given: dict[str, object]) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as exc:
-        if "model_dir" in (error["loc"][0] for error in exc.errors() if error["type"] == "missing"):
-            raise typer.BadParameter(
-                "give the model with --model DIR, or LISAREC_MODEL_DIR in the environment"
-            ) from exc
         raise _bad_settings(exc) from exc
 
 

@@ -18,13 +18,13 @@ from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app import errors, logs, openapi
+from app import errors, logs, no_model, openapi
 from app.connections import Connection
 from app.cross_origin import CrossOrigin
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.metrics import Metrics, RequestTimer
 from app.overload import RequestBound
-from app.routes import admin, events, health, items, model, recommendations, users
+from app.routes import admin, client, events, health, items, model, recommendations, users
 from app.service import Services, running
 from app.settings import Settings, share_metrics, shared_metrics
 from model import artifact
@@ -47,11 +47,14 @@ class State(TypedDict):
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service over the model directory of the settings.
+    """The service over the model directory of the settings, or without a model until one is activated.
 
     raises  ArtifactError  when the model directory cannot be used
     """
-    loaded = {tenant: artifact.load(model_dir) for tenant, model_dir in settings.model_dirs.items()}
+    loaded = {
+        tenant: no_model.artifact() if model_dir is None else artifact.load(model_dir)
+        for tenant, model_dir in settings.model_dirs.items()
+    }
     metrics = Metrics(shared_metrics())
 
     @contextlib.asynccontextmanager
@@ -72,7 +75,7 @@ def create_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(only_known_lists_repeat), Depends(no_encoded_slash)],
         responses=openapi.errors(401, 403, 422, 429, 503),
     )
-    for routes in (events, recommendations, users, items, model, health):
+    for routes in (events, recommendations, users, items, model, client, health):
         app.include_router(routes.router)
     if settings.keys_file is not None or is_loopback(settings.host):  # something keeps others out
         app.include_router(admin.router)

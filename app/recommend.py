@@ -202,6 +202,8 @@ class Recommender:
         rows = self._catalogue.rows(item_ids)
         if not len(rows):
             return NOBODY
+        if not len(self._generation.codes):  # there is no model yet, just what is popular
+            return Past(None, recent=rows[-ITEM_RING:], logged=rows)
         codes = self._generation.codes[rows]
         histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
         window = np.full(self._window, -1)

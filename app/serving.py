@@ -5,6 +5,7 @@ import logging
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from app import no_model
 from app.catalogue import Catalogue
 from app.metrics import Metrics
 from app.models_folder import load_named
@@ -21,6 +22,8 @@ LOOK_EVERY_S = 0.25
 RETRY_AFTER_S = 5.0  # when the model that the pointer names could not be loaded
 ANNOUNCE_EVERY_S = 20.0
 LIVE_FOR_S = 60.0
+COUNT_EVERY_S = 1.0  # items, while there is no model; and at most a twentieth of the time
+COUNTING_SHARE = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ class Serving:
     named: NamedGeneration
     generation: Generation
     catalogue: Catalogue
+    engine: Engine
     recommender: Recommender
     users: Users
     model: ServedModel
@@ -54,6 +58,7 @@ class Switch:
         self._failed: NamedGeneration | None = None
         self._retry_at_s = 0.0
         self._announce_at_s = 0.0
+        self._count_at_s = 0.0
         self.serving = self._ready(artifact, artifact.name)
         self._note_served()
 
@@ -71,6 +76,8 @@ class Switch:
             if active is not None and active.tag != self.serving.named.tag and not self._waits_after_failure(active):
                 async with self._one_at_a_time:
                     await self._go_to(active)
+            if self.serving.named.tag == no_model.TAG:
+                await self._count()
         except StorageError as exc:
             logger.debug("cannot look which generation is active: %s", exc)
         except Exception:
@@ -93,6 +100,19 @@ class Switch:
         if now_s >= self._announce_at_s:
             await self._store.generations.announce(self.serving.named, LIVE_FOR_S)
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
+
+    async def _count(self) -> None:
+        """Serve what is popular now, without a model."""
+        begin_s = asyncio.get_running_loop().time()
+        if begin_s < self._count_at_s:
+            return
+        before, generation = self.serving, self.serving.generation
+        catalogue = await no_model.catalogue(self._store, self._settings.tenant)
+        end_s = asyncio.get_running_loop().time()
+        self._count_at_s = end_s + max(COUNT_EVERY_S, (end_s - begin_s) / COUNTING_SHARE)
+        counted = self._served(before.named, generation, catalogue, before.engine, before.model)
+        if self.serving is before:  # and no request has activated a model meanwhile
+            self.serving = counted
 
     def _waits_after_failure(self, active: NamedGeneration) -> bool:
         return active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s
@@ -132,18 +152,31 @@ class Switch:
 
     def _ready(self, artifact: Artifact, name: str) -> Serving:
         generation = generation_of(artifact)
-        catalogue = Catalogue(artifact.items)
-        store, tenant = self._store, self._settings.tenant
         engine = Engine(artifact, self._settings.device)
+        named = NamedGeneration(name, generation.tag)
+        return self._served(
+            named, generation, Catalogue(artifact.items), engine, _served_model(self._settings, artifact, name)
+        )
+
+    def _served(
+        self,
+        named: NamedGeneration,
+        generation: Generation,
+        catalogue: Catalogue,
+        engine: Engine,
+        model: ServedModel,
+    ) -> Serving:
+        store, tenant = self._store, self._settings.tenant
         return Serving(
-            named=NamedGeneration(name, generation.tag),
+            named=named,
             generation=generation,
             catalogue=catalogue,
+            engine=engine,
             recommender=Recommender(
-                artifact.name, generation, catalogue, engine, self._engine_thread, store, tenant, self._metrics
+                named.name, generation, catalogue, engine, self._engine_thread, store, tenant, self._metrics
             ),
-            users=Users(artifact.name, generation, catalogue, store, tenant),
-            model=_served_model(self._settings, artifact),
+            users=Users(named.name, generation, catalogue, store, tenant),
+            model=model,
         )
 
 
@@ -161,9 +194,9 @@ def generation_of(artifact: Artifact) -> Generation:
     )
 
 
-def _served_model(settings: Settings, artifact: Artifact) -> ServedModel:
+def _served_model(settings: Settings, artifact: Artifact, name: str) -> ServedModel:
     return ServedModel(
-        generation=artifact.name,
+        generation=name,
         tag=artifact.tag,
         device=settings.device,
         items=len(artifact.items),

@@ -23,7 +23,7 @@ class StoreSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, protected_namespaces=())
 
-    model_dir: Path | None = None
+    model_dir: Path | None = None  # to begin with; default: what is active, and no model before the first one is
     models_dir: Path | None = None  # of the models that can be activated; default: the folder that model_dir is in
     data_dir: Path = Path("state")  # of the embedded store
     redis_url: str | None = Field(None, repr=False)  # instead of it, see RedisStore.open
@@ -58,8 +58,6 @@ class StoreSettings(BaseSettings):
 
 class Settings(StoreSettings):
     """One service."""
-
-    model_dir: Path
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)  # 0: any free one
@@ -96,8 +94,8 @@ class Settings(StoreSettings):
         return self
 
     @property
-    def model_dirs(self) -> dict[str, Path]:
-        """By tenant."""
+    def model_dirs(self) -> dict[str, Path | None]:
+        """By tenant; None: no model yet."""
         return {self.tenant: self.model_dir, **self.tenants}
 
     def of(self, tenant: str) -> Self:

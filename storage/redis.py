@@ -8,7 +8,7 @@ sync cost far more than an event, so whatever arrives during one round is read a
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path
@@ -21,6 +21,7 @@ from storage.archive_lookups import ArchiveLookups
 from storage.corrections import LogFold, counted
 from storage.redis_corrections import RedisCorrections
 from storage.redis_generations import RedisGenerations
+from storage.redis_item_counts import RedisItemCounts
 from storage.redis_layout import (
     COMMIT,
     ERASE,
@@ -116,6 +117,7 @@ class RedisStore:
         self._looked_up: set[Part] = set()  # what waits for the archive
         self._waiting_apart: set[asyncio.Task[None]] = set()
         self._archive_id = ""
+        self._item_counts = RedisItemCounts(self._usable_servers, keys, archive, self._id_of_archive)
         self._registered: set[bytes] = set()
         self._checked = False
         self._closed = False
@@ -283,6 +285,9 @@ class RedisStore:
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         user = await self._root(tenant, user_id)
         return [entry async for entry in self._log(user, after=after, limit=limit)]
+
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        return await self._item_counts(tenant, types)
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         user = await self._root(tenant, user_id)

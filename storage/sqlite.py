@@ -10,16 +10,16 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage import sqlite_corrections, sqlite_generations
+from storage import item_counts, sqlite_corrections, sqlite_generations
 from storage.corrections import LogFold, is_correction
-from storage.sqlite_log import EVENT_COLUMNS, log_event
+from storage.sqlite_log import EVENT_COLUMNS, log_event, newest_entries
 from storage.state import Effect, Event, Generation, State, StateError, digest
 from storage.store import (
     MAIN_TENANT,
@@ -254,6 +254,9 @@ class SQLiteStore:
 
     async def seen_items(self, tenant: str, user_id: str) -> set[str]:
         return await self._read(lambda db: sqlite_corrections.seen_items(db, tenant, user_id))
+
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        return await self._read(lambda db: item_counts.of_rows(newest_entries(db, tenant, item_counts.NEWEST), types))
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         def look(db: sqlite3.Connection) -> list[LogEntry]:

@@ -1,6 +1,6 @@
 """The promise every store makes, and the ways in which it can fail."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -204,6 +204,10 @@ class UserStore(Protocol):
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         """The first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
+        ...
+
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        """How many logged events of these types each item has; of a long log, of its archive and its newest entries."""
         ...
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:

@@ -216,7 +216,7 @@ def shops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shops]:
 class TestEveryRoute:
     def test_declares_what_it_needs_and_only_health_is_open(self, shops: Shops) -> None:
         calls = calls_of(shops.settings)
-        assert {call.path for call in calls if call.scope is None} == {"/healthz", "/readyz"}
+        assert {call.path for call in calls if call.scope is None} == {"/healthz", "/readyz", "/client.js"}
         assert {call.scope for call in calls} >= {"events:write", "recs:read", "users:admin", "admin", "metrics:read"}
 
     def test_takes_the_right_scope_and_no_other(self, shops: Shops) -> None:
