@@ -419,6 +419,7 @@ class Outbox:
             self._refuse(invalid, answer)
         elif sum(_said(answer).get(name, 0) for name in ("accepted", "duplicates")) == len(batch):
             self._settle(len(batch))
+            self._batch_size = min(2 * self._batch_size, BATCH_SIZE)  # one large event must not keep batches small
         else:
             raise _not_lisarec(answer)
 

@@ -134,9 +134,9 @@ class TestEvents:
         sent: dict[str, list[str | None]] = {f"flush-{seed}-{n}": [] for n in range(4)}
 
         def shop(user_id: str) -> None:
-            while misfortune.left or len(sent[user_id]) < 50:
+            while misfortune.left or len(sent[user_id]) < 20:
                 sent[user_id].append(client.event(user_id, random.choice(ITEMS)))
-                time.sleep(0.005)
+                time.sleep(0.02)
 
         shops = [threading.Thread(target=shop, args=(user_id,)) for user_id in sent]
         for thread in shops:
@@ -157,7 +157,7 @@ class TestEvents:
         is_over = threading.Event()
 
         def shop() -> None:
-            while not is_over.wait(0.002):
+            while not is_over.wait(0.02):
                 ids.append(client.event("ann", ITEMS[len(ids) % len(ITEMS)]))
 
         shopper = threading.Thread(target=shop)
