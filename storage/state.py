@@ -163,6 +163,10 @@ class Generation:
         state["stepped_items"] = -1
         return state
 
+    @cached_property
+    def encoded_empty(self) -> bytes:
+        return self.encode(self.empty())
+
     def apply(self, state: State, event: Event) -> Effect:
         """Fold the event into the state, in place. The caller has made sure that it was not folded before."""
         _push_id(state, event)
@@ -187,6 +191,22 @@ class Generation:
     def encode(self, state: State) -> bytes:
         """The state as bytes, always ``dtype.itemsize`` of them."""
         return state.tobytes()
+
+    def fits(self, value: bytes) -> bool:
+        """Whether `decode` takes the value."""
+        return len(value) == self.dtype.itemsize and value[0] == LAYOUT_VERSION and value[TAG_BYTES] == self.tag
+
+    def remembers(self, value: bytes, id_hash: int) -> bool:
+        """Whether the ring of an encoded state has the event's id."""
+        ring = value[self._id_ring_bytes]
+        # almost no id is there, and to say so takes no array
+        return id_hash.to_bytes(8, "little") in ring and id_hash in np.frombuffer(ring, "<u8")
+
+    @cached_property
+    def _id_ring_bytes(self) -> slice:
+        assert self.dtype.fields is not None
+        ring, start = self.dtype.fields["recent_event_ids"][:2]
+        return slice(start, start + ring.itemsize)
 
     def decode(self, value: bytes) -> State:
         """A mutable copy of an encoded state.
