@@ -1,6 +1,7 @@
 """What one running process holds, and how it comes up and goes down."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -83,6 +84,8 @@ async def running(settings: Settings, artifacts: Mapping[str, Artifact], metrics
             tenant: await stack.enter_async_context(_serving(settings.of(tenant), artifact, engine_thread, metrics))
             for tenant, artifact in artifacts.items()
         }
+        gc.collect()
+        gc.freeze()  # imports and models stay; looking through them again and again held events up for 0.2 s at a time
         yield Services(settings, by_tenant, metrics, keyring, rates)
 
 
