@@ -5,7 +5,7 @@ state, so a state that is missing, of another generation or of another layout is
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
@@ -277,21 +277,6 @@ def recent_items(state: State) -> NDArray[np.int32]:
     """Rows of the newest items of the state, newest first, repeats included: (at most 24,) int32."""
     newest_first: NDArray[np.int32] = np.roll(state["recent_items"], -int(state["item_count"]))[::-1]
     return newest_first[newest_first >= 0]
-
-
-def already_seen(state: State, event: Event, in_log: Callable[[], bool]) -> bool:
-    """Whether the event was folded before; for stores whose log is dear to ask.
-
-    The ring of recent ids answers almost always. `in_log` is asked only when the id may have left the ring: its
-    id-time is not newer than the newest one evicted, or it has none. A resend must carry the id-time of the original.
-    """
-    if event_hash(event.event_id) in state["recent_event_ids"].tolist():
-        return True
-    nothing_evicted = state["event_count"] <= len(state["recent_event_ids"])
-    if nothing_evicted:
-        return False
-    may_be_evicted = event.id_time_us is None or _rounded_up_s(event.id_time_us) <= state["low_water_s"]
-    return may_be_evicted and in_log()
 
 
 def id_time_us(event_id: str, client_timestamp_us: int | None) -> int | None:
