@@ -634,13 +634,8 @@ class RedisStore:
     async def _read_folds(self, parts: "Sequence[Part]", serving: Sequence[Generation]) -> "dict[User, UserFold]":
         """What is stored of the parts' users; where a commit was refused, also which of their ids are logged."""
         folds = {user: UserFold(user, serving) for part in parts for user in part.users}
+        # Before the states, so that little time passes between reading those and committing what they are folded into.
         doubted = [(user, entry) for part in parts if part.refusals for user, entry in part.entries]
-        stored = await self._servers.values([[user.head, *user.states(serving)] for user in folds])
-        for fold, values in zip(folds.values(), stored, strict=True):
-            if isinstance(values, Exception):
-                fold.failure = values
-            else:
-                fold.head, *fold.stored = values
         looked_up = [Command.of("ZSCORE", user.index, entry.member) for user, entry in doubted]
         scores = await self._servers.settled(looked_up)
         for (user, entry), score in zip(doubted, scores, strict=True):
@@ -648,6 +643,12 @@ class RedisStore:
                 folds[user].failure = score
             elif score is not None:
                 folds[user].seen.add(entry.id_hash)
+        stored = await self._servers.values([[user.head, *user.states(serving)] for user in folds])
+        for fold, values in zip(folds.values(), stored, strict=True):
+            if isinstance(values, Exception):
+                fold.failure = values
+            else:
+                fold.head, *fold.stored = values
         return folds
 
     async def _decided(self, parts: "list[Part]", folds: "dict[User, UserFold]") -> "list[Part]":
