@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Annotated, Any, Literal, NotRequired, Self
+from typing import Annotated, Any, Literal, NotRequired, Self, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -40,6 +40,11 @@ def _no_path_step(value: str) -> str:
     if value in (".", ".."):
         raise PydanticCustomError("path_step", "'.' and '..' are not ids")
     return value
+
+
+def is_id(value: object) -> TypeGuard[str]:
+    """Whether an `Id` takes the value."""
+    return type(value) is str and _is_in_alphabet(value) is not None and value not in (".", "..")
 
 
 def _timestamp_us(value: object, info: ValidationInfo) -> int:
@@ -78,7 +83,9 @@ def _plain_digits(value: object) -> object:
     return value
 
 
-Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$"), AfterValidator(_no_path_step)]
+_ID = r"[A-Za-z0-9_.:@-]{1,128}"
+_is_in_alphabet = re.compile(_ID).fullmatch
+Id = Annotated[str, StringConstraints(pattern=f"^{_ID}$"), AfterValidator(_no_path_step)]
 # fail_fast: one bad id is reason enough, and a list of a million has no million reasons.
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
 Categories = Annotated[

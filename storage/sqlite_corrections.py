@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 from storage.corrections import INTO, UNDO, full_id, into, is_merged, readdressed, undo
+from storage.sqlite_batches import in_batches, rows_of
 from storage.sqlite_log import EVENT_COLUMNS, log_event
 from storage.state import Event
 from storage.store import MAX_MERGED, MergeRefused, MergeTooLarge
@@ -30,6 +31,12 @@ AND event_id NOT IN (SELECT item_id FROM log WHERE tenant = :tenant AND user_id 
 """  # noqa: S608, the types are constants
 
 
+SELECT_TARGETS = """
+SELECT asked.column1, aliases.target FROM ({rows}) AS asked
+CROSS JOIN aliases ON aliases.tenant = ? AND aliases.user_id = asked.column1
+"""
+
+
 def root(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
     """Whom the user has become; themselves if nobody."""
     row = db.execute("SELECT target FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, user_id)).fetchone()
@@ -38,10 +45,11 @@ def root(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
 
 def as_logged(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> list[Event]:
     """The events as they stand in the logs of those whom their users have become."""
-    roots = {user_id: root(db, tenant, user_id) for user_id in {event.user_id for event in events}}
-    return [
-        event if roots[event.user_id] == event.user_id else readdressed(event, roots[event.user_id]) for event in events
-    ]
+    targets: dict[str, str] = {}
+    for batch in in_batches([(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)], (64, 8, 1)):
+        asked = [*(user_id for (user_id,) in batch), tenant]
+        targets.update(db.execute(SELECT_TARGETS.format(rows=rows_of(batch)), asked).fetchall())
+    return [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
 
 
 def seen_items(db: sqlite3.Connection, tenant: str, user_id: str) -> set[str]:

@@ -5,7 +5,7 @@ state, so a state that is missing, of another generation or of another layout is
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
@@ -163,6 +163,10 @@ class Generation:
         state["stepped_items"] = -1
         return state
 
+    @cached_property
+    def encoded_empty(self) -> bytes:
+        return self.encode(self.empty())
+
     def apply(self, state: State, event: Event) -> Effect:
         """Fold the event into the state, in place. The caller has made sure that it was not folded before."""
         _push_id(state, event)
@@ -187,6 +191,22 @@ class Generation:
     def encode(self, state: State) -> bytes:
         """The state as bytes, always ``dtype.itemsize`` of them."""
         return state.tobytes()
+
+    def fits(self, value: bytes) -> bool:
+        """Whether `decode` takes the value."""
+        return len(value) == self.dtype.itemsize and value[0] == LAYOUT_VERSION and value[TAG_BYTES] == self.tag
+
+    def remembers(self, value: bytes, id_hash: int) -> bool:
+        """Whether the ring of an encoded state has the event's id."""
+        ring = value[self._id_ring_bytes]
+        # almost no id is there, and to say so takes no array
+        return id_hash.to_bytes(8, "little") in ring and id_hash in np.frombuffer(ring, "<u8")
+
+    @cached_property
+    def _id_ring_bytes(self) -> slice:
+        assert self.dtype.fields is not None
+        ring, start = self.dtype.fields["recent_event_ids"][:2]
+        return slice(start, start + ring.itemsize)
 
     def decode(self, value: bytes) -> State:
         """A mutable copy of an encoded state.
@@ -257,21 +277,6 @@ def recent_items(state: State) -> NDArray[np.int32]:
     """Rows of the newest items of the state, newest first, repeats included: (at most 24,) int32."""
     newest_first: NDArray[np.int32] = np.roll(state["recent_items"], -int(state["item_count"]))[::-1]
     return newest_first[newest_first >= 0]
-
-
-def already_seen(state: State, event: Event, in_log: Callable[[], bool]) -> bool:
-    """Whether the event was folded before; for stores whose log is dear to ask.
-
-    The ring of recent ids answers almost always. `in_log` is asked only when the id may have left the ring: its
-    id-time is not newer than the newest one evicted, or it has none. A resend must carry the id-time of the original.
-    """
-    if event_hash(event.event_id) in state["recent_event_ids"].tolist():
-        return True
-    nothing_evicted = state["event_count"] <= len(state["recent_event_ids"])
-    if nothing_evicted:
-        return False
-    may_be_evicted = event.id_time_us is None or _rounded_up_s(event.id_time_us) <= state["low_water_s"]
-    return may_be_evicted and in_log()
 
 
 def id_time_us(event_id: str, client_timestamp_us: int | None) -> int | None:
