@@ -412,6 +412,38 @@ def demo(
     run_demo(data, port, console)
 
 
+items_cli = typer.Typer(help="The items of a running service.", no_args_is_help=True)
+cli.add_typer(items_cli, name="items")
+
+
+@items_cli.command("import")
+def import_items(
+    file: Annotated[
+        Path, typer.Argument(help="Table with item_id and any of title, categories (a|b), available.", metavar="FILE")
+    ],
+    url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with a key that may write the catalogue, where keys are on.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Say something of many items: .tsv, .csv (.gz) or .parquet.
+
+    An empty cell, like a column that is missing, leaves what was said before. It can be done again.
+    """
+    from app.items_import import read, send
+
+    items = read(file)
+    key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
+    with Progress(
+        TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    ) as bar:
+        task = bar.add_task("items", total=len(items))
+        unknown = send(items, url, key, on_sent=lambda sent: bar.advance(task, sent))
+    rest = f"; {unknown:,} of them no model has learned yet" if unknown else ""
+    _say(f"{len(items):,} items noted{rest}")
+
+
 keys_cli = typer.Typer(help="Keys, which say who may call the service, and for which tenant.", no_args_is_help=True)
 cli.add_typer(keys_cli, name="keys")
 KeysFileOption = Annotated[

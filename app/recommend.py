@@ -212,6 +212,7 @@ class Recommender:
     def _excluded(self, request: RecommendationRequest, past: Past) -> Bitmap:
         """What the request's filters leave out."""
         excluded = self._catalogue.bitmap_of(self._catalogue.rows(request.exclude))
+        excluded |= self._catalogue.unavailable
         if request.categories:
             excluded |= ~self._catalogue.in_categories(request.categories)
         bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])

@@ -3,14 +3,16 @@
 import asyncio
 import logging
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 
-from app.catalogue import Catalogue
 from app.metrics import Metrics
 from app.models_folder import load_named
 from app.recommend import Recommender
+from app.said import Said
 from app.schemas import ServedModel
 from app.settings import Settings
+from app.shelf import Shelf
 from app.users import Users
 from model.artifact import Artifact, ArtifactError
 from model.engine import Engine
@@ -21,6 +23,7 @@ LOOK_EVERY_S = 0.25
 RETRY_AFTER_S = 5.0  # when the model that the pointer names could not be loaded
 ANNOUNCE_EVERY_S = 20.0
 LIVE_FOR_S = 60.0
+ITEMS_AT_ONCE = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ class Serving:
 
     named: NamedGeneration
     generation: Generation
-    catalogue: Catalogue
+    catalogue: Shelf
     recommender: Recommender
     users: Users
     model: ServedModel
@@ -50,7 +53,9 @@ class Switch:
         self._store = store
         self._engine_thread = engine_thread
         self._metrics = metrics
+        self._said = Said()
         self._one_at_a_time = asyncio.Lock()
+        self._one_reads_items = asyncio.Lock()
         self._failed: NamedGeneration | None = None
         self._retry_at_s = 0.0
         self._announce_at_s = 0.0
@@ -66,14 +71,30 @@ class Switch:
         """Serve what the store's pointer points at. What goes wrong is logged, and the old model goes on serving."""
         try:
             await self._announce()
-            active = await self._store.generations.active()
+            version = self._said.version
+            watched = await self._store.watched()
+            if watched.items_version < version:  # the store has lost something, or is another one
+                self._said.version = 0
+            if watched.items_version != version:
+                await self.look_at_items()
+            active = watched.active
             if active is not None and active.tag != self.serving.named.tag and not self._waits_after_failure(active):
                 async with self._one_at_a_time:
-                    await self._go_to(active)
+                    await self._go_to_looking_at_items(active)
         except StorageError as exc:
             logger.debug("cannot look which generation is active: %s", exc)
         except Exception:
             logger.exception("looking which generation is active failed")
+
+    async def look_at_items(self) -> None:
+        """Go by what was said of items until now; raises StorageError where that cannot be read."""
+        async with self._one_reads_items:
+            while True:
+                changes = await self._store.item_changes(self._settings.tenant, self._said.version, ITEMS_AT_ONCE)
+                if not changes.entries:
+                    return
+                self._said.take(changes)
+                await asyncio.to_thread(self.serving.catalogue.catch_up)
 
     async def activate(self, name: str) -> Serving:
         """Let everybody serve the model of that name, this process from now on.
@@ -96,6 +117,20 @@ class Switch:
     def _waits_after_failure(self, active: NamedGeneration) -> bool:
         return active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s
 
+    async def _go_to_looking_at_items(self, active: NamedGeneration) -> None:
+        """Loading may take longer than an unavailable item may be shown."""
+
+        async def look() -> None:
+            while True:
+                with suppress(StorageError):
+                    await self.look_at_items()
+                await asyncio.sleep(LOOK_EVERY_S)
+
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(look())
+            await self._go_to(active)
+            looking.cancel()
+
     async def _go_to(self, active: NamedGeneration) -> None:
         try:
             serving = await asyncio.to_thread(self._load, active.name)
@@ -115,6 +150,7 @@ class Switch:
     def _serve(self, serving: Serving) -> None:
         logger.warning("serving %r instead of %r", serving.named.name, self.serving.named.name)
         self._store.fold_into([serving.generation])
+        serving.catalogue.catch_up()  # with what was said while it was loaded
         self.serving = serving
         self._failed = None
         self._announce_at_s = 0
@@ -125,7 +161,7 @@ class Switch:
 
     def _ready(self, artifact: Artifact, name: str) -> Serving:
         generation = generation_of(artifact)
-        catalogue = Catalogue(artifact.items)
+        catalogue = Shelf(artifact.items, self._said)
         store, tenant = self._store, self._settings.tenant
         engine = Engine(artifact, self._settings.device)
         return Serving(

@@ -39,6 +39,9 @@ LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
 REPEAT_SHARE_OF_SHOPS = 0.05
 
 
+AVAILABLE = {"true": True, "1": True, "false": False, "0": False}
+
+
 class DataError(ValueError):
     """A data directory that cannot be read; the message names the file, the line and the way out."""
 
@@ -208,19 +211,28 @@ def read_items(directory: Path) -> ItemTexts:
     path = _find(directory, "items")
     if path is None:
         return ItemTexts({}, {})
-    table = _read(path, ("item_id",), ("title", "categories"))
-    table.require_ids("item_id")
-    frame = table.frame
+    frame = read_item_table(path)
     ids = frame["item_id"].to_list()
-    repeated = frame["item_id"].is_duplicated() & ~frame["item_id"].is_first_distinct()
-    table.refuse(repeated, "item_id {!r} stands here a second time", "item_id")
     empty = pl.repeat("", len(frame), eager=True)
     titles = (frame["title"] if "title" in frame.columns else empty).fill_null("")
     categories = (frame["categories"] if "categories" in frame.columns else empty).fill_null("")
     return ItemTexts(
         dict(zip(ids, titles.to_list(), strict=True)),
-        {name: _categories(text) for name, text in zip(ids, categories.to_list(), strict=True)},
+        {name: categories_in(text) for name, text in zip(ids, categories.to_list(), strict=True)},
     )
+
+
+def read_item_table(path: Path) -> pl.DataFrame:
+    """The columns item_id, title, categories and available of a file, as texts, as many as it has; no id twice."""
+    table = _read(path, ("item_id",), ("title", "categories", "available"))
+    table.require_ids("item_id")
+    ids = table.frame["item_id"]
+    table.refuse(ids.is_duplicated() & ~ids.is_first_distinct(), "item_id {!r} stands here a second time", "item_id")
+    if "available" in table.frame.columns:
+        cells = table.frame["available"]
+        bad = ~cells.fill_null("").str.to_lowercase().is_in([*AVAILABLE, ""])
+        table.refuse(bad, "available {!r} is none of true, false, 1, 0", "available")
+    return table.frame
 
 
 def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "train") -> Split:
@@ -311,7 +323,8 @@ def _indices(column: pl.Series) -> tuple[NDArray[np.int32], list[str]]:
     return joined["index"].to_numpy().astype(np.int32), names.to_list()
 
 
-def _categories(text: str) -> tuple[str, ...]:
+def categories_in(text: str) -> tuple[str, ...]:
+    """Those of a cell."""
     return tuple(dict.fromkeys(part for part in text.split("|") if part))
 
 

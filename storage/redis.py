@@ -20,7 +20,8 @@ from storage.archive import ArchivedLog, Snapshot
 from storage.archive_lookups import ArchiveLookups
 from storage.corrections import LogFold, counted
 from storage.redis_corrections import RedisCorrections
-from storage.redis_generations import RedisGenerations
+from storage.redis_generations import RedisGenerations, named_by
+from storage.redis_items import PUT_ITEMS, READ_ITEMS, RedisItems
 from storage.redis_layout import (
     COMMIT,
     ERASE,
@@ -52,12 +53,15 @@ from storage.store import (
     MAIN_TENANT,
     Appended,
     FoldedState,
+    ItemChanges,
+    ItemEntry,
     LogEntry,
     LogPage,
     PartlyRead,
     StorageBusy,
     StorageError,
     StorageUnavailable,
+    Watched,
 )
 
 OLDEST_SERVER = (6, 2)
@@ -98,6 +102,8 @@ class RedisStore:
     ) -> None:
         self.generations = RedisGenerations(self._usable_servers, keys, tenant)
         self._corrections = RedisCorrections(self)
+        self._items = RedisItems(self._call, self._run, keys)
+        self._tenant = tenant
         self._servers = servers
         self._keys = keys
         self._serving = tuple(generations)
@@ -280,6 +286,30 @@ class RedisStore:
         user = await self._root(tenant, user_id)
         return [entry async for entry in self._log(user, after=after, limit=limit)]
 
+    async def watched(self) -> Watched:
+        servers = await self._usable_servers()
+        read: list[bytes | None] = []
+        for values in await servers.values(
+            [[self._keys.active(self._tenant)], [self._keys.items(self._tenant).version]]
+        ):
+            if isinstance(values, Exception):
+                raise failure_of(values) from values
+            read += values
+        pointer, version = read
+        return Watched(named_by(pointer), int(version or 0))
+
+    async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        await self._usable_servers()
+        await self._items.put(tenant, entries)
+
+    async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        await self._usable_servers()
+        return await self._items.changes(tenant, after, limit)
+
+    async def item_tenants(self) -> list[str]:
+        await self._usable_servers()
+        return await self._items.tenants()
+
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         user = await self._root(tenant, user_id)
         is_new = await self._corrections.undo(self._keys.user(tenant, user_id), event_id)
@@ -408,7 +438,7 @@ class RedisStore:
         return values
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT):
+        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS):
             for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
                 if isinstance(reply, Exception) and not self._servers.is_cluster:
                     raise failure_of(reply) from reply

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage import sqlite_corrections, sqlite_generations
+from storage import sqlite_corrections, sqlite_generations, sqlite_items
 from storage.corrections import LogFold, is_correction
 from storage.sqlite_log import EVENT_COLUMNS, log_event
 from storage.state import Effect, Event, Generation, State, StateError, digest
@@ -25,6 +25,8 @@ from storage.store import (
     MAIN_TENANT,
     Appended,
     FoldedState,
+    ItemChanges,
+    ItemEntry,
     KnownGeneration,
     LogEntry,
     LogPage,
@@ -34,6 +36,7 @@ from storage.store import (
     StorageError,
     StorageUnavailable,
     UnknownEvent,
+    Watched,
 )
 
 FILE_NAME = "lisarec.sqlite3"
@@ -99,6 +102,7 @@ SCHEMA_STEPS = (
     ERASURES_SCHEMA,
     sqlite_generations.TENANTS_SCHEMA,
     sqlite_corrections.SCHEMA,
+    sqlite_items.SCHEMA,
 )
 SCHEMA_VERSION = len(SCHEMA_STEPS)
 
@@ -146,6 +150,7 @@ class SQLiteStore:
     ) -> None:
         self.generations = SQLiteGenerations(self, tenant)
         self._serving = tuple(generations)
+        self._tenant = tenant
         self._state_ttl_days = state_ttl_days
         self._idle_readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
         for _ in range(READERS):
@@ -260,6 +265,20 @@ class SQLiteStore:
     async def _entries(self, tenant: str, user_id: str, after: int, limit: int) -> list[LogEntry]:
         """Of the log of that name, also where the user has become another one."""
         return await self._read(lambda db: list(_log_entries(db, tenant, user_id, after, limit)))
+
+    async def watched(self) -> Watched:
+        return await self._read(
+            lambda db: Watched(sqlite_generations.active(db, self._tenant), sqlite_items.version(db, self._tenant))
+        )
+
+    async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        await self._write(lambda db: sqlite_items.put(db, tenant, entries), size=len(entries))
+
+    async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        return await self._read(lambda db: sqlite_items.changes(db, tenant, after, limit))
+
+    async def item_tenants(self) -> list[str]:
+        return await self._read(sqlite_items.tenants)
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         is_new = await self._write(lambda db: sqlite_corrections.undo_event(db, tenant, user_id, event_id), size=1)
