@@ -87,6 +87,19 @@ def train(
         float | None,
         typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
     ] = None,
+    event_weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What an event of a type adds to a user's state; 0: nothing. Own types need one; repeatable.",
+            metavar="TYPE=WEIGHT",
+        ),
+    ] = None,
+    unseen: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Type whose items do not count as seen: so they may be shown again; repeatable.", metavar="TYPE"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed and number of threads give the same model.")] = 0,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
@@ -99,7 +112,7 @@ def train(
     chosen = {"epochs": epochs or training.epochs, "lift_strength": lift, "seed": seed}
     training = training.model_copy(update=chosen)
     card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
-    config = Config(model=shape, training=training, data=card)
+    config = _with_event_types(Config(model=shape, training=training, data=card), event_weight or (), unseen or ())
     try:
         with TrainingProgress(training.epochs, console) as progress:
             artifact = train_model(data, out, config, device=device, resume=resume, progress=progress)
@@ -107,6 +120,21 @@ def train(
         _say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None
     _say(f"{out}: {len(artifact.items):,} items, generation {artifact.tag}; try 'lisarec serve --model {out}'")
+
+
+def _with_event_types(config: Config, weights: Sequence[str], unseen: Sequence[str]) -> Config:
+    """What the command line says of event types, beside what holds for the others."""
+    from pydantic import ValidationError
+
+    given = [text.partition("=") for text in weights]
+    try:
+        said = {
+            "event_weights": config.event_weights | {name: weight for name, _, weight in given},
+            "unseen_types": tuple(sorted(set(unseen))),
+        }
+        return Config.model_validate(config.model_dump() | said)
+    except ValidationError as exc:
+        raise typer.BadParameter(f"{exc.errors()[0]['msg']}; give TYPE=WEIGHT, as purchase=3") from exc
 
 
 @cli.command()

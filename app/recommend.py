@@ -156,7 +156,7 @@ class Recommender:
 
         async def items(user_id: str) -> set[str] | None:
             try:
-                return await self._store.seen_items(self._tenant, user_id)
+                return await self._store.seen_items(self._tenant, user_id, self._generation.unseen_types)
             except StorageError as exc:
                 note(exc)
                 return None

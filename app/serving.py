@@ -186,6 +186,7 @@ def generation_of(artifact: Artifact) -> Generation:
         item_index={item_id: row for row, item_id in enumerate(artifact.items.ids)},
         codes=artifact.history_codes,
         event_weights=artifact.config.event_weights,
+        unseen_types=frozenset(artifact.config.unseen_types),
         stepped_items=shape.recent_items,
     )
 

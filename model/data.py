@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -81,7 +81,10 @@ class Interactions:
         missing = sorted(set(self.type_names) - set(event_weights))
         if missing:
             known = ", ".join(sorted(event_weights))
-            raise DataError(f"event type {missing[0]!r} has no weight; the generation knows: {known}")
+            raise DataError(
+                f"event type {missing[0]!r} has no weight; give it one with --event-weight {missing[0]}=1, or 0. "
+                f"Others have: {known}"
+            )
         return np.array([event_weights[name] for name in self.type_names], np.float32)[self.type]
 
     def stepping(self, event_weights: Mapping[str, float]) -> Interactions:
@@ -273,6 +276,15 @@ def histories_before(
     starts = _starts(lengths)
     events = np.arange(starts[-1]) + np.repeat(begins - starts[:-1], lengths)
     return Histories(interactions.item[events], weights[events], starts)
+
+
+def seen_before(
+    interactions: Interactions, positions: NDArray[np.int64], unseen_types: Collection[str]
+) -> list[NDArray[np.int32]]:
+    """The items before each of the given positions in its user's history, without those of some types."""
+    is_seen = np.array([name not in unseen_types for name in interactions.type_names])[interactions.type]
+    begins = interactions.starts[interactions.user[positions]]
+    return [interactions.item[begin:end][is_seen[begin:end]] for begin, end in zip(begins, positions, strict=True)]
 
 
 def _starts(lengths: NDArray[np.integer]) -> NDArray[np.int64]:

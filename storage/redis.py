@@ -8,7 +8,7 @@ sync cost far more than an event, so whatever arrives during one round is read a
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path
@@ -278,9 +278,10 @@ class RedisStore:
     async def forget_idle(self) -> int:
         return 0  # the server does it
 
-    async def seen_items(self, tenant: str, user_id: str) -> set[str]:
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         user = await self._root(tenant, user_id)
-        return {event.item_id for event in counted([entry.event async for entry in self._log(user)])}
+        events = counted([entry.event async for entry in self._log(user)])
+        return {event.item_id for event in events if event.type not in unseen_types}
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         user = await self._root(tenant, user_id)

@@ -10,7 +10,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -253,8 +253,8 @@ class SQLiteStore:
             total += removed
         return total
 
-    async def seen_items(self, tenant: str, user_id: str) -> set[str]:
-        return await self._read(lambda db: sqlite_corrections.seen_items(db, tenant, user_id))
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
+        return await self._read(lambda db: sqlite_corrections.seen_items(db, tenant, user_id, unseen_types))
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         def look(db: sqlite3.Connection) -> list[LogEntry]:

@@ -1,6 +1,6 @@
 """The promise every store makes, and the ways in which it can fail."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -219,8 +219,8 @@ class UserStore(Protocol):
         """Remove states that no event has reached for as long as the store was told; how many. They can be refolded."""
         ...
 
-    async def seen_items(self, tenant: str, user_id: str) -> set[str]:
-        """The items of all events that count in the user's log."""
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
+        """The items of all events that count in the user's log, save those of these types."""
         ...
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
