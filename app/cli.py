@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from app.logs import LogFormat
 from model.config import PRESETS, Config, DataCard, Protocol, SeenRule, TrainOn
 from model.config import preset as preset_of
 
@@ -190,7 +192,13 @@ def evaluate(
 
 @cli.command()
 def serve(
-    model: Annotated[Path | None, typer.Option(help="Model directory that 'train' wrote.", metavar="DIR")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Model directory that 'train' wrote; default: none, until one of --models-dir is activated.",
+            metavar="DIR",
+        ),
+    ] = None,
     redis_url: RedisUrlOption = None,
     data_dir: DataDirOption = None,
     archive_dir: ArchiveDirOption = None,
@@ -200,7 +208,9 @@ def serve(
     device: Device | None = None,
     models_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder of the models that can be activated; default: where --model is.", metavar="DIR"),
+        typer.Option(
+            help="Folder of the models that can be activated; default: where --model is, else models.", metavar="DIR"
+        ),
     ] = None,
     keys: Annotated[Path | None, typer.Option(help="File that 'lisarec keys add' wrote.", metavar="FILE")] = None,
     insecure: Annotated[
@@ -209,9 +219,13 @@ def serve(
     tenant: Annotated[
         list[str] | None, typer.Option(help="One more shop, and its model; repeatable.", metavar="NAME=DIR")
     ] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(help="Lines for people, or one JSON object a line; default: text.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults.
 
+    Without a model events are logged and popular items recommended, until the first model is activated.
     Without keys only this machine reaches the service.
     """
     from app.main import serve as serve_http
@@ -229,6 +243,7 @@ def serve(
         "keys_file": keys,
         "insecure": insecure,
         "tenants": _tenants(tenant) if tenant else None,
+        "log_format": log_format,
     }
     serve_http(_settings({name: value for name, value in given.items() if value is not None}))
 
@@ -312,13 +327,16 @@ def archive(
         int | None,
         typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Answer Prometheus here, as 127.0.0.1:9464.", metavar="HOST:PORT")
+    ] = None,
 ) -> None:
     """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
 
     What is not given comes from LISAREC_* in the environment. Afterwards 'lisarec train --data DIR' trains on it, and
     services on Redis need the same directory as --archive-dir.
     """
-    from app.archiving import Turns, run
+    from app.archiving import ArchiverMetrics, Turns, run
 
     settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
     if settings.archive_dir is None:
@@ -327,7 +345,56 @@ def archive(
         raise typer.BadParameter("give one of --redis-url and --data-dir")
     if data_dir is not None:
         settings = settings.model_copy(update={"redis_url": None})
-    run(settings, Turns(None if once else every, keep_tail, keep_days), _say)
+    numbers = ArchiverMetrics()
+    if metrics is not None:
+        host, _, port = metrics.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise typer.BadParameter("give --metrics as HOST:PORT, such as 127.0.0.1:9464")
+        numbers.listen(host, int(port))
+    run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or _say, numbers)
+
+
+def _seconds(text: str) -> float:
+    number, unit = text[:-1], text[-1:]
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    if not number.isdecimal() or not int(number) or unit not in seconds:
+        raise typer.BadParameter(f"{text!r} is no time such as 24h, 30m or 7d")
+    return float(int(number) * seconds[unit])
+
+
+@cli.command()
+def retrain(
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
+    models_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the models, where new ones are put.", metavar="DIR")
+    ] = None,
+    every: Annotated[
+        float | None, typer.Option(parser=_seconds, help="Again and again, as 24h; default: once.", metavar="TIME")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Shape and training settings.", callback=_known_preset)] = "lisa-mini",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
+    min_events: Annotated[int, typer.Option(min=1, help="In the archive, before there is a first model.")] = 2_000,
+    max_events: Annotated[
+        int, typer.Option(min=1, help="The newest ones to train on; they bound the memory.")
+    ] = 2_000_000,
+    max_loss: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
+    ] = 0.1,
+) -> None:
+    """Train on the archive, compare with the model that is served, and serve the new one if it is no worse.
+
+    May be killed at any time and goes on where it was. Exits 0 when a new model is served or there is too little to
+    train on yet, and 3 when the new one was refused. How it ended stands in retrain.json beside the models.
+    """
+    from app import retraining
+
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir, models_dir=models_dir)
+    plan = retraining.Plan(preset, epochs, min_events, max_events, max_loss)
+    outcome = retraining.run(settings, plan, every, console)
+    if outcome.outcome == "refused":
+        raise typer.Exit(3)
 
 
 @cli.command()
@@ -553,10 +620,6 @@ def _settings(given: dict[str, object]) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as exc:
-        if "model_dir" in (error["loc"][0] for error in exc.errors() if error["type"] == "missing"):
-            raise typer.BadParameter(
-                "give the model with --model DIR, or LISAREC_MODEL_DIR in the environment"
-            ) from exc
         raise _bad_settings(exc) from exc
 
 
@@ -573,6 +636,16 @@ def _store_settings(**given: object) -> StoreSettings:
 
 def _bad_settings(exc: ValidationError) -> typer.BadParameter:
     return typer.BadParameter("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors()))
+
+
+def _line_of_log(settings: StoreSettings) -> Callable[[str], None] | None:
+    """How a process that runs for ever says something where other programs read it; None where people do."""
+    from app import logs
+
+    if settings.log_format == "text":
+        return None
+    logs.configure(settings.log_level, settings.log_format)
+    return logging.getLogger("app.archiving").info
 
 
 def _replay_summary(counts: ReplayCounts) -> str:

@@ -34,7 +34,8 @@ class Ingest:
         """
         now_us = time.time_ns() // 1_000
         posted = validated(body if isinstance(body, list) else [body], now_us, needs_ids=self._needs_ids)
-        appended = await self._store.append(self._tenant, [_event(event, now_us) for event in posted])
+        with self._metrics.asking_store("append"):
+            appended = await self._store.append(self._tenant, [_event(event, now_us) for event in posted])
         self._metrics.count_events(appended)
         duplicates = sum(one.duplicate for one in appended)
         return EventCounts(

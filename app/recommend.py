@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from app import trace
 from app.catalogue import Catalogue, Rows
 from app.errors import InvalidRequest, details_of
 from app.metrics import Metrics
@@ -119,7 +122,12 @@ class Recommender:
         """
         stored = await self._read(requests)
         loop = asyncio.get_running_loop()
-        answers = await loop.run_in_executor(self._engine_thread, self._answer, requests, stored)
+        in_context = copy_context().run  # what is noted and logged in the thread is this request's
+        self._metrics.at_engine += 1
+        try:
+            answers = await loop.run_in_executor(self._engine_thread, in_context, self._answer, requests, stored)
+        finally:
+            self._metrics.at_engine -= 1
         for answer in answers:
             self._metrics.count_recommendations(answer.source)
         return answers
@@ -130,9 +138,11 @@ class Recommender:
         if not user_ids:
             return Stored({}, {})
         failures: list[StorageError] = []
+        begin_s = time.perf_counter()
         states, logs = await asyncio.gather(
             self._states(user_ids, failures.append), self._logs(leaving_out_all, failures.append)
         )
+        trace.note("store", time.perf_counter() - begin_s)
         if failures:
             logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
             self._metrics.count_failed_read()
@@ -145,7 +155,8 @@ class Recommender:
     ) -> Mapping[str, bytes | None]:
         """Of those that can be read."""
         try:
-            states = await self._store.states(self._tenant, user_ids, self._generation, at_most=FOLD_AT_ONCE)
+            with self._metrics.asking_store("states"):
+                states = await self._store.states(self._tenant, user_ids, self._generation, at_most=FOLD_AT_ONCE)
         except StorageError as exc:
             note(exc)
             return exc.values if isinstance(exc, PartlyRead) else {}
@@ -156,7 +167,8 @@ class Recommender:
 
         async def items(user_id: str) -> set[str] | None:
             try:
-                return await self._store.seen_items(self._tenant, user_id, self._generation.unseen_types)
+                with self._metrics.asking_store("log"):
+                    return await self._store.seen_items(self._tenant, user_id, self._generation.unseen_types)
             except StorageError as exc:
                 note(exc)
                 return None
@@ -190,6 +202,8 @@ class Recommender:
         rows = self._catalogue.rows(item_ids)
         if not len(rows):
             return NOBODY
+        if not len(self._generation.codes):  # there is no model yet, just what is popular
+            return Past(None, recent=rows[-ITEM_RING:], logged=rows)
         codes = self._generation.codes[rows]
         histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
         window = np.full(self._window, -1)
@@ -223,11 +237,13 @@ class Recommender:
         steps = [ask.steps for ask in asks if ask.steps]
         if not steps:
             return []
+        begin_s = time.perf_counter()
         queries = self._engine.step(
             np.stack([step.histogram for step in steps]),
             np.array([step.last for step in steps]),
             np.stack([step.recent for step in steps]),
         )
+        stepped_s = time.perf_counter()
         k = max(ask.request.k for ask in asks)
         ranked: dict[int, Ranked] = {}
         wide = {place: ask.excluded for place, ask in enumerate(asks) if ask.candidates is None}
@@ -238,7 +254,13 @@ class Recommender:
         if narrow:
             rankings = self._engine.rank_candidates(queries[list(narrow)], list(narrow.values()), k)
             ranked |= zip(narrow, rankings, strict=True)
+        self._note_stages(len(asks), stepped_s - begin_s, time.perf_counter() - stepped_s)
         return [ranked[place] for place in range(len(asks))]
+
+    def _note_stages(self, queries: int, step_s: float, scan_s: float) -> None:
+        self._metrics.observe_batch(queries, step_s, scan_s)
+        trace.note("step", step_s)
+        trace.note("scan", scan_s)
 
     def _personalised(self, ask: Ask, ranked: Ranked) -> Recommendations:
         rows, scores = (best[: ask.request.k].tolist() for best in ranked)

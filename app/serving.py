@@ -6,6 +6,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 
+from app import no_model
 from app.metrics import Metrics
 from app.models_folder import load_named
 from app.recommend import Recommender
@@ -24,6 +25,8 @@ RETRY_AFTER_S = 5.0  # when the model that the pointer names could not be loaded
 ANNOUNCE_EVERY_S = 20.0
 LIVE_FOR_S = 60.0
 ITEMS_AT_ONCE = 1000
+COUNT_EVERY_S = 1.0  # items, while there is no model; and at most a twentieth of the time
+COUNTING_SHARE = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ class Serving:
     named: NamedGeneration
     generation: Generation
     catalogue: Shelf
+    engine: Engine
     recommender: Recommender
     users: Users
     model: ServedModel
@@ -59,7 +63,9 @@ class Switch:
         self._failed: NamedGeneration | None = None
         self._retry_at_s = 0.0
         self._announce_at_s = 0.0
+        self._count_at_s = 0.0
         self.serving = self._ready(artifact, artifact.name)
+        self._note_served()
 
     async def follow(self) -> None:
         """Look where the pointer points, again and again, and tell the store what is served here."""
@@ -81,6 +87,8 @@ class Switch:
             if active is not None and active.tag != self.serving.named.tag and not self._waits_after_failure(active):
                 async with self._one_at_a_time:
                     await self._go_to_looking_at_items(active)
+            if self.serving.named.tag == no_model.TAG:
+                await self._count()
         except StorageError as exc:
             logger.debug("cannot look which generation is active: %s", exc)
         except Exception:
@@ -113,6 +121,20 @@ class Switch:
         if now_s >= self._announce_at_s:
             await self._store.generations.announce(self.serving.named, LIVE_FOR_S)
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
+
+    async def _count(self) -> None:
+        """Serve what is popular now, without a model."""
+        begin_s = asyncio.get_running_loop().time()
+        if begin_s < self._count_at_s:
+            return
+        before, generation = self.serving, self.serving.generation
+        catalogue = await no_model.shelf(self._store, self._settings.tenant, self._said)
+        end_s = asyncio.get_running_loop().time()
+        self._count_at_s = end_s + max(COUNT_EVERY_S, (end_s - begin_s) / COUNTING_SHARE)
+        counted = self._served(before.named, generation, catalogue, before.engine, before.model)
+        catalogue.catch_up()  # with what was said while it was counted
+        if self.serving is before:  # and no request has activated a model meanwhile
+            self.serving = counted
 
     def _waits_after_failure(self, active: NamedGeneration) -> bool:
         return active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s
@@ -155,24 +177,43 @@ class Switch:
         self._failed = None
         self._announce_at_s = 0
         self._metrics.count_switch("switched")
+        self._note_served()
+
+    def _note_served(self) -> None:
+        generation, named = self.serving.generation, self.serving.named
+        state_bytes = generation.dtype.itemsize
+        self._metrics.serve(self._settings.tenant, named.name, named.tag.hex(), state_bytes)
 
     def _load(self, name: str) -> Serving:
         return self._ready(load_named(self._settings.models_folder, name), name)
 
     def _ready(self, artifact: Artifact, name: str) -> Serving:
         generation = generation_of(artifact)
-        catalogue = Shelf(artifact.items, self._said)
-        store, tenant = self._store, self._settings.tenant
         engine = Engine(artifact, self._settings.device)
+        named = NamedGeneration(name, generation.tag)
+        return self._served(
+            named, generation, Shelf(artifact.items, self._said), engine, _served_model(self._settings, artifact, name)
+        )
+
+    def _served(
+        self,
+        named: NamedGeneration,
+        generation: Generation,
+        catalogue: Shelf,
+        engine: Engine,
+        model: ServedModel,
+    ) -> Serving:
+        store, tenant = self._store, self._settings.tenant
         return Serving(
-            named=NamedGeneration(name, generation.tag),
+            named=named,
             generation=generation,
             catalogue=catalogue,
+            engine=engine,
             recommender=Recommender(
-                artifact.name, generation, catalogue, engine, self._engine_thread, store, tenant, self._metrics
+                named.name, generation, catalogue, engine, self._engine_thread, store, tenant, self._metrics
             ),
-            users=Users(artifact.name, generation, catalogue, store, tenant),
-            model=_served_model(self._settings, artifact),
+            users=Users(named.name, generation, catalogue, store, tenant),
+            model=model,
         )
 
 
@@ -191,9 +232,9 @@ def generation_of(artifact: Artifact) -> Generation:
     )
 
 
-def _served_model(settings: Settings, artifact: Artifact) -> ServedModel:
+def _served_model(settings: Settings, artifact: Artifact, name: str) -> ServedModel:
     return ServedModel(
-        generation=artifact.name,
+        generation=name,
         tag=artifact.tag,
         device=settings.device,
         items=len(artifact.items),

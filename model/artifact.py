@@ -38,6 +38,17 @@ WEIGHTS, CONFIG, ITEMS, METRICS, MANIFEST = (
     "manifest.json",
 )
 FILES = (WEIGHTS, CONFIG, ITEMS, METRICS)
+BROKEN = (
+    ValidationError,
+    SafetensorError,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,  # no Exception, but all that a broken table may come to
+    KeyError,
+    TypeError,
+    RuntimeError,
+    RecursionError,
+    ValueError,
+)
 
 
 class ArtifactError(ValueError):
@@ -112,8 +123,10 @@ def load(directory: Path) -> Artifact:
         metrics = json.loads((directory / METRICS).read_text())
         model, tables = _assemble(config, tensors)
         items = _items(frame)
-    except (ValidationError, SafetensorError, pl.exceptions.PolarsError, KeyError, RuntimeError, ValueError) as exc:
-        raise ArtifactError(f"model directory {str(directory)!r} was made by another version: {exc}") from exc
+    except BROKEN as exc:
+        raise ArtifactError(
+            f"model directory {str(directory)!r} was made by another version: {str(exc)[:1000]}"
+        ) from exc
     if len(items) != len(model.bias):
         raise ArtifactError(f"model directory {str(directory)!r} has {len(items)} items but {len(model.bias)} codes")
     return Artifact(directory.resolve().name, tag, config, items, model, tables, metrics)
@@ -187,6 +200,10 @@ def _items_frame(items: Items) -> pl.DataFrame:
 
 
 def _items(frame: pl.DataFrame) -> Items:
+    """raises ValueError for a table that `_items_frame` has not made"""
+    names = frame["categories"].explode(empty_as_null=False)
+    if frame.null_count().sum_horizontal().sum() or names.null_count() or frame["item_id"].is_duplicated().any():
+        raise ValueError(f"{ITEMS} has an item without an id, or twice")
     categories: Sequence[list[str]] = frame["categories"].to_list()
     return Items(
         frame["item_id"].to_list(),

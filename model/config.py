@@ -24,20 +24,25 @@ class Frozen(BaseModel):
 
 
 class ModelConfig(Frozen):
-    """Shape of a LISA-Mini model; the letters are those of the dimension legend."""
+    """Shape of a LISA-Mini model; the letters are those of the dimension legend.
+
+    The bounds are far beyond what is of use: nobody is to run out of memory over a file that is broken.
+    """
 
     preset: str = "lisa-mini"
-    width: int = Field(128, ge=1)  # D
-    decay_rates: tuple[NonNegativeFloat, ...] = Field((0.02, 0.2, 1.2), min_length=1)  # R, lambda per step
-    history_codebooks: int = Field(8, ge=1)  # B
+    width: int = Field(128, ge=1, le=8192)  # D
+    decay_rates: tuple[NonNegativeFloat, ...] = Field(
+        (0.02, 0.2, 1.2), min_length=1, max_length=64
+    )  # R, lambda per step
+    history_codebooks: int = Field(8, ge=1, le=256)  # B
     history_codewords: int = Field(32, ge=2, le=256)  # W
-    target_codebooks: int = Field(8, ge=1)  # B'
+    target_codebooks: int = Field(8, ge=1, le=256)  # B'
     target_codewords: int = Field(256, ge=2, le=256)  # W'
-    ffn_multiple: int = Field(4, ge=1)
-    hops: int = Field(1, ge=0)  # looks at the histogram after the one by codes
-    recent_items: int = Field(5, ge=1)  # K, the newest items that a step knows, from the state's ring
-    recent_heads: int = Field(0, ge=0)  # 0: no attention to them, only their followers are lifted
-    followers: int = Field(16, ge=0)  # K', exact followers of each item whose scores it lifts
+    ffn_multiple: int = Field(4, ge=1, le=64)
+    hops: int = Field(1, ge=0, le=64)  # looks at the histogram after the one by codes
+    recent_items: int = Field(5, ge=1, le=1024)  # K, the newest items that a step knows, from the state's ring
+    recent_heads: int = Field(0, ge=0, le=256)  # 0: no attention to them, only their followers are lifted
+    followers: int = Field(16, ge=0, le=1024)  # K', exact followers of each item whose scores it lifts
     dropout: float = Field(0.2, ge=0, lt=1)
 
 

@@ -71,7 +71,9 @@ class Scan:
             lane = np.zeros(blocks * BLOCK, np.uint8)
             lane[: self.items] = column
             lanes[:, row] = lane.reshape(blocks, BLOCK)
-        self._catalogue = kernels.Catalogue(lanes, padded, levels, float(bias.max()), float(np.abs(bias).max()))
+        self._catalogue = kernels.Catalogue(
+            lanes, padded, levels, float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
+        )
         self._compile(books)
 
     def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
@@ -138,7 +140,7 @@ def _bias_levels(bias: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[
     """
     order = np.argsort(bias, kind="stable")
     ascending = bias[order]
-    if ascending[0] == ascending[-1]:
+    if (bias == bias[:1]).all():  # also of no items at all
         return np.zeros(len(bias), np.uint8), np.empty(0, np.float32)
     spread = np.cumsum(np.sqrt(np.diff(ascending.astype(np.float64), prepend=ascending[0])))
     place = spread / spread[-1] + np.arange(len(bias)) / len(bias)  # 0 to below 2

@@ -21,6 +21,7 @@ from storage.archive_lookups import ArchiveLookups
 from storage.corrections import LogFold, counted
 from storage.redis_corrections import RedisCorrections
 from storage.redis_generations import RedisGenerations, named_by
+from storage.redis_item_counts import RedisItemCounts
 from storage.redis_items import PUT_ITEMS, READ_ITEMS, RedisItems
 from storage.redis_layout import (
     COMMIT,
@@ -122,6 +123,7 @@ class RedisStore:
         self._looked_up: set[Part] = set()  # what waits for the archive
         self._waiting_apart: set[asyncio.Task[None]] = set()
         self._archive_id = ""
+        self._item_counts = RedisItemCounts(self._usable_servers, keys, archive, self._id_of_archive)
         self._registered: set[bytes] = set()
         self._checked = False
         self._closed = False
@@ -167,6 +169,10 @@ class RedisStore:
                 raise
             logger.warning("the store is not there yet: %s", exc)
         return store
+
+    @property
+    def waiting(self) -> int:
+        return self._reads.waiting + self._writes.waiting + sum(part.size for part in self._looked_up)
 
     def fold_into(self, generations: Sequence[Generation]) -> None:
         self._serving = tuple(generations)
@@ -310,6 +316,9 @@ class RedisStore:
     async def item_tenants(self) -> list[str]:
         await self._usable_servers()
         return await self._items.tenants()
+
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        return await self._item_counts(tenant, types)
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         user = await self._root(tenant, user_id)

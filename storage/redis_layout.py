@@ -496,7 +496,7 @@ def log_entries(user: User, found: Iterable[bytes]) -> Iterator[LogEntry]:
     fields = iter(found)
     for seq, encoded in zip(fields, fields, strict=True):
         if not encoded:
-            raise StorageError(f"'{user.log}' has lost its entry {int(seq)}")
+            raise StorageError(f"a user's log has lost its entry {int(seq)}")
         _tenant, *columns = json.loads(encoded)
         yield LogEntry(int(seq), Event(*columns))
 

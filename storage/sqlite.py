@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage import sqlite_corrections, sqlite_generations, sqlite_items
+from storage import item_counts, sqlite_corrections, sqlite_generations, sqlite_items
 from storage.corrections import LogFold, is_correction
-from storage.sqlite_log import EVENT_COLUMNS, log_event
+from storage.sqlite_log import EVENT_COLUMNS, log_event, newest_entries
 from storage.state import Effect, Event, Generation, State, StateError, digest
 from storage.store import (
     MAIN_TENANT,
@@ -187,6 +187,10 @@ class SQLiteStore:
 
         return await asyncio.to_thread(open_files)
 
+    @property
+    def waiting(self) -> int:
+        return self._writer.waiting
+
     def fold_into(self, generations: Sequence[Generation]) -> None:
         self._serving = tuple(generations)
 
@@ -255,6 +259,9 @@ class SQLiteStore:
 
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         return await self._read(lambda db: sqlite_corrections.seen_items(db, tenant, user_id, unseen_types))
+
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        return await self._read(lambda db: item_counts.of_rows(newest_entries(db, tenant, item_counts.NEWEST), types))
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         def look(db: sqlite3.Connection) -> list[LogEntry]:
@@ -390,6 +397,11 @@ class _GroupCommit:
         # A daemon: who forgets to close loses nothing that was answered, and can still exit.
         self._thread = threading.Thread(target=self._run, name="sqlite-writer", daemon=True)
         self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Size of all that waits."""
+        return self._waiting_size
 
     def submit(self, work: Callable[[sqlite3.Connection], T], size: int) -> Future[T]:
         """Let the work wait for the next group. Cancelling the answer before that group begins takes it back."""

@@ -182,6 +182,11 @@ class UserStore(Protocol):
     @property
     def generations(self) -> GenerationRegistry: ...
 
+    @property
+    def waiting(self) -> int:
+        """How many reads and writes wait just now, in events and users."""
+        ...
+
     def fold_into(self, generations: Sequence[Generation]) -> None:
         """From now on, serve these generations instead."""
         ...
@@ -245,6 +250,10 @@ class UserStore(Protocol):
 
     async def item_tenants(self) -> list[str]:
         """Who has said anything of items, in any order."""
+        ...
+
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        """How many logged events of these types each item has; of a long log, of its archive and its newest entries."""
         ...
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:

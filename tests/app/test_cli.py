@@ -237,7 +237,6 @@ class TestFailures:
         (["train", "--data", "d", "--out", "m", "--preset", "huge"], "lisa-mini"),
         (["train", "--data", "d", "--out", "m", "--epochs", "0"], "epochs"),
         (["evaluate", "--model", "m", "--data", "d", "--protocol", "best"], "loo_full"),
-        (["serve"], "give the model with --model DIR, or LISAREC_MODEL_DIR"),
         (["serve", "--model", "m", "--port", "70000"], "port"),
         (["replay", "--data", "d", "--batch", "1001"], "batch"),
         (["serve", "--model", "m", "--tenant", "books"], "NAME=DIR"),
@@ -249,7 +248,6 @@ class TestFailures:
 def test_wrong_usage_exits_2(
     arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("LISAREC_MODEL_DIR", raising=False)
     shown = Outcome(capsys, *arguments)
     assert shown.status == 2
     assert hint in " ".join(shown.err.split())
