@@ -13,6 +13,7 @@ from model.bitmap import Bitmap
 
 Rows = NDArray[np.int64]
 
+UNLIKE = 4  # of a search, above every closeness that is one
 LOOKED_AT_ONCE = 1024  # of the popular items, when most of them may be shown
 
 
@@ -24,6 +25,7 @@ class Catalogue:
         self.row_of = {item_id: row for row, item_id in enumerate(items.ids)}
         self.counts = items.counts
         self.popular_rows: Rows = np.argsort(-items.counts, kind="stable")  # ties stay in item order
+        self.unavailable = bitmap.empty(len(items))  # what nobody is shown
         self._titles = items.titles
         self._categories = items.categories
         self._rows_of_category = _rows_by_category(items.categories)
@@ -76,18 +78,21 @@ class Catalogue:
         wanted = query.strip().casefold()
         if not wanted:
             return [self._item(row) for row in self.popular_rows[:limit].tolist()]
-        found: tuple[list[int], ...] = ([], [], [], [])
-        for row in self.popular_rows.tolist():
-            text = self._search_texts[row]
-            if wanted in text:
-                found[_closeness(text, wanted)].append(row)
-        return [self._item(row) for row in islice(chain(*found), limit)]
+        popular_first = self._closeness(wanted)[self.popular_rows]
+        places = chain.from_iterable(np.flatnonzero(popular_first == level)[:limit] for level in range(UNLIKE))
+        return [self._item(int(self.popular_rows[place])) for place in islice(places, limit)]
+
+    def _closeness(self, wanted: str) -> NDArray[np.uint8]:
+        """How close title or id of each item come to the text, 0 the closest: (N,)."""
+        return np.array([closeness(text, wanted) for text in self._search_texts], np.uint8)
 
     def _item(self, row: int) -> Item:
         return Item(item_id=self.item_ids[row], title=self._titles[row], categories=list(self._categories[row]))
 
 
-def _closeness(text: str, wanted: str) -> int:
+def closeness(text: str, wanted: str) -> int:
+    if wanted not in text:
+        return UNLIKE
     if wanted in text.split("\n"):
         return 0
     if text.startswith(wanted) or f"\n{wanted}" in text:

@@ -89,6 +89,19 @@ def train(
         float | None,
         typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
     ] = None,
+    event_weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What an event of a type adds to a user's state; 0: nothing. Own types need one; repeatable.",
+            metavar="TYPE=WEIGHT",
+        ),
+    ] = None,
+    unseen: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Type whose items do not count as seen: so they may be shown again; repeatable.", metavar="TYPE"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed and number of threads give the same model.")] = 0,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
@@ -101,7 +114,7 @@ def train(
     chosen = {"epochs": epochs or training.epochs, "lift_strength": lift, "seed": seed}
     training = training.model_copy(update=chosen)
     card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
-    config = Config(model=shape, training=training, data=card)
+    config = _with_event_types(Config(model=shape, training=training, data=card), event_weight or (), unseen or ())
     try:
         with TrainingProgress(training.epochs, console) as progress:
             artifact = train_model(data, out, config, device=device, resume=resume, progress=progress)
@@ -109,6 +122,21 @@ def train(
         _say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None
     _say(f"{out}: {len(artifact.items):,} items, generation {artifact.tag}; try 'lisarec serve --model {out}'")
+
+
+def _with_event_types(config: Config, weights: Sequence[str], unseen: Sequence[str]) -> Config:
+    """What the command line says of event types, beside what holds for the others."""
+    from pydantic import ValidationError
+
+    given = [text.partition("=") for text in weights]
+    try:
+        said = {
+            "event_weights": config.event_weights | {name: weight for name, _, weight in given},
+            "unseen_types": tuple(sorted(set(unseen))),
+        }
+        return Config.model_validate(config.model_dump() | said)
+    except ValidationError as exc:
+        raise typer.BadParameter(f"{exc.errors()[0]['msg']}; give TYPE=WEIGHT, as purchase=3") from exc
 
 
 @cli.command()
@@ -477,6 +505,38 @@ def demo(
     from app.demo import demo as run_demo
 
     run_demo(data, port, console)
+
+
+items_cli = typer.Typer(help="The items of a running service.", no_args_is_help=True)
+cli.add_typer(items_cli, name="items")
+
+
+@items_cli.command("import")
+def import_items(
+    file: Annotated[
+        Path, typer.Argument(help="Table with item_id and any of title, categories (a|b), available.", metavar="FILE")
+    ],
+    url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with a key that may write the catalogue, where keys are on.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Say something of many items: .tsv, .csv (.gz) or .parquet.
+
+    An empty cell, like a column that is missing, leaves what was said before. It can be done again.
+    """
+    from app.items_import import read, send
+
+    items = read(file)
+    key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
+    with Progress(
+        TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    ) as bar:
+        task = bar.add_task("items", total=len(items))
+        unknown = send(items, url, key, on_sent=lambda sent: bar.advance(task, sent))
+    rest = f"; {unknown:,} of them no model has learned yet" if unknown else ""
+    _say(f"{len(items):,} items noted{rest}")
 
 
 keys_cli = typer.Typer(help="Keys, which say who may call the service, and for which tenant.", no_args_is_help=True)

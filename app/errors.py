@@ -85,6 +85,14 @@ class InvalidEvents(RequestError):
     """At least one event is invalid, and so none was applied."""
 
 
+class InvalidItems(RequestError):
+    """At least one item is invalid, and so nothing was noted."""
+
+
+class ItemNotFound(RequestError):
+    """Neither the model nor the shop has said anything of the item."""
+
+
 class BodyTooLarge(RequestError):
     """The body has more bytes than the service reads."""
 
@@ -141,6 +149,8 @@ ANSWERS: dict[type[Exception], Answer] = {
     InvalidJson: Answer(400, "invalid_json"),
     InvalidRequest: Answer(422, "invalid_request"),
     InvalidEvents: Answer(422, "invalid_events"),
+    InvalidItems: Answer(422, "invalid_items"),
+    ItemNotFound: Answer(404, "item_not_found"),
     BodyTooLarge: Answer(413, "body_too_large"),
     BodyTooSlow: Answer(408, "body_too_slow"),
     HeadTooLarge: Answer(431, "head_too_large"),

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from app.catalogue import Catalogue
+from app.said import Said
+from app.shelf import Shelf
 from model.artifact import Artifact, Items
 from model.config import EVENT_WEIGHTS, Config, ModelConfig
 from model.lisa import LisaMini
@@ -49,10 +50,10 @@ def artifact() -> Artifact:
     return Artifact(NAME, TAG.hex(), Config(model=SMALLEST), _items({}), model, tables, {})
 
 
-async def catalogue(store: UserStore, tenant: str) -> Catalogue:
+async def shelf(store: UserStore, tenant: str, said: Said) -> Shelf:
     """The items that were used most, as the log has it now; StorageError when it cannot be read."""
     counts = await store.item_counts(tenant, COUNTED)
-    return await asyncio.to_thread(lambda: Catalogue(_items(counts)))
+    return await asyncio.to_thread(lambda: Shelf(_items(counts), said))
 
 
 def _items(counts: Mapping[str, int]) -> Items:

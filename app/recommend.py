@@ -168,7 +168,7 @@ class Recommender:
         async def items(user_id: str) -> set[str] | None:
             try:
                 with self._metrics.asking_store("log"):
-                    return await self._store.seen_items(self._tenant, user_id)
+                    return await self._store.seen_items(self._tenant, user_id, self._generation.unseen_types)
             except StorageError as exc:
                 note(exc)
                 return None
@@ -226,6 +226,7 @@ class Recommender:
     def _excluded(self, request: RecommendationRequest, past: Past) -> Bitmap:
         """What the request's filters leave out."""
         excluded = self._catalogue.bitmap_of(self._catalogue.rows(request.exclude))
+        excluded |= self._catalogue.unavailable
         if request.categories:
             excluded |= ~self._catalogue.in_categories(request.categories)
         bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])

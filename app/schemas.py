@@ -25,6 +25,7 @@ from model.config import SeenRule
 from model.data import LAST_SECOND
 
 MAX_EVENTS = 1_000
+MAX_ITEMS = 1_000
 MAX_REQUESTS = 100
 MAX_ITEM_IDS = 10_000
 MAX_K = 1_000
@@ -378,9 +379,27 @@ class SearchQuery(Closed):
 
 
 class Item(BaseModel):
+    """An item as it is now; one that is not available is never recommended."""
+
     item_id: str
     title: str
     categories: list[str]
+    available: bool = True
+    known: bool = Field(True, description="false while no model has learned it: it waits for the next training")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "item_id": "tea-2",
+                    "title": "Green tea",
+                    "categories": ["tea", "organic"],
+                    "available": True,
+                    "known": True,
+                }
+            ]
+        }
+    )
 
 
 class Items(BaseModel):
@@ -390,9 +409,46 @@ class Items(BaseModel):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"items": [{"item_id": "tea-2", "title": "Green tea", "categories": ["tea", "organic"]}]}]
+            "examples": [
+                {
+                    "items": [
+                        {
+                            "item_id": "tea-2",
+                            "title": "Green tea",
+                            "categories": ["tea", "organic"],
+                            "available": True,
+                            "known": True,
+                        }
+                    ]
+                }
+            ]
         }
     )
+
+
+class ItemWords(Closed):
+    """What a shop says of an item. What is left out stays as it was."""
+
+    model_config = ConfigDict(strict=True)
+
+    title: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    categories: Categories | None = Field(None, description="all of them; an empty list takes them away")
+    available: bool | None = Field(None, description="false: never recommended, until it is true again")
+
+
+class PostedItem(ItemWords):
+    """The same, with the item it is about."""
+
+    item_id: Id
+
+
+class ItemsTaken(BaseModel):
+    """What was said is durable, and every process goes by it within a second."""
+
+    accepted: int
+    unknown_items: int = Field(description="of these, no model has learned so many yet")
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"accepted": 2, "unknown_items": 0}]})
 
 
 class ServedModel(BaseModel):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from app.catalogue import Catalogue
 from app.ingest import Ingest
 from app.keys import Keyring
 from app.metrics import Metrics
@@ -18,6 +17,8 @@ from app.recommend import Recommender
 from app.schemas import ServedModel
 from app.serving import Switch, generation_of
 from app.settings import Settings, StoreSettings
+from app.shelf import Shelf
+from app.stocking import Stocking
 from app.users import Users
 from model.artifact import Artifact
 from storage.redis import RedisStore
@@ -38,9 +39,10 @@ class Service:
     store: UserStore
     switch: Switch
     ingest: Ingest
+    stocking: Stocking
 
     @property
-    def catalogue(self) -> Catalogue:
+    def catalogue(self) -> Shelf:
         return self.switch.serving.catalogue
 
     @property
@@ -107,7 +109,7 @@ async def _serving(
         switch = Switch(settings, artifact, store, engine_thread, metrics)
         await switch.look()  # so that a process which joins never serves another model first
         async with _in_the_background(switch.follow(), _sweep(store)):
-            yield Service(store, switch, Ingest(store, settings, metrics))
+            yield Service(store, switch, Ingest(store, settings, metrics), Stocking(store, switch, settings.tenant))
     finally:
         await store.close()
 

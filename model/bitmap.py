@@ -27,6 +27,17 @@ def add(bitmap: Bitmap, rows: NDArray[np.int64]) -> None:
     _add(bitmap, rows)
 
 
+@numba.njit(cache=True, nogil=True)
+def _discard(bitmap, rows):  # type: ignore[no-untyped-def]
+    for row in rows:
+        bitmap[row // 64] &= ~(np.uint64(1) << np.uint64(row % 64))
+
+
+def discard(bitmap: Bitmap, rows: NDArray[np.int64]) -> None:
+    """Take the rows, which are those of items, out of the bitmap."""
+    _discard(bitmap, rows)
+
+
 def has(bitmap: Bitmap, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which of the rows are in the bitmap: (rows,)."""
     bits = bitmap[rows // 64] >> (rows % 64).astype(np.uint64)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, StringConstraints, field_validator
 
 Protocol = Literal["loo_full", "loo_sampled100", "temporal"]
 SplitName = Literal["loo", "temporal"]
 TrainOn = Literal["train", "validation", "all"]
 SeenRule = Literal["none", "recent", "all"]
 
+# of an event's type: what it adds to the histogram; 0 does not step. Positive ones lie in the range.
 EVENT_WEIGHTS = {"view": 1.0, "click": 1.0, "cart": 1.0, "purchase": 1.0, "like": 1.0, "dislike": 0.0}
+
+
+WEIGHT_RANGE = (1e-6, 1e6)
+EventType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$")]
 
 
 class Frozen(BaseModel):
@@ -73,7 +78,17 @@ class Config(Frozen):
     model: ModelConfig = ModelConfig()
     training: TrainConfig = TrainConfig()
     data: DataCard = DataCard()
-    event_weights: dict[str, float] = EVENT_WEIGHTS
+    event_weights: dict[EventType, float] = EVENT_WEIGHTS
+    unseen_types: tuple[EventType, ...] = ()  # whose items the seen rule does not hide; every other event's are seen
+
+    @field_validator("event_weights")
+    @classmethod
+    def _weights_are_in_range(cls, weights: dict[str, float]) -> dict[str, float]:
+        low, high = WEIGHT_RANGE
+        for name, weight in weights.items():
+            if not (weight == 0 or low <= weight <= high):
+                raise ValueError(f"the weight of {name!r} is {weight:g}; take 0, or {low:g} to {high:g}")
+        return weights
 
 
 PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {

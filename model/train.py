@@ -126,9 +126,7 @@ class Trainer:
             self.model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=config.training.weight_decay, fused=True
         )
         self.validation = (
-            ranking.held_out(interactions, parts.validation, config.event_weights)
-            if config.data.train_on == "train"
-            else None
+            ranking.held_out(interactions, parts.validation, config) if config.data.train_on == "train" else None
         )
         self.reports: list[EpochReport] = []
         self.ndcg_at_10_by_strength: dict[float, float] = {}  # of the lift, after training

@@ -23,6 +23,7 @@ class EventColumns:
 
     rows           (Q,) int32    of the items in the generation's codes, -1 = unknown
     weights        (Q,) float32  of their types, 0 = no step
+    seen           (Q,) bool     whether their types count as seen
     timestamps_us  (Q,) int64
     id_times_s     (Q,) uint32   rounded up, 0 = none
     id_hashes      (Q,) uint64
@@ -30,6 +31,7 @@ class EventColumns:
 
     rows: NDArray[np.int32]
     weights: NDArray[np.float32]
+    seen: NDArray[np.bool_]
     timestamps_us: NDArray[np.int64]
     id_times_s: NDArray[np.uint32]
     id_hashes: NDArray[np.uint64]
@@ -48,6 +50,7 @@ class EventColumns:
         return cls(
             np.fromiter(map(row_of, (event.item_id for event in events), repeat(UNKNOWN)), np.int32, count),
             np.fromiter((weights.get(event.type, 0.0) for event in events), np.float32, count),
+            np.fromiter((event.type not in generation.unseen_types for event in events), np.bool_, count),
             np.fromiter((event.timestamp_us for event in events), np.int64, count),
             np.clip(-(-id_times_us // 1_000_000), 0, MAX_TIME_S).astype(np.uint32),
             np.fromiter(id_hashes, np.uint64, count),
@@ -100,6 +103,7 @@ def fold_many(
         users,
         events.rows,
         events.weights,
+        events.seen,
         events.timestamps_us,
         events.id_times_s,
         events.id_hashes,
@@ -130,6 +134,7 @@ def _fold_many(  # type: ignore[no-untyped-def]
     users,
     rows,
     weights,
+    seen,
     timestamps_us,
     id_times_s,
     id_hashes,
@@ -166,8 +171,9 @@ def _fold_many(  # type: ignore[no-untyped-def]
         if row < 0:
             continue
         weight = weights[event]
-        recent_items[user, item_count[user] % recent_items.shape[1]] = row
-        item_count[user] += 1
+        if seen[event]:
+            recent_items[user, item_count[user] % recent_items.shape[1]] = row
+            item_count[user] += 1
         if weight <= 0:
             continue
         n[user] += 1

@@ -21,8 +21,9 @@ from storage.archive_lookups import ArchiveLookups
 from storage.corrections import LogFold, counted
 from storage.fold import compile_fold
 from storage.redis_corrections import RedisCorrections
-from storage.redis_generations import RedisGenerations
+from storage.redis_generations import RedisGenerations, named_by
 from storage.redis_item_counts import RedisItemCounts
+from storage.redis_items import PUT_ITEMS, READ_ITEMS, RedisItems
 from storage.redis_layout import (
     COMMIT,
     ERASE,
@@ -54,12 +55,15 @@ from storage.store import (
     MAIN_TENANT,
     Appended,
     FoldedState,
+    ItemChanges,
+    ItemEntry,
     LogEntry,
     LogPage,
     PartlyRead,
     StorageBusy,
     StorageError,
     StorageUnavailable,
+    Watched,
 )
 
 OLDEST_SERVER = (6, 2)
@@ -100,6 +104,8 @@ class RedisStore:
     ) -> None:
         self.generations = RedisGenerations(self._usable_servers, keys, tenant)
         self._corrections = RedisCorrections(self)
+        self._items = RedisItems(self._call, self._run, keys)
+        self._tenant = tenant
         self._servers = servers
         self._keys = keys
         self._serving = tuple(generations)
@@ -281,13 +287,38 @@ class RedisStore:
     async def forget_idle(self) -> int:
         return 0  # the server does it
 
-    async def seen_items(self, tenant: str, user_id: str) -> set[str]:
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         user = await self._root(tenant, user_id)
-        return {event.item_id for event in counted([entry.event async for entry in self._log(user)])}
+        events = counted([entry.event async for entry in self._log(user)])
+        return {event.item_id for event in events if event.type not in unseen_types}
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         user = await self._root(tenant, user_id)
         return [entry async for entry in self._log(user, after=after, limit=limit)]
+
+    async def watched(self) -> Watched:
+        servers = await self._usable_servers()
+        read: list[bytes | None] = []
+        for values in await servers.values(
+            [[self._keys.active(self._tenant)], [self._keys.items(self._tenant).version]]
+        ):
+            if isinstance(values, Exception):
+                raise failure_of(values) from values
+            read += values
+        pointer, version = read
+        return Watched(named_by(pointer), int(version or 0))
+
+    async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        await self._usable_servers()
+        await self._items.put(tenant, entries)
+
+    async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        await self._usable_servers()
+        return await self._items.changes(tenant, after, limit)
+
+    async def item_tenants(self) -> list[str]:
+        await self._usable_servers()
+        return await self._items.tenants()
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
         return await self._item_counts(tenant, types)
@@ -420,7 +451,7 @@ class RedisStore:
         return values
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT):
+        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS):
             for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
                 if isinstance(reply, Exception) and not self._servers.is_cluster:
                     raise failure_of(reply) from reply

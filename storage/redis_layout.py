@@ -4,7 +4,8 @@ All keys of one partition share a hash tag and so, in a cluster, a slot. A user 
 percent-encoded, so that the first "/" ends it.
 
   PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
-                                                "generation:TAG" for every generation that there ever was a state of
+                                                "generation:TAG" for every generation that there ever was a state of,
+                                                "items:TENANT" for every tenant that has said anything of items
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
   PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", see `Entry`, or "x":
                                                 a user erased, see `erasure`, or empty: what was an entry of that user
@@ -16,6 +17,10 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
   PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state;
                                                 expires where the store was told so
+  PREFIX:{items:TENANT}:version         string  how often anything was said of the tenant's items
+  PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version that said something of them last
+  PREFIX:{items:TENANT}:title           hash    item id -> what was said last; the same for :categories, a JSON array,
+                                                and :available, 0 or 1
   PREFIX:generations                    hash    TAG -> name of its model directory
   PREFIX:live:TAG                       string  there, for a while, as long as some process serves or builds it
   PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
@@ -293,6 +298,9 @@ class Keyspace:
     def live(self, tenant: str, tag: bytes) -> str:
         return f"{self._prefix}:live:{tag.hex()}{_suffix(tenant)}"
 
+    def items(self, tenant: str) -> "ItemKeys":
+        return ItemKeys(f"{self._prefix}:{{items:{quote(tenant, safe='')}}}")
+
     def states_pattern(self, tenant: str, tag: bytes) -> str:
         """Of SCAN: every state of the generation that is the tenant's."""
         return f"{_literal(self._prefix)}:{{p*}}:state:{tag.hex()}:{quote(tenant, safe='')}/*"
@@ -326,6 +334,26 @@ def _suffix(tenant: str) -> str:
 def _literal(text: str) -> str:
     """As a part of a pattern that stands for just this text."""
     return re.sub(r"([*?\[\]\\^])", r"\\\1", text)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemKeys:
+    """What a tenant says of items, in one slot."""
+
+    place: str  # PREFIX:{items:TENANT}
+
+    @property
+    def version(self) -> str:
+        return f"{self.place}:version"
+
+    @property
+    def changes(self) -> str:
+        return f"{self.place}:changes"
+
+    @property
+    def parts(self) -> list[str]:
+        """In the order of an ItemEntry's fields."""
+        return [f"{self.place}:{part}" for part in ("title", "categories", "available")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage import item_counts, sqlite_corrections, sqlite_generations, sqlite_states
+from storage import item_counts, sqlite_corrections, sqlite_generations, sqlite_items, sqlite_states
 from storage.corrections import LogFold
 from storage.fold import compile_fold
 from storage.sqlite_append import FAR_BEHIND, Append, append
@@ -28,6 +28,8 @@ from storage.store import (
     MAIN_TENANT,
     Appended,
     FoldedState,
+    ItemChanges,
+    ItemEntry,
     KnownGeneration,
     LogEntry,
     LogPage,
@@ -37,6 +39,7 @@ from storage.store import (
     StorageError,
     StorageUnavailable,
     UnknownEvent,
+    Watched,
 )
 
 FILE_NAME = "lisarec.sqlite3"
@@ -98,6 +101,7 @@ SCHEMA_STEPS = (
     ERASURES_SCHEMA,
     sqlite_generations.TENANTS_SCHEMA,
     sqlite_corrections.SCHEMA,
+    sqlite_items.SCHEMA,
 )
 SCHEMA_VERSION = len(SCHEMA_STEPS)
 
@@ -118,6 +122,7 @@ class SQLiteStore:
     ) -> None:
         self.generations = SQLiteGenerations(self, tenant)
         self._serving = tuple(generations)
+        self._tenant = tenant
         self._state_ttl_days = state_ttl_days
         self._idle_readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
         for _ in range(READERS):
@@ -226,8 +231,8 @@ class SQLiteStore:
             total += removed
         return total
 
-    async def seen_items(self, tenant: str, user_id: str) -> set[str]:
-        return await self._read(lambda db: sqlite_corrections.seen_items(db, tenant, user_id))
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
+        return await self._read(lambda db: sqlite_corrections.seen_items(db, tenant, user_id, unseen_types))
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
         return await self._read(lambda db: item_counts.of_rows(newest_entries(db, tenant, item_counts.NEWEST), types))
@@ -241,6 +246,20 @@ class SQLiteStore:
     async def _entries(self, tenant: str, user_id: str, after: int, limit: int) -> list[LogEntry]:
         """Of the log of that name, also where the user has become another one."""
         return await self._read(lambda db: list(log_entries(db, tenant, user_id, after, limit)))
+
+    async def watched(self) -> Watched:
+        return await self._read(
+            lambda db: Watched(sqlite_generations.active(db, self._tenant), sqlite_items.version(db, self._tenant))
+        )
+
+    async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        await self._write(lambda db: sqlite_items.put(db, tenant, entries), size=len(entries))
+
+    async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        return await self._read(lambda db: sqlite_items.changes(db, tenant, after, limit))
+
+    async def item_tenants(self) -> list[str]:
+        return await self._read(sqlite_items.tenants)
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         is_new = await self._write(lambda db: sqlite_corrections.undo_event(db, tenant, user_id, event_id), size=1)

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from storage.corrections import INTO, UNDO, full_id, into, is_merged, readdressed, undo
 from storage.sqlite_batches import in_batches, rows_of
@@ -26,7 +26,8 @@ SELECT {EVENT_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? ORDER BY seq LI
 """  # noqa: S608, the columns are a constant
 
 SELECT_SEEN = f"""
-SELECT DISTINCT item_id FROM log WHERE tenant = :tenant AND user_id = :user_id AND type NOT IN ('{UNDO}', '{INTO}')
+SELECT DISTINCT type, item_id FROM log
+WHERE tenant = :tenant AND user_id = :user_id AND type NOT IN ('{UNDO}', '{INTO}')
 AND event_id NOT IN (SELECT item_id FROM log WHERE tenant = :tenant AND user_id = :user_id AND type = '{UNDO}')
 """  # noqa: S608, the types are constants
 
@@ -52,8 +53,9 @@ def as_logged(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> l
     return [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
 
 
-def seen_items(db: sqlite3.Connection, tenant: str, user_id: str) -> set[str]:
-    return {item_id for (item_id,) in db.execute(SELECT_SEEN, {"tenant": tenant, "user_id": root(db, tenant, user_id)})}
+def seen_items(db: sqlite3.Connection, tenant: str, user_id: str, unseen_types: Collection[str]) -> set[str]:
+    of_user = {"tenant": tenant, "user_id": root(db, tenant, user_id)}
+    return {item_id for kind, item_id in db.execute(SELECT_SEEN, of_user) if kind not in unseen_types}
 
 
 def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str) -> bool | None:

@@ -5,7 +5,7 @@ state, so a state that is missing, of another generation or of another layout is
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 #   anchor             u8        the step at which bins were last on the scale of the true histogram
 #   last_timestamp_us  i8        of the last item, INT64_MIN = none yet
 #   event_count        u8        events folded, each pushed its id;     newest in slot (event_count - 1) % 20
-#   item_count         u8        of these on known items, each pushed;  newest in slot (item_count - 1) % 24
+#   item_count         u8        of these on known items and seen, each pushed;  newest in slot (item_count - 1) % 24
 #   recent_event_ids   u8[20]    ring of 64-bit hashes of event ids, 0 = empty
 #   bins               f4[R,B,W] true histogram * exp(rate_r * (n - anchor))
 #   recent_items       i4[24]    ring of rows of the codes that were seen, -1 = empty
@@ -100,6 +100,7 @@ class Generation:
     item_index     item id -> row of codes
     codes          (N, B) uint8, every code < W
     event_weights  event type -> weight; a missing type weighs 0, only positive weights step
+    unseen_types   event types whose items do not count as seen
     stepped_items  K, how many of a user's newest steps a state names
     id_ring        length of the ring of event ids; another length or K is another layout
     raises         ValueError when these do not fit together
@@ -111,6 +112,7 @@ class Generation:
     item_index: Mapping[str, int]
     codes: NDArray[np.uint8]
     event_weights: Mapping[str, float]
+    unseen_types: Collection[str] = ()
     stepped_items: int = STEPPED_ITEMS
     id_ring: int = ID_RING
 
@@ -174,7 +176,8 @@ class Generation:
         if item is None:
             return Effect.UNKNOWN_ITEM
         weight = self.event_weights.get(event.type, 0.0)
-        _push_item(state, item)
+        if event.type not in self.unseen_types:
+            _push_item(state, item)
         if weight <= 0:
             return Effect.WEIGHTLESS
         codes = self.codes[item]

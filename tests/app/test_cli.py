@@ -21,7 +21,20 @@ from app.shop import generate
 from model.data import read_interactions
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ("train", "evaluate", "serve", "rebuild", "activate", "drop", "archive", "replay", "data", "demo", "keys")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "serve",
+    "rebuild",
+    "activate",
+    "drop",
+    "archive",
+    "replay",
+    "data",
+    "demo",
+    "keys",
+    "items",
+)
 
 
 class Outcome:

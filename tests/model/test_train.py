@@ -339,7 +339,7 @@ class TestEarlyStopping:
         made = train.train(shop, tmp_path / "model", config, progress=silent())
         interactions = data.read_interactions(shop)
         positions = data.split(interactions, "loo").validation
-        events = ranking.held_out(interactions, positions, made.config.event_weights)
+        events = ranking.held_out(interactions, positions, made.config)
         scorer = evaluate.model_scorer(made)
         found = metrics.metrics(ranking.ranks_full(events, scorer, made.config.data.seen_rule))
         reported = [report["ndcg_at_10"] for report in made.metrics["epochs"]]
