@@ -19,7 +19,7 @@ from model.scan import Lifted, Ranked, Scan
 from model.step import Step
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Queries:
     """What states ask of the catalogue.
 
@@ -60,6 +60,7 @@ class Engine:
             self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
         else:
             self._catalogue = Dense(self._model.target_codes, self._model.bias)
+        artifact.let_go()
 
     def step(
         self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
@@ -74,8 +75,8 @@ class Engine:
         """
         if self._step is None:
             return self._read(histograms, last_items, recent_items)
-        vectors = self._step(histograms, last_items, recent_items)
-        return Queries(torch.from_numpy(vectors), torch.from_numpy(np.array(recent_items, np.int64)))
+        recent = np.array(recent_items, np.int64)
+        return Queries(torch.from_numpy(self._step(histograms, last_items, recent)), torch.from_numpy(recent))
 
     @torch.inference_mode()
     def _read(
