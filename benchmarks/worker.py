@@ -1,9 +1,9 @@
 """What a worker with a large catalogue takes: seconds until it is ready, and memory for each item.
 
-Two workers serve the same model, one after the other. Resident is all that a process has in memory; its own is what it
-shares with nobody (USS); its share counts what several have mapped once between them (PSS). Of each the same of a
-worker with the small model is taken off, so that what is left grows with the items. Then users click on random items
-and ask for recommendations, which brings in those pages of the mapped file that are needed.
+Two workers serve the same model, one after the other. Their own memory (anonymous) is taken by each; what they have
+mapped of the model's files is there once for all, and the kernel takes it back when memory is short. What a worker with
+the small model takes is taken off, so that what is left grows with the items. Then users click on random items, the
+worst there is, and ask for recommendations: that maps the pages of the files that are needed, sixteen at a time.
 
     python -m benchmarks.worker --model models/ml-1m --items 10000000
 """
@@ -39,16 +39,17 @@ console = Console()
 
 
 class Memory(NamedTuple):
-    """Of a process, in bytes."""
+    """Of a process, in bytes: all that is in memory, of that its own, and of that what it has mapped of files."""
 
     resident: int
     own: int
-    share: int
+    mapped: int
 
     @classmethod
     def of(cls, process: psutil.Process) -> Memory:
-        found = process.memory_full_info()
-        return cls(found.rss, found.uss, found.pss)
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        sizes = dict(line.split(":") for line in lines if line.endswith("kB"))
+        return cls(*(int(sizes[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon", "RssFile")))
 
 
 class Worker(NamedTuple):
@@ -93,7 +94,7 @@ def use(url: str, item_ids: list[str], users: int) -> None:
 def main(
     model: Annotated[Path, typer.Option(help="Trained model directory.")],
     items: Annotated[int, typer.Option(help="Size of the catalogue.")] = 10_000_000,
-    users: Annotated[int, typer.Option(help="Who click and ask.")] = 20_000,
+    users: Annotated[int, typer.Option(help="Who click and ask.")] = 5_000,
     large: Annotated[Path | None, typer.Option(help="The large model, where it was made before.")] = None,
 ) -> None:
     with TemporaryDirectory() as temporary:
@@ -103,7 +104,7 @@ def main(
             small = Memory.of(one.process)
             small_ready_s = one.ready_s
         ids = artifact.load(large).items.ids
-        table = Table("", "ready after", "resident", "its own", "its share", "bytes an item: resident", "own", "share")
+        table = Table("", "ready after", "resident", "own", "mapped", "bytes an item: resident", "own", "mapped")
 
         def row(name: str, ready_s: float | None, memory: Memory) -> None:
             sizes = [f"{size / 1e6:,.0f} MB" for size in memory]
@@ -121,13 +122,8 @@ def main(
                 users,
             )
             row(f"after {CLICKS * users:,} clicks and {users:,} answers", None, Memory.of(first.process))
-        ids_each = (ids.buffer.nbytes + large_titles(large)) / len(ids)
-        table.title = f"{len(ids):,} items, whose ids and titles are {ids_each:.1f} B each"
+        table.title = f"{len(ids):,} items, whose ids are {ids.buffer.nbytes / len(ids):.1f} B each"
     console.print(table)
-
-
-def large_titles(large: Path) -> int:
-    return artifact.load(large).items.titles.buffer.nbytes
 
 
 if __name__ == "__main__":

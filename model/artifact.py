@@ -18,7 +18,7 @@ import json
 import mmap
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,8 @@ def load(directory: Path) -> Artifact:
     take it once for all processes. So the file may be replaced, as ``write`` does, but not be written over.
     """
     hashes = _hashes(directory)
-    with ThreadPoolExecutor(1) as beside:
-        tag = beside.submit(_checked_tag, directory, hashes)
+    with ThreadPoolExecutor() as beside:
+        tag = beside.submit(_checked_tag, directory, hashes, beside)
         try:
             config = Config.model_validate_json((directory / CONFIG).read_bytes())
             metrics = json.loads((directory / METRICS).read_text())
@@ -161,17 +161,18 @@ def _hashes(directory: Path) -> dict[str, str]:
     raise ArtifactError(f"{directory / MANIFEST} is broken; copy or train the model again")
 
 
-def _checked_tag(directory: Path, hashes: dict[str, str]) -> str:
-    for name in FILES:
-        try:
-            if name in hashes and _sha256(directory / name) != hashes[name]:
+def _checked_tag(directory: Path, hashes: dict[str, str], beside: Executor) -> str:
+    named = [name for name in FILES if name in hashes]
+    try:
+        for name, found in zip(named, beside.map(_sha256, [directory / name for name in named]), strict=True):
+            if found != hashes[name]:
                 raise ArtifactError(
                     f"{directory / name} is not the file its manifest names; copy or train the model again"
                 )
-        except FileNotFoundError as exc:
-            raise ArtifactError(
-                f"model directory {str(directory)!r} lacks {exc.filename}; copy or train the model again"
-            ) from exc
+    except FileNotFoundError as exc:
+        raise ArtifactError(
+            f"model directory {str(directory)!r} lacks {exc.filename}; copy or train the model again"
+        ) from exc
     served = json.dumps([hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)])  # how long training took is no matter
     return hashlib.sha256(served.encode()).hexdigest()[:16]
 

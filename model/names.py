@@ -1,7 +1,7 @@
 """Millions of strings without an object for each: what is kept of the items beside their codes.
 
 A Python string of twelve letters takes 61 bytes and its place in a dict some 100 more; packed it takes its twelve
-bytes, four that say where they end, and six in the index.
+bytes, four that say where they end, and five in the index.
 """
 
 from __future__ import annotations

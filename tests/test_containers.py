@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,24 @@ def test_haproxy_takes_its_configuration() -> None:
     said = run(haproxy, "-c", "-V", "-f", str(HAPROXY_CONFIG))
     assert "valid" in said
     assert "WARNING" not in said
+
+
+def test_what_is_compiled_for_the_image_is_all_that_a_service_compiles(tmp_path: Path) -> None:
+    """A second start, on copies as in a container, reads everything and adds nothing."""
+
+    def compiled(cache: Path) -> set[str]:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, str(ROOT / "docker" / "compile.py")]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=250)
+        return {str(file.relative_to(cache)) for file in cache.rglob("*.nbc")}
+
+    built = compiled(tmp_path / "built")
+    kernels = {Path(name).name.split("-")[0].split(".")[0] for name in built}
+    assert {"kernels", "step_kernel", "names", "bitmap", "fold"} <= kernels
+    shutil.copytree(tmp_path / "built", tmp_path / "copy")
+    for file in (tmp_path / "copy").rglob("*.nbc"):
+        file.chmod(0o444)
+    assert compiled(tmp_path / "copy") == built
 
 
 def test_images_are_pinned() -> None:
