@@ -35,7 +35,7 @@ CLICKS = 5  # of each user
 BATCH = 500  # events
 AT_ONCE = 50
 
-console = Console()
+console = Console(width=140)
 
 
 class Memory(NamedTuple):
