@@ -4,8 +4,9 @@ Stepwise (the paper's figure 6): one more event of a user with L events becomes 
 histogram; a layer of softmax attention of the same width, with its feed-forward, reads the keys and values of all L.
 
 Forward (its figure 4 and table 5): one layer of attention over a whole history of L, each way in a process of its own.
-What is printed as memory is the largest that the process had, without what it had before. Softmax is written out, or torch's fused kernel; the others are the public packages as they come, with two heads and causal where
-they can be. LISA makes the histograms of all positions, 1,024 at a time, and attends to them.
+What is printed as memory is the largest that the process had, without what it had before. Softmax is written out, or
+torch's fused kernel; the others are the public packages as they come, with two heads and causal where they can be. LISA
+makes the histograms of all positions, 1,024 at a time, and attends to them.
 
 Clustered attention's package has to be compiled and is left out. Weights are random ones: nothing here is trained.
 

@@ -8,7 +8,8 @@ Structured items are clustered: codebooks that get finer as residuals do, items 
 queries near items, a bias that falls with popularity. With a model, codes, bias and queries are its own.
 
     python -m benchmarks.scan
-    python -m benchmarks.catalogue --model models/ml-1m --out models/large && python -m benchmarks.scan --model models/large
+    python -m benchmarks.catalogue --model models/ml-1m --out models/large
+    python -m benchmarks.scan --model models/large
 """
 
 from __future__ import annotations
