@@ -38,6 +38,18 @@ def test_top_k_equals_brute_force(table: str, bias: str, distinct: int, k: int) 
         assert (found[row].tolist(), scores[row].tolist()) == sorted_best(expected[row], mask[row], k)
 
 
+def test_a_lifted_item_stands_there_once() -> None:
+    codes, bias, products, _, mask = make(1, 9 * BLOCK, 8, 256, 1, "normal", "normal", 10**6)
+    lifted = Lifted(torch.tensor([[5, 4000, 5]]), torch.tensor([[50.0, 60.0, 40.0]]))
+    expected = scores_one_by_one(codes, bias, products, lifted)
+    _, without = fused(codes, bias).top_k(products.to(DEVICE), lifted, 9, bitmap.from_mask(mask & False))
+    assert without[0].tolist() == sorted_best(expected[0], mask[0] & False, 9)[1]
+    best = int(expected[0].argmax())
+    again = Lifted(torch.tensor([[best]]), torch.tensor([[0.5]]))
+    found, _ = fused(codes, bias).top_k(products.to(DEVICE), again, 9, bitmap.from_mask(mask & False))
+    assert found[0].tolist().count(best) == 1
+
+
 def test_a_broken_model_is_told_and_not_ranked() -> None:
     codes, bias, products, lifted, mask = make(0, 2 * BLOCK, 3, 16, 1, "normal", "normal", 10**6)
     products[0, 2, 7] = np.nan
