@@ -22,16 +22,19 @@ class Catalogue:
         self.item_ids = items.ids
         self.counts = items.counts
         self.popular_rows = items.popular_first
-        self._rows = items.rows
+        self.row_of = items.rows
         self._titles = items.titles
         self._categories = items.categories
+        self.popular(
+            1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"]))
+        )  # compiles what requests would wait for
 
     def __len__(self) -> int:
         return len(self.item_ids)
 
     def rows(self, item_ids: Iterable[str]) -> Rows:
         """Rows of those ids that are known, in the order given."""
-        return self._rows.known(list(item_ids))
+        return self.row_of.known(list(item_ids))
 
     def bitmap_of(self, rows: Rows) -> Bitmap:
         filled = bitmap.empty(len(self))

@@ -82,6 +82,7 @@ class Rows(Mapping[str, int]):
 
     def __init__(self, names: Names, table: NDArray[np.int32]) -> None:
         self._names, self.table = names, table
+        self.get("x"), self.known(["x"])  # compiles what a request would wait for
 
     @classmethod
     def of(cls, names: Names) -> Rows:
