@@ -14,8 +14,9 @@ import torch
 
 from app.said import Said
 from app.shelf import Shelf
-from model.artifact import Artifact, Items
+from model.artifact import Artifact
 from model.config import EVENT_WEIGHTS, Config, ModelConfig
+from model.items import Items
 from model.lisa import LisaMini
 from storage.store import UserStore
 
@@ -42,7 +43,7 @@ SMALLEST = ModelConfig(
 def artifact() -> Artifact:
     """A model of no items."""
     history_codes, target_codes = (
-        torch.zeros((0, books), dtype=torch.int64) for books in (SMALLEST.history_codebooks, SMALLEST.target_codebooks)
+        torch.zeros((0, books), dtype=torch.uint8) for books in (SMALLEST.history_codebooks, SMALLEST.target_codebooks)
     )
     model = LisaMini(SMALLEST, history_codes, target_codes).eval()
     with torch.no_grad():

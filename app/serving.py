@@ -224,7 +224,7 @@ def generation_of(artifact: Artifact) -> Generation:
         tag=bytes.fromhex(artifact.tag),
         decay_rates=shape.decay_rates,
         codewords=shape.history_codewords,
-        item_index={item_id: row for row, item_id in enumerate(artifact.items.ids)},
+        item_index=artifact.items.rows,
         codes=artifact.history_codes,
         event_weights=artifact.config.event_weights,
         unseen_types=frozenset(artifact.config.unseen_types),

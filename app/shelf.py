@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue import UNLIKE, Catalogue, Rows, closeness
+from app.catalogue import Catalogue, Rows
 from app.said import Said
 from app.schemas import Item, ScoredItem
 from model import bitmap
-from model.artifact import Items
 from model.bitmap import Bitmap
+from model.items import Items
+from model.names import UNLIKE, Names
 from storage.store import ItemEntry
 
 NO_ROWS: Rows = np.empty(0, np.int64)
@@ -72,14 +73,16 @@ class Shelf(Catalogue):
         found = super().search(query, limit)
         wanted = query.strip().casefold()
         unknown = list(self._unknown.values()) if len(found) < limit else []
-        near = [(closeness(_text(entry.title or "", entry.item_id), wanted), entry.item_id, entry) for entry in unknown]
+        close = _closeness([(entry.title or "", entry.item_id) for entry in unknown], wanted).tolist()
+        near = [(level, entry.item_id, entry) for level, entry in zip(close, unknown, strict=True)]
         closest = sorted((one for one in near if one[0] < UNLIKE), key=lambda one: one[:2])
         return found + [_unknown_item(entry) for _, _, entry in closest[: limit - len(found)]]
 
     def _closeness(self, wanted: str) -> NDArray[np.uint8]:
         found = super()._closeness(wanted)
-        for row, title in list(self._retitled.items()):
-            found[row] = closeness(_text(title, self.item_ids[row]), wanted)
+        retitled = list(self._retitled.items())
+        rows = _rows(row for row, _ in retitled)
+        found[rows] = _closeness([(title, self.item_ids[row]) for row, title in retitled], wanted)
         return found
 
     def _item(self, row: int) -> Item:
@@ -130,5 +133,7 @@ def _unknown_item(entry: ItemEntry) -> Item:
     )
 
 
-def _text(title: str, item_id: str) -> str:
-    return f"{title}\n{item_id}".casefold()
+def _closeness(titles_and_ids: Sequence[tuple[str, str]], wanted: str) -> NDArray[np.uint8]:
+    """How close the title or the id comes, whichever is closer."""
+    titles, item_ids = (Names.of(pair[place] for pair in titles_and_ids) for place in range(2))
+    return np.minimum(titles.closeness(wanted), item_ids.closeness(wanted))

@@ -25,6 +25,7 @@ from model import artifact, codes, data, metrics, ranking
 from model.config import Config, DataCard, ModelConfig
 from model.followers import STRENGTH, STRENGTHS, strongest
 from model.histogram import running_histograms
+from model.items import Items
 from model.lisa import build
 from model.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
 from model.recent import windows
@@ -281,7 +282,7 @@ def train(
     trainer = Trainer(interactions, parts, config, out, device)
     trainer.fit(progress, resume)
     counts = np.bincount(interactions.item[parts.train], minlength=len(interactions.item_ids)).astype(np.int64)
-    items = artifact.Items(
+    items = Items(
         interactions.item_ids,
         [texts.titles.get(name, "") for name in interactions.item_ids],
         [texts.categories.get(name, ()) for name in interactions.item_ids],

@@ -22,7 +22,7 @@ PROFILES = sorted({profile for service in COMPOSE["services"].values() for profi
 
 def run(*command: str) -> str:
     """What the command says; it has to succeed."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -48,6 +48,29 @@ def test_haproxy_takes_its_configuration() -> None:
     said = run(haproxy, "-c", "-V", "-f", str(HAPROXY_CONFIG))
     assert "valid" in said
     assert "WARNING" not in said
+
+
+def test_what_the_image_compiles_is_what_a_service_uses() -> None:
+    """It runs; that a second start compiles nothing is seen by the times in docs/performance.md."""
+    run(sys.executable, str(ROOT / "docker" / "compile.py"))
+
+
+def test_a_container_starts_with_a_copy_of_what_was_compiled(tmp_path: Path) -> None:
+    compiled, programs = tmp_path / "compiled", tmp_path / "programs"
+    compiled.mkdir()
+    (compiled / "kernels.nbi").write_text("of the image")
+    programs.mkdir()
+    (programs / "lisarec").write_text('#!/bin/sh\nprintf "%s," "$@"\n')
+    (programs / "lisarec").chmod(0o755)
+    start = tmp_path / "start"
+    start.write_text((ROOT / "docker" / "start").read_text().replace("/opt/lisarec/compiled", str(compiled)))
+    cache = tmp_path / "tmp" / "numba"
+    cache.parent.mkdir()
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "NUMBA_CACHE_DIR": str(cache)}
+    for _ in range(2):  # a container that is started again keeps what it has
+        said = subprocess.run(["sh", str(start), "serve", "a b"], env=environment, capture_output=True, check=True)
+        assert said.stdout == b"serve,a b,"
+        assert [file.name for file in cache.iterdir()] == ["kernels.nbi"]
 
 
 def test_images_are_pinned() -> None:

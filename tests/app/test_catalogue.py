@@ -9,7 +9,7 @@ import pytest
 
 from app.catalogue import Catalogue
 from model import bitmap
-from model.artifact import Items
+from model.items import Items
 from tests.app.conftest import ITEMS, Client
 
 TITLES = {
