@@ -202,7 +202,8 @@ class Bench:
 
     def _processes(self, metric: str) -> list[float]:
         """What each process says of itself."""
-        texts = [httpx.get(f"http://{host}:{port}/metrics", timeout=STOP_WITHIN_S).text for host, port in self._service.addresses]
+        urls = [f"http://{host}:{port}/metrics" for host, port in self._service.addresses]
+        texts = [httpx.get(url, timeout=STOP_WITHIN_S).text for url in urls]
         found = [re.search(rf"^{metric} (\S+)$", text, re.MULTILINE) for text in texts]
         return [float(one[1]) if one else 0.0 for one in found]
 
@@ -230,7 +231,9 @@ def _process(directory: Path, options: Sequence[str]) -> Iterator[Address]:
     port = _free_port()
     log = directory / f"{port}.log"
     with _ended([sys.executable, "-m", "app", "serve", "--port", str(port), *options], log) as process:
-        _wait(process, log, lambda: httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=STOP_WITHIN_S).raise_for_status())
+        _wait(
+            process, log, lambda: httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=STOP_WITHIN_S).raise_for_status()
+        )
         yield "127.0.0.1", port
 
 
