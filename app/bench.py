@@ -122,10 +122,10 @@ def at(url: str) -> Service:
 class Bench:
     """Makes users known to the service, then measures one rate after the other."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, connections: int = CONNECTIONS) -> None:
         self._service = service
         self._random = random.Random(1)  # noqa: S311  # nothing secret
-        self._load = Load(service.addresses, CONNECTIONS * len(service.addresses))
+        self._load = Load(service.addresses, connections * len(service.addresses))
         # a few at a time: the service is to learn them, not to show what it can do
         self._load.run(Due(n / 50, EVENTS, _post("/v1/events", events)) for n, events in enumerate(self._histories()))
 

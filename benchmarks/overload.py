@@ -24,6 +24,7 @@ USUAL_S = 10.0
 RECOVERED_AFTER_S = 5.0
 SOAKED_AT_ONCE_S = 60.0
 KEPT_UP_MS = 1_000.0
+CONNECTIONS = 400  # to each process, several times what it works on at a time; else the clients would queue
 
 console = Console(width=140)
 
@@ -37,7 +38,7 @@ def main(
     processes: Annotated[int, typer.Option(min=1)] = 2,
 ) -> None:
     with of_size(model, items, "trained", processes, on_redis=True) as service:
-        bench = Bench(service)
+        bench = Bench(service, CONNECTIONS)
         usual = capacity * USUAL_SHARE
         if soak_s:
             turns = [(capacity, SOAKED_AT_ONCE_S)] * round(soak_s / SOAKED_AT_ONCE_S)
