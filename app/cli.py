@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -603,6 +604,55 @@ def remove_key(
 
 def _keys_file(given: Path | None) -> Path:
     return given or _store_settings().keys_file or Path("keys")
+
+
+@cli.command()
+def bench(
+    model: Annotated[
+        Path | None, typer.Option(help="Trained model, whose weights and codes are measured.", metavar="DIR")
+    ] = None,
+    items: Annotated[list[int] | None, typer.Option(min=1, help="Size of the catalogue; repeatable.")] = None,
+    codes: Annotated[
+        Literal["trained", "random"], typer.Option(help="Codes of those items: like the model's, or without structure.")
+    ] = "trained",
+    url: Annotated[str | None, typer.Option(help="Measure this service instead; its store keeps the events.")] = None,
+    redis: Annotated[bool, typer.Option("--redis", help="On a Redis of its own, not on SQLite.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Of the service, on Redis.")] = 2,
+    rate: Annotated[float, typer.Option(min=1, help="Recommendations per second to begin with.")] = 500.0,
+    seconds: Annotated[float, typer.Option(min=1, help="At each rate.")] = 10.0,
+    p90_ms: Annotated[float, typer.Option(min=0.1, help="What it has to keep up with.")] = 7.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Raise the rate of requests until the service no longer keeps up; service and load share this machine."""
+    from app.bench import Bench, as_json, at, of_size, sync_ms
+    from app.bench_table import bench_table
+
+    if (model is None) == (url is None):
+        raise typer.BadParameter("give either a model with --model DIR or a running service with --url URL")
+    found = {}
+    for size in [0] if model is None else items or [100_000]:
+        name = str(url) if model is None else f"{size:,} items, {codes} codes"
+        with ExitStack() as stack:
+            with console.status(f"{name}: starting"):
+                running = (
+                    at(str(url))
+                    if model is None
+                    else stack.enter_context(of_size(model, size, codes, processes if redis else 1, on_redis=redis))
+                )
+                measured = Bench(running)
+            stack.callback(measured.close)
+            rows = []
+            for row in measured.until_it_breaks(rate, seconds, p90_ms):
+                rows.append(row)
+                _say(f"{name}: {row.recommendations_per_s:,.0f} recommendations/s, p90 {row.p90_ms:.1f} ms")
+        found[name] = as_json(rows)
+        console.print(bench_table(name, rows, p90_ms))
+    if model is not None:
+        _say("this disk syncs 4 kB in {:.1f} ms (90th percentile {:.1f} ms)".format(*sync_ms()))
+    if json_file is not None:
+        json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def _tenants(given: list[str]) -> dict[str, Path]:

@@ -179,6 +179,9 @@ ANSWERS: dict[type[Exception], Answer] = {
     Exception: Answer(500, "internal_error", "the service failed; its log says why"),
 }
 
+EXPECTED = tuple(kind for kind in ANSWERS if kind is not Exception)
+"""For those who answer exceptions themselves: what is left is a fault, which the framework answers and logs."""
+
 HTTP_ERRORS = {
     404: Answer(404, "not_found", "there is nothing at this path; /openapi.json lists what there is"),
     405: Answer(405, "method_not_allowed", "this path does not take this method; the Allow header names those it does"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -22,6 +23,7 @@ from app import errors, logs, no_model, openapi
 from app.connections import Connection
 from app.cross_origin import CrossOrigin
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
+from app.direct import Direct
 from app.metrics import Metrics, RequestTimer
 from app.overload import RequestBound
 from app.routes import admin, client, events, health, items, model, recommendations, users
@@ -60,7 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[State]:
         async with running(settings, loaded, metrics) as services:
-            with _draining_first(services, settings.drain_s):
+            with _as_the_server(services, settings.drain_s):
                 yield {"services": services}
 
     app = FastAPI(
@@ -72,6 +74,8 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        # it looks into the environment for every request
+        telemetry={"tracing": False, "metrics": False, "logs": False},
         dependencies=[Depends(only_known_lists_repeat), Depends(no_encoded_slash)],
         responses=openapi.errors(401, 403, 422, 429, 503),
     )
@@ -81,6 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(admin.router)
     errors.install(app)
     openapi.describe_keys(app)
+    app.add_middleware(Direct)
     app.add_middleware(RequestBound, at_most=settings.max_requests)
     app.add_middleware(CrossOrigin)
     app.add_middleware(RequestTimer, metrics=metrics, slow_s=settings.slow_request_s)
@@ -112,6 +117,7 @@ def serve(settings: Settings) -> None:
         "log_config": logs.configuration(settings.log_level, settings.log_format),
         "access_log": False,
         "server_header": False,
+        "proxy_headers": False,  # nothing asks for a client's address
         "http": Connection,
         "ws": "none",
         "lifespan": "on",
@@ -178,15 +184,18 @@ class CloseWhenDraining:
 
 
 @contextlib.contextmanager
-def _draining_first(services: Services, drain_s: float) -> Iterator[None]:
+def _as_the_server(services: Services, drain_s: float) -> Iterator[None]:
     """Let SIGTERM make the process unready at once, and pass it on to the server a little later.
 
-    The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice.
+    The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice. And let the
+    garbage collector never look through what was loaded, which stays, and can be millions of objects.
     """
     server = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or not callable(server):
-        yield  # in a test or another program: nobody here to hold back
+        yield  # in a test or another program
         return
+    gc.collect()
+    gc.freeze()
     loop = asyncio.get_running_loop()
 
     def drain(signum: int, frame: FrameType | None) -> None:

@@ -259,7 +259,7 @@ class RequestTimer:
             await self._app(scope, receive, send)
             return
         at_hand = Trace(next((value for name, value in scope["headers"] if name == b"x-request-id"), None))
-        trace.current.set(at_hand)  # of the request's own task
+        trace.begin(at_hand)  # in the request's own task
         status = 500
 
         async def send_noting_status(message: Message) -> None:

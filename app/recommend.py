@@ -13,10 +13,18 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from app import trace
+from app.batching import Batching, never
 from app.catalogue import Catalogue, Rows
 from app.errors import InvalidRequest, details_of
 from app.metrics import Metrics
-from app.schemas import RecommendationBatch, RecommendationRequest, Recommendations, ScoredItem, Source
+from app.schemas import (
+    RecommendationBatch,
+    RecommendationRequest,
+    RecommendationResults,
+    Recommendations,
+    ScoredItem,
+    Source,
+)
 from app.uuid7 import uuid7
 from model import bitmap
 from model.bitmap import Bitmap
@@ -31,6 +39,8 @@ logger = logging.getLogger(__name__)
 NO_ROWS: Rows = np.zeros(0, np.int64)
 # Entries of the log that a request folds if a state lacks them, some 10 ms; who lacks more gets popular items for now.
 FOLD_AT_ONCE = 500
+BATCH = 64  # requests that one read and one turn of the engine answer; more gain nothing, and all wait for the last one
+MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +123,52 @@ class Recommender:
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
+        self._batching = Batching(self._answers, at_once=BATCH, at_most=MAX_WAITING)
 
-    async def recommend(self, requests: Sequence[RecommendationRequest]) -> list[Recommendations]:
+    async def recommend(
+        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never
+    ) -> list[Recommendations]:
         """One answer for each request, in order, from one read of the states and one turn of the engine.
 
         Who is unknown gets popular items; so does who has a long history that is still to be folded for this
         generation, and every user of whom the store cannot be read.
+
+        is_gone  whether nobody waits for the answers any more
+        raises   Overloaded, ClientDisconnect
         """
+        spans = trace.spans.get()
+        return await self._batching.answers([(request, spans) for request in requests], is_gone)
+
+    async def _answers(
+        self, asked: Sequence[tuple[RecommendationRequest, trace.Spans | None]]
+    ) -> list[Recommendations]:
+        """Of a batch; where its time went is noted for everybody in it."""
+        requests = [request for request, _ in asked]
+        of_batch: trace.Spans = {}
+        trace.spans.set(of_batch)
         stored = await self._read(requests)
         loop = asyncio.get_running_loop()
-        in_context = copy_context().run  # what is noted and logged in the thread is this request's
+        in_context = copy_context().run  # what is noted in the thread is this batch's
         self._metrics.at_engine += 1
         try:
             answers = await loop.run_in_executor(self._engine_thread, in_context, self._answer, requests, stored)
         finally:
             self._metrics.at_engine -= 1
+        for _, spans in asked:
+            if spans is not None:
+                spans.update(of_batch)
         for answer in answers:
-            self._metrics.count_recommendations(answer.source)
+            self._metrics.count_recommendations(answer["source"])
         return answers
+
+    async def answer(
+        self, asked: RecommendationRequest | RecommendationBatch, is_gone: Callable[[], bool] = never
+    ) -> Recommendations | RecommendationResults:
+        """As `recommend`, for what `validated` found in a body."""
+        if isinstance(asked, RecommendationBatch):
+            return {"results": await self.recommend(asked.requests, is_gone)}
+        (answer,) = await self.recommend([asked], is_gone)
+        return answer
 
     async def _read(self, requests: Sequence[RecommendationRequest]) -> Stored:
         user_ids = _distinct(request.user_id for request in requests)
@@ -244,15 +282,19 @@ class Recommender:
             np.stack([step.recent for step in steps]),
         )
         stepped_s = time.perf_counter()
-        k = max(ask.request.k for ask in asks)
         ranked: dict[int, Ranked] = {}
-        wide = {place: ask.excluded for place, ask in enumerate(asks) if ask.candidates is None}
-        if wide:
-            items, scores = self._engine.top_k(queries[list(wide)], k, np.stack(list(wide.values())))
-            ranked |= zip(wide, zip(items, scores, strict=True), strict=True)
+        # who wants few items does not wait for a longer ranking
+        for k in {ask.request.k for ask in asks}:
+            wide = {
+                place: ask.excluded for place, ask in enumerate(asks) if ask.request.k == k and ask.candidates is None
+            }
+            if wide:
+                items, scores = self._engine.top_k(queries[list(wide)], k, np.stack(list(wide.values())))
+                ranked |= zip(wide, zip(items, scores, strict=True), strict=True)
         narrow = {place: ask.candidates for place, ask in enumerate(asks) if ask.candidates is not None}
         if narrow:
-            rankings = self._engine.rank_candidates(queries[list(narrow)], list(narrow.values()), k)
+            most = max(asks[place].request.k for place in narrow)
+            rankings = self._engine.rank_candidates(queries[list(narrow)], list(narrow.values()), most)
             ranked |= zip(narrow, rankings, strict=True)
         self._note_stages(len(asks), stepped_s - begin_s, time.perf_counter() - stepped_s)
         return [ranked[place] for place in range(len(asks))]
@@ -272,13 +314,13 @@ class Recommender:
         return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, excluded))
 
     def _recommendations(self, ask: Ask, source: Source, items: list[ScoredItem]) -> Recommendations:
-        return Recommendations(
-            recommendation_id=uuid7(),
-            user_id=ask.request.user_id,
-            generation=self._name,
-            source=source,
-            items=items,
-        )
+        return {
+            "recommendation_id": uuid7(),
+            "user_id": ask.request.user_id,
+            "generation": self._name,
+            "source": source,
+            "items": items,
+        }
 
 
 def _distinct(user_ids: Iterable[str | None]) -> list[str]:

@@ -195,7 +195,7 @@ class ScoredItem(TypedDict):
 Source = Literal["personalised", "popular"]
 
 
-class Recommendations(BaseModel):
+class Recommendations(TypedDict):
     """The best items that were allowed, best first; fewer than k where fewer were."""
 
     recommendation_id: str
@@ -204,22 +204,24 @@ class Recommendations(BaseModel):
     source: Source
     items: list[ScoredItem]
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "recommendation_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
-                    "user_id": "ada",
-                    "generation": "shop",
-                    "source": "personalised",
-                    "items": [{"item_id": "tea-2", "score": 4.25, "title": "Green tea"}],
-                }
-            ]
-        }
-    )
+
+# on the class itself a type checker would take it for a key
+Recommendations.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
+    json_schema_extra={
+        "examples": [
+            {
+                "recommendation_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+                "user_id": "ada",
+                "generation": "shop",
+                "source": "personalised",
+                "items": [{"item_id": "tea-2", "score": 4.25, "title": "Green tea"}],
+            }
+        ]
+    }
+)
 
 
-class RecommendationResults(BaseModel):
+class RecommendationResults(TypedDict):
     """One answer for each request of a batch, in order."""
 
     results: list[Recommendations]

@@ -8,17 +8,20 @@ from os import urandom
 PROCESS = urandom(4).hex().encode()
 _numbers = count()
 
+Spans = dict[str, float]
+"""Seconds by name."""
+
 SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Trace:
-    """One request. `spans` are seconds by name; whoever works for the request adds to them."""
+    """One request; whoever works for it adds to its spans."""
 
     __slots__ = ("_id", "spans")
 
     def __init__(self, request_id: bytes | None = None) -> None:
         self._id = request_id
-        self.spans: dict[str, float] = {}
+        self.spans: Spans = {}
 
     @property
     def id(self) -> bytes:
@@ -35,8 +38,17 @@ class Trace:
 current: ContextVar[Trace | None] = ContextVar("current", default=None)
 """The request that a task works for; None where it works for none, or for many."""
 
+spans: ContextVar[Spans | None] = ContextVar("spans", default=None)
+"""Where the time goes of what a task works for: of a request, or of a batch of them."""
+
+
+def begin(trace: Trace) -> None:
+    """From here on the task works for this request."""
+    current.set(trace)
+    spans.set(trace.spans)
+
 
 def note(name: str, seconds: float) -> None:
-    """Add a span to the request at hand, if there is one."""
-    if (trace := current.get()) is not None:
-        trace.spans[name] = trace.spans.get(name, 0.0) + seconds
+    """Add a span to what is at hand, if there is something."""
+    if (noted := spans.get()) is not None:
+        noted[name] = noted.get(name, 0.0) + seconds
