@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from model import artifact
-from model.artifact import Artifact, Items
+from model.artifact import Artifact
+from model.items import Items
 from model.lisa import LisaMini
 
 Codes = Literal["trained", "random"]

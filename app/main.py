@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -187,15 +186,12 @@ class CloseWhenDraining:
 def _as_the_server(services: Services, drain_s: float) -> Iterator[None]:
     """Let SIGTERM make the process unready at once, and pass it on to the server a little later.
 
-    The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice. And let the
-    garbage collector never look through what was loaded, which stays, and can be millions of objects.
+    The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice.
     """
     server = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or not callable(server):
         yield  # in a test or another program
         return
-    gc.collect()
-    gc.freeze()
     loop = asyncio.get_running_loop()
 
     def drain(signum: int, frame: FrameType | None) -> None:

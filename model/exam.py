@@ -151,5 +151,5 @@ def _steps(weights: Mapping[str, float], kind: str) -> bool:
     return weights.get(kind, 0.0) > 0
 
 
-def _popular(counts: NDArray[np.int64]) -> Scorer:
+def _popular(counts: NDArray[np.signedinteger]) -> Scorer:
     return lambda histories: np.tile(counts.astype(np.float32), (len(histories), 1))

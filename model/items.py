@@ -43,7 +43,7 @@ class Items:
         self.ids = Names.of(ids)
         self.titles = Names.of(titles)
         self.categories = Labels.of(categories)
-        self.counts = counts.astype(np.int32 if counts.max(initial=0) < 2**31 else np.int64)
+        self.counts: NDArray[np.signedinteger] = counts.astype(np.int32 if counts.max(initial=0) < 2**31 else np.int64)
 
     def __len__(self) -> int:
         return len(self.counts)
