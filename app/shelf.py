@@ -24,14 +24,14 @@ class Shelf(Catalogue):
     """Read by any thread while one brings it up to date: each item is as it was or as it is, at any moment."""
 
     def __init__(self, items: Items, said: Said) -> None:
-        super().__init__(items)
         self._said = said
         self._mark = 0
         self._retitled: dict[int, str] = {}
         self._recategorised: dict[int, tuple[str, ...]] = {}
-        self._is_recategorised = bitmap.empty(len(self))  # of these items, the model's categories do not count
+        self._is_recategorised = bitmap.empty(len(items))  # of these items, the model's categories do not count
         self._rows_said: dict[str, Rows] = {}  # by category
         self._unknown: dict[str, ItemEntry] = {}  # items that the model has not learned
+        super().__init__(items)  # which already asks for what is overridden here
         bitmap.discard(self.unavailable, NO_ROWS)  # compiled now, not by the first change
         self.catch_up()
 

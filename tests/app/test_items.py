@@ -200,6 +200,17 @@ class TestAvailability:
         assert client.get("/v1/items/brand-new").json()["known"] is False
         client.close()
 
+    def test_holds_without_a_model_too(self, tmp_path: Path) -> None:
+        client = Client(Settings(data_dir=tmp_path))
+        client.click("ada", "lamp", "cup", "lamp")
+        wait_until(client, lambda: shown(client, "nobody") == ["lamp", "cup"])
+        put(client, "lamp", available=False)
+        assert shown(client, "nobody") == ["cup"]
+        client.click("ada", "pot")
+        wait_until(client, lambda: "pot" in shown(client, "nobody"))
+        assert set(shown(client, "nobody")) == {"cup", "pot"}
+        client.close()
+
 
 class TestWords:
     def test_categories_and_titles_change_what_is_found(self, client: Client) -> None:
