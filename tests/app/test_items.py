@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app import serving
 from app.cli import main
 from app.said import Said
 from app.settings import Settings
@@ -189,6 +192,32 @@ class TestAvailability:
         finally:
             one.close()
             other.close()
+
+    def test_what_is_said_while_a_model_is_loaded_holds_for_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for seed, name in enumerate(("may", "june")):
+            write_model(tmp_path / "models" / name, seed)
+        client = Client(Settings(model_dir=tmp_path / "models" / "may", data_dir=tmp_path / "state"))
+        loading, said = threading.Event(), threading.Event()
+        describe = serving._served_model
+
+        def describe_later(*arguments: Any) -> Any:
+            loading.set()
+            assert said.wait(FOLLOWED_WITHIN_S)
+            return describe(*arguments)
+
+        async def say_meanwhile() -> None:
+            activating = asyncio.create_task(client._http.post("/v1/admin/generations/june/activate"))
+            await asyncio.to_thread(loading.wait, FOLLOWED_WITHIN_S)
+            await client._http.put(f"/v1/items/{item_id(3)}", json={"available": False})
+            said.set()
+            assert (await activating).json()["generation"] == "june"
+
+        monkeypatch.setattr(serving, "_served_model", describe_later)
+        client.runner.run(say_meanwhile())
+        assert set(shown(client)) == EVERY_ITEM - {item_id(3)}
+        client.close()
 
     def test_survives_a_restart_without_redis(self, start: Callable[..., Client], tmp_path: Path) -> None:
         client = start(tmp_path)
