@@ -110,6 +110,7 @@ def serve(settings: Settings) -> None:
     app = create_app(settings)
     # Once up and down, so that what is wrong is said here in one sentence, not in a traceback of every worker.
     asyncio.run(_rehearse(app))
+    _say_who_gets_in(settings)
     options: dict[str, Any] = {
         "host": settings.host,
         "port": settings.port,
@@ -132,17 +133,20 @@ def serve(settings: Settings) -> None:
 
 
 def _require_keys_for_others(settings: Settings) -> None:
-    if settings.keys_file is not None:
-        return
-    if is_loopback(settings.host):
-        logger.warning("there are no keys: only this machine can reach the service, and may do everything")
-    elif settings.insecure:
-        logger.warning("there are no keys, and --insecure: whoever reaches %s may do everything", settings.host)
-    else:
+    if settings.keys_file is None and not settings.insecure and not is_loopback(settings.host):
         raise Unprotected(
             f"without keys the service listens on this machine only, not on {settings.host}; make some with "
             "'lisarec keys add --keys FILE' and serve with --keys FILE, or let everybody in with --insecure"
         )
+
+
+def _say_who_gets_in(settings: Settings) -> None:
+    if settings.keys_file is not None:
+        return
+    if is_loopback(settings.host):
+        logger.warning("there are no keys: only this machine can reach the service, and may do everything")
+    else:
+        logger.warning("there are no keys, and --insecure: whoever reaches %s may do everything", settings.host)
 
 
 def is_loopback(host: str) -> bool:

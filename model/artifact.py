@@ -45,7 +45,13 @@ WEIGHTS, CONFIG, ITEMS, PACKED, METRICS, MANIFEST = (
     "manifest.json",
 )
 FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, METRICS)
-OF_ITEMS = ("codes.history", "codes.target", "weights.bias", "weights.followers", "weights.lift")
+OF_ITEMS = {
+    "codes.history": torch.uint8,
+    "codes.target": torch.uint8,
+    "weights.bias": torch.float32,
+    "weights.followers": torch.int32,
+    "weights.lift": torch.float32,
+}
 BROKEN = (
     ValidationError,
     SafetensorError,
@@ -205,25 +211,33 @@ def _assemble(config: Config, tensors: dict[str, Tensor]) -> tuple[LisaMini, Att
     shapes = {
         "codes.history": (len(target), shape.history_codebooks),
         "codes.target": (len(target), shape.target_codebooks),
+        "weights.bias": (len(target),),
+        "weights.followers": (len(target), shape.followers),
+        "weights.lift": (len(target), shape.followers),
         "tables.match": (*pairs, shape.history_codewords),
         "tables.values": (*pairs, shape.width),
     }
     misfit = [name for name, expected in shapes.items() if tensors[name].shape != expected]
     if misfit:
         raise ValueError(f"{misfit[0]} does not have the shape that {CONFIG} tells")
+    mistyped = [name for name, kind in OF_ITEMS.items() if tensors[name].dtype != kind]
+    if mistyped:
+        raise ValueError(f"{mistyped[0]} is of another type")
     beyond = (_largest(history) >= shape.history_codewords, _largest(target) >= shape.target_codewords)
     if any(beyond):
         raise ValueError("codes point beyond their codebooks")
     if shape.followers and _largest(tensors["weights.followers"]) >= len(target):
         raise ValueError("followers point beyond the catalogue")
-    with torch.device("meta"):  # the weights are there already
-        model = LisaMini(shape, history, target)
     weights = {
         name.removeprefix("weights."): tensor if name in OF_ITEMS else tensor.clone()
         for name, tensor in tensors.items()
         if name.startswith("weights.")
-    }
-    model.load_state_dict(weights | {"history_codes": history, "target_codes": target}, assign=True)
+    } | {"history_codes": history, "target_codes": target}
+    model = LisaMini(shape, history[:0], target[:0])  # what belongs to items is there already
+    for name in ("history_codes", "target_codes", "followers", "lift"):
+        setattr(model, name, weights[name])
+    model.bias = torch.nn.Parameter(weights["bias"])
+    model.load_state_dict(weights, assign=True)
     return model.eval(), AttentionTables(tensors["tables.match"].clone(), tensors["tables.values"].clone())
 
 

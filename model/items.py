@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.names import Labels, Names, Rows
+from model.names import FREE, Labels, Names, Rows, is_ascending
 
 LAYOUT = "1"  # of what is packed; another number when anything below or the index in ``model.names`` changes
+KINDS = {"ids.rows": {"int32"}, "categories.items": {"int32"}, "categories.codes": {"uint8", "int32"}}
 COLUMNS: dict[str, Any] = {
     "item_id": pl.String,
     "title": pl.String,
@@ -91,16 +92,40 @@ class Items:
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor]) -> Items:
+        """raises ValueError, KeyError, TypeError where a look-up could leave its bounds or never end"""
         items, part = cls.__new__(cls), {name: tensor.numpy() for name, tensor in tensors.items()}
         items.counts, items.popular_first = part["counts"], part["popular_first"]
 
+        _require_kinds(part)
         items.ids = Names(part["ids"], _long(part["ids.ends"], len(items)))
         items.titles = Names(part["titles"], _long(part["titles.ends"], len(items)))
-        items.rows = Rows(items.ids, part["ids.rows"])
         labels = Names(part["categories"], _unsigned(part["categories.ends"]))
         ends = _long(part["categories.codes.ends"], len(items))
+        for names in (items.ids, items.titles, labels):
+            names.require_whole()
+        for name, least, beyond in (
+            ("ids.rows", FREE, len(items)),
+            ("popular_first", 0, len(items)),
+            ("categories.items", 0, len(items)),
+            ("categories.codes", 0, len(labels)),
+        ):
+            if part[name].size and not least <= part[name].min() <= part[name].max() < beyond:
+                raise ValueError(f"{name} of the items points beyond them")
+        lengths = (len(items.ids), len(items.titles), len(ends) - 1, len(part["popular_first"]))
+        are_labels = len(part["categories.codes"]) == len(part["categories.items"]) == ends[-1] and is_ascending(ends)
+        if set(lengths) != {len(items)} or not are_labels or FREE not in part["ids.rows"]:
+            raise ValueError("the parts of the items do not belong together")
+        items.rows = Rows(items.ids, part["ids.rows"])
         items.categories = Labels(labels, part["categories.codes"], ends, part["categories.items"])
         return items
+
+
+def _require_kinds(part: dict[str, NDArray[np.generic]]) -> None:
+    of_bytes = {"ids", "titles", "categories"}
+    for name, array in part.items():
+        kinds = {"uint8"} if name in of_bytes else KINDS.get(name, {"int32", "int64"})
+        if array.ndim != 1 or array.dtype.name not in kinds:
+            raise TypeError(f"{name} of the items is of another type")
 
 
 def _tensor(part: NDArray[np.generic]) -> Tensor:

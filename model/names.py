@@ -6,6 +6,7 @@ bytes, four that say where they end, and five in the index.
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -17,6 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 DECODED_AT_ONCE = 4096
+CHECKED_AT_ONCE = 1 << 24
 FULL = 0.8  # of an index: the share of its places that are taken, at most
 FREE = -1
 WHOLE, BEGINNING, WORD, ANYWHERE, UNLIKE = range(5)  # where in a name something stands
@@ -60,6 +62,19 @@ class Names(Sequence[str]):
             ends = self.ends[begin : begin + DECODED_AT_ONCE + 1]
             part = self.buffer[ends[0] : ends[-1]].tobytes()
             yield from (part[one:other].decode() for one, other in pairwise((ends - ends[0]).tolist()))
+
+    def require_whole(self) -> None:
+        """Raise ValueError where a name would not lie in the buffer, or is no UTF-8."""
+        ends = self.ends
+        if not len(ends) or ends[-1] != len(self.buffer) or not is_ascending(ends):
+            raise ValueError("names do not end where they should")
+        decoder = getincrementaldecoder("utf-8")()
+        for begin in range(0, len(self.buffer), CHECKED_AT_ONCE):
+            decoder.decode(self.buffer[begin : begin + CHECKED_AT_ONCE].tobytes())
+        decoder.decode(b"", final=True)
+        begins = ends[:-1][ends[:-1] < len(self.buffer)]
+        if (self.buffer[begins] & 0xC0 == 0x80).any():
+            raise ValueError("a name begins within a letter")
 
     def closeness(self, wanted: str) -> NDArray[np.uint8]:
         """Where in each name, whatever the case, something stands that is not empty: (N,), from WHOLE to UNLIKE."""
@@ -165,6 +180,11 @@ class Labels(Sequence[tuple[str, ...]]):
         """Rows of the items that have the label; none for an unknown one."""
         code = self._code_of.get(label)
         return self.items[:0] if code is None else self.items[self._first[code] : self._first[code + 1]]
+
+
+def is_ascending(ends: NDArray[np.unsignedinteger]) -> bool:
+    """Whether parts between these ends, beginning with 0, lie one behind the other."""
+    return bool(ends[0] == 0 and (ends[1:] >= ends[:-1]).all())
 
 
 def ends_of(lengths: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
