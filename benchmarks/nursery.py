@@ -36,6 +36,7 @@ from app.settings import Settings
 from benchmarks import writer
 from benchmarks.ledger import RENAMED
 from benchmarks.machine import Machine, library
+from model import artifact
 from storage.redis import RedisStore
 from storage.state import Event
 from storage.store import Appended
@@ -177,7 +178,8 @@ def main() -> None:
     for line in sys.stdin:
         wish = Wish(*json.loads(line))
         model = wish.arguments[wish.arguments.index("--model") + 1] if "--model" in wish.arguments else None
-        if model is not None and model not in models:
+        # what is not packed is read by polars, whose threads do not survive a fork
+        if model is not None and model not in models and (Path(model) / artifact.PACKED).exists():
             asyncio.run(come_up(Path(model)))
             models.add(model)
         child = os.fork()
