@@ -358,11 +358,11 @@ def _with_best_lift(model: Artifact, choosing: Exam) -> Artifact:
     unit = model.model.lift / (model.config.training.lift_strength or STRENGTH)
 
     def found(strength: float) -> float:
-        model.model.lift.copy_(unit * strength)
+        model.model.lift = unit * strength  # not into the memory that is mapped from the file
         return metrics(choosing.ranks(model))["ndcg_at_10"]
 
     best = max(STRENGTHS, key=found)
-    model.model.lift.copy_(unit * best)
+    model.model.lift = unit * best
     training = model.config.training.model_copy(update={"lift_strength": best})
     return replace(model, config=model.config.model_copy(update={"training": training}))
 

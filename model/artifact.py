@@ -83,7 +83,7 @@ class Artifact:
     metrics: dict[str, Any]
 
     def let_go(self) -> None:
-        """Give back the memory of what was looked at in the mapped file; who looks again finds it in the file."""
+        """Give back the memory of what was looked at in the mapped file; who looks again finds what is in the file."""
         model = self.model
         for tensor in (model.history_codes, model.target_codes, model.bias, model.followers, model.lift):
             _let_go(tensor)

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from app import generations, no_model, retraining, serving
-from app.archiving import Turns
+from app.archiving import ArchiverMetrics, Turns
 from app.archiving import run as archive
 from app.cli import main
 from app.retraining import Outcome, Plan, Round, run
@@ -75,7 +75,7 @@ class Shop:
         self.archive()
 
     def archive(self) -> None:
-        archive(self.settings, Turns(None, 0, None), lambda _: None)
+        archive(self.settings, Turns(None, 0, None), lambda _: None, ArchiverMetrics())
 
     def retrain(self) -> Outcome:
         return run(self.settings, PLAN, None, Console(quiet=True))
