@@ -18,8 +18,9 @@ RUN := $(VENV)/bin/python -m
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
 
+# two files at a time: half of the time goes into waiting for processes
 test: lint
-	$(RUN) pytest
+	$(RUN) pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.tests-installed
 	$(RUN) ruff check .

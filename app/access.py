@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from fastapi import Depends, Request
 from fastapi.params import Depends as Dependency
+from starlette.datastructures import Headers
+from starlette.types import Scope as HTTPScope
 
 from app.errors import Forbidden, Unauthenticated
 from app.keys import Key, Keyring, Scope
@@ -21,17 +23,24 @@ class Needs:
 
     async def __call__(self, request: Request) -> None:
         """raises  Unauthenticated, Forbidden, TooManyRequests"""
-        services: Services = request.state.services
-        if services.keyring is None or (self.scope == "metrics:read" and services.settings.open_metrics):
-            request.state.tenant = services.settings.tenant
-            return
-        key = _key_of(services.keyring, request.headers.getlist("authorization"))
-        if self.scope not in key.scopes:
-            raise Forbidden(f"this call needs a key with the scope {self.scope}")
-        if key.origins and request.headers.get("origin") not in key.origins:
-            raise Forbidden("this key is for pages of other origins")
-        await services.rates.count(key)
-        request.state.tenant = key.tenant
+        request.state.tenant = await tenant_of(request.state.services, request.scope, self.scope)
+
+
+async def tenant_of(services: Services, request: HTTPScope, needed: Scope) -> str:
+    """Whom a request that needs the scope works for, counted among those of its key.
+
+    raises  Unauthenticated, Forbidden, TooManyRequests
+    """
+    if services.keyring is None or (needed == "metrics:read" and services.settings.open_metrics):
+        return services.settings.tenant
+    headers = Headers(scope=request)
+    key = _key_of(services.keyring, headers.getlist("authorization"))
+    if needed not in key.scopes:
+        raise Forbidden(f"this call needs a key with the scope {needed}")
+    if key.origins and headers.get("origin") not in key.origins:
+        raise Forbidden("this key is for pages of other origins")
+    await services.rates.count(key)
+    return key.tenant
 
 
 class Open:

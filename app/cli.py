@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from app.logs import LogFormat
 from model.config import PRESETS, Config, DataCard, Protocol, SeenRule, TrainOn
 from model.config import preset as preset_of
 
@@ -87,6 +90,19 @@ def train(
         float | None,
         typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
     ] = None,
+    event_weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What an event of a type adds to a user's state; 0: nothing. Own types need one; repeatable.",
+            metavar="TYPE=WEIGHT",
+        ),
+    ] = None,
+    unseen: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Type whose items do not count as seen: so they may be shown again; repeatable.", metavar="TYPE"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed and number of threads give the same model.")] = 0,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
@@ -99,7 +115,7 @@ def train(
     chosen = {"epochs": epochs or training.epochs, "lift_strength": lift, "seed": seed}
     training = training.model_copy(update=chosen)
     card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
-    config = Config(model=shape, training=training, data=card)
+    config = _with_event_types(Config(model=shape, training=training, data=card), event_weight or (), unseen or ())
     try:
         with TrainingProgress(training.epochs, console) as progress:
             artifact = train_model(data, out, config, device=device, resume=resume, progress=progress)
@@ -107,6 +123,21 @@ def train(
         _say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None
     _say(f"{out}: {len(artifact.items):,} items, generation {artifact.tag}; try 'lisarec serve --model {out}'")
+
+
+def _with_event_types(config: Config, weights: Sequence[str], unseen: Sequence[str]) -> Config:
+    """What the command line says of event types, beside what holds for the others."""
+    from pydantic import ValidationError
+
+    given = [text.partition("=") for text in weights]
+    try:
+        said = {
+            "event_weights": config.event_weights | {name: weight for name, _, weight in given},
+            "unseen_types": tuple(sorted(set(unseen))),
+        }
+        return Config.model_validate(config.model_dump() | said)
+    except ValidationError as exc:
+        raise typer.BadParameter(f"{exc.errors()[0]['msg']}; give TYPE=WEIGHT, as purchase=3") from exc
 
 
 @cli.command()
@@ -162,7 +193,13 @@ def evaluate(
 
 @cli.command()
 def serve(
-    model: Annotated[Path | None, typer.Option(help="Model directory that 'train' wrote.", metavar="DIR")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Model directory that 'train' wrote; default: none, until one of --models-dir is activated.",
+            metavar="DIR",
+        ),
+    ] = None,
     redis_url: RedisUrlOption = None,
     data_dir: DataDirOption = None,
     archive_dir: ArchiveDirOption = None,
@@ -172,7 +209,9 @@ def serve(
     device: Device | None = None,
     models_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder of the models that can be activated; default: where --model is.", metavar="DIR"),
+        typer.Option(
+            help="Folder of the models that can be activated; default: where --model is, else models.", metavar="DIR"
+        ),
     ] = None,
     keys: Annotated[Path | None, typer.Option(help="File that 'lisarec keys add' wrote.", metavar="FILE")] = None,
     insecure: Annotated[
@@ -184,9 +223,13 @@ def serve(
     playground: Annotated[
         bool | None, typer.Option("--playground", help="Show users' states at /playground.", show_default=False)
     ] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(help="Lines for people, or one JSON object a line; default: text.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP. What is not given comes from LISAREC_* in the environment, else from the defaults.
 
+    Without a model events are logged and popular items recommended, until the first model is activated.
     Without keys only this machine reaches the service.
     """
     from app.main import serve as serve_http
@@ -205,6 +248,7 @@ def serve(
         "insecure": insecure,
         "tenants": _tenants(tenant) if tenant else None,
         "playground": playground,
+        "log_format": log_format,
     }
     serve_http(_settings({name: value for name, value in given.items() if value is not None}))
 
@@ -288,13 +332,16 @@ def archive(
         int | None,
         typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Answer Prometheus here, as 127.0.0.1:9464.", metavar="HOST:PORT")
+    ] = None,
 ) -> None:
     """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
 
     What is not given comes from LISAREC_* in the environment. Afterwards 'lisarec train --data DIR' trains on it, and
     services on Redis need the same directory as --archive-dir.
     """
-    from app.archiving import Turns, run
+    from app.archiving import ArchiverMetrics, Turns, run
 
     settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
     if settings.archive_dir is None:
@@ -303,7 +350,56 @@ def archive(
         raise typer.BadParameter("give one of --redis-url and --data-dir")
     if data_dir is not None:
         settings = settings.model_copy(update={"redis_url": None})
-    run(settings, Turns(None if once else every, keep_tail, keep_days), _say)
+    numbers = ArchiverMetrics()
+    if metrics is not None:
+        host, _, port = metrics.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise typer.BadParameter("give --metrics as HOST:PORT, such as 127.0.0.1:9464")
+        numbers.listen(host, int(port))
+    run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or _say, numbers)
+
+
+def _seconds(text: str) -> float:
+    number, unit = text[:-1], text[-1:]
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    if not number.isdecimal() or not int(number) or unit not in seconds:
+        raise typer.BadParameter(f"{text!r} is no time such as 24h, 30m or 7d")
+    return float(int(number) * seconds[unit])
+
+
+@cli.command()
+def retrain(
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
+    models_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the models, where new ones are put.", metavar="DIR")
+    ] = None,
+    every: Annotated[
+        float | None, typer.Option(parser=_seconds, help="Again and again, as 24h; default: once.", metavar="TIME")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Shape and training settings.", callback=_known_preset)] = "lisa-mini",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
+    min_events: Annotated[int, typer.Option(min=1, help="In the archive, before there is a first model.")] = 2_000,
+    max_events: Annotated[
+        int, typer.Option(min=1, help="The newest ones to train on; they bound the memory.")
+    ] = 2_000_000,
+    max_loss: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
+    ] = 0.1,
+) -> None:
+    """Train on the archive, compare with the model that is served, and serve the new one if it is no worse.
+
+    May be killed at any time and goes on where it was. Exits 0 when a new model is served or there is too little to
+    train on yet, and 3 when the new one was refused. How it ended stands in retrain.json beside the models.
+    """
+    from app import retraining
+
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir, models_dir=models_dir)
+    plan = retraining.Plan(preset, epochs, min_events, max_events, max_loss)
+    outcome = retraining.run(settings, plan, every, console)
+    if outcome.outcome == "refused":
+        raise typer.Exit(3)
 
 
 @cli.command()
@@ -416,6 +512,38 @@ def demo(
     run_demo(data, port, console)
 
 
+items_cli = typer.Typer(help="The items of a running service.", no_args_is_help=True)
+cli.add_typer(items_cli, name="items")
+
+
+@items_cli.command("import")
+def import_items(
+    file: Annotated[
+        Path, typer.Argument(help="Table with item_id and any of title, categories (a|b), available.", metavar="FILE")
+    ],
+    url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with a key that may write the catalogue, where keys are on.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Say something of many items: .tsv, .csv (.gz) or .parquet.
+
+    An empty cell, like a column that is missing, leaves what was said before. It can be done again.
+    """
+    from app.items_import import read, send
+
+    items = read(file)
+    key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
+    with Progress(
+        TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    ) as bar:
+        task = bar.add_task("items", total=len(items))
+        unknown = send(items, url, key, on_sent=lambda sent: bar.advance(task, sent))
+    rest = f"; {unknown:,} of them no model has learned yet" if unknown else ""
+    _say(f"{len(items):,} items noted{rest}")
+
+
 keys_cli = typer.Typer(help="Keys, which say who may call the service, and for which tenant.", no_args_is_help=True)
 cli.add_typer(keys_cli, name="keys")
 KeysFileOption = Annotated[
@@ -482,6 +610,55 @@ def _keys_file(given: Path | None) -> Path:
     return given or _store_settings().keys_file or Path("keys")
 
 
+@cli.command()
+def bench(
+    model: Annotated[
+        Path | None, typer.Option(help="Trained model, whose weights and codes are measured.", metavar="DIR")
+    ] = None,
+    items: Annotated[list[int] | None, typer.Option(min=1, help="Size of the catalogue; repeatable.")] = None,
+    codes: Annotated[
+        Literal["trained", "random"], typer.Option(help="Codes of those items: like the model's, or without structure.")
+    ] = "trained",
+    url: Annotated[str | None, typer.Option(help="Measure this service instead; its store keeps the events.")] = None,
+    redis: Annotated[bool, typer.Option("--redis", help="On a Redis of its own, not on SQLite.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Of the service, on Redis.")] = 2,
+    rate: Annotated[float, typer.Option(min=1, help="Recommendations per second to begin with.")] = 500.0,
+    seconds: Annotated[float, typer.Option(min=1, help="At each rate.")] = 10.0,
+    p90_ms: Annotated[float, typer.Option(min=0.1, help="What it has to keep up with.")] = 7.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Raise the rate of requests until the service no longer keeps up; service and load share this machine."""
+    from app.bench import Bench, as_json, at, of_size, sync_ms
+    from app.bench_table import bench_table
+
+    if (model is None) == (url is None):
+        raise typer.BadParameter("give either a model with --model DIR or a running service with --url URL")
+    found = {}
+    for size in [0] if model is None else items or [100_000]:
+        name = str(url) if model is None else f"{size:,} items, {codes} codes"
+        with ExitStack() as stack:
+            with console.status(f"{name}: starting"):
+                running = (
+                    at(str(url))
+                    if model is None
+                    else stack.enter_context(of_size(model, size, codes, processes if redis else 1, on_redis=redis))
+                )
+                measured = Bench(running)
+            stack.callback(measured.close)
+            rows = []
+            for row in measured.until_it_breaks(rate, seconds, p90_ms):
+                rows.append(row)
+                _say(f"{name}: {row.recommendations_per_s:,.0f} recommendations/s, p90 {row.p90_ms:.1f} ms")
+        found[name] = as_json(rows)
+        console.print(bench_table(name, rows, p90_ms))
+    if model is not None:
+        _say("this disk syncs 4 kB in {:.1f} ms (90th percentile {:.1f} ms)".format(*sync_ms()))
+    if json_file is not None:
+        json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
 def _tenants(given: list[str]) -> dict[str, Path]:
     pairs = [text.partition("=") for text in given]
     if not all(name and model for name, _, model in pairs) or len({name for name, _, _ in pairs}) < len(pairs):
@@ -497,10 +674,6 @@ def _settings(given: dict[str, object]) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as exc:
-        if "model_dir" in (error["loc"][0] for error in exc.errors() if error["type"] == "missing"):
-            raise typer.BadParameter(
-                "give the model with --model DIR, or LISAREC_MODEL_DIR in the environment"
-            ) from exc
         raise _bad_settings(exc) from exc
 
 
@@ -517,6 +690,16 @@ def _store_settings(**given: object) -> StoreSettings:
 
 def _bad_settings(exc: ValidationError) -> typer.BadParameter:
     return typer.BadParameter("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors()))
+
+
+def _line_of_log(settings: StoreSettings) -> Callable[[str], None] | None:
+    """How a process that runs for ever says something where other programs read it; None where people do."""
+    from app import logs
+
+    if settings.log_format == "text":
+        return None
+    logs.configure(settings.log_level, settings.log_format)
+    return logging.getLogger("app.archiving").info
 
 
 def _replay_summary(counts: ReplayCounts) -> str:

@@ -30,12 +30,17 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         services: Services = self.app_state["services"]
         self._limits = services.settings
+        self.app_state = {**self.app_state, "is_gone": self.is_gone}
         self._answering: RequestResponseCycle | None = None
         self._deadline: TimerHandle | None = None  # of what the client is sending
         self._answer_deadline: TimerHandle | None = None  # of what it is taking
         self._heads_begun = 0
         self._in_head = False
         self._head_bytes = 0  # of whole pieces of a head that is not complete
+
+    def is_gone(self) -> bool:
+        """Whether nobody takes answers any more."""
+        return self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

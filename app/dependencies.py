@@ -30,6 +30,7 @@ async def running_service(request: Request, services: ServicesDep) -> Service:
 
 ServiceDep = Annotated[Service, Depends(running_service)]
 UserId = Annotated[Id, Path(examples=["ada"])]
+ItemId = Annotated[Id, Path(examples=["tea-2"])]
 EventId = Annotated[Id, Path(examples=["01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"])]
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from app import trace
 from app.models_folder import NoSuchModel
 from model.artifact import ArtifactError
 from storage.store import (
@@ -84,6 +85,14 @@ class InvalidEvents(RequestError):
     """At least one event is invalid, and so none was applied."""
 
 
+class InvalidItems(RequestError):
+    """At least one item is invalid, and so nothing was noted."""
+
+
+class ItemNotFound(RequestError):
+    """Neither the model nor the shop has said anything of the item."""
+
+
 class BodyTooLarge(RequestError):
     """The body has more bytes than the service reads."""
 
@@ -140,6 +149,8 @@ ANSWERS: dict[type[Exception], Answer] = {
     InvalidJson: Answer(400, "invalid_json"),
     InvalidRequest: Answer(422, "invalid_request"),
     InvalidEvents: Answer(422, "invalid_events"),
+    InvalidItems: Answer(422, "invalid_items"),
+    ItemNotFound: Answer(404, "item_not_found"),
     BodyTooLarge: Answer(413, "body_too_large"),
     BodyTooSlow: Answer(408, "body_too_slow"),
     HeadTooLarge: Answer(431, "head_too_large"),
@@ -167,6 +178,9 @@ ANSWERS: dict[type[Exception], Answer] = {
     ClientDisconnect: Answer(400, "client_disconnected", "the request ended before its body did"),
     Exception: Answer(500, "internal_error", "the service failed; its log says why"),
 }
+
+EXPECTED = tuple(kind for kind in ANSWERS if kind is not Exception)
+"""For those who answer exceptions themselves: what is left is a fault, which the framework answers and logs."""
 
 HTTP_ERRORS = {
     404: Answer(404, "not_found", "there is nothing at this path; /openapi.json lists what there is"),
@@ -217,6 +231,8 @@ def answer_to(exc: Exception) -> JSONResponse:
 
 
 def _headers(exc: Exception, status: int) -> dict[str, str]:
+    if status == 500 and (at_hand := trace.current.get()) is not None:  # of what comes from outside the middleware
+        return {"X-Request-ID": at_hand.id.decode()}
     if isinstance(exc, Unauthenticated):
         return {"WWW-Authenticate": 'Bearer realm="lisarec"'}
     if isinstance(exc, TooManyRequests):

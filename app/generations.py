@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -59,6 +59,19 @@ async def drop(settings: StoreSettings, name: str) -> int:
         chosen = [one for one in known if name in (one.named.name, one.named.tag.hex())]
         _refuse_unless_free(name, chosen, known)
         return sum([await store.generations.forget(one.named.tag) for one in chosen])
+
+
+async def let_go(settings: StoreSettings, names: Collection[str]) -> set[str]:
+    """Remove the states of those generations of these names that nobody serves; returns the names that none has now.
+
+    raises  StorageError, ValueError
+    """
+    async with opened_store(settings) as store:
+        known = [one for one in await store.generations.known() if one.named.name in names]
+        for one in known:
+            if not (one.is_active or one.is_live):
+                await store.generations.forget(one.named.tag)
+        return set(names) - {one.named.name for one in known if one.is_active or one.is_live}
 
 
 def _refuse_unless_free(name: str, chosen: list[KnownGeneration], known: list[KnownGeneration]) -> None:

@@ -2,18 +2,21 @@
 
 import time
 from collections.abc import Sequence
+from math import isfinite
 
 from pydantic import ValidationError
 
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, details_of
 from app.metrics import Metrics
-from app.schemas import MAX_EVENTS, EventCounts, PostedEvent
+from app.schemas import MAX_AHEAD_US, MAX_EVENTS, EventCounts, PostedEvent, is_id
 from app.settings import Settings
 from app.uuid7 import uuid7
+from model.data import LAST_SECOND
 from storage.state import Event, id_time_us
 from storage.store import UserStore
 
 ID_NEEDED = "is required where keys are; best a UUIDv7, and the same one when the event is sent again"
+PLAIN_FIELDS = frozenset({"event_id", "user_id", "item_id", "type", "timestamp", "value", "recommendation_id"})
 REFUSED = "nothing was applied; correct the events named here and send them all again"
 
 
@@ -33,8 +36,12 @@ class Ingest:
                 StorageError   when the store did not take them; sending them again is safe where they have ids
         """
         now_us = time.time_ns() // 1_000
-        posted = validated(body if isinstance(body, list) else [body], now_us, needs_ids=self._needs_ids)
-        appended = await self._store.append(self._tenant, [_event(event, now_us) for event in posted])
+        bodies = body if isinstance(body, list) else [body]
+        events = plain_events(bodies, now_us, needs_ids=self._needs_ids)
+        if events is None:
+            events = [_event(event, now_us) for event in validated(bodies, now_us, needs_ids=self._needs_ids)]
+        with self._metrics.asking_store("append"):
+            appended = await self._store.append(self._tenant, events)
         self._metrics.count_events(appended)
         duplicates = sum(one.duplicate for one in appended)
         return EventCounts(
@@ -42,6 +49,52 @@ class Ingest:
             duplicates=duplicates,
             unknown_items=sum(one.unknown_item for one in appended),
         )
+
+
+def plain_events(bodies: Sequence[object], now_us: int, *, needs_ids: bool = False) -> list[Event] | None:
+    """The events, where each is as almost all are; None where the schema has to say what they are, or what is wrong.
+
+    What this takes, `validated` takes, and makes the same of it; tests hold the two together. It takes a tenth of the
+    time.
+    """
+    if not 1 <= len(bodies) <= MAX_EVENTS:
+        return None
+    events: list[Event] = []
+    for body in bodies:
+        if type(body) is not dict or not PLAIN_FIELDS.issuperset(body):
+            return None
+        event_id, user_id, item_id = body.get("event_id"), body.get("user_id"), body.get("item_id")
+        kind, timestamp, value = body.get("type", "click"), body.get("timestamp"), body.get("value")
+        recommendation_id = body.get("recommendation_id")
+        if not (is_id(user_id) and is_id(item_id) and (kind == "click" or is_id(kind))):
+            return None
+        if not (recommendation_id is None or is_id(recommendation_id)):
+            return None
+        if not (is_id(event_id) or (event_id is None and not needs_ids)):
+            return None
+        if not (value is None or (type(value) is float and isfinite(value))):
+            return None
+        if timestamp is None:
+            time_us = None
+        elif type(timestamp) in (int, float) and abs(timestamp) <= LAST_SECOND:
+            time_us = round(timestamp * 1_000_000)
+            if time_us > now_us + MAX_AHEAD_US:
+                return None
+        else:
+            return None
+        events.append(
+            Event(
+                event_id or uuid7(),
+                user_id,
+                item_id,
+                kind,
+                now_us if time_us is None else time_us,
+                id_time_us(event_id, time_us) if event_id else None,
+                value,
+                recommendation_id,
+            )
+        )
+    return events
 
 
 def validated(bodies: Sequence[object], now_us: int, *, needs_ids: bool = False) -> list[PostedEvent]:

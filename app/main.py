@@ -8,6 +8,8 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from ipaddress import ip_address
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, TypedDict
 
@@ -16,15 +18,16 @@ from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app import errors, openapi
+from app import errors, logs, no_model, openapi
 from app.connections import Connection
 from app.cross_origin import CrossOrigin
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
+from app.direct import Direct
 from app.metrics import Metrics, RequestTimer
 from app.overload import RequestBound
-from app.routes import admin, events, health, items, model, playground, recommendations, users
+from app.routes import admin, client, events, health, items, model, playground, recommendations, users
 from app.service import Services, running
-from app.settings import Settings
+from app.settings import Settings, share_metrics, shared_metrics
 from model import artifact
 
 logger = logging.getLogger(__name__)
@@ -45,17 +48,20 @@ class State(TypedDict):
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service over the model directory of the settings.
+    """The service over the model directory of the settings, or without a model until one is activated.
 
     raises  ArtifactError  when the model directory cannot be used
     """
-    loaded = {tenant: artifact.load(model_dir) for tenant, model_dir in settings.model_dirs.items()}
-    metrics = Metrics()
+    loaded = {
+        tenant: no_model.artifact() if model_dir is None else artifact.load(model_dir)
+        for tenant, model_dir in settings.model_dirs.items()
+    }
+    metrics = Metrics(shared_metrics())
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[State]:
         async with running(settings, loaded, metrics) as services:
-            with _draining_first(services, settings.drain_s):
+            with _as_the_server(services, settings.drain_s):
                 yield {"services": services}
 
     app = FastAPI(
@@ -67,19 +73,23 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        # it looks into the environment for every request
+        telemetry={"tracing": False, "metrics": False, "logs": False},
         dependencies=[Depends(only_known_lists_repeat), Depends(no_encoded_slash)],
         responses=openapi.errors(401, 403, 422, 429, 503),
     )
-    for routes in (events, recommendations, users, items, model, health):
+    for routes in (events, recommendations, users, items, model, client, health):
         app.include_router(routes.router)
     if settings.keys_file is not None or is_loopback(settings.host):  # something keeps others out
         app.include_router(admin.router)
     if settings.playground:
         app.include_router(playground.router)
     errors.install(app)
+    openapi.describe_keys(app)
+    app.add_middleware(Direct)
     app.add_middleware(RequestBound, at_most=settings.max_requests)
     app.add_middleware(CrossOrigin)
-    app.add_middleware(RequestTimer, metrics=metrics)
+    app.add_middleware(RequestTimer, metrics=metrics, slow_s=settings.slow_request_s)
     app.add_middleware(CloseWhenDraining)
     return app
 
@@ -94,6 +104,7 @@ def serve(settings: Settings) -> None:
 
     raises  ArtifactError, StorageError, ValueError  when the model, the store, the device or the port cannot be used
     """
+    logs.configure(settings.log_level, settings.log_format)
     _require_keys_for_others(settings)
     require_free(settings.host, settings.port, "--port 8001")
     # Until the server listens to signals, and again after it has shut down and repeats the one that ended it.
@@ -101,12 +112,14 @@ def serve(settings: Settings) -> None:
     app = create_app(settings)
     # Once up and down, so that what is wrong is said here in one sentence, not in a traceback of every worker.
     asyncio.run(_rehearse(app))
+    _say_who_gets_in(settings)
     options: dict[str, Any] = {
         "host": settings.host,
         "port": settings.port,
-        "log_level": settings.log_level,
+        "log_config": logs.configuration(settings.log_level, settings.log_format),
         "access_log": False,
         "server_header": False,
+        "proxy_headers": False,  # nothing asks for a client's address
         "http": Connection,
         "ws": "none",
         "lifespan": "on",
@@ -116,21 +129,26 @@ def serve(settings: Settings) -> None:
         uvicorn.run(app, **options)
     else:
         settings.export()
-        uvicorn.run("app.main:create_worker_app", factory=True, workers=settings.workers, **options)
+        with TemporaryDirectory(prefix="lisarec-metrics-") as directory:
+            share_metrics(Path(directory))
+            uvicorn.run("app.main:create_worker_app", factory=True, workers=settings.workers, **options)
 
 
 def _require_keys_for_others(settings: Settings) -> None:
-    if settings.keys_file is not None:
-        return
-    if is_loopback(settings.host):
-        logger.warning("there are no keys: only this machine can reach the service, and may do everything")
-    elif settings.insecure:
-        logger.warning("there are no keys, and --insecure: whoever reaches %s may do everything", settings.host)
-    else:
+    if settings.keys_file is None and not settings.insecure and not is_loopback(settings.host):
         raise Unprotected(
             f"without keys the service listens on this machine only, not on {settings.host}; make some with "
             "'lisarec keys add --keys FILE' and serve with --keys FILE, or let everybody in with --insecure"
         )
+
+
+def _say_who_gets_in(settings: Settings) -> None:
+    if settings.keys_file is not None:
+        return
+    if is_loopback(settings.host):
+        logger.warning("there are no keys: only this machine can reach the service, and may do everything")
+    else:
+        logger.warning("there are no keys, and --insecure: whoever reaches %s may do everything", settings.host)
 
 
 def is_loopback(host: str) -> bool:
@@ -171,14 +189,14 @@ class CloseWhenDraining:
 
 
 @contextlib.contextmanager
-def _draining_first(services: Services, drain_s: float) -> Iterator[None]:
+def _as_the_server(services: Services, drain_s: float) -> Iterator[None]:
     """Let SIGTERM make the process unready at once, and pass it on to the server a little later.
 
     The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice.
     """
     server = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or not callable(server):
-        yield  # in a test or another program: nobody here to hold back
+        yield  # in a test or another program
         return
     loop = asyncio.get_running_loop()
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from app import no_model
 from app.schemas import Id
 from model import artifact
-from model.artifact import Artifact
+from model.artifact import Artifact, ArtifactError
 
 NAME = TypeAdapter[str](Id)
 
@@ -19,10 +20,13 @@ def load_named(folder: Path, name: str) -> Artifact:
     """Read the model directory of that name.
 
     raises  NoSuchModel    when it is not there
-            ArtifactError  when it is broken or of another version
+            ArtifactError  when it is broken or of another version, or a link leads out of the folder
     """
     if not _is_name(name) or not (folder / name).is_dir():
         raise NoSuchModel(f"there is no model {name!r} in '{folder}', which has: {', '.join(names(folder)) or 'none'}")
+    for place in (folder / name, *(folder / name).iterdir()):
+        if not place.resolve().is_relative_to(folder.resolve()):
+            raise ArtifactError(f"'{place}' leads out of the folder of models; copy the model there")
     return artifact.load(folder / name)
 
 
@@ -38,4 +42,4 @@ def _is_name(name: str) -> bool:
         NAME.validate_python(name)
     except ValidationError:
         return False
-    return True
+    return name != no_model.NAME

@@ -1,8 +1,22 @@
-"""What the framework cannot derive for /openapi.json: bodies that are parsed by hand, and the one shape of errors."""
+"""What the framework cannot derive for /openapi.json: bodies parsed by hand, the one shape of errors, and keys."""
 
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.routing import APIRoute, iter_route_contexts
+
+from app.access import declared
 from app.errors import ErrorBody
+
+BEARER = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "A key of `lisarec keys add` with the scope that the call names; none where there are no keys.",
+}
+REFUSALS = {
+    "401": "There is no key, or none that is valid; the same words for both.",
+    "403": "The key is not for this call (`{scope}`), or not for pages of this origin.",
+}
 
 
 def json_request(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
@@ -14,3 +28,32 @@ def json_request(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Responses of an operation that are errors."""
     return {status: {"model": ErrorBody} for status in statuses}
+
+
+def describe_keys(app: FastAPI) -> None:
+    """Let the app's description say which scope of a key each call needs, and what is answered without it."""
+    framework = app.openapi
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        document = framework()
+        document["components"]["securitySchemes"] = {"key": BEARER}
+        for context in iter_route_contexts(app.routes):
+            route = context.original_route
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                (scope,) = declared(route.dependencies)
+                for method in route.methods or ():
+                    _describe_key(document["paths"][route.path][method.lower()], scope)
+        return document
+
+    app.openapi = described  # type: ignore[method-assign]
+
+
+def _describe_key(operation: dict[str, Any], scope: str | None) -> None:
+    operation["security"] = [] if scope is None else [{"key": [scope]}]
+    for status, description in REFUSALS.items():
+        if scope is None:
+            del operation["responses"][status]
+        else:
+            operation["responses"][status]["description"] = description.format(scope=scope)

@@ -6,6 +6,13 @@ from app.errors import Overloaded, answer_to
 
 # Those who watch the process have to get an answer just then.
 ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/metrics"})
+REFUSAL = answer_to(Overloaded())  # made once: it is sent when there is no time
+
+
+async def _refuse(send: Send) -> None:
+    # the headers are copied, since the layers around this one add to them
+    await send({"type": "http.response.start", "status": REFUSAL.status_code, "headers": list(REFUSAL.raw_headers)})
+    await send({"type": "http.response.body", "body": REFUSAL.body})
 
 
 class RequestBound:
@@ -24,7 +31,7 @@ class RequestBound:
             await self._app(scope, receive, send)
             return
         if self._at_work >= self._at_most:
-            await answer_to(Overloaded())(scope, receive, send)
+            await _refuse(send)
             return
         has_more_body = True
 

@@ -2,18 +2,29 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from app import trace
+from app.batching import Batching, never
 from app.catalogue import Catalogue, Rows
 from app.errors import InvalidRequest, details_of
 from app.metrics import Metrics
-from app.schemas import RecommendationBatch, RecommendationRequest, Recommendations, ScoredItem, Source
+from app.schemas import (
+    RecommendationBatch,
+    RecommendationRequest,
+    RecommendationResults,
+    Recommendations,
+    ScoredItem,
+    Source,
+)
 from app.uuid7 import uuid7
 from model import bitmap
 from model.bitmap import Bitmap
@@ -28,6 +39,8 @@ logger = logging.getLogger(__name__)
 NO_ROWS: Rows = np.zeros(0, np.int64)
 # Entries of the log that a request folds if a state lacks them, some 10 ms; who lacks more gets popular items for now.
 FOLD_AT_ONCE = 500
+BATCH = 64  # requests that one read and one turn of the engine answer; more gain nothing, and all wait for the last one
+MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +123,52 @@ class Recommender:
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
+        self._batching = Batching(self._answers, at_once=BATCH, at_most=MAX_WAITING)
 
-    async def recommend(self, requests: Sequence[RecommendationRequest]) -> list[Recommendations]:
+    async def recommend(
+        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never
+    ) -> list[Recommendations]:
         """One answer for each request, in order, from one read of the states and one turn of the engine.
 
         Who is unknown gets popular items; so does who has a long history that is still to be folded for this
         generation, and every user of whom the store cannot be read.
+
+        is_gone  whether nobody waits for the answers any more
+        raises   Overloaded, ClientDisconnect
         """
+        spans = trace.spans.get()
+        return await self._batching.answers([(request, spans) for request in requests], is_gone)
+
+    async def _answers(
+        self, asked: Sequence[tuple[RecommendationRequest, trace.Spans | None]]
+    ) -> list[Recommendations]:
+        """Of a batch; where its time went is noted for everybody in it."""
+        requests = [request for request, _ in asked]
+        of_batch: trace.Spans = {}
+        trace.spans.set(of_batch)
         stored = await self._read(requests)
         loop = asyncio.get_running_loop()
-        answers = await loop.run_in_executor(self._engine_thread, self._answer, requests, stored)
+        in_context = copy_context().run  # what is noted in the thread is this batch's
+        self._metrics.at_engine += 1
+        try:
+            answers = await loop.run_in_executor(self._engine_thread, in_context, self._answer, requests, stored)
+        finally:
+            self._metrics.at_engine -= 1
+        for _, spans in asked:
+            if spans is not None:
+                spans.update(of_batch)
         for answer in answers:
-            self._metrics.count_recommendations(answer.source)
+            self._metrics.count_recommendations(answer["source"])
         return answers
+
+    async def answer(
+        self, asked: RecommendationRequest | RecommendationBatch, is_gone: Callable[[], bool] = never
+    ) -> Recommendations | RecommendationResults:
+        """As `recommend`, for what `validated` found in a body."""
+        if isinstance(asked, RecommendationBatch):
+            return {"results": await self.recommend(asked.requests, is_gone)}
+        (answer,) = await self.recommend([asked], is_gone)
+        return answer
 
     async def _read(self, requests: Sequence[RecommendationRequest]) -> Stored:
         user_ids = _distinct(request.user_id for request in requests)
@@ -130,9 +176,11 @@ class Recommender:
         if not user_ids:
             return Stored({}, {})
         failures: list[StorageError] = []
+        begin_s = time.perf_counter()
         states, logs = await asyncio.gather(
             self._states(user_ids, failures.append), self._logs(leaving_out_all, failures.append)
         )
+        trace.note("store", time.perf_counter() - begin_s)
         if failures:
             logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
             self._metrics.count_failed_read()
@@ -145,7 +193,8 @@ class Recommender:
     ) -> Mapping[str, bytes | None]:
         """Of those that can be read."""
         try:
-            states = await self._store.states(self._tenant, user_ids, self._generation, at_most=FOLD_AT_ONCE)
+            with self._metrics.asking_store("states"):
+                states = await self._store.states(self._tenant, user_ids, self._generation, at_most=FOLD_AT_ONCE)
         except StorageError as exc:
             note(exc)
             return exc.values if isinstance(exc, PartlyRead) else {}
@@ -156,7 +205,8 @@ class Recommender:
 
         async def items(user_id: str) -> set[str] | None:
             try:
-                return await self._store.seen_items(self._tenant, user_id)
+                with self._metrics.asking_store("log"):
+                    return await self._store.seen_items(self._tenant, user_id, self._generation.unseen_types)
             except StorageError as exc:
                 note(exc)
                 return None
@@ -190,6 +240,8 @@ class Recommender:
         rows = self._catalogue.rows(item_ids)
         if not len(rows):
             return NOBODY
+        if not len(self._generation.codes):  # there is no model yet, just what is popular
+            return Past(None, recent=rows[-ITEM_RING:], logged=rows)
         codes = self._generation.codes[rows]
         histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
         window = np.full(self._window, -1)
@@ -212,6 +264,7 @@ class Recommender:
     def _excluded(self, request: RecommendationRequest, past: Past) -> Bitmap:
         """What the request's filters leave out."""
         excluded = self._catalogue.bitmap_of(self._catalogue.rows(request.exclude))
+        excluded |= self._catalogue.unavailable
         if request.categories:
             excluded |= ~self._catalogue.in_categories(request.categories)
         bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])
@@ -222,22 +275,34 @@ class Recommender:
         steps = [ask.steps for ask in asks if ask.steps]
         if not steps:
             return []
+        begin_s = time.perf_counter()
         queries = self._engine.step(
             np.stack([step.histogram for step in steps]),
             np.array([step.last for step in steps]),
             np.stack([step.recent for step in steps]),
         )
-        k = max(ask.request.k for ask in asks)
+        stepped_s = time.perf_counter()
         ranked: dict[int, Ranked] = {}
-        wide = {place: ask.excluded for place, ask in enumerate(asks) if ask.candidates is None}
-        if wide:
-            items, scores = self._engine.top_k(queries[list(wide)], k, np.stack(list(wide.values())))
-            ranked |= zip(wide, zip(items, scores, strict=True), strict=True)
+        # who wants few items does not wait for a longer ranking
+        for k in {ask.request.k for ask in asks}:
+            wide = {
+                place: ask.excluded for place, ask in enumerate(asks) if ask.request.k == k and ask.candidates is None
+            }
+            if wide:
+                items, scores = self._engine.top_k(queries[list(wide)], k, np.stack(list(wide.values())))
+                ranked |= zip(wide, zip(items, scores, strict=True), strict=True)
         narrow = {place: ask.candidates for place, ask in enumerate(asks) if ask.candidates is not None}
         if narrow:
-            rankings = self._engine.rank_candidates(queries[list(narrow)], list(narrow.values()), k)
+            most = max(asks[place].request.k for place in narrow)
+            rankings = self._engine.rank_candidates(queries[list(narrow)], list(narrow.values()), most)
             ranked |= zip(narrow, rankings, strict=True)
+        self._note_stages(len(asks), stepped_s - begin_s, time.perf_counter() - stepped_s)
         return [ranked[place] for place in range(len(asks))]
+
+    def _note_stages(self, queries: int, step_s: float, scan_s: float) -> None:
+        self._metrics.observe_batch(queries, step_s, scan_s)
+        trace.note("step", step_s)
+        trace.note("scan", scan_s)
 
     def _personalised(self, ask: Ask, ranked: Ranked) -> Recommendations:
         rows, scores = (best[: ask.request.k].tolist() for best in ranked)
@@ -249,13 +314,13 @@ class Recommender:
         return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, excluded))
 
     def _recommendations(self, ask: Ask, source: Source, items: list[ScoredItem]) -> Recommendations:
-        return Recommendations(
-            recommendation_id=uuid7(),
-            user_id=ask.request.user_id,
-            generation=self._name,
-            source=source,
-            items=items,
-        )
+        return {
+            "recommendation_id": uuid7(),
+            "user_id": ask.request.user_id,
+            "generation": self._name,
+            "source": source,
+            "items": items,
+        }
 
 
 def _distinct(user_ids: Iterable[str | None]) -> list[str]:

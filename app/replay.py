@@ -82,7 +82,7 @@ async def replay(
     patience_s  how long the service may be unreachable or busy; the same events are sent again until then
     raises      ReplayError when the service refuses events or stays away for longer
     """
-    _require_address(url)
+    require_address(url)
     counts = ReplayCounts()
     waiting = iter(histories)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -140,7 +140,7 @@ async def _post(client: httpx.AsyncClient, batch: list[EventJson], counts: Repla
     if answer.status_code == httpx.codes.OK:
         _add(counts, answer)
         return None
-    trouble = f"answers {answer.status_code}: {_message(answer)}"
+    trouble = f"answers {answer.status_code}: {message_of(answer)}"
     if answer.status_code not in WORTH_A_RETRY:
         raise ReplayError(f"{client.base_url} {trouble}")
     return trouble
@@ -156,7 +156,7 @@ def _add(counts: ReplayCounts, answer: httpx.Response) -> None:
         raise ReplayError(f"{answer.url} does not answer as lisarec does; is the address right?") from exc
 
 
-def _message(answer: httpx.Response) -> str:
+def message_of(answer: httpx.Response) -> str:
     """What the service says about its refusal, as far as it says it in the form of lisarec."""
     try:
         error = answer.json()["error"]
@@ -168,7 +168,7 @@ def _message(answer: httpx.Response) -> str:
         return answer.reason_phrase or "no reason"
 
 
-def _require_address(url: str) -> None:
+def require_address(url: str) -> None:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as exc:

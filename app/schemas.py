@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Annotated, Any, Literal, NotRequired, Self
+from typing import Annotated, Any, Literal, NotRequired, Self, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +25,7 @@ from model.config import SeenRule
 from model.data import LAST_SECOND
 
 MAX_EVENTS = 1_000
+MAX_ITEMS = 1_000
 MAX_REQUESTS = 100
 MAX_ITEM_IDS = 10_000
 MAX_K = 1_000
@@ -40,6 +41,11 @@ def _no_path_step(value: str) -> str:
     if value in (".", ".."):
         raise PydanticCustomError("path_step", "'.' and '..' are not ids")
     return value
+
+
+def is_id(value: object) -> TypeGuard[str]:
+    """Whether an `Id` takes the value."""
+    return type(value) is str and _is_in_alphabet(value) is not None and value not in (".", "..")
 
 
 def _timestamp_us(value: object, info: ValidationInfo) -> int:
@@ -78,7 +84,9 @@ def _plain_digits(value: object) -> object:
     return value
 
 
-Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$"), AfterValidator(_no_path_step)]
+_ID = r"[A-Za-z0-9_.:@-]{1,128}"
+_is_in_alphabet = re.compile(_ID).fullmatch
+Id = Annotated[str, StringConstraints(pattern=f"^{_ID}$"), AfterValidator(_no_path_step)]
 # fail_fast: one bad id is reason enough, and a list of a million has no million reasons.
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
 Categories = Annotated[
@@ -187,7 +195,7 @@ class ScoredItem(TypedDict):
 Source = Literal["personalised", "popular"]
 
 
-class Recommendations(BaseModel):
+class Recommendations(TypedDict):
     """The best items that were allowed, best first; fewer than k where fewer were."""
 
     recommendation_id: str
@@ -196,22 +204,24 @@ class Recommendations(BaseModel):
     source: Source
     items: list[ScoredItem]
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "recommendation_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
-                    "user_id": "ada",
-                    "generation": "shop",
-                    "source": "personalised",
-                    "items": [{"item_id": "tea-2", "score": 4.25, "title": "Green tea"}],
-                }
-            ]
-        }
-    )
+
+# on the class itself a type checker would take it for a key
+Recommendations.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
+    json_schema_extra={
+        "examples": [
+            {
+                "recommendation_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+                "user_id": "ada",
+                "generation": "shop",
+                "source": "personalised",
+                "items": [{"item_id": "tea-2", "score": 4.25, "title": "Green tea"}],
+            }
+        ]
+    }
+)
 
 
-class RecommendationResults(BaseModel):
+class RecommendationResults(TypedDict):
     """One answer for each request of a batch, in order."""
 
     results: list[Recommendations]
@@ -371,9 +381,27 @@ class SearchQuery(Closed):
 
 
 class Item(BaseModel):
+    """An item as it is now; one that is not available is never recommended."""
+
     item_id: str
     title: str
     categories: list[str]
+    available: bool = True
+    known: bool = Field(True, description="false while no model has learned it: it waits for the next training")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "item_id": "tea-2",
+                    "title": "Green tea",
+                    "categories": ["tea", "organic"],
+                    "available": True,
+                    "known": True,
+                }
+            ]
+        }
+    )
 
 
 class Items(BaseModel):
@@ -383,9 +411,46 @@ class Items(BaseModel):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"items": [{"item_id": "tea-2", "title": "Green tea", "categories": ["tea", "organic"]}]}]
+            "examples": [
+                {
+                    "items": [
+                        {
+                            "item_id": "tea-2",
+                            "title": "Green tea",
+                            "categories": ["tea", "organic"],
+                            "available": True,
+                            "known": True,
+                        }
+                    ]
+                }
+            ]
         }
     )
+
+
+class ItemWords(Closed):
+    """What a shop says of an item. What is left out stays as it was."""
+
+    model_config = ConfigDict(strict=True)
+
+    title: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    categories: Categories | None = Field(None, description="all of them; an empty list takes them away")
+    available: bool | None = Field(None, description="false: never recommended, until it is true again")
+
+
+class PostedItem(ItemWords):
+    """The same, with the item it is about."""
+
+    item_id: Id
+
+
+class ItemsTaken(BaseModel):
+    """What was said is durable, and every process goes by it within a second."""
+
+    accepted: int
+    unknown_items: int = Field(description="of these, no model has learned so many yet")
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"accepted": 2, "unknown_items": 0}]})
 
 
 class ServedModel(BaseModel):

@@ -1,14 +1,14 @@
 """What one running process holds, and how it comes up and goes down."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import gc
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 
-from app.catalogue import Catalogue
 from app.ingest import Ingest
 from app.keys import Keyring
 from app.metrics import Metrics
@@ -17,6 +17,8 @@ from app.recommend import Recommender
 from app.schemas import ServedModel
 from app.serving import Switch, generation_of
 from app.settings import Settings, StoreSettings
+from app.shelf import Shelf
+from app.stocking import Stocking
 from app.users import Users
 from model.artifact import Artifact
 from storage.redis import RedisStore
@@ -26,6 +28,7 @@ from storage.state import Generation
 from storage.store import StorageError, UserStore
 
 SWEEP_EVERY_S = 3600.0
+SAMPLE_EVERY_S = 1.0
 CANCEL_AGAIN_AFTER_S = 0.1
 
 
@@ -36,9 +39,10 @@ class Service:
     store: UserStore
     switch: Switch
     ingest: Ingest
+    stocking: Stocking
 
     @property
-    def catalogue(self) -> Catalogue:
+    def catalogue(self) -> Shelf:
         return self.switch.serving.catalogue
 
     @property
@@ -65,6 +69,10 @@ class Services:
     rates: Rates
     draining: bool = False
 
+    def sample(self) -> None:
+        """Note what waits, for whoever reads the metrics."""
+        self.metrics.sample(sum(service.store.waiting for service in self.by_tenant.values()))
+
 
 @asynccontextmanager
 async def running(settings: Settings, artifacts: Mapping[str, Artifact], metrics: Metrics) -> AsyncIterator[Services]:
@@ -83,7 +91,12 @@ async def running(settings: Settings, artifacts: Mapping[str, Artifact], metrics
             tenant: await stack.enter_async_context(_serving(settings.of(tenant), artifact, engine_thread, metrics))
             for tenant, artifact in artifacts.items()
         }
-        yield Services(settings, by_tenant, metrics, keyring, rates)
+        services = Services(settings, by_tenant, metrics, keyring, rates)
+        gc.collect()
+        gc.freeze()  # imports and models stay; looking through them again and again held events up for 0.2 s at a time
+        async with _in_the_background(_sample(services)):
+            yield services
+        services.sample()  # the last numbers of a worker that ends
 
 
 @asynccontextmanager
@@ -95,15 +108,15 @@ async def _serving(
     try:
         switch = Switch(settings, artifact, store, engine_thread, metrics)
         await switch.look()  # so that a process which joins never serves another model first
-        async with _in_the_background(switch, store):
-            yield Service(store, switch, Ingest(store, settings, metrics))
+        async with _in_the_background(switch.follow(), _sweep(store)):
+            yield Service(store, switch, Ingest(store, settings, metrics), Stocking(store, switch, settings.tenant))
     finally:
         await store.close()
 
 
 @asynccontextmanager
-async def _in_the_background(switch: Switch, store: UserStore) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(switch.follow()), asyncio.create_task(_sweep(store))]
+async def _in_the_background(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(one) for one in work]
     try:
         yield
     finally:
@@ -120,6 +133,13 @@ async def _sweep(store: UserStore) -> None:
         with suppress(StorageError):
             await store.forget_idle()
         await asyncio.sleep(SWEEP_EVERY_S)
+
+
+async def _sample(services: Services) -> None:
+    """Again and again, as a worker is rarely the one that is asked for its numbers."""
+    while True:
+        services.sample()
+        await asyncio.sleep(SAMPLE_EVERY_S)
 
 
 async def open_store(settings: StoreSettings, *generations: Generation) -> UserStore:

@@ -9,10 +9,12 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.logs import LogFormat
 from app.schemas import Id
 from storage.store import MAIN_TENANT
 
 PREFIX = "LISAREC_"
+SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class StoreSettings(BaseSettings):
@@ -21,11 +23,12 @@ class StoreSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, protected_namespaces=())
 
-    model_dir: Path | None = None
+    model_dir: Path | None = None  # to begin with; default: what is active, and no model before the first one is
     models_dir: Path | None = None  # of the models that can be activated; default: the folder that model_dir is in
     data_dir: Path = Path("state")  # of the embedded store
     redis_url: str | None = Field(None, repr=False)  # instead of it, see RedisStore.open
     redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
+    redis_password_file: Path | None = None  # or the file that it stands in, where neither says it
     redis_prefix: str = "lisarec"  # of every key; several services may share a server
     redis_replicas: int = Field(0, ge=0, le=10)  # of Redis that must have an event before it is acknowledged
     redis_replicas_timeout_s: float = Field(1.0, gt=0, le=30)  # then the event gets a 503, and may be sent again
@@ -34,6 +37,8 @@ class StoreSettings(BaseSettings):
     keys_file: Path | None = None  # 'lisarec keys add' makes it; default: no keys, and only this machine gets in
     tenant: str = MAIN_TENANT
     state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: kept for ever
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    log_format: LogFormat = "text"
 
     @property
     def models_folder(self) -> Path:
@@ -45,13 +50,14 @@ class StoreSettings(BaseSettings):
     def redis_url_with_password(self) -> str:
         """For a service on Redis: its URL, with the password that may be given apart from it."""
         assert self.redis_url is not None
-        return self.redis_url if self.redis_password is None else with_password(self.redis_url, self.redis_password)
+        password = self.redis_password
+        if password is None and self.redis_password_file is not None and urlsplit(self.redis_url).password is None:
+            password = self.redis_password_file.read_text(encoding="utf-8").strip()
+        return self.redis_url if password is None else with_password(self.redis_url, password)
 
 
 class Settings(StoreSettings):
     """One service."""
-
-    model_dir: Path
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)  # 0: any free one
@@ -72,7 +78,7 @@ class Settings(StoreSettings):
     body_timeout_s: float = Field(10.0, gt=0)  # for a request's body to arrive; shorter than the shutdown
     drain_s: float = Field(1.0, ge=0)  # after SIGTERM: still answering, no longer ready
     shutdown_timeout_s: int = Field(30, ge=1)  # for what was accepted before the door closed
-    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    slow_request_s: float = Field(1.0, gt=0)  # a request that takes longer is logged
 
     @model_validator(mode="after")
     def _tenants_are_apart(self) -> Self:
@@ -89,8 +95,8 @@ class Settings(StoreSettings):
         return self
 
     @property
-    def model_dirs(self) -> dict[str, Path]:
-        """By tenant."""
+    def model_dirs(self) -> dict[str, Path | None]:
+        """By tenant; None: no model yet."""
         return {self.tenant: self.model_dir, **self.tenants}
 
     def of(self, tenant: str) -> Self:
@@ -105,6 +111,17 @@ class Settings(StoreSettings):
         """Put these settings into the environment, where the worker processes started next find them."""
         for name, value in self.model_dump(mode="json", exclude_none=True).items():
             os.environ[PREFIX + name.upper()] = value if isinstance(value, str) else json.dumps(value)
+
+
+def share_metrics(directory: Path) -> None:
+    """Let the worker processes started next keep their numbers there; the library has a variable of its own."""
+    os.environ[SHARED_METRICS] = str(directory)
+
+
+def shared_metrics() -> Path | None:
+    """Where this process keeps its numbers together with others; None: for itself."""
+    directory = os.environ.get(SHARED_METRICS)
+    return None if directory is None else Path(directory)
 
 
 def with_password(url: str, password: str) -> str:

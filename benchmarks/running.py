@@ -30,14 +30,14 @@ def running_service(model: Path, *options: str) -> Iterator[str]:
         command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port), *options]
         service = subprocess.Popen([*command, "--data-dir", store], stdout=subprocess.DEVNULL)
         try:
-            _wait_until_ready(url, service)
+            wait_until_ready(url, service)
             yield url
         finally:
             service.terminate()
             service.wait(timeout=30)
 
 
-def _wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
+def wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
     give_up_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < give_up_s:
         if service.poll() is not None:

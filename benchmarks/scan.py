@@ -5,9 +5,11 @@ times themselves are as the machine was. A scan begins with the inner products o
 own time is printed; torch begins with the query and ends with its `topk`. Reading adds up the bytes that a scan reads.
 
 Structured items are clustered: codebooks that get finer as residuals do, items that share their clusters' first codes,
-queries near items, a bias that falls with popularity.
+queries near items, a bias that falls with popularity. With a model, codes, bias and queries are its own.
 
     python -m benchmarks.scan
+    python -m benchmarks.catalogue --model models/ml-1m --out models/large
+    python -m benchmarks.scan --model models/large
 """
 
 from __future__ import annotations
@@ -27,16 +29,19 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from model import bitmap
+from model import artifact, bitmap
+from model.engine import Engine
+from model.histogram import history_histogram
 from model.scan import Lifted, Scan, paths
 
 BOOKS, WORDS, WIDTH = 8, 256, 128
 QUERIES = 32  # different ones, one asked at a time
 CLUSTERS = 1000
+TRAINED = 3_000
 DENSE_ITEMS = 2_000_000  # more than that are gigabytes of vectors
 MASKED = 0.5
 
-console = Console()
+console = Console(width=140)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -68,6 +73,24 @@ def structured_data(rng: np.random.Generator, items: int) -> tuple[Any, ...]:
     return codes, codebooks, queries.astype(np.float32), bias.astype(np.float32)
 
 
+def trained_data(model: Path) -> tuple[Any, ...]:
+    """Codes, codebooks and bias of a model directory, and what users with twenty of its items ask."""
+    trained = artifact.load(model)
+    shape, rng, engine = trained.config.model, np.random.default_rng(0), Engine(trained)
+    first = min(len(trained.items), TRAINED)  # where a catalogue was enlarged, those that it was trained on
+    histories = rng.integers(0, first, (QUERIES, 20))
+    histograms = [
+        history_histogram(trained.history_codes[items], shape.decay_rates, shape.history_codewords)
+        for items in histories
+    ]
+    recent = np.full((QUERIES, shape.recent_items), -1)
+    newest = histories[:, ::-1][:, : shape.recent_items]
+    recent[:, : newest.shape[1]] = newest
+    queries = engine.step(np.stack(histograms), histories[:, -1], recent).vectors.numpy()
+    weights = trained.model.state_dict()
+    return trained.target_codes, weights["target_codebooks"].numpy(), queries, weights["bias"].numpy()
+
+
 def ways(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tuple[str, int, Callable[[int], Any]]]:
     """What is timed: its name, the bytes of codes that it reads, and a function of the round."""
     codes, codebooks, queries, bias = data
@@ -76,7 +99,7 @@ def ways(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tuple[str
     nothing = bitmap.empty(items)[None]
     half = bitmap.from_mask(np.random.default_rng(1).random((1, items)) < MASKED)
     nobody = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
-    rows = BOOKS + 1  # the bias is one more
+    rows = codes.shape[1] + 1  # the bias is one more
     words: NDArray[np.uint64] = np.zeros(-(-items * rows // 8), np.uint64) + np.uint64(1)
 
     def scanning(scan: Scan, k: int, excluded: Any) -> Callable[[int], Any]:
@@ -138,9 +161,15 @@ def main(
     items: Annotated[list[int], typer.Option(help="Size of the catalogue; repeatable.")] = [1_000_000, 10_000_000],  # noqa: B006
     k: Annotated[list[int], typer.Option(help="Items asked for; repeatable.")] = [10, 100],  # noqa: B006
     rounds: Annotated[int, typer.Option(help="Timed turns of each.")] = 50,
+    model: Annotated[Path | None, typer.Option(help="Model directory whose items to scan instead.")] = None,
 ) -> None:
     torch.set_num_threads(1)
     console.print(f"{cpu()}, one thread, torch {torch.__version__}, numba {numba.__version__}, {rounds} rounds")
+    if model is not None:
+        data = trained_data(model)
+        timers = list(ways(len(data[0]), data, k))
+        report(f"{len(data[0]):,} items of {model.name}", timers, timed(timers, rounds))
+        return
     for count in items:
         for name, make in (("random", random_data), ("structured", structured_data)):
             timers = list(ways(count, make(np.random.default_rng(0), count), k))

@@ -101,10 +101,8 @@ class Topology:
         self._model = model
         self.store_options = store_options
         self._names = names
+        self.balancer_environment = balancer_environment(self.url.removeprefix("http://"), names, self.replica_port)
         self._directory = directory
-
-    def balancer_environment(self) -> dict[str, str]:
-        return balancer_environment(self.url.removeprefix("http://"), self._names, self.replica_port)
 
     def scale(self, replicas: int) -> None:
         """Start or stop replicas, all at the same time; returns when the wanted ones are ready, the others gone."""
@@ -126,8 +124,10 @@ class Topology:
     def resent(self) -> int:
         """How many requests the load balancer has logged as sent more than once."""
         # connections at the end: actconn/feconn/beconn/srv_conn/retries, a + where another replica got it
-        log = (self._directory / BALANCER_LOG).read_text(encoding="utf-8", errors="replace")
-        return len(re.findall(r" \d+/\d+/\d+/\d+/\+?[1-9]\d* ", log))
+        return len(re.findall(r" \d+/\d+/\d+/\d+/\+?[1-9]\d* ", self.balancer_log()))
+
+    def balancer_log(self) -> str:
+        return (self._directory / BALANCER_LOG).read_text(encoding="utf-8", errors="replace")
 
     def _start(self) -> Replica:
         taken = {replica.address for replica in self.replicas}
@@ -157,6 +157,7 @@ def balancer_environment(bind: str, names: NameServer, replica_port: int) -> dic
     """What docker/haproxy.cfg reads from the environment."""
     return {
         "LISAREC_BIND": bind,
+        "LISAREC_METRICS_BIND": f"127.0.0.1:{free_port()}",
         "LISAREC_DNS": names.address,
         "LISAREC_APP": "app",
         "LISAREC_APP_PORT": str(replica_port),
@@ -190,7 +191,7 @@ def topology(model: Path, replicas: int, *, redis: bool = True, server: str | No
         balancer = _spawn(
             [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)],
             directory / BALANCER_LOG,
-            running.balancer_environment(),
+            running.balancer_environment,
         )
         stack.callback(_end, balancer)
         running.scale(replicas)

@@ -3,16 +3,22 @@
 ``model.safetensors``  weights, codes and tables
 ``config.json``        what ``model.config.Config`` says
 ``items.parquet``      item_id, title, categories, count: the catalogue in item order
+``items.safetensors``  the same as it is served, so that nothing has to be made of it; ``model.items`` has its layout
 ``metrics.json``       how training went
 ``manifest.json``      SHA-256 of each file above; those of the first three together name the generation
+
+Models of earlier versions have no ``items.safetensors``; theirs is made when they are loaded.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
+import mmap
 import os
-from collections.abc import Sequence
+import shutil
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,42 +28,46 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as to_bytes
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.config import Config
+from model.items import LAYOUT, Items
 from model.lisa import AttentionTables, LisaMini
 
-WEIGHTS, CONFIG, ITEMS, METRICS, MANIFEST = (
+WEIGHTS, CONFIG, ITEMS, PACKED, METRICS, MANIFEST = (
     "model.safetensors",
     "config.json",
     "items.parquet",
+    "items.safetensors",
     "metrics.json",
     "manifest.json",
 )
-FILES = (WEIGHTS, CONFIG, ITEMS, METRICS)
+FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, METRICS)
+OF_ITEMS = {
+    "codes.history": torch.uint8,
+    "codes.target": torch.uint8,
+    "weights.bias": torch.float32,
+    "weights.followers": torch.int32,
+    "weights.lift": torch.float32,
+}
+BROKEN = (
+    ValidationError,
+    SafetensorError,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,  # no Exception, but all that a broken table may come to
+    KeyError,
+    TypeError,
+    RuntimeError,
+    RecursionError,
+    ValueError,
+    OSError,
+)
 
 
 class ArtifactError(ValueError):
     """A model directory that cannot be used; the message names the way out."""
-
-
-@dataclass(frozen=True)
-class Items:
-    """The catalogue in item order, which breaks ties.
-
-    counts  (N,)  int64, training events of each item
-    """
-
-    ids: list[str]
-    titles: list[str]
-    categories: list[tuple[str, ...]]
-    counts: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -72,51 +82,83 @@ class Artifact:
     tables: AttentionTables
     metrics: dict[str, Any]
 
+    def let_go(self) -> None:
+        """Give back the memory of what was looked at in the mapped file; who looks again finds what is in the file."""
+        model = self.model
+        for tensor in (model.history_codes, model.target_codes, model.bias, model.followers, model.lift):
+            _let_go(tensor)
+
     @property
     def history_codes(self) -> NDArray[np.uint8]:
         """(N, B) codes of what a user did."""
-        return self.model.history_codes.numpy().astype(np.uint8)
+        return self.model.history_codes.numpy()
 
     @property
     def target_codes(self) -> NDArray[np.uint8]:
         """(N, B') codes of what can be recommended."""
-        return self.model.target_codes.numpy().astype(np.uint8)
+        return self.model.target_codes.numpy()
 
 
 def save(directory: Path, model: LisaMini, config: Config, items: Items, metrics: dict[str, Any]) -> None:
-    """Write a model directory; the manifest comes last, so a directory is complete or has none."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / MANIFEST).unlink(missing_ok=True)
+    """Write a trained model as a model directory."""
     with torch.no_grad():
         tables = model.tables()
     tensors = {f"weights.{name}": tensor for name, tensor in model.state_dict().items() if not name.endswith("_codes")}
     tensors |= {"tables.match": tables.match, "tables.values": tables.values}
-    tensors |= {"codes.history": model.history_codes.byte(), "codes.target": model.target_codes.byte()}
-    (directory / WEIGHTS).write_bytes(to_bytes({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+    tensors |= {"codes.history": model.history_codes, "codes.target": model.target_codes}
+    write(directory, tensors, config, items.frame(), metrics)
+
+
+def write(
+    directory: Path, tensors: dict[str, Tensor], config: Config, items: pl.DataFrame, metrics: dict[str, Any]
+) -> None:
+    """Write a model directory; the manifest comes last, so a directory is complete or has none."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / MANIFEST).unlink(missing_ok=True)
     (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n")
     (directory / METRICS).write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
-    _items_frame(items).write_parquet(directory / ITEMS)
-    hashes = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in FILES}
+    items.write_parquet(directory / ITEMS)
+    _save(directory / PACKED, Items.of_frame(items).packed(), {"layout": LAYOUT})
+    _save(directory / WEIGHTS, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+    hashes = {name: _sha256(directory / name) for name in FILES}
     unfinished = directory / f"{MANIFEST}.unfinished"
     unfinished.write_text(json.dumps(hashes, indent=2) + "\n")
     os.replace(unfinished, directory / MANIFEST)
 
 
+def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Not over a file that a process may have mapped."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    save_file(tensors, unfinished, metadata)
+    shutil.copymode(path.with_name(CONFIG), unfinished)  # safetensors lets only the owner read
+    os.replace(unfinished, path)
+
+
 def load(directory: Path) -> Artifact:
-    """Read a model directory onto the CPU; raises ArtifactError when a file is missing, changed or does not fit."""
-    tag = _checked_tag(directory)
-    try:
-        config = Config.model_validate_json((directory / CONFIG).read_bytes())
-        tensors = load_tensors((directory / WEIGHTS).read_bytes())
-        frame = pl.read_parquet(directory / ITEMS)
-        metrics = json.loads((directory / METRICS).read_text())
-        model, tables = _assemble(config, tensors)
-        items = _items(frame)
-    except (ValidationError, SafetensorError, pl.exceptions.PolarsError, KeyError, RuntimeError, ValueError) as exc:
-        raise ArtifactError(f"model directory {str(directory)!r} was made by another version: {exc}") from exc
-    if len(items) != len(model.bias):
-        raise ArtifactError(f"model directory {str(directory)!r} has {len(items)} items but {len(model.bias)} codes")
-    return Artifact(directory.resolve().name, tag, config, items, model, tables, metrics)
+    """Read a model directory onto the CPU; raises ArtifactError when a file is missing, changed or does not fit.
+
+    What belongs to single items stays in the file, which is mapped: only pages that are looked at take memory, and they
+    take it once for all processes. So the file may be replaced, as ``write`` does, but not be written over.
+    """
+    hashes = _hashes(directory)
+    with ThreadPoolExecutor() as beside:
+        tag = beside.submit(_checked_tag, directory, hashes, beside)
+        try:
+            config = Config.model_validate_json((directory / CONFIG).read_bytes())
+            metrics = json.loads((directory / METRICS).read_text())
+            model, tables = _assemble(config, load_file(directory / WEIGHTS))
+            items = _items(directory, PACKED in hashes)
+        except BROKEN as exc:
+            tag.result()  # a changed file is the better reason
+            raise ArtifactError(
+                f"model directory {str(directory)!r} was made by another version: {str(exc)[:1000]}"
+            ) from exc
+        if len(items) != len(model.bias):
+            tag.result()
+            raise ArtifactError(
+                f"model directory {str(directory)!r} has {len(items)} items but {len(model.bias)} codes"
+            )
+        return Artifact(directory.resolve().name, tag.result(), config, items, model, tables, metrics)
 
 
 def exists(directory: Path) -> bool:
@@ -124,22 +166,28 @@ def exists(directory: Path) -> bool:
     return (directory / MANIFEST).is_file()
 
 
-def _checked_tag(directory: Path) -> str:
+def _hashes(directory: Path) -> dict[str, str]:
     if not exists(directory):
         raise ArtifactError(
             f"model directory {str(directory)!r} has no {MANIFEST}; run 'lisarec train --out {directory}'"
         )
-    raw = (directory / MANIFEST).read_bytes()
     try:
-        hashes = json.loads(raw)
-        for name in FILES:
-            found = hashlib.sha256((directory / name).read_bytes()).hexdigest()
+        hashes = json.loads((directory / MANIFEST).read_bytes())
+        if all(isinstance(hashes[name], str) for name in FILES if name != PACKED):
+            return dict(hashes)
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError):
+        pass
+    raise ArtifactError(f"{directory / MANIFEST} is broken; copy or train the model again")
+
+
+def _checked_tag(directory: Path, hashes: dict[str, str], beside: Executor) -> str:
+    named = [name for name in FILES if name in hashes]
+    try:
+        for name, found in zip(named, beside.map(_sha256, [directory / name for name in named]), strict=True):
             if found != hashes[name]:
                 raise ArtifactError(
                     f"{directory / name} is not the file its manifest names; copy or train the model again"
                 )
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as exc:
-        raise ArtifactError(f"{directory / MANIFEST} is broken; copy or train the model again") from exc
     except FileNotFoundError as exc:
         raise ArtifactError(
             f"model directory {str(directory)!r} lacks {exc.filename}; copy or train the model again"
@@ -148,8 +196,13 @@ def _checked_tag(directory: Path) -> str:
     return hashlib.sha256(served.encode()).hexdigest()[:16]
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _assemble(config: Config, tensors: dict[str, Tensor]) -> tuple[LisaMini, AttentionTables]:
-    broken = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    broken = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
     if broken:
         raise ValueError(f"{broken[0]} is not finite; train it again")
     history, target = tensors["codes.history"], tensors["codes.target"]
@@ -158,39 +211,69 @@ def _assemble(config: Config, tensors: dict[str, Tensor]) -> tuple[LisaMini, Att
     shapes = {
         "codes.history": (len(target), shape.history_codebooks),
         "codes.target": (len(target), shape.target_codebooks),
+        "weights.bias": (len(target),),
+        "weights.followers": (len(target), shape.followers),
+        "weights.lift": (len(target), shape.followers),
         "tables.match": (*pairs, shape.history_codewords),
         "tables.values": (*pairs, shape.width),
     }
     misfit = [name for name, expected in shapes.items() if tensors[name].shape != expected]
     if misfit:
         raise ValueError(f"{misfit[0]} does not have the shape that {CONFIG} tells")
-    if int(history.max()) >= shape.history_codewords or int(target.max()) >= shape.target_codewords:
+    mistyped = [name for name, kind in OF_ITEMS.items() if tensors[name].dtype != kind]
+    if mistyped:
+        raise ValueError(f"{mistyped[0]} is of another type")
+    beyond = (_largest(history) >= shape.history_codewords, _largest(target) >= shape.target_codewords)
+    if any(beyond):
         raise ValueError("codes point beyond their codebooks")
-    if shape.followers and int(tensors["weights.followers"].max()) >= len(target):
+    if shape.followers and _largest(tensors["weights.followers"]) >= len(target):
         raise ValueError("followers point beyond the catalogue")
-    model = LisaMini(shape, history, target)
-    weights = {name.removeprefix("weights."): tensor for name, tensor in tensors.items() if name.startswith("weights.")}
-    model.load_state_dict(weights | {"history_codes": history.long(), "target_codes": target.long()})
-    return model.eval(), AttentionTables(tensors["tables.match"], tensors["tables.values"])
+    weights = {
+        name.removeprefix("weights."): tensor if name in OF_ITEMS else tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith("weights.")
+    } | {"history_codes": history, "target_codes": target}
+    model = LisaMini(shape, history[:0], target[:0])  # what belongs to items is there already
+    for name in ("history_codes", "target_codes", "followers", "lift"):
+        setattr(model, name, weights[name])
+    model.bias = torch.nn.Parameter(weights["bias"])
+    model.load_state_dict(weights, assign=True)
+    return model.eval(), AttentionTables(tensors["tables.match"].clone(), tensors["tables.values"].clone())
 
 
-def _items_frame(items: Items) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "item_id": items.ids,
-            "title": items.titles,
-            "categories": [list(names) for names in items.categories],
-            "count": items.counts,
-        },
-        schema={"item_id": pl.String, "title": pl.String, "categories": pl.List(pl.String), "count": pl.Int64},
-    )
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    least, most = tensor.aminmax()  # NaN passes through
+    return bool((most - least).isfinite())
 
 
-def _items(frame: pl.DataFrame) -> Items:
-    categories: Sequence[list[str]] = frame["categories"].to_list()
-    return Items(
-        frame["item_id"].to_list(),
-        frame["title"].to_list(),
-        [tuple(names) for names in categories],
-        frame["count"].to_numpy().copy(),
-    )
+def _largest(tensor: Tensor) -> int:
+    return int(tensor.amax()) if tensor.numel() else 0
+
+
+def _let_go(tensor: Tensor) -> None:
+    begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = tensor.data_ptr() + tensor.nbytes - begin
+    if size >= mmap.PAGESIZE and _is_in_a_file(begin):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+
+
+def _is_in_a_file(address: int) -> bool:
+    """Whether a file is mapped there: other memory would be lost. Only Linux tells."""
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text().splitlines() if maps.exists() else []:
+        span, _, _, _, inode, *_ = line.split()
+        begin, end = (int(bound, 16) for bound in span.split("-"))
+        if begin <= address < end:
+            return inode != "0"
+    return False
+
+
+def _items(directory: Path, is_packed: bool) -> Items:
+    if is_packed:
+        with safe_open(directory / PACKED, "pt") as file:
+            is_packed = (file.metadata() or {}).get("layout") == LAYOUT
+    if is_packed:
+        return Items.unpacked(load_file(directory / PACKED))
+    return Items.of_frame(pl.read_parquet(directory / ITEMS))

@@ -22,15 +22,44 @@ def _add(bitmap, rows):  # type: ignore[no-untyped-def]
         bitmap[row // 64] |= np.uint64(1) << np.uint64(row % 64)
 
 
-def add(bitmap: Bitmap, rows: NDArray[np.int64]) -> None:
+def add(bitmap: Bitmap, rows: NDArray[np.signedinteger]) -> None:
     """Put the rows, which are those of items, into the bitmap."""
     _add(bitmap, rows)
+
+
+@numba.njit(cache=True, nogil=True)
+def _discard(bitmap, rows):  # type: ignore[no-untyped-def]
+    for row in rows:
+        bitmap[row // 64] &= ~(np.uint64(1) << np.uint64(row % 64))
+
+
+def discard(bitmap: Bitmap, rows: NDArray[np.int64]) -> None:
+    """Take the rows, which are those of items, out of the bitmap."""
+    _discard(bitmap, rows)
 
 
 def has(bitmap: Bitmap, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which of the rows are in the bitmap: (rows,)."""
     bits = bitmap[rows // 64] >> (rows % 64).astype(np.uint64)
     return (bits & np.uint64(1)).astype(np.bool_)
+
+
+@numba.njit(cache=True, nogil=True)
+def _first_outside(bitmap, rows, places):  # type: ignore[no-untyped-def]
+    found = 0
+    for row in rows:
+        if found == len(places):
+            break
+        if bitmap[row // 64] >> np.uint64(row % 64) & np.uint64(1) == 0:
+            places[found] = row
+            found += 1
+    return found
+
+
+def first_outside(bitmap: Bitmap, rows: NDArray[np.int32], count: int) -> NDArray[np.int32]:
+    """The first of the rows that are not in the bitmap, at most so many."""
+    found = np.empty(min(count, len(rows)), np.int32)
+    return found[: _first_outside(bitmap, rows, found)]
 
 
 def from_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint64]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, StringConstraints, field_validator
 
 Protocol = Literal["loo_full", "loo_sampled100", "temporal"]
 SplitName = Literal["loo", "temporal"]
 TrainOn = Literal["train", "validation", "all"]
 SeenRule = Literal["none", "recent", "all"]
 
+# of an event's type: what it adds to the histogram; 0 does not step. Positive ones lie in the range.
 EVENT_WEIGHTS = {"view": 1.0, "click": 1.0, "cart": 1.0, "purchase": 1.0, "like": 1.0, "dislike": 0.0}
+
+
+WEIGHT_RANGE = (1e-6, 1e6)
+EventType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$")]
 
 
 class Frozen(BaseModel):
@@ -19,20 +24,25 @@ class Frozen(BaseModel):
 
 
 class ModelConfig(Frozen):
-    """Shape of a LISA-Mini model; the letters are those of the dimension legend."""
+    """Shape of a LISA-Mini model; the letters are those of the dimension legend.
+
+    The bounds are far beyond what is of use: nobody is to run out of memory over a file that is broken.
+    """
 
     preset: str = "lisa-mini"
-    width: int = Field(128, ge=1)  # D
-    decay_rates: tuple[NonNegativeFloat, ...] = Field((0.02, 0.2, 1.2), min_length=1)  # R, lambda per step
-    history_codebooks: int = Field(8, ge=1)  # B
+    width: int = Field(128, ge=1, le=8192)  # D
+    decay_rates: tuple[NonNegativeFloat, ...] = Field(
+        (0.02, 0.2, 1.2), min_length=1, max_length=64
+    )  # R, lambda per step
+    history_codebooks: int = Field(8, ge=1, le=256)  # B
     history_codewords: int = Field(32, ge=2, le=256)  # W
-    target_codebooks: int = Field(8, ge=1)  # B'
+    target_codebooks: int = Field(8, ge=1, le=256)  # B'
     target_codewords: int = Field(256, ge=2, le=256)  # W'
-    ffn_multiple: int = Field(4, ge=1)
-    hops: int = Field(1, ge=0)  # looks at the histogram after the one by codes
-    recent_items: int = Field(5, ge=1)  # K, the newest items that a step knows, from the state's ring
-    recent_heads: int = Field(0, ge=0)  # 0: no attention to them, only their followers are lifted
-    followers: int = Field(16, ge=0)  # K', exact followers of each item whose scores it lifts
+    ffn_multiple: int = Field(4, ge=1, le=64)
+    hops: int = Field(1, ge=0, le=64)  # looks at the histogram after the one by codes
+    recent_items: int = Field(5, ge=1, le=1024)  # K, the newest items that a step knows, from the state's ring
+    recent_heads: int = Field(0, ge=0, le=256)  # 0: no attention to them, only their followers are lifted
+    followers: int = Field(16, ge=0, le=1024)  # K', exact followers of each item whose scores it lifts
     dropout: float = Field(0.2, ge=0, lt=1)
 
 
@@ -68,7 +78,17 @@ class Config(Frozen):
     model: ModelConfig = ModelConfig()
     training: TrainConfig = TrainConfig()
     data: DataCard = DataCard()
-    event_weights: dict[str, float] = EVENT_WEIGHTS
+    event_weights: dict[EventType, float] = EVENT_WEIGHTS
+    unseen_types: tuple[EventType, ...] = ()  # whose items the seen rule does not hide; every other event's are seen
+
+    @field_validator("event_weights")
+    @classmethod
+    def _weights_are_in_range(cls, weights: dict[str, float]) -> dict[str, float]:
+        low, high = WEIGHT_RANGE
+        for name, weight in weights.items():
+            if not (weight == 0 or low <= weight <= high):
+                raise ValueError(f"the weight of {name!r} is {weight:g}; take 0, or {low:g} to {high:g}")
+        return weights
 
 
 PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -37,6 +37,9 @@ ARCHIVE_COLUMNS_AS_TEXT = {
 }
 LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
 REPEAT_SHARE_OF_SHOPS = 0.05
+
+
+AVAILABLE = {"true": True, "1": True, "false": False, "0": False}
 
 
 class DataError(ValueError):
@@ -78,7 +81,10 @@ class Interactions:
         missing = sorted(set(self.type_names) - set(event_weights))
         if missing:
             known = ", ".join(sorted(event_weights))
-            raise DataError(f"event type {missing[0]!r} has no weight; the generation knows: {known}")
+            raise DataError(
+                f"event type {missing[0]!r} has no weight; give it one with --event-weight {missing[0]}=1, or 0. "
+                f"Others have: {known}"
+            )
         return np.array([event_weights[name] for name in self.type_names], np.float32)[self.type]
 
     def stepping(self, event_weights: Mapping[str, float]) -> Interactions:
@@ -208,19 +214,28 @@ def read_items(directory: Path) -> ItemTexts:
     path = _find(directory, "items")
     if path is None:
         return ItemTexts({}, {})
-    table = _read(path, ("item_id",), ("title", "categories"))
-    table.require_ids("item_id")
-    frame = table.frame
+    frame = read_item_table(path)
     ids = frame["item_id"].to_list()
-    repeated = frame["item_id"].is_duplicated() & ~frame["item_id"].is_first_distinct()
-    table.refuse(repeated, "item_id {!r} stands here a second time", "item_id")
     empty = pl.repeat("", len(frame), eager=True)
     titles = (frame["title"] if "title" in frame.columns else empty).fill_null("")
     categories = (frame["categories"] if "categories" in frame.columns else empty).fill_null("")
     return ItemTexts(
         dict(zip(ids, titles.to_list(), strict=True)),
-        {name: _categories(text) for name, text in zip(ids, categories.to_list(), strict=True)},
+        {name: categories_in(text) for name, text in zip(ids, categories.to_list(), strict=True)},
     )
+
+
+def read_item_table(path: Path) -> pl.DataFrame:
+    """The columns item_id, title, categories and available of a file, as texts, as many as it has; no id twice."""
+    table = _read(path, ("item_id",), ("title", "categories", "available"))
+    table.require_ids("item_id")
+    ids = table.frame["item_id"]
+    table.refuse(ids.is_duplicated() & ~ids.is_first_distinct(), "item_id {!r} stands here a second time", "item_id")
+    if "available" in table.frame.columns:
+        cells = table.frame["available"]
+        bad = ~cells.fill_null("").str.to_lowercase().is_in([*AVAILABLE, ""])
+        table.refuse(bad, "available {!r} is none of true, false, 1, 0", "available")
+    return table.frame
 
 
 def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "train") -> Split:
@@ -261,6 +276,15 @@ def histories_before(
     starts = _starts(lengths)
     events = np.arange(starts[-1]) + np.repeat(begins - starts[:-1], lengths)
     return Histories(interactions.item[events], weights[events], starts)
+
+
+def seen_before(
+    interactions: Interactions, positions: NDArray[np.int64], unseen_types: Collection[str]
+) -> list[NDArray[np.int32]]:
+    """The items before each of the given positions in its user's history, without those of some types."""
+    is_seen = np.array([name not in unseen_types for name in interactions.type_names])[interactions.type]
+    begins = interactions.starts[interactions.user[positions]]
+    return [interactions.item[begin:end][is_seen[begin:end]] for begin, end in zip(begins, positions, strict=True)]
 
 
 def _starts(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -311,7 +335,8 @@ def _indices(column: pl.Series) -> tuple[NDArray[np.int32], list[str]]:
     return joined["index"].to_numpy().astype(np.int32), names.to_list()
 
 
-def _categories(text: str) -> tuple[str, ...]:
+def categories_in(text: str) -> tuple[str, ...]:
+    """Those of a cell."""
     return tuple(dict.fromkeys(part for part in text.split("|") if part))
 
 

@@ -16,13 +16,13 @@ from model.scan import Lifted, Ranked
 class Dense:
     """N items on the device of their codes: the same answers as a ``Scan``, from the same arguments.
 
-    codes  (N, B')  int64
+    codes  (N, B')  uint8
     bias   (N,)     float32
     """
 
     def __init__(self, codes: Tensor, bias: Tensor) -> None:
         self.items = len(codes)
-        self._codes_by_book = codes.T.contiguous()  # (B', N): each look-up reads one row
+        self._codes_by_book = codes.T.int().contiguous()  # (B', N): each look-up reads one row
         self._bias = bias
 
     def scores(self, products: Tensor, lifted: Lifted) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from model.scan import Lifted, Ranked, Scan
 from model.step import Step
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Queries:
     """What states ask of the catalogue.
 
@@ -59,7 +60,8 @@ class Engine:
             self._step = Step(artifact.model, artifact.tables)
             self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
         else:
-            self._catalogue = Dense(self._model.target_codes, self._model.bias)
+            self._catalogue = _on_gpu()(self._model.target_codes, self._model.bias)
+        artifact.let_go()
 
     def step(
         self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
@@ -74,8 +76,8 @@ class Engine:
         """
         if self._step is None:
             return self._read(histograms, last_items, recent_items)
-        vectors = self._step(histograms, last_items, recent_items)
-        return Queries(torch.from_numpy(vectors), torch.from_numpy(np.array(recent_items, np.int64)))
+        recent = np.array(recent_items, np.int64)
+        return Queries(torch.from_numpy(self._step(histograms, last_items, recent)), torch.from_numpy(recent))
 
     @torch.inference_mode()
     def _read(
@@ -120,3 +122,12 @@ class Engine:
         """Inner products of the queries with all codewords (Q, B', W'), and whose scores gain what."""
         products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)
         return products.transpose(0, 1).contiguous(), Lifted(*self._model.lifts(queries.recent))
+
+
+def _on_gpu() -> type[Dense]:
+    """In one pass over the codes where Triton is, which torch's builds for GPUs bring along."""
+    if find_spec("triton") is None:
+        return Dense
+    from model.gpu import Fused
+
+    return Fused

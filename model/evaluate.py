@@ -115,7 +115,7 @@ class Trial:
         """Validation NDCG@10 over the whole catalogue, of at most 5,000 users, the same at every call."""
         rng = np.random.default_rng(0)
         positions = rng.permutation(self.parts.validation)[:JUDGING_USERS]
-        events = held_out(self.interactions, np.sort(positions), self.config.event_weights)
+        events = held_out(self.interactions, np.sort(positions), self.config)
         return lambda scorer: metrics(ranks_full(events, scorer, self.seen_rule))["ndcg_at_10"]
 
     def _best(self, grid: Sequence[Baseline]) -> tuple[Baseline, Scorer]:
@@ -123,7 +123,7 @@ class Trial:
         weights = self.config.event_weights
         parts = split(self.interactions, self.config.data.split)
         histories = training_histories(self.interactions, parts.train, weights)
-        validation = held_out(self.interactions, parts.validation, weights)
+        validation = held_out(self.interactions, parts.validation, self.config)
         best, best_quality = None, -1.0
         for baseline in grid:
             scorer, quality = baseline.fit(histories, self.items), 0.0
@@ -320,7 +320,7 @@ def prepare(model: Artifact, directory: Path, protocol: Protocol | None, seen_ru
     parts = split(interactions, card.split, card.train_on)
     if not len(parts.test):
         raise DataError(f"the split {card.split!r} leaves no event to test; evaluate on a larger table")
-    events = held_out(interactions, parts.test, config.event_weights)
+    events = held_out(interactions, parts.test, config)
     counts = np.bincount(interactions.item[parts.train], minlength=len(interactions.item_ids)).astype(np.int64)
     return Trial(protocol, seen_rule or card.seen_rule, config, interactions, parts, events, counts)
 

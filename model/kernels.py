@@ -77,6 +77,25 @@ class Batch(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
+def lay_out(codes, bias, edges, lanes, levels):
+    """Bring codes (N, B') into lanes, and find each item's level of bias and the largest bias of each level."""
+    for item in range(len(codes)):
+        block, place = item // BLOCK, item % BLOCK
+        for book in range(codes.shape[1]):
+            lanes[block, book, place] = codes[item, book]
+        if len(edges):
+            low, high = 0, len(edges)  # how many edges are not above the bias
+            while low < high:
+                middle = (low + high) // 2
+                if edges[middle] <= bias[item]:
+                    low = middle + 1
+                else:
+                    high = middle
+            lanes[block, codes.shape[1], place] = low
+            levels[low] = max(levels[low], bias[item])
+
+
+@numba.njit(cache=True, nogil=True)
 def scores(catalogue, tables, out):
     """Scores of all items: tables (Q, B', W') -> out (Q, blocks * 256)."""
     for block in range(len(catalogue.lanes)):

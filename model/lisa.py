@@ -37,7 +37,7 @@ def attend(histogram: Tensor, last_codes: Tensor, tables: AttentionTables) -> Te
     """Average the value codewords, weighted by how often the history used them and how well they match the last item.
 
     histogram   (Q, R, B, W)  float32, >= 0; every (r, b) row has a positive entry, its scale is free
-    last_codes  (Q, B)        int64, codeword indices of each user's last item
+    last_codes  (Q, B)        integers, codeword indices of each user's last item
     returns     (Q, D)        float32
     """
     rates, books, words, width = tables.values.shape
@@ -104,8 +104,8 @@ class Hop(nn.Module):
 class LisaMini(nn.Module):
     """Hard codes for history and targets; the state of a user is the histogram and the last item, or last items."""
 
-    history_codes: Tensor  # (N, B)  int64
-    target_codes: Tensor  # (N, B')  int64
+    history_codes: Tensor  # (N, B)  uint8
+    target_codes: Tensor  # (N, B')  uint8
     followers: Tensor  # (N, K')  int32, an item's strongest followers, -1 for none
     lift: Tensor  # (N, K')  float32, what being the newest item adds to their scores
 
@@ -114,8 +114,8 @@ class LisaMini(nn.Module):
         self.config = config
         rates, width = len(config.decay_rates), config.width
         books, words = config.history_codebooks, config.history_codewords
-        self.register_buffer("history_codes", history_codes.long())
-        self.register_buffer("target_codes", target_codes.long())
+        self.register_buffer("history_codes", history_codes.byte())
+        self.register_buffer("target_codes", target_codes.byte())
         self.register_buffer("followers", torch.full((len(target_codes), config.followers), -1, dtype=torch.int32))
         self.register_buffer("lift", torch.zeros(len(target_codes), config.followers))
         self.codebooks = nn.Parameter(torch.randn(books, words, width) / math.sqrt(books))
@@ -205,7 +205,7 @@ class LisaMini(nn.Module):
         rates = torch.tensor(self.config.decay_rates, dtype=self.bias.dtype, device=items.device)
         log_weight = torch.zeros_like(self.bias[:1]) if weights is None else weights.to(self.bias.dtype).log()
         fading = log_weight - rates[:, None, None, None] * age
-        return Fading(self.history_codes[items], fading.masked_fill(age < 0, -torch.inf))
+        return Fading(self.history_codes[items].long(), fading.masked_fill(age < 0, -torch.inf))
 
 
 def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:

@@ -5,14 +5,14 @@ The model and every baseline go through the same functions: all they bring is a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.config import ModelConfig, SeenRule
-from model.data import Histories, Interactions, histories_before
+from model.config import Config, ModelConfig, SeenRule
+from model.data import Histories, Interactions, histories_before, seen_before
 from model.dense import best_first
 from model.histogram import history_histogram
 from model.metrics import CUTOFFS
@@ -36,20 +36,23 @@ class HeldOut:
     targets    (Q,)         int64  the held-out items
     histories  Q histories         what each user did before
     users      (Q,)         int32
+    seen       Q times (L,) int32  the items of these histories that count as seen; None: all
     """
 
     targets: NDArray[np.int64]
     histories: Histories
     users: NDArray[np.int32]
+    seen: Sequence[NDArray[np.int32]] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
 
-def held_out(interactions: Interactions, positions: NDArray[np.int64], event_weights: Mapping[str, float]) -> HeldOut:
+def held_out(interactions: Interactions, positions: NDArray[np.int64], config: Config) -> HeldOut:
     """The events at the given positions, which need at least one event of the same user before them."""
-    histories = histories_before(interactions, positions, event_weights)
-    return HeldOut(interactions.item[positions].astype(np.int64), histories, interactions.user[positions])
+    histories = histories_before(interactions, positions, config.event_weights)
+    seen = seen_before(interactions, positions, config.unseen_types) if config.unseen_types else None
+    return HeldOut(interactions.item[positions].astype(np.int64), histories, interactions.user[positions], seen)
 
 
 def ranks_full(events: HeldOut, scorer: Scorer, seen_rule: SeenRule) -> NDArray[np.int64]:
@@ -95,11 +98,11 @@ def ranks_sampled(events: HeldOut, scorer: Scorer, seed: int) -> NDArray[np.int6
     return ranks
 
 
-def excluded_items(history: NDArray[np.int32], rule: SeenRule) -> NDArray[np.int32]:
-    """Items that the seen rule keeps out of a user's recommendations."""
+def excluded_items(seen: NDArray[np.int32], rule: SeenRule) -> NDArray[np.int32]:
+    """Items that the seen rule keeps out of a user's recommendations, of those seen, oldest first."""
     if rule == "none":
-        return history[:0]
-    return history[-RECENT_ITEMS:] if rule == "recent" else history
+        return seen[:0]
+    return seen[-RECENT_ITEMS:] if rule == "recent" else seen
 
 
 def _ranks(scores: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -112,8 +115,9 @@ def _ranks(scores: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[n
 def _shown_scores(events: HeldOut, scorer: Scorer, seen_rule: SeenRule) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     """Scores block by block, minus infinity for what may not be shown."""
     for block, scores in _score_blocks(events, scorer):
-        for row, history in zip(scores, events.histories[block], strict=True):
-            row[excluded_items(history, seen_rule)] = -np.inf
+        seen = events.histories[block] if events.seen is None else events.seen[block]
+        for row, items in zip(scores, seen, strict=True):
+            row[excluded_items(items, seen_rule)] = -np.inf
         yield block, scores
 
 

@@ -27,12 +27,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model import bitmap, kernels
-from model.kernels import BLOCK
+from model.kernels import BLOCK, SMALLEST
 
 ScanPath = Literal["portable", "avx2", "vbmi"]
 Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 LEVELS = 256  # of the bias
+SAMPLED = 1 << 18  # items at most that say where they lie
 CACHE_LINE = 64
 NEEDED: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, "vbmi": {"+avx512bw", "+avx512vbmi"}}
 
@@ -65,13 +66,13 @@ class Scan:
         blocks = -(-self.items // BLOCK)
         padded = np.full(blocks * BLOCK, -np.inf, np.float32)  # what is past the end is never shown
         padded[: self.items] = bias
-        level_of, levels = _bias_levels(bias)
-        lanes = _aligned((blocks, books + (len(levels) > 0), BLOCK))
-        for row, column in zip(range(lanes.shape[1]), [*codes.T, level_of], strict=False):
-            lane = np.zeros(blocks * BLOCK, np.uint8)
-            lane[: self.items] = column
-            lanes[:, row] = lane.reshape(blocks, BLOCK)
-        self._catalogue = kernels.Catalogue(lanes, padded, levels, float(bias.max()), float(np.abs(bias).max()))
+        edges = _bias_edges(bias)
+        lanes = _aligned((blocks, books + (len(edges) > 0), BLOCK))
+        levels = np.full(LEVELS if len(edges) else 0, -np.inf, np.float32)
+        kernels.lay_out(np.ascontiguousarray(codes), bias, edges, lanes, levels)
+        self._catalogue = kernels.Catalogue(
+            lanes, padded, levels, float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
+        )
         self._compile(books)
 
     def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
@@ -130,23 +131,19 @@ def paths() -> tuple[ScanPath, ...]:
     return tuple(path for path in get_args(ScanPath) if NEEDED[path] <= set(features.split(",")))
 
 
-def _bias_levels(bias: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Each item's level (N,) and the largest bias of each level; no levels where all have the same bias.
+def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Where each level but the first begins, ascending: (255,), by a sample of many; none where all are the same.
 
     Half of the levels go by how many items they hold, half by how far these lie apart, for which the square root of
     the gaps keeps the mean loss smallest.
     """
-    order = np.argsort(bias, kind="stable")
-    ascending = bias[order]
-    if ascending[0] == ascending[-1]:
-        return np.zeros(len(bias), np.uint8), np.empty(0, np.float32)
+    if (bias == bias[:1]).all():  # also of no items at all
+        return np.empty(0, np.float32)
+    ascending = np.sort(bias[:: -(-len(bias) // SAMPLED)])
     spread = np.cumsum(np.sqrt(np.diff(ascending.astype(np.float64), prepend=ascending[0])))
-    place = spread / spread[-1] + np.arange(len(bias)) / len(bias)  # 0 to below 2
-    level_of = np.empty(len(bias), np.uint8)
-    level_of[order] = place * (LEVELS / 2)
-    levels = np.full(LEVELS, -np.inf, np.float32)
-    np.maximum.at(levels, level_of, bias)
-    return level_of, levels
+    place = spread / max(spread[-1], SMALLEST) + np.arange(len(ascending)) / len(ascending)  # 0 to below 2
+    first = np.searchsorted(place * (LEVELS / 2), np.arange(1, LEVELS))
+    return np.append(ascending, np.float32(np.inf))[first]
 
 
 def _aligned(shape: tuple[int, ...]) -> NDArray[np.uint8]:

@@ -33,7 +33,7 @@ class Step:
 
     def __init__(self, model: LisaMini, tables: AttentionTables) -> None:
         shape = model.config
-        self._sizes = Sizes(
+        self._sizes = sizes = Sizes(
             items=len(model.target_codes),
             rates=len(shape.decay_rates),
             books=shape.history_codebooks,
@@ -46,10 +46,11 @@ class Step:
             heads=shape.recent_heads,
             places=shape.recent_items,
         )
+        self._cells = sizes.rates, sizes.books, sizes.words
+        self._sizes_array = np.array(sizes, np.int64)
         with torch.no_grad():
             self._tape = _aligned(torch.cat([part.flatten() for part in _tape(model, tables)]))
-        codes = torch.cat([model.history_codes, model.target_codes], 1)
-        self._codes = codes.flatten().numpy().astype(np.uint8)
+        self._codes, self._last_codes = (codes.numpy().ravel() for codes in (model.history_codes, model.target_codes))
         _compile()
 
     def __call__(
@@ -67,17 +68,16 @@ class Step:
         bins = np.ascontiguousarray(histograms, np.float32)
         newest, window = np.ascontiguousarray(last, np.int64), np.ascontiguousarray(recent, np.int64)
         users, sizes = len(bins), self._sizes
-        if (bins.shape, newest.shape, window.shape) != (
-            (users, sizes.rates, sizes.books, sizes.words),
-            (users,),
-            (users, sizes.places if sizes.heads else window.shape[-1]),
-        ):
+        windows = (users, sizes.places) if sizes.heads else (users, *window.shape[1:])
+        if bins.shape != (users, *self._cells) or newest.shape != (users,) or window.shape != windows:
             raise ValueError(
                 f"a step takes histograms (Q, {sizes.rates}, {sizes.books}, {sizes.words}), last items (Q,) and "
                 f"recent items (Q, {sizes.places}), not {bins.shape}, {newest.shape} and {window.shape}"
             )
         queries = np.empty((users, sizes.width), np.float32)
-        found = step_kernel.step(sizes, self._tape, self._codes, bins, newest, window, queries)
+        found = step_kernel.step(
+            self._sizes_array, self._tape, self._codes, self._last_codes, bins, newest, window, queries
+        )
         if found == EMPTY_ROW:
             raise ValueError("a state without a single step has no query")
         if found == UNKNOWN_ITEM:

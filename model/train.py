@@ -25,6 +25,7 @@ from model import artifact, codes, data, metrics, ranking
 from model.config import Config, DataCard, ModelConfig
 from model.followers import STRENGTH, STRENGTHS, strongest
 from model.histogram import running_histograms
+from model.items import Items
 from model.lisa import build
 from model.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
 from model.recent import windows
@@ -126,9 +127,7 @@ class Trainer:
             self.model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=config.training.weight_decay, fused=True
         )
         self.validation = (
-            ranking.held_out(interactions, parts.validation, config.event_weights)
-            if config.data.train_on == "train"
-            else None
+            ranking.held_out(interactions, parts.validation, config) if config.data.train_on == "train" else None
         )
         self.reports: list[EpochReport] = []
         self.ndcg_at_10_by_strength: dict[float, float] = {}  # of the lift, after training
@@ -283,7 +282,7 @@ def train(
     trainer = Trainer(interactions, parts, config, out, device)
     trainer.fit(progress, resume)
     counts = np.bincount(interactions.item[parts.train], minlength=len(interactions.item_ids)).astype(np.int64)
-    items = artifact.Items(
+    items = Items(
         interactions.item_ids,
         [texts.titles.get(name, "") for name in interactions.item_ids],
         [texts.categories.get(name, ()) for name in interactions.item_ids],

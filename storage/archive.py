@@ -208,7 +208,7 @@ class Snapshot:
     ) -> list[LogEntry]:
         """The user's first `limit` entries above `after` and up to `through`, in log order."""
         user = _hashes([user_id])
-        paths = [self._path(file) for file in self._files(tenant) if _are_in(self._hashes(file), user)[0]]
+        paths = [self.path(file) for file in self._files(tenant) if _are_in(self._hashes(file), user)[0]]
         if not paths:
             return []
         wanted = (pl.col("user_id") == user_id) & (pl.col("seq") > after) & (pl.col("seq") <= through)
@@ -221,7 +221,7 @@ class Snapshot:
         end = min(end, first + max(1, end * SCANNED_ROWS // max(1, rows)))
         wanted = pl.col("partition").is_between(first, end - 1)
         tables = [
-            pl.scan_parquet(self._path(file))
+            pl.scan_parquet(self.path(file))
             .filter(wanted)
             .select(pl.lit(file.tenant).alias("tenant"), *COLUMNS)
             .collect()
@@ -241,10 +241,14 @@ class Snapshot:
             held |= _are_in(self._hashes(file), wanted)
         return [bool(one) for one in held]
 
+    def paths(self, tenant: str) -> list[Path]:
+        """Of the tenant's Parquet files."""
+        return [self.path(file) for file in self._files(tenant)]
+
     def _files(self, tenant: str) -> Iterator[ArchiveFile]:
         return (file for file in self.manifest.files if file.tenant == tenant)
 
-    def _path(self, file: ArchiveFile) -> Path:
+    def path(self, file: ArchiveFile) -> Path:
         return self._directory / file.path
 
     def _hashes(self, file: ArchiveFile) -> Hashes:

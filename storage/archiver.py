@@ -10,7 +10,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
@@ -76,6 +76,10 @@ class Log(Protocol):
 
     def scrub(self) -> None:
         """Let go of what the log's own files still have of users who were erased."""
+        ...
+
+    def memory(self) -> Sequence[tuple[str, int, int]]:
+        """Of each server in whose memory the log is: its name, the bytes used, and the most, 0 where there is none."""
         ...
 
 
@@ -223,6 +227,17 @@ class RedisLog:
         for server in self._servers():
             _rewrite(server)
 
+    def memory(self) -> Sequence[tuple[str, int, int]]:
+        """Nothing where the servers do not tell."""
+        found = []
+        for server in self._servers():
+            with suppress(NoPermissionError):
+                told = server.info("memory")
+                address = server.connection_pool.connection_kwargs
+                name = f"{address.get('host', address.get('path'))}:{address.get('port', '')}".rstrip(":")
+                found.append((name, told["used_memory"], told["maxmemory"]))
+        return found
+
     def _servers(self) -> list[Any]:
         """Also the replicas of a cluster."""
         if not isinstance(self._redis, redis.RedisCluster):
@@ -337,6 +352,9 @@ class SQLiteLog:
 
     def scrub(self) -> None:
         """Erasing has done so."""
+
+    def memory(self) -> Sequence[tuple[str, int, int]]:
+        return []
 
     def _page(self, after: int, limit: int = PAGE) -> list[Logged]:
         # the table does not say when it got an entry; the archive's days are those of taking it over

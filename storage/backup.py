@@ -1,7 +1,8 @@
-"""The whole log as a file of its own, from which any store can be filled: SQLite from Redis and the other way round.
+"""Log and catalogue as a file of their own, from which any store is filled: SQLite from Redis and the other way round.
 
-A gzip file of JSON lines: a header, then [tenant, fields of an event] for each entry, each user's in log order, and at
-last how many there were. States are not in it, since they are folded from the log; neither is what was erased.
+A gzip file of JSON lines: a header, then {"item": [tenant, fields of an ItemEntry]} for each item of which something
+was said, then [tenant, fields of an event] for each entry of the log, each user's in log order, and at last how many
+entries there were. States are not in it, since they are folded from the log; neither is what was erased.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ import json
 import os
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import astuple
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from storage.corrections import INTO, posted_as
 from storage.state import Event, digest, event_fields
-from storage.store import LogEntry, StorageError, UserStore
+from storage.store import ItemEntry, LogEntry, StorageError, UserStore
 
-FORMAT = {"lisarec": "log", "version": 1}
+FORMAT = {"lisarec": "log", "version": 2}
+FORMATS = (FORMAT, {"lisarec": "log", "version": 1})  # which has no items
 AT_ONCE = 500  # events restored in one call
 
 Line = tuple[str, Event]
 
 
 async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None] = lambda _: None) -> int:
-    """Write the log as it is after the call, while others go on; returns the number of entries.
+    """Write log and catalogue as they are after the call, while others go on; returns the number of entries.
 
     Each user is whole; the file appears when all of it is on disk.
 
@@ -35,6 +40,8 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
     with unfinished.open("wb") as file:
         with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:
             packed.write(_line(FORMAT))
+            async for tenant, item in _items(store):
+                packed.write(_line({"item": [tenant, *astuple(item)]}))
             async for entries in _whole_users(store):
                 for tenant, entry in entries:
                     packed.write(_line((tenant, *event_fields(entry.event))))
@@ -58,8 +65,11 @@ async def restore(
     """
     if not resume and not await _is_empty(store):
         raise StorageError("the store has users already; restore into an empty one, or go on with --resume")
-    for _ in _read(path):  # so that a torn file is refused before its first entry is restored
-        pass
+    items = list(_read_items(path))  # all of the file: a torn one is refused before anything is restored
+    for tenant, together in groupby(items, itemgetter(0)):
+        entries = [entry for _, entry in together]
+        for begin in range(0, len(entries), AT_ONCE):
+            await store.put_items(tenant, entries[begin : begin + AT_ONCE])
     merges: dict[tuple[str, str], str] = {}
     waiting: list[Line] = []
     count = 0
@@ -111,15 +121,36 @@ async def _whole_users(store: UserStore) -> AsyncIterator[list[tuple[str, LogEnt
             entries = []
 
 
+async def _items(store: UserStore) -> AsyncIterator[tuple[str, ItemEntry]]:
+    for tenant in await store.item_tenants():
+        changes = await store.item_changes(tenant, 0, AT_ONCE)
+        while changes.entries:
+            for entry in changes.entries:
+                yield tenant, entry
+            changes = await store.item_changes(tenant, changes.version, AT_ONCE)
+
+
 def _read(path: Path) -> Iterator[Line]:
-    """The entries; StorageError where the file is no back-up, or not all of one."""
+    """The entries of the log; StorageError where the file is no back-up, or not all of one."""
+    return ((tenant, entry) for tenant, entry in _read_all(path) if isinstance(entry, Event))
+
+
+def _read_items(path: Path) -> Iterator[tuple[str, ItemEntry]]:
+    """The entries of the catalogue, as `_read`."""
+    return ((tenant, entry) for tenant, entry in _read_all(path) if isinstance(entry, ItemEntry))
+
+
+def _read_all(path: Path) -> Iterator[tuple[str, Event | ItemEntry]]:
     count = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
-            if json.loads(next(lines, "null")) != FORMAT:
+            if json.loads(next(lines, "null")) not in FORMATS:
                 raise StorageError(f"'{path}' is no back-up that this lisarec knows")
             for line in lines:
                 found = json.loads(line)
+                if isinstance(found, dict) and "item" in found:
+                    yield _item(*found["item"])
+                    continue
                 if isinstance(found, dict):
                     if found != {"entries": count}:
                         raise StorageError(f"'{path}' lacks entries: it has {count:,}")
@@ -130,6 +161,12 @@ def _read(path: Path) -> Iterator[Line]:
     except (EOFError, OSError, ValueError, TypeError, zlib.error) as exc:
         raise StorageError(f"'{path}' cannot be read as a back-up: {exc}") from exc
     raise StorageError(f"'{path}' is torn: it has {count:,} entries and no end")
+
+
+def _item(
+    tenant: str, item_id: str, title: str | None, categories: list[str] | None, available: bool | None
+) -> tuple[str, ItemEntry]:
+    return tenant, ItemEntry(item_id, title, None if categories is None else tuple(categories), available)
 
 
 def _line(content: object) -> bytes:

@@ -1,10 +1,10 @@
-"""The fold of many users' events at once, compiled: for rebuilding a generation, where an event has to cost nothing.
+"""The fold of many users' events at once, compiled: what a round of events, or a whole log, is folded by.
 
 `Generation.apply` says what a fold means, one event at a time; this says the same of arrays, and tests hold them equal.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -23,6 +23,7 @@ class EventColumns:
 
     rows           (Q,) int32    of the items in the generation's codes, -1 = unknown
     weights        (Q,) float32  of their types, 0 = no step
+    seen           (Q,) bool     whether their types count as seen
     timestamps_us  (Q,) int64
     id_times_s     (Q,) uint32   rounded up, 0 = none
     id_hashes      (Q,) uint64
@@ -30,37 +31,79 @@ class EventColumns:
 
     rows: NDArray[np.int32]
     weights: NDArray[np.float32]
+    seen: NDArray[np.bool_]
     timestamps_us: NDArray[np.int64]
     id_times_s: NDArray[np.uint32]
     id_hashes: NDArray[np.uint64]
 
     @classmethod
-    def of(cls, generation: Generation, events: Sequence[Event]) -> "EventColumns":
+    def of(
+        cls, generation: Generation, events: Sequence[Event], id_hashes: Iterable[int] | None = None
+    ) -> "EventColumns":
+        """The columns of events, whose ids are hashed here unless their hashes are given."""
         count = len(events)
         row_of = generation.item_index.get
         weights = {kind: max(0.0, weight) for kind, weight in generation.event_weights.items()}
+        if id_hashes is None:
+            id_hashes = (event_hash(event.event_id) for event in events)
         id_times_us = np.fromiter((event.id_time_us or 0 for event in events), np.int64, count)
         return cls(
             np.fromiter(map(row_of, (event.item_id for event in events), repeat(UNKNOWN)), np.int32, count),
             np.fromiter((weights.get(event.type, 0.0) for event in events), np.float32, count),
+            np.fromiter((event.type not in generation.unseen_types for event in events), np.bool_, count),
             np.fromiter((event.timestamp_us for event in events), np.int64, count),
             np.clip(-(-id_times_us // 1_000_000), 0, MAX_TIME_S).astype(np.uint32),
-            np.fromiter((event_hash(event.event_id) for event in events), np.uint64, count),
+            np.fromiter(id_hashes, np.uint64, count),
         )
 
 
-def fold_many(generation: Generation, states: NDArray[np.void], users: NDArray[np.int64], events: EventColumns) -> None:
+def fold_encoded(
+    generation: Generation,
+    values: Sequence[bytes],
+    users: Sequence[int],
+    events: Sequence[Event],
+    id_hashes: Iterable[int] | None = None,
+) -> tuple[list[bytes], list[bool]]:
+    """Fold Q events into U encoded states, in order.
+
+    values     (U,)  encoded states of the generation
+    users      (Q,)  whose event it is: an index of values
+    id_hashes  (Q,)  of the events' ids, where they are known
+    returns    the states (U,), encoded, and whether each of the events (Q,) was late
+    """
+    size = generation.dtype.itemsize
+    # One more: numpy calls the columns of a single record contiguous, and numba would compile everything once more.
+    encoded = bytearray().join([*values, bytes(size)])
+    states = np.frombuffer(encoded, generation.dtype)
+    columns = EventColumns.of(generation, events, id_hashes)
+    late = fold_many(generation, states, np.fromiter(users, np.int64, len(users)), columns)
+    with memoryview(encoded) as folded:
+        return [bytes(folded[size * user : size * (user + 1)]) for user in range(len(values))], late.tolist()
+
+
+def compile_fold(generation: Generation) -> None:
+    """Some seconds, unless it was compiled before and is read back; so that no request has to wait for it."""
+    fold_encoded(generation, [generation.encoded_empty], [0], [Event("e", "u", "i", "click", 0, None)])
+
+
+def fold_many(
+    generation: Generation, states: NDArray[np.void], users: NDArray[np.int64], events: EventColumns
+) -> NDArray[np.bool_]:
     """Fold Q events into the states of their users, in place and in order.
 
-    states  (U,)  records of ``generation.dtype``
-    users   (Q,)  whose event it is: an index of states
+    states   (U,)  records of ``generation.dtype``
+    users    (Q,)  whose event it is: an index of states
+    returns  (Q,)  whether it stepped and came late
     """
     rates = np.asarray(generation.decay_rates, np.float64)
     growth = generation.growth[:, :: generation.codes.shape[1]]  # (ages, R)
+    late = np.zeros(len(users), np.bool_)
     _fold_many(
+        late,
         users,
         events.rows,
         events.weights,
+        events.seen,
         events.timestamps_us,
         events.id_times_s,
         events.id_hashes,
@@ -82,13 +125,16 @@ def fold_many(generation: Generation, states: NDArray[np.void], users: NDArray[n
         states["last_timestamp_us"],
         states["last_codes"],
     )
+    return late
 
 
 @numba.njit(cache=True)
 def _fold_many(  # type: ignore[no-untyped-def]
+    late,
     users,
     rows,
     weights,
+    seen,
     timestamps_us,
     id_times_s,
     id_hashes,
@@ -125,8 +171,9 @@ def _fold_many(  # type: ignore[no-untyped-def]
         if row < 0:
             continue
         weight = weights[event]
-        recent_items[user, item_count[user] % recent_items.shape[1]] = row
-        item_count[user] += 1
+        if seen[event]:
+            recent_items[user, item_count[user] % recent_items.shape[1]] = row
+            item_count[user] += 1
         if weight <= 0:
             continue
         n[user] += 1
@@ -145,13 +192,13 @@ def _fold_many(  # type: ignore[no-untyped-def]
             for book in range(books):
                 bins[user, rate, book, codes[row, book]] += step
 
-        late = timestamps_us[event] < last_timestamp_us[user]
-        first = 1 if late else 0
+        late[event] = timestamps_us[event] < last_timestamp_us[user]
+        first = 1 if late[event] else 0
         for place in range(stepped_items.shape[1] - 1, first, -1):
             stepped_items[user, place] = stepped_items[user, place - 1]
         if first < stepped_items.shape[1]:
             stepped_items[user, first] = row
-        if not late:
+        if not late[event]:
             last_item[user] = row
             last_timestamp_us[user] = timestamps_us[event]
             for book in range(books):

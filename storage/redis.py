@@ -8,19 +8,22 @@ sync cost far more than an event, so whatever arrives during one round is read a
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import AuthenticationError, MovedError, NoPermissionError, NoScriptError, TryAgainError
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, TryAgainError
 
 from storage.archive import ArchivedLog, Snapshot
 from storage.archive_lookups import ArchiveLookups
 from storage.corrections import LogFold, counted
+from storage.fold import compile_fold
 from storage.redis_corrections import RedisCorrections
-from storage.redis_generations import RedisGenerations
+from storage.redis_generations import RedisGenerations, named_by
+from storage.redis_item_counts import RedisItemCounts
+from storage.redis_items import PUT_ITEMS, READ_ITEMS, RedisItems
 from storage.redis_layout import (
     COMMIT,
     ERASE,
@@ -44,7 +47,7 @@ from storage.redis_layout import (
     log_entries,
     partition_page,
 )
-from storage.redis_requests import Commit, Part, Read, Request, UserFold, by_partition
+from storage.redis_requests import Commit, Part, Read, Request, UserFold, by_partition, fold_new
 from storage.redis_servers import MAX_CONNECTIONS, PAUSE_S, Command, Copies, RedisServers, failure_of, script_call
 from storage.rounds import Lanes
 from storage.state import Event, Generation, State, StateError
@@ -52,12 +55,15 @@ from storage.store import (
     MAIN_TENANT,
     Appended,
     FoldedState,
+    ItemChanges,
+    ItemEntry,
     LogEntry,
     LogPage,
     PartlyRead,
     StorageBusy,
     StorageError,
     StorageUnavailable,
+    Watched,
 )
 
 OLDEST_SERVER = (6, 2)
@@ -98,6 +104,8 @@ class RedisStore:
     ) -> None:
         self.generations = RedisGenerations(self._usable_servers, keys, tenant)
         self._corrections = RedisCorrections(self)
+        self._items = RedisItems(self._call, self._run, keys)
+        self._tenant = tenant
         self._servers = servers
         self._keys = keys
         self._serving = tuple(generations)
@@ -116,6 +124,7 @@ class RedisStore:
         self._looked_up: set[Part] = set()  # what waits for the archive
         self._waiting_apart: set[asyncio.Task[None]] = set()
         self._archive_id = ""
+        self._item_counts = RedisItemCounts(self._usable_servers, keys, archive, self._id_of_archive)
         self._registered: set[bytes] = set()
         self._checked = False
         self._closed = False
@@ -150,6 +159,8 @@ class RedisStore:
         servers = RedisServers(
             url, connect_timeout_s=connect_timeout_s, socket_timeout_s=socket_timeout_s, copies=copies
         )
+        if generations:
+            await asyncio.to_thread(compile_fold, generations[0])
         ttl_s, archive = (state_ttl_days or 0) * DAY_S, ArchiveLookups(archive_dir)
         store = cls(servers, Keyspace(prefix, partitions), generations, max_waiting, ttl_s, archive, tenant)
         try:
@@ -161,6 +172,10 @@ class RedisStore:
                 raise
             logger.warning("the store is not there yet: %s", exc)
         return store
+
+    @property
+    def waiting(self) -> int:
+        return self._reads.waiting + self._writes.waiting + sum(part.size for part in self._looked_up)
 
     def fold_into(self, generations: Sequence[Generation]) -> None:
         self._serving = tuple(generations)
@@ -272,13 +287,41 @@ class RedisStore:
     async def forget_idle(self) -> int:
         return 0  # the server does it
 
-    async def seen_items(self, tenant: str, user_id: str) -> set[str]:
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         user = await self._root(tenant, user_id)
-        return {event.item_id for event in counted([entry.event async for entry in self._log(user)])}
+        events = counted([entry.event async for entry in self._log(user)])
+        return {event.item_id for event in events if event.type not in unseen_types}
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         user = await self._root(tenant, user_id)
         return [entry async for entry in self._log(user, after=after, limit=limit)]
+
+    async def watched(self) -> Watched:
+        servers = await self._usable_servers()
+        read: list[bytes | None] = []
+        for values in await servers.values(
+            [[self._keys.active(self._tenant)], [self._keys.items(self._tenant).version]]
+        ):
+            if isinstance(values, Exception):
+                raise failure_of(values) from values
+            read += values
+        pointer, version = read
+        return Watched(named_by(pointer), int(version or 0))
+
+    async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        await self._usable_servers()
+        await self._items.put(tenant, entries)
+
+    async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        await self._usable_servers()
+        return await self._items.changes(tenant, after, limit)
+
+    async def item_tenants(self) -> list[str]:
+        await self._usable_servers()
+        return await self._items.tenants()
+
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        return await self._item_counts(tenant, types)
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         user = await self._root(tenant, user_id)
@@ -408,7 +451,7 @@ class RedisStore:
         return values
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT):
+        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS):
             for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
                 if isinstance(reply, Exception) and not self._servers.is_cluster:
                     raise failure_of(reply) from reply
@@ -605,11 +648,11 @@ class RedisStore:
         moved = [part for part in parts if part.has_moved(folds)]
         self._readdress_apart(moved)
         parts = [part for part in parts if part not in moved]
-        commits = []
+        ready: list[list[Part]] = []
         undecided: list[Part] = []
         for together in by_partition(parts):
             try:
-                commits.append(await self._folded(together, folds))
+                ready.append(await self._decided(together, folds))
             except _UndecidedError as exc:
                 self._writes.put_back([part for part in together if part not in exc.parts])
                 undecided += exc.parts
@@ -618,6 +661,8 @@ class RedisStore:
                     part.fail(exc)
         if undecided:
             self._look_up_apart(undecided)
+        commits = [_received(together, folds) for together in ready]
+        fold_new(serving, [fold for commit in commits for fold in commit.folds.values()])
         again: list[Part] = []
         on_the_way: list[Part] = []
         for commit, reply in zip(commits, await self._send(commits), strict=True):
@@ -629,13 +674,8 @@ class RedisStore:
     async def _read_folds(self, parts: "Sequence[Part]", serving: Sequence[Generation]) -> "dict[User, UserFold]":
         """What is stored of the parts' users; where a commit was refused, also which of their ids are logged."""
         folds = {user: UserFold(user, serving) for part in parts for user in part.users}
+        # Before the states, so that little time passes between reading those and committing what they are folded into.
         doubted = [(user, entry) for part in parts if part.refusals for user, entry in part.entries]
-        stored = await self._servers.values([[user.head, *user.states(serving)] for user in folds])
-        for fold, values in zip(folds.values(), stored, strict=True):
-            if isinstance(values, Exception):
-                fold.failure = values
-            else:
-                fold.head, *fold.stored = values
         looked_up = [Command.of("ZSCORE", user.index, entry.member) for user, entry in doubted]
         scores = await self._servers.settled(looked_up)
         for (user, entry), score in zip(doubted, scores, strict=True):
@@ -643,11 +683,18 @@ class RedisStore:
                 folds[user].failure = score
             elif score is not None:
                 folds[user].seen.add(entry.id_hash)
+        stored = await self._servers.values([[user.head, *user.states(serving)] for user in folds])
+        for fold, values in zip(folds.values(), stored, strict=True):
+            if isinstance(values, Exception):
+                fold.failure = values
+            else:
+                fold.head, *fold.stored = values
         return folds
 
-    async def _folded(self, parts: "list[Part]", folds: "dict[User, UserFold]") -> "Commit":
-        own = [folds[user] for user in dict.fromkeys(user for part in parts for user in part.users)]
-        for fold in own:
+    async def _decided(self, parts: "list[Part]", folds: "dict[User, UserFold]") -> "list[Part]":
+        """The parts of a partition, now that their users' states are up to date and it is known what is archived."""
+        for user in dict.fromkeys(user for part in parts for user in part.users):
+            fold = folds[user]
             if fold.failure is not None:
                 raise failure_of(fold.failure)
             await self._fold_what_lacks(fold)
@@ -657,21 +704,22 @@ class RedisStore:
         for part in parts:
             for user, id_hash in part.archived:
                 folds[user].seen.add(id_hash)
-        answers = [[folds[user].receive(entry) for user, entry in part.entries] for part in parts]
-        return Commit(parts, answers, [fold.change() for fold in own if fold.new])
+        return parts
 
     async def _fold_what_lacks(self, fold: "UserFold") -> None:
         """Bring the user's states up to date, save those that are far behind: a later reader needs them, no event."""
         for generation, stored in zip(fold.serving, fold.stored, strict=True):
-            if fold.user.state(generation) in self._catching_up:
-                continue
-            try:
-                state, _ = await self._state(fold.user, generation, fold.head, stored, at_most=FAR_BEHIND)
-            except _FarBehindError:
-                self._catch_up_apart(fold.user, generation)
-            else:
-                fold.states[generation.tag] = state
-                fold.seen.update(state["recent_event_ids"].tolist())
+            if fold.head is None:
+                fold.states[generation.tag] = generation.encoded_empty
+            elif (value := _fresh(generation, stored, fold.head)) is not None:
+                fold.states[generation.tag] = value
+            elif fold.user.state(generation) not in self._catching_up:
+                try:
+                    state, _ = await self._state(fold.user, generation, fold.head, stored, at_most=FAR_BEHIND)
+                except _FarBehindError:
+                    self._catch_up_apart(fold.user, generation)
+                else:
+                    fold.states[generation.tag] = generation.encode(state)
 
     def _catch_up_apart(self, user: User, generation: Generation) -> None:
         """Bring a state up to date while everything else goes on."""
@@ -757,19 +805,28 @@ class RedisStore:
         await self._archive.ask(look)
 
     async def _send(self, commits: Sequence[Commit]) -> list[Any]:
-        """What becomes of each commit; 0 where it has to be folded again."""
+        """Of each commit, what becomes of its changes, or why nothing does."""
         # One without changes only has what was logged before, but perhaps not copied before somebody was told so.
-        is_sent = [bool(commit.changes or self._servers.copies.replicas) for commit in commits]
-        commands = [
-            script_call(COMMIT, *commit_arguments(commit.partition, commit.changes, self._ttl_s))
-            for commit in compress(commits, is_sent)
-        ]
-        replies = await self._servers.batch(commands, together=True, copied=True)
+        changes = {commit.partition: commit.changes for commit in commits}
+        is_copied = self._servers.copies.replicas > 0
+        sent = {partition: of_users for partition, of_users in changes.items() if of_users or is_copied}
+        # One server does all in one call; in a cluster each partition may be elsewhere.
+        calls = [{one: sent[one]} for one in sent] if self._servers.is_cluster else [sent] if sent else []
+        commands = [script_call(COMMIT, *commit_arguments(call, self._ttl_s)) for call in calls]
+        replies = await self._servers.batch(commands, copied=True)
         if any(isinstance(reply, NoScriptError) for reply in replies):
             await self._load_scripts()
-        # A partition that is elsewhere now may have lost what the fold began with: replicas lag behind.
-        answers = iter(0 if isinstance(reply, NoScriptError | MovedError) else reply for reply in replies)
-        return [next(answers) if sent else 1 for sent in is_sent]
+        found: dict[str, list[Any] | Exception] = {}
+        for call, reply in zip(calls, replies, strict=True):
+            of_changes = iter(reply if isinstance(reply, list) else ())
+            for partition, of_users in call.items():
+                found[partition] = reply if isinstance(reply, Exception) else [next(of_changes) for _ in of_users]
+        return [found.get(commit.partition, []) for commit in commits]
+
+
+def _received(parts: "list[Part]", folds: "dict[User, UserFold]") -> Commit:
+    is_new = [[folds[user].receive(entry) for user, entry in part.entries] for part in parts]
+    return Commit(parts, is_new, {user: folds[user] for part in parts for user in part.users})
 
 
 class _FarBehindError(StorageError):
@@ -786,6 +843,14 @@ class _UndecidedError(StorageError):
     def __init__(self, parts: "list[Part]") -> None:
         super().__init__("the archive has to be asked for events")
         self.parts = parts
+
+
+def _fresh(generation: Generation, stored: bytes | None, head: bytes) -> bytes | None:
+    """The encoded state that is stored, if it holds the log through `head`."""
+    if stored is None or stored[:SEQ_DIGITS] != head[:SEQ_DIGITS]:
+        return None
+    value = stored[SEQ_DIGITS:]
+    return value if generation.fits(value) else None
 
 
 def _decoded(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, State]:

@@ -190,13 +190,16 @@ class RedisCorrections:
         if not entries:
             return True
         await self._raise_layout()
-        keys, args = commit_arguments(user.partition, [Change(user, value or b"", entries, {})], 0)
-        return bool(await self._store._run(COMMIT, keys, args))
+        change = Change(user, value or b"", entries, {})
+        (reply,) = await self._store._run(COMMIT, *commit_arguments({user.partition: [change]}, 0))
+        if isinstance(reply, bytes):
+            raise StorageUnavailable(f"Redis failed: {reply.decode()}")
+        return bool(reply)
 
     async def _require_copies(self, user: User) -> None:
         """What was done in the user's partition, by whomever, has as many copies as acknowledging takes."""
         if self._store._servers.copies.replicas:
-            await self._store._run(COMMIT, *commit_arguments(user.partition, [], 0), copied=True)
+            await self._store._run(COMMIT, *commit_arguments({user.partition: []}, 0), copied=True)
 
     async def _known(self, user: User, value: bytes | None, event_ids: Sequence[str]) -> set[str]:
         """Which of the ids are logged, if the user's head is that one."""

@@ -34,11 +34,7 @@ class RedisGenerations:
         ]
 
     async def active(self) -> NamedGeneration | None:
-        pointer = await self._call("GET", self._keys.active(self._tenant))
-        if pointer is None:
-            return None
-        tag, _, name = pointer.decode().partition(" ")
-        return NamedGeneration(name, bytes.fromhex(tag))
+        return named_by(await self._call("GET", self._keys.active(self._tenant)))
 
     async def activate(self, generation: NamedGeneration) -> None:
         await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
@@ -70,3 +66,11 @@ class RedisGenerations:
         fields = await self._call("HGETALL", self._keys.generations(self._tenant))
         named = [NamedGeneration(name.decode(), bytes.fromhex(tag.decode())) for tag, name in fields.items()]
         return sorted(named, key=lambda generation: (generation.name, generation.tag))
+
+
+def named_by(pointer: bytes | None) -> NamedGeneration | None:
+    """What the value of the pointer's key says."""
+    if pointer is None:
+        return None
+    tag, _, name = pointer.decode().partition(" ")
+    return NamedGeneration(name, bytes.fromhex(tag))

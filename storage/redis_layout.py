@@ -4,7 +4,8 @@ All keys of one partition share a hash tag and so, in a cluster, a slot. A user 
 percent-encoded, so that the first "/" ends it.
 
   PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
-                                                "generation:TAG" for every generation that there ever was a state of
+                                                "generation:TAG" for every generation that there ever was a state of,
+                                                "items:TENANT" for every tenant that has said anything of items
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
   PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", see `Entry`, or "x":
                                                 a user erased, see `erasure`, or empty: what was an entry of that user
@@ -16,6 +17,10 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
   PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state;
                                                 expires where the store was told so
+  PREFIX:{items:TENANT}:version         string  how often anything was said of the tenant's items
+  PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version that said something of them last
+  PREFIX:{items:TENANT}:title           hash    item id -> what was said last; the same for :categories, a JSON array,
+                                                and :available, 0 or 1
   PREFIX:generations                    hash    TAG -> name of its model directory
   PREFIX:live:TAG                       string  there, for a while, as long as some process serves or builds it
   PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
@@ -36,6 +41,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from hashlib import sha1
 from typing import TypeAlias
 from urllib.parse import quote, unquote
@@ -65,49 +71,96 @@ class Script:
         self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-# Applies everything (1) or, where a user's log is not what the caller believes, nothing (0). All is checked before the
-# first write, and a server that is full or read-only refuses already that one.
+# Applies what there is of each user (1), or nothing where that user's log is not what the caller believes (0), or says
+# why it could not. One call takes any number of partitions that are on the same server, in a cluster one. Of a
+# partition all is checked before the first write, and a server that is full or read-only refuses already that one.
 COMMIT = Script("""
--- KEYS  seq, log; for each user: head, index, states
--- ARGV  seconds until a state expires, 0 = never; for each user: believed head, number of states and of new entries,
---       states, id hash and entry of each
-local ttl_s = tonumber(ARGV[1])
-local key, arg, total = 3, 2, 0
-while key < #KEYS do
-    if (redis.call('GET', KEYS[key]) or '') ~= ARGV[arg] then return 0 end
-    local states, new = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
-    arg = arg + 3 + states
-    for _ = 1, new do
-        if redis.call('ZSCORE', KEYS[key + 1], ARGV[arg]) then return 0 end
-        arg = arg + 2
-    end
-    key, total = key + 2 + states, total + new
+-- KEYS  for each partition: seq, log; for each of its users: head, index, states
+-- ARGV  seconds until a state expires, 0 = never; for each partition: number of users; for each of them: believed head,
+--       number of states and of new entries, states, id hash and entry of each
+local PAGE = 1000
+local ttl_s, time = tonumber(ARGV[1]), redis.call('TIME')
+local id_end = string.format('-%s%03d', time[1], math.floor(time[2] / 1000))
+
+local function in_pages(work, list)
+    for from = 1, #list, PAGE do work(from, unpack(list, from, math.min(from + PAGE - 1, #list))) end
 end
 
-local time = redis.call('TIME')
-local id_end = string.format('-%s%03d', time[1], math.floor(time[2] / 1000))
-local seq = redis.call('INCRBY', KEYS[1], total) - total
-key, arg = 3, 2
+local partitions, users, heads = {}, {}, {}
+local key, arg = 1, 2
 while key < #KEYS do
-    local head, states, new, first_state = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2]), arg + 3
-    arg = first_state + states
-    for _ = 1, new do
-        seq = seq + 1
-        redis.call('XADD', KEYS[2], string.format('%.0f', seq) .. id_end, 'e', ARGV[arg + 1])
-        redis.call('ZADD', KEYS[key + 1], seq, ARGV[arg])
-        arg = arg + 2
+    local partition = {key = key, first = #users + 1}
+    local count = tonumber(ARGV[arg])
+    key, arg = key + 2, arg + 1
+    for _ = 1, count do
+        local user = {key = key, head = ARGV[arg], states = tonumber(ARGV[arg + 1]), new = tonumber(ARGV[arg + 2])}
+        user.first_state = arg + 3
+        user.first_new = user.first_state + user.states
+        users[#users + 1], heads[#heads + 1] = user, KEYS[key]
+        key, arg = key + 2 + user.states, user.first_new + 2 * user.new
     end
-    if new > 0 then
-        head = string.format('%016.0f', seq) .. string.sub(head, 17)
-        redis.call('SET', KEYS[key], head)
-    end
-    for i = 0, states - 1 do
-        redis.call('SET', KEYS[key + 2 + i], string.sub(head, 1, 16) .. ARGV[first_state + i])
-        if ttl_s > 0 then redis.call('EXPIRE', KEYS[key + 2 + i], ttl_s) end
-    end
-    key = key + 2 + states
+    partition.last = #users
+    partitions[#partitions + 1] = partition
 end
-return 1
+in_pages(function(from, ...)
+    for i, head in ipairs(redis.call('MGET', ...)) do heads[from + i - 1] = head or '' end
+end, heads)
+
+local function is_as_believed(number)
+    local user = users[number]
+    if heads[number] ~= user.head then return false end
+    for new = user.first_new, user.first_new + 2 * user.new - 2, 2 do
+        if redis.call('ZSCORE', KEYS[user.key + 1], ARGV[new]) then return false end
+    end
+    return true
+end
+
+local replies, values, kept = {}, {}, {}
+local function apply(partition)
+    local total = 0
+    for number = partition.first, partition.last do
+        users[number].applies = is_as_believed(number)
+        if users[number].applies then total = total + users[number].new end
+    end
+    local seq = redis.call('INCRBY', KEYS[partition.key], total) - total
+    for number = partition.first, partition.last do
+        local user = users[number]
+        if user.applies then
+            local head = user.head
+            for new = user.first_new, user.first_new + 2 * user.new - 2, 2 do
+                seq = seq + 1
+                redis.call('XADD', KEYS[partition.key + 1], string.format('%.0f', seq) .. id_end, 'e', ARGV[new + 1])
+                redis.call('ZADD', KEYS[user.key + 1], seq, ARGV[new])
+            end
+            if user.new > 0 then
+                head = string.format('%016.0f', seq) .. string.sub(head, 17)
+                values[#values + 1], values[#values + 2] = KEYS[user.key], head
+            end
+            for i = 0, user.states - 1 do
+                local state = KEYS[user.key + 2 + i]
+                values[#values + 1] = state
+                values[#values + 1] = string.sub(head, 1, 16) .. ARGV[user.first_state + i]
+                kept[#kept + 1] = state
+            end
+        end
+        replies[number] = user.applies and 1 or 0
+    end
+end
+
+for _, partition in ipairs(partitions) do
+    local is_done, why = pcall(apply, partition)  -- what is odd in one partition is nothing to the others
+    if not is_done then
+        for number = partition.first, partition.last do
+            replies[number] = type(why) == 'table' and why.err or tostring(why)
+        end
+        if partition.first > partition.last then error(why) end
+    end
+end
+in_pages(function(_, ...) redis.call('MSET', ...) end, values)
+if ttl_s > 0 then
+    for _, state in ipairs(kept) do redis.call('EXPIRE', state, ttl_s) end
+end
+return replies
 """)
 
 # Keeps the fold of a user's log through an entry that is still in it, unless one further on is kept already. An entry
@@ -234,6 +287,7 @@ class Keyspace:
         self.meta = f"{prefix}:meta"
         self.partitions = partitions
         self._prefix = prefix
+        self._partitions = [self.partition(number) for number in range(partitions)]
 
     def generations(self, tenant: str) -> str:
         return f"{self._prefix}:generations{_suffix(tenant)}"
@@ -243,6 +297,9 @@ class Keyspace:
 
     def live(self, tenant: str, tag: bytes) -> str:
         return f"{self._prefix}:live:{tag.hex()}{_suffix(tenant)}"
+
+    def items(self, tenant: str) -> "ItemKeys":
+        return ItemKeys(f"{self._prefix}:{{items:{quote(tenant, safe='')}}}")
 
     def states_pattern(self, tenant: str, tag: bytes) -> str:
         """Of SCAN: every state of the generation that is the tenant's."""
@@ -257,11 +314,16 @@ class Keyspace:
     def user(self, tenant: str, user_id: str) -> "User":
         """raises StorageError when the ids are not Unicode"""
         try:
-            name = f"{quote(tenant, safe='')}/{user_id}"
+            name = f"{_encoded(tenant)}/{user_id}"
             partition = crc32(name.encode()) % self.partitions
         except UnicodeEncodeError as exc:
             raise StorageError(f"an id cannot be stored: {exc}") from exc
-        return User(self.partition(partition), name)
+        return User(self._partitions[partition], name)
+
+
+@cache
+def _encoded(tenant: str) -> str:
+    return quote(tenant, safe="")
 
 
 def _suffix(tenant: str) -> str:
@@ -275,9 +337,32 @@ def _literal(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemKeys:
+    """What a tenant says of items, in one slot."""
+
+    place: str  # PREFIX:{items:TENANT}
+
+    @property
+    def version(self) -> str:
+        return f"{self.place}:version"
+
+    @property
+    def changes(self) -> str:
+        return f"{self.place}:changes"
+
+    @property
+    def parts(self) -> list[str]:
+        """In the order of an ItemEntry's fields."""
+        return [f"{self.place}:{part}" for part in ("title", "categories", "available")]
+
+
+@dataclass(frozen=True, slots=True)
 class User:
     partition: str  # PREFIX:{p17}
     name: str  # TENANT/USER
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
     def tenant(self) -> str:
@@ -379,7 +464,8 @@ class Entry:
     def of(cls, tenant: str, event: Event) -> "Entry":
         """raises StorageError when the event cannot be encoded or folded, before others have to suffer for it"""
         try:
-            event.timestamp_us.to_bytes(8, "little", signed=True)
+            for time_us in (event.timestamp_us, event.id_time_us or 0):
+                time_us.to_bytes(8, "little", signed=True)
             return cls(event, event_hash(event.event_id), _compact_json((tenant, *event_fields(event))))
         except (ValueError, TypeError, OverflowError) as exc:
             raise StorageError(f"an event cannot be stored: {exc!r}") from exc
@@ -405,15 +491,21 @@ class Change:
     states: Mapping[str, bytes]
 
 
-def commit_arguments(partition: str, changes: Sequence[Change], ttl_s: int) -> tuple[list[str], list[Argument]]:
-    """KEYS and ARGV of COMMIT for users of the partition PREFIX:{p17}; without any, a write that changes nothing."""
-    keys = [f"{partition}:seq", f"{partition}:log"]
+def commit_arguments(changes: Mapping[str, Sequence[Change]], ttl_s: int) -> tuple[list[str], list[Argument]]:
+    """KEYS and ARGV of COMMIT for changes by partition, PREFIX:{p17}; without any there, a write that changes nothing.
+
+    The answers are in the order of the changes.
+    """
+    keys: list[str] = []
     args: list[Argument] = [ttl_s]
-    for change in changes:
-        keys += [change.user.head, change.user.index, *change.states]
-        args += [change.head, len(change.states), len(change.entries), *change.states.values()]
-        for entry in change.entries:
-            args += [entry.member, entry.encoded]
+    for partition, of_users in changes.items():
+        keys += (f"{partition}:seq", f"{partition}:log")
+        args.append(len(of_users))
+        for change in of_users:
+            keys += (change.user.head, change.user.index, *change.states)
+            args += (change.head, len(change.states), len(change.entries), *change.states.values())
+            for entry in change.entries:
+                args += (entry.member, entry.encoded)
     return keys, args
 
 
@@ -468,7 +560,7 @@ def log_entries(user: User, found: Iterable[bytes]) -> Iterator[LogEntry]:
     fields = iter(found)
     for seq, encoded in zip(fields, fields, strict=True):
         if not encoded:
-            raise StorageError(f"'{user.log}' has lost its entry {int(seq)}")
+            raise StorageError(f"a user's log has lost its entry {int(seq)}")
         _tenant, *columns = json.loads(encoded)
         yield LogEntry(int(seq), Event(*columns))
 

@@ -2,19 +2,22 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
-from redis.exceptions import TryAgainError
+from redis.exceptions import MovedError, NoScriptError, ResponseError, TryAgainError
 
 from storage.corrections import is_correction, readdressed
-from storage.redis_layout import Change, Entry, Head, Keyspace, User
+from storage.fold import fold_encoded
+from storage.redis_layout import MARK, SEQ_DIGITS, Change, Entry, Head, Keyspace, User
 from storage.redis_servers import failure_of
-from storage.state import Effect, Event, Generation, State
+from storage.state import Event, Generation
 from storage.store import Appended, PartlyApplied, StorageError, StorageUnavailable
 
 GIVE_UP_AFTER_S = 5.0
+DUPLICATE = Appended(duplicate=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +101,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """What a request wants in one partition: applied as one, or not at all."""
+    """What a request wants in one partition: for each user applied as one, or not at all."""
 
     request: Request
     entries: list[tuple[User, Entry]] = field(default_factory=list)
@@ -147,7 +150,7 @@ class Part:
         self.request.settle(self, failure_of(cause))
 
     def has_moved(self, folds: "dict[User, UserFold]") -> bool:
-        return any(Head.of(folds[user].head).move is not None for user in self.users)
+        return any(len(head := folds[user].head or b"") > MARK and Head.of(head).move for user in self.users)
 
     def readdressed(self, roots: "dict[User, User]") -> "list[Part]":
         """Parts that want the same, of those whom the users have become."""
@@ -161,11 +164,27 @@ class Part:
         self.request.replace(self, list(parts.values()))
         return list(parts.values())
 
+    def without(self, users: Set[User]) -> "list[Part]":
+        """Let go of what is wanted for these users: a part of its own, if there is any."""
+        other = Part(self.request, refusals=self.refusals, give_up_at_s=self.give_up_at_s)
+        mine = list(zip(self.entries, self.positions, strict=True))
+        self.entries, self.positions = [], []
+        for (user, entry), position in mine:
+            part = other if user in users else self
+            part.entries.append((user, entry))
+            part.positions.append(position)
+        if not other.entries:
+            return []
+        self.request.replace(self, [self, other])
+        return [other]
+
     def is_undecided(self, folds: "dict[User, UserFold]") -> bool:
         """Whether the archive has to say which of the entries were logged, and has not said so yet."""
+        if all(len(folds[user].head or b"") <= SEQ_DIGITS for user in self.users):
+            return False  # nothing of them was ever archived
         self.must_look_through = max((Head.of(folds[user].head).archived for user in self.users), default=0)
         return self.looked_through < self.must_look_through and any(
-            Head.of(folds[user].head).may_be_archived(entry.event.event_id) and entry.id_hash not in folds[user].seen
+            Head.of(folds[user].head).may_be_archived(entry.event.event_id) and not folds[user].knows(entry)
             for user, entry in self.entries
         )
 
@@ -185,66 +204,121 @@ class UserFold:
     serving: Sequence[Generation]
     head: bytes | None = None
     stored: list[bytes | None] = field(default_factory=list)  # a value for each generation
-    states: dict[bytes, State] = field(default_factory=dict)  # by generation, without those that are far behind
+    states: dict[bytes, bytes] = field(default_factory=dict)  # by generation, without those that are far behind
     seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
     new: list[Entry] = field(default_factory=list)
+    late: set[int] = field(
+        default_factory=set
+    )  # hashes of the ids of those new ones that the first generation calls so
     failure: Exception | None = None  # why it cannot be read
 
-    def receive(self, entry: Entry) -> Appended:
-        if entry.id_hash in self.seen:
-            return Appended(duplicate=True)
+    def knows(self, entry: Entry) -> bool:
+        """Whether the entry is certainly logged; only the script knows all that are."""
+        return entry.id_hash in self.seen or any(
+            generation.remembers(self.states[generation.tag], entry.id_hash)
+            for generation in self.serving
+            if generation.tag in self.states
+        )
+
+    def receive(self, entry: Entry) -> bool:
+        """Whether the entry is new, as far as is known."""
+        if self.knows(entry):
+            return False
         self.seen.add(entry.id_hash)
         self.new.append(entry)
         if is_correction(entry.event):
             self.states.clear()  # who next needs them folds them
+        return True
+
+    def answer(self, entry: Entry) -> Appended:
+        """Of a new entry, which has been folded in."""
+        if is_correction(entry.event):
             return Appended()
-        effects = {
-            generation.tag: generation.apply(self.states[generation.tag], entry.event)
-            for generation in self.serving
-            if generation.tag in self.states
-        }
-        first = self.serving[0]
-        return Appended(
-            unknown_item=entry.event.item_id not in first.item_index,
-            late=effects.get(first.tag) is Effect.STEPPED_LATE,
-        )
+        unknown_item = entry.event.item_id not in self.serving[0].item_index
+        return Appended(unknown_item=unknown_item, late=entry.id_hash in self.late)
 
     def change(self) -> Change:
         states = {
-            self.user.state(generation): generation.encode(self.states[generation.tag])
+            self.user.state(generation): self.states[generation.tag]
             for generation in self.serving
             if generation.tag in self.states
         }
         return Change(self.user, self.head or b"", self.new, states)
 
 
+def fold_new(serving: Sequence[Generation], folds: Sequence[UserFold]) -> None:
+    """Fold what is new of all of the users into their states."""
+    for generation in serving:
+        own = [fold for fold in folds if fold.new and generation.tag in fold.states]
+        entries = [entry for fold in own for entry in fold.new]
+        if not entries:
+            continue
+        users = [place for place, fold in enumerate(own) for _ in fold.new]
+        folded, late = fold_encoded(
+            generation,
+            [fold.states[generation.tag] for fold in own],
+            users,
+            [entry.event for entry in entries],
+            [entry.id_hash for entry in entries],
+        )
+        for fold, value in zip(own, folded, strict=True):
+            fold.states[generation.tag] = value
+        if generation is serving[0]:
+            for place, entry in compress(zip(users, entries, strict=True), late):
+                own[place].late.add(entry.id_hash)
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Parts of one partition that are applied together."""
+    """Parts of one partition, and what is to change for them. Each user's change is applied or refused by itself."""
 
     parts: list[Part]
-    answers: list[list[Appended]]
-    changes: list[Change]  # of users with new entries
+    is_new: list[list[bool]]  # of the parts' entries
+    folds: Mapping[User, UserFold]
 
     @property
     def partition(self) -> str:
         return next(self.parts[0].users).partition
 
-    def settle(self, reply: Any) -> list[Part]:
-        """Returns the parts that have to wait for the next round."""
-        if reply == 0:
-            return self._again("others were faster with events of the same users")
-        if isinstance(reply, TryAgainError):
-            return self._again("the cluster was moving the users' partition")
-        for part, answers in zip(self.parts, self.answers, strict=True):
-            if reply == 1:
-                part.succeed(answers)
-            else:
-                part.fail(reply)
+    @property
+    def changes(self) -> list[Change]:
+        """Of users with new entries."""
+        return [fold.change() for fold in self.folds.values() if fold.new]
+
+    def settle(self, replies: Sequence[Any] | Exception) -> list[Part]:
+        """Given a reply for each change, returns the parts that have to wait for the next round."""
+        if isinstance(replies, TryAgainError):
+            return self._again(self.parts, "the cluster was moving the users' partition")
+        if isinstance(replies, MovedError | NoScriptError):
+            # a node that has the partition only now may lack what the fold began with
+            return self._again(self.parts, "the users' partition was elsewhere")
+        if isinstance(replies, Exception):
+            return self._fail(replies)
+        odd = [reply for reply in replies if isinstance(reply, bytes)]
+        if odd:
+            return self._fail(ResponseError(odd[0].decode()))
+        changed = (fold.user for fold in self.folds.values() if fold.new)
+        refused = {user for user, reply in zip(changed, replies, strict=True) if reply == 0}
+        again: list[Part] = []
+        for part, is_new in zip(self.parts, self.is_new, strict=True):
+            if refused:
+                is_new = [new for new, user in zip(is_new, part.users, strict=True) if user not in refused]
+                again += part.without(refused)
+            part.succeed(
+                [
+                    self.folds[user].answer(entry) if new else DUPLICATE
+                    for new, (user, entry) in zip(is_new, part.entries, strict=True)
+                ]
+            )
+        return self._again(again, "others were faster with events of the same users")
+
+    def _fail(self, cause: Exception) -> list[Part]:
+        for part in self.parts:
+            part.fail(cause)
         return []
 
-    def _again(self, why: str) -> list[Part]:
-        return [part for part in self.parts if part.may_try_again(why)]
+    def _again(self, parts: Sequence[Part], why: str) -> list[Part]:
+        return [part for part in parts if part.may_try_again(why)]
 
 
 def by_partition(parts: Sequence[Part]) -> list[list[Part]]:

@@ -299,7 +299,7 @@ class RedisServers:
             replies = replies[1::2]
         if lacking is not None:
             # what was refused did nothing that somebody would have to have
-            replies = [reply if isinstance(reply, Exception) or reply == 0 else lacking for reply in replies]
+            replies = [lacking if _has_written(reply) else reply for reply in replies]
         return replies
 
     # ---- every node
@@ -404,6 +404,13 @@ async def _is_in_cluster(client: Redis) -> bool:
 def is_of_cluster(hello: Sequence[Any]) -> bool:
     """By the server's answer to HELLO, which every user may send and every server since 6.2 knows."""
     return dict(zip(hello[::2], hello[1::2], strict=True)).get(b"mode") == b"cluster"
+
+
+def _has_written(reply: Any) -> bool:
+    """By the reply of a script: 0 says that it did nothing, as do several of them where it was told several things."""
+    if isinstance(reply, list):
+        return not reply or any(one != 0 for one in reply)
+    return not isinstance(reply, Exception) and reply != 0
 
 
 def _is_away(reply: Any) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextvars import Context
 from typing import Generic, Protocol, TypeVar
 
 from storage.store import StorageBusy, StorageUnavailable
@@ -59,7 +60,13 @@ class Rounds(Generic[ItemT]):
         self._waiting.extend(items)
         self._waiting_size += sum(item.size for item in items)
         if self._running is None:
-            self._running = asyncio.create_task(self._run())
+            # in no request's context: it works for all that come
+            self._running = asyncio.create_task(self._run(), context=Context())
+
+    @property
+    def waiting(self) -> int:
+        """Size of all that waits."""
+        return self._waiting_size
 
     @property
     def is_running(self) -> bool:
@@ -124,6 +131,10 @@ class Lanes(Generic[ItemT]):
         for name, own in by_lane.items():
             self._lane(name).require_room(own)
         self._put(by_lane)
+
+    @property
+    def waiting(self) -> int:
+        return sum(rounds.waiting for rounds in self._lanes.values())
 
     def put_back(self, items: Sequence[ItemT]) -> None:
         """Let items wait that had been accepted before."""

@@ -10,21 +10,26 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage import sqlite_corrections, sqlite_generations
-from storage.corrections import LogFold, is_correction
-from storage.sqlite_log import EVENT_COLUMNS, log_event
-from storage.state import Effect, Event, Generation, State, StateError, digest
+from storage import item_counts, sqlite_corrections, sqlite_generations, sqlite_items, sqlite_states
+from storage.corrections import LogFold
+from storage.fold import compile_fold
+from storage.sqlite_append import FAR_BEHIND, Append, append
+from storage.sqlite_log import LOG_PAGE, log_entries, log_page, newest_entries
+from storage.sqlite_states import DAY_S
+from storage.state import Event, Generation, digest
 from storage.store import (
     MAIN_TENANT,
     Appended,
     FoldedState,
+    ItemChanges,
+    ItemEntry,
     KnownGeneration,
     LogEntry,
     LogPage,
@@ -34,16 +39,13 @@ from storage.store import (
     StorageError,
     StorageUnavailable,
     UnknownEvent,
+    Watched,
 )
 
 FILE_NAME = "lisarec.sqlite3"
 BUSY_TIMEOUT_S = 10.0
 READERS = 2
-# A state that lacks more entries of the log is folded apart, so that no writer waits for it.
-FAR_BEHIND = 1000
-LOG_PAGE = 10_000  # entries of the whole log that are read at once
 KEPT_AT_ONCE = 256  # states of a rebuild in one transaction, about 1 MB
-DAY_S = 86_400
 # About half a second of work: who comes later hears StorageBusy instead of waiting longer.
 MAX_WAITING_EVENTS = 8192
 
@@ -99,35 +101,9 @@ SCHEMA_STEPS = (
     ERASURES_SCHEMA,
     sqlite_generations.TENANTS_SCHEMA,
     sqlite_corrections.SCHEMA,
+    sqlite_items.SCHEMA,
 )
 SCHEMA_VERSION = len(SCHEMA_STEPS)
-
-SELECT_EVENTS = f"""
-SELECT seq, {EVENT_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq > ? ORDER BY seq LIMIT ?
-"""  # noqa: S608, the columns are a constant
-NO_LIMIT = -1
-
-SELECT_STATE = """
-SELECT newest.seq, states.through_seq, states.value
-FROM (SELECT max(seq) AS seq FROM log WHERE tenant = :tenant AND user_id = :user_id) AS newest
-LEFT JOIN states ON states.tenant = :tenant AND states.user_id = :user_id AND states.generation = :generation
-"""
-
-SELECT_LOG = f"""
-SELECT tenant, seq, {EVENT_COLUMNS} FROM log WHERE (tenant, user_id) > (?, ?) ORDER BY tenant, user_id, seq LIMIT ?
-"""  # noqa: S608, the columns are a constant
-
-COUNT_LACKING = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND seq > ? LIMIT ?)"
-
-# A state that somebody else has brought further meanwhile stays, and nothing is kept of a log that is gone.
-KEEP_STATE = """
-INSERT INTO states (tenant, user_id, generation, through_seq, value, written_day)
-SELECT :tenant, :user_id, :generation, :through_seq, :value, :day
-WHERE EXISTS (SELECT 1 FROM log WHERE seq = :through_seq AND tenant = :tenant AND user_id = :user_id)
-ON CONFLICT (tenant, user_id, generation)
-DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value, written_day = excluded.written_day
-WHERE excluded.through_seq >= states.through_seq
-"""
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -146,6 +122,7 @@ class SQLiteStore:
     ) -> None:
         self.generations = SQLiteGenerations(self, tenant)
         self._serving = tuple(generations)
+        self._tenant = tenant
         self._state_ttl_days = state_ttl_days
         self._idle_readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
         for _ in range(READERS):
@@ -176,11 +153,17 @@ class SQLiteStore:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _prepare(path)
+                if generations:
+                    compile_fold(generations[0])
                 return cls(path, generations, max_waiting_events, state_ttl_days, tenant)
             except (OSError, sqlite3.Error) as exc:
                 raise StorageUnavailable(f"cannot open '{path}': {exc}") from exc
 
         return await asyncio.to_thread(open_files)
+
+    @property
+    def waiting(self) -> int:
+        return self._writer.waiting
 
     def fold_into(self, generations: Sequence[Generation]) -> None:
         self._serving = tuple(generations)
@@ -191,7 +174,7 @@ class SQLiteStore:
         serving = self._serving
         if not serving:
             raise ValueError("a store that takes events needs at least one generation")
-        answers, behind = await self._write(lambda db: _append(db, serving, tenant, events), size=len(events))
+        answers, behind = await self._write(Append(serving, tenant, events), size=len(events))
         for user_id, generation in behind:
             self._catch_up.start(tenant, user_id, generation)
         return answers
@@ -199,9 +182,9 @@ class SQLiteStore:
     async def states(
         self, tenant: str, user_ids: Sequence[str], generation: Generation, *, at_most: int | None = None
     ) -> list[bytes | None]:
-        def look(db: sqlite3.Connection) -> tuple[dict[str, str], dict[str, _Current | None]]:
+        def look(db: sqlite3.Connection) -> tuple[dict[str, str], dict[str, sqlite_states.Current | None]]:
             roots = {user_id: sqlite_corrections.root(db, tenant, user_id) for user_id in user_ids}
-            return roots, {root: _current(db, generation, tenant, root, at_most) for root in roots.values()}
+            return roots, sqlite_states.current(db, generation, tenant, roots.values(), at_most)
 
         roots, users = await self._read(look)
         caught_up = []
@@ -209,18 +192,18 @@ class SQLiteStore:
             if user is None:
                 self._catch_up.start(tenant, user_id, generation)
             elif user.folded_seq < user.newest_seq:
-                caught_up.append(FoldedState(tenant, user_id, user.newest_seq, generation.encode(user.state)))
+                caught_up.append(FoldedState(tenant, user_id, user.newest_seq, user.value))
         if caught_up:
-            await self._write(lambda db: _keep(db, generation, caught_up), size=len(caught_up))
+            await self._write(lambda db: sqlite_states.keep(db, generation, caught_up), size=len(caught_up))
         return [
-            generation.encode(user.state) if user is not None and user.newest_seq else None
+            user.value if user is not None and user.newest_seq else None
             for user in (users[roots[user_id]] for user_id in user_ids)
         ]
 
     async def log(self) -> AsyncIterator[LogPage]:
         tenant, user_id = "", ""
         while True:
-            page = await self._read(lambda db, after=(tenant, user_id): list(_log_page(db, *after)))  # type: ignore[misc]
+            page = await self._read(lambda db, after=(tenant, user_id): list(log_page(db, *after)))  # type: ignore[misc]
             is_complete = len(page) < LOG_PAGE
             yield LogPage(page, is_complete)
             if is_complete:
@@ -238,28 +221,45 @@ class SQLiteStore:
     async def keep(self, generation: Generation, states: Sequence[FoldedState]) -> None:
         for start in range(0, len(states), KEPT_AT_ONCE):
             some = states[start : start + KEPT_AT_ONCE]
-            await self._write(lambda db, some=some: _keep(db, generation, some), size=len(some))  # type: ignore[misc]
+            await self._write(lambda db, some=some: sqlite_states.keep(db, generation, some), size=len(some))  # type: ignore[misc]
 
     async def forget_idle(self) -> int:
         if self._state_ttl_days is None:
             return 0
-        before_day, total = _today() - self._state_ttl_days, 0
+        before_day, total = sqlite_states.today() - self._state_ttl_days, 0
         while removed := await self._write(lambda db: sqlite_generations.forget_idle(db, before_day), size=1):
             total += removed
         return total
 
-    async def seen_items(self, tenant: str, user_id: str) -> set[str]:
-        return await self._read(lambda db: sqlite_corrections.seen_items(db, tenant, user_id))
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
+        return await self._read(lambda db: sqlite_corrections.seen_items(db, tenant, user_id, unseen_types))
+
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        return await self._read(lambda db: item_counts.of_rows(newest_entries(db, tenant, item_counts.NEWEST), types))
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         def look(db: sqlite3.Connection) -> list[LogEntry]:
-            return list(_log_entries(db, tenant, sqlite_corrections.root(db, tenant, user_id), after, limit))
+            return list(log_entries(db, tenant, sqlite_corrections.root(db, tenant, user_id), after, limit))
 
         return await self._read(look)
 
     async def _entries(self, tenant: str, user_id: str, after: int, limit: int) -> list[LogEntry]:
         """Of the log of that name, also where the user has become another one."""
-        return await self._read(lambda db: list(_log_entries(db, tenant, user_id, after, limit)))
+        return await self._read(lambda db: list(log_entries(db, tenant, user_id, after, limit)))
+
+    async def watched(self) -> Watched:
+        return await self._read(
+            lambda db: Watched(sqlite_generations.active(db, self._tenant), sqlite_items.version(db, self._tenant))
+        )
+
+    async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        await self._write(lambda db: sqlite_items.put(db, tenant, entries), size=len(entries))
+
+    async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        return await self._read(lambda db: sqlite_items.changes(db, tenant, after, limit))
+
+    async def item_tenants(self) -> list[str]:
+        return await self._read(sqlite_items.tenants)
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         is_new = await self._write(lambda db: sqlite_corrections.undo_event(db, tenant, user_id, event_id), size=1)
@@ -372,6 +372,11 @@ class _GroupCommit:
         self._thread = threading.Thread(target=self._run, name="sqlite-writer", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """Size of all that waits."""
+        return self._waiting_size
+
     def submit(self, work: Callable[[sqlite3.Connection], T], size: int) -> Future[T]:
         """Let the work wait for the next group. Cancelling the answer before that group begins takes it back."""
         answer: Future[T] = Future()
@@ -422,13 +427,29 @@ class _GroupCommit:
         """Run the group in one transaction: all of it is durable, or nothing happened."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            results = [request.work(self._connection) for request in group]
+            results = [result for together in _together(group) for result in self._results(together)]
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:  # SQLite has rolled back by itself after some errors
                 self._connection.execute("ROLLBACK")
             raise
         return results
+
+    def _results(self, together: list[_Request]) -> list[Any]:
+        works = [request.work for request in together]
+        appends = [work for work in works if isinstance(work, Append)]
+        return append(self._connection, appends) if appends else [work(self._connection) for work in works]
+
+
+def _together(group: list[_Request]) -> list[list[_Request]]:
+    """The requests in order; appends that come one after the other are done as one."""
+    runs: list[list[_Request]] = []
+    for request in group:
+        if runs and isinstance(request.work, Append) and request.work.goes_with(runs[-1][-1].work):
+            runs[-1].append(request)
+        else:
+            runs.append([request])
+    return runs
 
 
 def _fail(group: list[_Request], cause: Exception) -> None:
@@ -471,10 +492,11 @@ class _CatchUp:
             self._under_way.discard(key)
 
     def _catch_up(self, tenant: str, user_id: str, generation: Generation) -> None:
-        newest_seq, through_seq, state = _stored_state(self._connection, generation, tenant, user_id)
-        fold = LogFold(generation, state)
+        (stored,) = sqlite_states.stored_states(self._connection, generation, tenant, [user_id]).values()
+        newest_seq, through_seq = stored.newest_seq, stored.through_seq
+        fold = LogFold(generation, generation.decode(stored.value))
         while through_seq < newest_seq:
-            found = _log_entries(self._connection, tenant, user_id, through_seq, FAR_BEHIND)
+            found = log_entries(self._connection, tenant, user_id, through_seq, FAR_BEHIND)
             entries = [entry for entry in found if entry.seq <= newest_seq]  # above may be who was erased and came back
             if self._closed or not entries:  # the log may be gone
                 return
@@ -484,7 +506,7 @@ class _CatchUp:
             if fold.is_spoiled and through_seq == newest_seq:
                 fold, through_seq = fold.again(), 0
         folded = FoldedState(tenant, user_id, through_seq, generation.encode(fold.state))
-        self._writer.submit(lambda db: _keep(db, generation, [folded]), 1).result()
+        self._writer.submit(lambda db: sqlite_states.keep(db, generation, [folded]), 1).result()
 
 
 def _translated(cause: Exception) -> StorageError:
@@ -535,132 +557,6 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             return
 
 
-@dataclass(slots=True)
-class _UserFold:
-    """A user's states by generation, save those far behind, and the newest entry once there is a new one."""
-
-    states: dict[bytes, State]
-    through_seq: int | None = None
-
-
-def _append(
-    db: sqlite3.Connection, generations: Sequence[Generation], tenant: str, events: Sequence[Event]
-) -> tuple[list[Appended], list[tuple[str, Generation]]]:
-    """The answers, and whose states of which generations are far behind: those were left as they are."""
-    events = sqlite_corrections.as_logged(db, tenant, events)
-    folds: dict[str, _UserFold] = {}
-    behind: list[tuple[str, Generation]] = []
-    for user_id in dict.fromkeys(event.user_id for event in events):
-        folds[user_id] = _UserFold({})
-        for generation in generations:
-            current = _current(db, generation, tenant, user_id, FAR_BEHIND)
-            if current is None:
-                behind.append((user_id, generation))
-            else:
-                folds[user_id].states[generation.tag] = current.state
-    seqs = [log_event(db, tenant, event) for event in events]
-    answers = [
-        Appended(duplicate=True) if seq is None else _fold(generations, folds[event.user_id], seq, event)
-        for seq, event in zip(seqs, events, strict=True)
-    ]
-    for generation in generations:
-        _keep(db, generation, _folded_states(generation, tenant, folds))
-    return answers, behind
-
-
-def _folded_states(generation: Generation, tenant: str, folds: dict[str, _UserFold]) -> list[FoldedState]:
-    return [
-        FoldedState(tenant, user_id, fold.through_seq, generation.encode(fold.states[generation.tag]))
-        for user_id, fold in folds.items()
-        if fold.through_seq is not None and generation.tag in fold.states
-    ]
-
-
-def _fold(generations: Sequence[Generation], fold: _UserFold, seq: int, event: Event) -> Appended:
-    if is_correction(event):
-        fold.states.clear()  # who next needs them folds them
-        return Appended()
-    effects = {
-        generation.tag: generation.apply(fold.states[generation.tag], event)
-        for generation in generations
-        if generation.tag in fold.states
-    }
-    fold.through_seq = seq
-    first = generations[0]
-    return Appended(
-        unknown_item=event.item_id not in first.item_index, late=effects.get(first.tag) is Effect.STEPPED_LATE
-    )
-
-
-def _keep(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
-    day = _today()
-    db.executemany(
-        KEEP_STATE,
-        [
-            {
-                "tenant": state.tenant,
-                "user_id": state.user_id,
-                "generation": generation.tag,
-                "through_seq": state.through_seq,
-                "value": state.value,
-                "day": day,
-            }
-            for state in states
-        ],
-    )
-
-
-def _today() -> int:
-    return int(time.time() // DAY_S)
-
-
-@dataclass(slots=True)
-class _Current:
-    """The fold of a user's log through `newest_seq` (0: no log), of which `folded_seq` was in the stored state."""
-
-    state: State
-    newest_seq: int
-    folded_seq: int
-
-
-def _current(
-    db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str, at_most: int | None = None
-) -> _Current | None:
-    """The user as of now. What the stored state lacks is folded: all of it for a new generation or layout, the rest
-    where a process that serves another generation has appended. None when that is more than `at_most` entries.
-    """
-    newest_seq, folded_seq, state = _stored_state(db, generation, tenant, user_id)
-    after, fold = folded_seq, LogFold(generation, state)
-    while after < newest_seq:
-        if at_most is not None and _lacks_more(db, tenant, user_id, after, at_most):
-            return None
-        for entry in _log_entries(db, tenant, user_id, after, NO_LIMIT):
-            if entry.seq > newest_seq:  # logged since the first look
-                break
-            fold.take(entry.event)
-        if not fold.is_spoiled:
-            break
-        after, fold = 0, fold.again()
-    return _Current(fold.state, newest_seq, folded_seq)
-
-
-def _lacks_more(db: sqlite3.Connection, tenant: str, user_id: str, after: int, than: int) -> bool:
-    (lacking,) = db.execute(COUNT_LACKING, (tenant, user_id, after, than + 1)).fetchone()
-    return bool(lacking > than)
-
-
-def _stored_state(db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str) -> tuple[int, int, State]:
-    """The newest sequence number of the user's log, that of the stored state, and this state; 0 where there is none."""
-    key = {"tenant": tenant, "user_id": user_id, "generation": generation.tag}
-    newest_seq, through_seq, value = db.execute(SELECT_STATE, key).fetchone()
-    if value is not None:
-        try:
-            return newest_seq or 0, through_seq, generation.decode(value)
-        except StateError as exc:
-            logger.warning("folding a state again from the log: %s", exc)
-    return newest_seq or 0, 0, generation.empty()
-
-
 def _erase(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
     (through_seq,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
     for name in sqlite_corrections.names_of(db, tenant, user_id):
@@ -681,14 +577,3 @@ def _empty_wal(db: sqlite3.Connection) -> None:
             return
         time.sleep(0.01)
     raise StorageUnavailable("the user is erased, but the write-ahead log could not be emptied; erase again")
-
-
-def _log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, limit: int) -> Iterator[LogEntry]:
-    for seq, *columns in db.execute(SELECT_EVENTS, (tenant, user_id, after, limit)):
-        yield LogEntry(seq, Event(*columns))
-
-
-def _log_page(db: sqlite3.Connection, tenant: str, user_id: str) -> Iterator[tuple[str, LogEntry]]:
-    """The first entries of the users behind that one."""
-    for of_tenant, seq, *columns in db.execute(SELECT_LOG, (tenant, user_id, LOG_PAGE)):
-        yield of_tenant, LogEntry(seq, Event(*columns))

@@ -2,9 +2,10 @@
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from storage.corrections import INTO, UNDO, full_id, into, is_merged, readdressed, undo
+from storage.sqlite_batches import in_batches, rows_of
 from storage.sqlite_log import EVENT_COLUMNS, log_event
 from storage.state import Event
 from storage.store import MAX_MERGED, MergeRefused, MergeTooLarge
@@ -25,9 +26,16 @@ SELECT {EVENT_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? ORDER BY seq LI
 """  # noqa: S608, the columns are a constant
 
 SELECT_SEEN = f"""
-SELECT DISTINCT item_id FROM log WHERE tenant = :tenant AND user_id = :user_id AND type NOT IN ('{UNDO}', '{INTO}')
+SELECT DISTINCT type, item_id FROM log
+WHERE tenant = :tenant AND user_id = :user_id AND type NOT IN ('{UNDO}', '{INTO}')
 AND event_id NOT IN (SELECT item_id FROM log WHERE tenant = :tenant AND user_id = :user_id AND type = '{UNDO}')
 """  # noqa: S608, the types are constants
+
+
+SELECT_TARGETS = """
+SELECT asked.column1, aliases.target FROM ({rows}) AS asked
+CROSS JOIN aliases ON aliases.tenant = ? AND aliases.user_id = asked.column1
+"""
 
 
 def root(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
@@ -38,14 +46,16 @@ def root(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
 
 def as_logged(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> list[Event]:
     """The events as they stand in the logs of those whom their users have become."""
-    roots = {user_id: root(db, tenant, user_id) for user_id in {event.user_id for event in events}}
-    return [
-        event if roots[event.user_id] == event.user_id else readdressed(event, roots[event.user_id]) for event in events
-    ]
+    targets: dict[str, str] = {}
+    for batch in in_batches([(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)], (64, 8, 1)):
+        asked = [*(user_id for (user_id,) in batch), tenant]
+        targets.update(db.execute(SELECT_TARGETS.format(rows=rows_of(batch)), asked).fetchall())
+    return [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
 
 
-def seen_items(db: sqlite3.Connection, tenant: str, user_id: str) -> set[str]:
-    return {item_id for (item_id,) in db.execute(SELECT_SEEN, {"tenant": tenant, "user_id": root(db, tenant, user_id)})}
+def seen_items(db: sqlite3.Connection, tenant: str, user_id: str, unseen_types: Collection[str]) -> set[str]:
+    of_user = {"tenant": tenant, "user_id": root(db, tenant, user_id)}
+    return {item_id for kind, item_id in db.execute(SELECT_SEEN, of_user) if kind not in unseen_types}
 
 
 def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str) -> bool | None:

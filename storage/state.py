@@ -5,7 +5,7 @@ state, so a state that is missing, of another generation or of another layout is
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 #   anchor             u8        the step at which bins were last on the scale of the true histogram
 #   last_timestamp_us  i8        of the last item, INT64_MIN = none yet
 #   event_count        u8        events folded, each pushed its id;     newest in slot (event_count - 1) % 20
-#   item_count         u8        of these on known items, each pushed;  newest in slot (item_count - 1) % 24
+#   item_count         u8        of these on known items and seen, each pushed;  newest in slot (item_count - 1) % 24
 #   recent_event_ids   u8[20]    ring of 64-bit hashes of event ids, 0 = empty
 #   bins               f4[R,B,W] true histogram * exp(rate_r * (n - anchor))
 #   recent_items       i4[24]    ring of rows of the codes that were seen, -1 = empty
@@ -100,6 +100,7 @@ class Generation:
     item_index     item id -> row of codes
     codes          (N, B) uint8, every code < W
     event_weights  event type -> weight; a missing type weighs 0, only positive weights step
+    unseen_types   event types whose items do not count as seen
     stepped_items  K, how many of a user's newest steps a state names
     id_ring        length of the ring of event ids; another length or K is another layout
     raises         ValueError when these do not fit together
@@ -111,6 +112,7 @@ class Generation:
     item_index: Mapping[str, int]
     codes: NDArray[np.uint8]
     event_weights: Mapping[str, float]
+    unseen_types: Collection[str] = ()
     stepped_items: int = STEPPED_ITEMS
     id_ring: int = ID_RING
 
@@ -163,6 +165,10 @@ class Generation:
         state["stepped_items"] = -1
         return state
 
+    @cached_property
+    def encoded_empty(self) -> bytes:
+        return self.encode(self.empty())
+
     def apply(self, state: State, event: Event) -> Effect:
         """Fold the event into the state, in place. The caller has made sure that it was not folded before."""
         _push_id(state, event)
@@ -170,7 +176,8 @@ class Generation:
         if item is None:
             return Effect.UNKNOWN_ITEM
         weight = self.event_weights.get(event.type, 0.0)
-        _push_item(state, item)
+        if event.type not in self.unseen_types:
+            _push_item(state, item)
         if weight <= 0:
             return Effect.WEIGHTLESS
         codes = self.codes[item]
@@ -187,6 +194,22 @@ class Generation:
     def encode(self, state: State) -> bytes:
         """The state as bytes, always ``dtype.itemsize`` of them."""
         return state.tobytes()
+
+    def fits(self, value: bytes) -> bool:
+        """Whether `decode` takes the value."""
+        return len(value) == self.dtype.itemsize and value[0] == LAYOUT_VERSION and value[TAG_BYTES] == self.tag
+
+    def remembers(self, value: bytes, id_hash: int) -> bool:
+        """Whether the ring of an encoded state has the event's id."""
+        ring = value[self._id_ring_bytes]
+        # almost no id is there, and to say so takes no array
+        return id_hash.to_bytes(8, "little") in ring and id_hash in np.frombuffer(ring, "<u8")
+
+    @cached_property
+    def _id_ring_bytes(self) -> slice:
+        assert self.dtype.fields is not None
+        ring, start = self.dtype.fields["recent_event_ids"][:2]
+        return slice(start, start + ring.itemsize)
 
     def decode(self, value: bytes) -> State:
         """A mutable copy of an encoded state.
@@ -257,21 +280,6 @@ def recent_items(state: State) -> NDArray[np.int32]:
     """Rows of the newest items of the state, newest first, repeats included: (at most 24,) int32."""
     newest_first: NDArray[np.int32] = np.roll(state["recent_items"], -int(state["item_count"]))[::-1]
     return newest_first[newest_first >= 0]
-
-
-def already_seen(state: State, event: Event, in_log: Callable[[], bool]) -> bool:
-    """Whether the event was folded before; for stores whose log is dear to ask.
-
-    The ring of recent ids answers almost always. `in_log` is asked only when the id may have left the ring: its
-    id-time is not newer than the newest one evicted, or it has none. A resend must carry the id-time of the original.
-    """
-    if event_hash(event.event_id) in state["recent_event_ids"].tolist():
-        return True
-    nothing_evicted = state["event_count"] <= len(state["recent_event_ids"])
-    if nothing_evicted:
-        return False
-    may_be_evicted = event.id_time_us is None or _rounded_up_s(event.id_time_us) <= state["low_water_s"]
-    return may_be_evicted and in_log()
 
 
 def id_time_us(event_id: str, client_timestamp_us: int | None) -> int | None:

@@ -1,6 +1,6 @@
 """The promise every store makes, and the ways in which it can fail."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,6 +107,32 @@ class NamedGeneration:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemEntry:
+    """What a tenant has said of one item. What was never said is None: there the model directory's word stands."""
+
+    item_id: str
+    title: str | None = None
+    categories: tuple[str, ...] | None = None
+    available: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemChanges:
+    """Items as they are now, in the order in which they were last changed; `version` is that of the last change."""
+
+    entries: list[ItemEntry]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What every process looks at again and again: where the pointer points, and how often items were changed."""
+
+    active: NamedGeneration | None
+    items_version: int
+
+
+@dataclass(frozen=True, slots=True)
 class KnownGeneration:
     """What the store has noted of a generation; a live one is being served or built by some process."""
 
@@ -156,6 +182,11 @@ class UserStore(Protocol):
     @property
     def generations(self) -> GenerationRegistry: ...
 
+    @property
+    def waiting(self) -> int:
+        """How many reads and writes wait just now, in events and users."""
+        ...
+
     def fold_into(self, generations: Sequence[Generation]) -> None:
         """From now on, serve these generations instead."""
         ...
@@ -193,12 +224,36 @@ class UserStore(Protocol):
         """Remove states that no event has reached for as long as the store was told; how many. They can be refolded."""
         ...
 
-    async def seen_items(self, tenant: str, user_id: str) -> set[str]:
-        """The items of all events that count in the user's log."""
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
+        """The items of all events that count in the user's log, save those of these types."""
         ...
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         """The first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
+        ...
+
+    async def watched(self) -> Watched:
+        """Of the tenant that the store was made for, in one round trip."""
+        ...
+
+    async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        """Note what is said of these items, one after the other, in one atomic, durable step.
+
+        What an entry does not say stays as it was. Each item that is named gets a version of its own, above all
+        before. It can be done again.
+        """
+        ...
+
+    async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        """The first `limit` items whose versions are above `after`; without any, no entries and `after`."""
+        ...
+
+    async def item_tenants(self) -> list[str]:
+        """Who has said anything of items, in any order."""
+        ...
+
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        """How many logged events of these types each item has; of a long log, of its archive and its newest entries."""
         ...
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:

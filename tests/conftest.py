@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,10 @@ import pytest
 # before anything imports torch, and for the processes that tests start: what is trained here is small, and threads
 # that wait for each other make it ten times slower where other processes want the same cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# before anything imports Triton, which then runs its kernels on the CPU
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # how long an example takes says more about the machine than about the law
 hypothesis.settings.register_profile("lisarec", deadline=None)

@@ -6,10 +6,23 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 from app import shop
-from benchmarks import constant, exactly_once, memory, rates, rebuild, scan, served_equals_offline, switching
+from benchmarks import (
+    attention,
+    catalogue,
+    constant,
+    exactly_once,
+    memory,
+    rates,
+    rebuild,
+    scan,
+    served_equals_offline,
+    switching,
+    worker,
+)
 from benchmarks.topology import program
 from model import artifact
 from model.config import Config, ModelConfig, TrainConfig
@@ -126,6 +139,44 @@ def test_the_state_of_a_long_history_has_the_bytes_of_a_short_one(
     asyncio.run(constant.measure(artifact.load(model), tmp_path, (10, 3000), rounds=5))
     (sizes,) = (line for line in capsys.readouterr().out.splitlines() if "bytes of the state" in line)
     assert sizes.count("3,496") == 2
+
+
+def test_a_catalogue_is_enlarged_to_any_size(model: Path, tmp_path: Path) -> None:
+    trained = artifact.load(model)
+    count = len(trained.items)
+    catalogue.enlarge(model, 3 * count + 5, tmp_path)
+    large = artifact.load(tmp_path)
+    assert len(large.items) == len(set(large.items.ids)) == len(large.history_codes) == 3 * count + 5
+    assert list(large.items.ids)[:count] == list(trained.items.ids)
+    assert (large.target_codes[:count] == trained.target_codes).all()
+    assert (large.target_codes[count : 2 * count, 0] == trained.target_codes[:, 0]).all()
+    assert 0.05 < (large.target_codes[count : 2 * count] != trained.target_codes).any(axis=1).mean() < 1
+    assert int(large.model.followers.max()) < len(large.items)
+
+
+def test_a_worker_is_weighed(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue.enlarge(model, 2_000, tmp_path)
+    worker.main(model, users=20, large=tmp_path)
+    printed = capsys.readouterr().out
+    assert "2,000 items" in printed
+    assert printed.count(" MB") == 12
+
+
+def test_attention_is_timed() -> None:
+    with torch.inference_mode():
+        found = attention.stepwise([1, 20], rounds=1)
+        assert {tuple(one.seconds) for one in found.values()} == {(1, 20)}
+        for name in ("LISA", "softmax", "softmax, fused"):
+            assert attention.FORWARD[name](130)().shape == (130, attention.WIDTH)
+
+
+def test_attention_by_parts_of_a_history_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode():
+        torch.manual_seed(0)
+        whole = attention.lisa(300)()
+        torch.manual_seed(0)
+        monkeypatch.setattr(attention, "AT_ONCE", 64)
+        torch.testing.assert_close(attention.lisa(300)(), whole)
 
 
 def test_every_path_of_the_scan_is_timed_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:

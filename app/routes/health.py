@@ -1,5 +1,7 @@
 """For those who run the service: is it alive, does it want requests, how is it doing."""
 
+import asyncio
+
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -36,5 +38,8 @@ async def get_readiness(services: ServicesDep) -> Health:
     responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}},
 )
 async def get_metrics(services: ServicesDep) -> PlainTextResponse:
-    """The numbers of this process, for Prometheus."""
-    return PlainTextResponse(services.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    """The numbers of this service, all of its worker processes together, for Prometheus."""
+    services.sample()
+    # A thread, because the files of many workers take milliseconds to read.
+    numbers = await asyncio.to_thread(services.metrics.exposition)
+    return PlainTextResponse(numbers, media_type=CONTENT_TYPE_LATEST)

@@ -10,7 +10,6 @@ from app.openapi import errors, json_request
 from app.recommend import validated
 from app.schemas import (
     MAX_REQUESTS,
-    RecommendationBatch,
     RecommendationQuery,
     RecommendationRequest,
     RecommendationResults,
@@ -54,8 +53,4 @@ async def get_recommendations(
 @router.post("/v1/recommendations", openapi_extra=BODY, responses=errors(400, 413, 415), dependencies=[NO_QUERY])
 async def post_recommendations(body: JsonBody, service: ServiceDep) -> Recommendations | RecommendationResults:
     """The best items for a user or for a history that is not stored; or for up to 100 of them at once."""
-    asked = validated(body)
-    if isinstance(asked, RecommendationBatch):
-        return RecommendationResults(results=await service.recommender.recommend(asked.requests))
-    (answer,) = await service.recommender.recommend([asked])
-    return answer
+    return await service.recommender.answer(validated(body))

@@ -44,6 +44,7 @@ function uuid7() {
 
 const titles = new Map(); // item id -> title
 let model; // of the service
+let isNew = !localStorage.getItem("lisarec.user"); // nobody has sent an event of this user
 let user = localStorage.getItem("lisarec.user") ?? newVisitor();
 let clicks = JSON.parse(localStorage.getItem("lisarec.clicks") ?? "[]"); // event ids of this page, of this user
 let ranks = null; // item id -> place in the list before, of the same user
@@ -55,7 +56,8 @@ function newVisitor() {
 }
 
 function remember() {
-  localStorage.setItem("lisarec.user", user);
+  if (isNew) localStorage.removeItem("lisarec.user");
+  else localStorage.setItem("lisarec.user", user);
   localStorage.setItem("lisarec.clicks", JSON.stringify(clicks));
 }
 
@@ -78,6 +80,7 @@ async function click(itemId) {
   const beganMs = performance.now();
   const eventId = uuid7();
   await call("POST", "/v1/events", { event_id: eventId, user_id: user, item_id: itemId, type: "click" });
+  isNew = false;
   clicks.push(eventId);
   remember();
   await refresh(beganMs);
@@ -91,11 +94,17 @@ async function undo() {
 }
 
 async function startOver() {
-  if (user.startsWith("visitor-")) await call("DELETE", own + user); // nobody else can be this visitor
-  await open(newVisitor());
+  if (user.startsWith("visitor-") && !isNew) await call("DELETE", own + user); // nobody else can be this visitor
+  isNew = true;
+  await change(newVisitor());
 }
 
 async function open(userId) {
+  isNew = false;
+  await change(userId);
+}
+
+async function change(userId) {
   user = userId;
   clicks = [];
   ranks = state = null;
@@ -116,6 +125,7 @@ async function refresh(beganMs = performance.now()) {
 }
 
 async function readState() {
+  if (isNew) return null;
   try {
     return (await call("GET", own + user)).data;
   } catch (failure) {
@@ -290,15 +300,14 @@ async function showModel() {
   model = (await call("GET", "/v1/model")).data;
   const { preset, decay_rates: rates, history_codebooks: b, history_codewords: w } = model.config.model;
   element("model-line").textContent = `${model.generation} · ${count(model.items)} items · ${preset}`;
-  const quality = Object.entries(model.metrics)
-    .filter(([, value]) => typeof value === "number")
-    .map(([name, value]) => [name.replaceAll("_", " "), Number.isInteger(value) ? count(value) : value.toFixed(4)]);
+  const epochs = model.metrics.epochs ?? [];
+  const judged = epochs.findLast((epoch) => typeof epoch.ndcg_at_10 === "number");
+  const quality = judged ? [["on validation", `HR@10 ${judged.hr_at_10.toFixed(3)}, NDCG@10 ${judged.ndcg_at_10.toFixed(3)}`]] : [];
   pairs(element("model"), [
     ["generation", model.generation],
     ["tag", model.tag],
     ["items", count(model.items)],
     ["histogram", `${rates.length} rates × ${b} codebooks × ${w} codewords, whatever the length of a history`],
-    ...(model.state_bytes ? [["bytes of a state", count(model.state_bytes)]] : []),
     ...quality,
   ]);
   layHistogram();

@@ -20,6 +20,7 @@ from app.serving import generation_of
 from app.settings import Settings
 from model import artifact
 from model.config import Config, DataCard, ModelConfig
+from model.items import Items
 from model.lisa import LisaMini
 from storage.state import Event
 from tests.storage.redis_servers import RedisServer, new_server
@@ -57,7 +58,7 @@ def write_model(directory: Path, seed: int = 7) -> Path:
     model = LisaMini(SHAPE, history, target)
     with torch.no_grad():
         model.target_codebooks.normal_()  # far from ties
-    items = artifact.Items(
+    items = Items(
         [item_id(row) for row in range(ITEMS)],
         ["" if row % 5 == 0 else f"{'Green' if row % 2 else 'Black'} thing number {row}" for row in range(ITEMS)],
         [categories_of(row) for row in range(ITEMS)],

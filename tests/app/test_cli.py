@@ -21,7 +21,20 @@ from app.shop import generate
 from model.data import read_interactions
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ("train", "evaluate", "serve", "rebuild", "activate", "drop", "archive", "replay", "data", "demo", "keys")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "serve",
+    "rebuild",
+    "activate",
+    "drop",
+    "archive",
+    "replay",
+    "data",
+    "demo",
+    "keys",
+    "items",
+)
 
 
 class Outcome:
@@ -224,7 +237,6 @@ class TestFailures:
         (["train", "--data", "d", "--out", "m", "--preset", "huge"], "lisa-mini"),
         (["train", "--data", "d", "--out", "m", "--epochs", "0"], "epochs"),
         (["evaluate", "--model", "m", "--data", "d", "--protocol", "best"], "loo_full"),
-        (["serve"], "give the model with --model DIR, or LISAREC_MODEL_DIR"),
         (["serve", "--model", "m", "--port", "70000"], "port"),
         (["replay", "--data", "d", "--batch", "1001"], "batch"),
         (["serve", "--model", "m", "--tenant", "books"], "NAME=DIR"),
@@ -236,7 +248,6 @@ class TestFailures:
 def test_wrong_usage_exits_2(
     arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("LISAREC_MODEL_DIR", raising=False)
     shown = Outcome(capsys, *arguments)
     assert shown.status == 2
     assert hint in " ".join(shown.err.split())

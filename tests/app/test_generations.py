@@ -174,6 +174,23 @@ class TestRefusals:
         assert client.runner.run(client.service.store.generations.active()) is None
         assert served(client) == "may"
 
+    def test_no_link_leads_out_of_the_folder(
+        self, begin: Callable[..., Client], models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        client = begin()
+        write_model(tmp_path / "elsewhere" / "other", seed=9)
+        (models / "away").symlink_to(tmp_path / "elsewhere" / "other")
+        shutil.copytree(models / "june", models / "half")
+        (models / "half" / "model.safetensors").unlink()
+        (models / "half" / "model.safetensors").symlink_to(tmp_path / "elsewhere" / "other" / "model.safetensors")
+        for name in ("away", "half"):
+            status, error = activate(client, name)
+            assert (status, error["code"]) == (409, "model_unusable")
+        assert caplog.text.count("leads out of the folder") == 2
+        (models / "current").symlink_to("june")
+        assert activate(client, "current")[0] == 200
+        assert served(client) == "current"
+
     def test_a_model_that_is_not_here_leaves_the_old_one_serving_until_it_comes(
         self,
         begin: Callable[..., Client],

@@ -166,6 +166,28 @@ def calls_of(settings: Settings) -> list[Call]:
     return calls
 
 
+PAGES = {
+    "/client.js",
+    "/playground",
+    "/playground/",
+    "/playground/playground.{kind}",
+}  # what browsers load is no part of the description
+
+
+def test_the_description_names_the_scope_of_every_call(tmp_path: Path, model_dir: Path) -> None:
+    settings = Settings(model_dir=model_dir, data_dir=tmp_path, keys_file=tmp_path / "keys")
+    document = create_app(settings).openapi()
+    (scheme,) = document["components"]["securitySchemes"]
+    for call in calls_of(settings):
+        operation = document["paths"].get(call.path, {}).get(call.method.lower())
+        if operation is None:
+            assert call.method == "HEAD" or (call.path in PAGES and call.scope is None)
+            continue
+        assert operation["security"] == ([] if call.scope is None else [{scheme: [call.scope]}])
+        assert (call.scope is None) == ("401" not in operation["responses"])
+        assert call.scope is None or call.scope in operation["responses"]["403"]["description"]
+
+
 class Shops:
     """Two tenants with a model each, and keys of every kind."""
 
@@ -202,7 +224,7 @@ def shops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shops]:
 class TestEveryRoute:
     def test_declares_what_it_needs_and_only_health_is_open(self, shops: Shops) -> None:
         calls = calls_of(shops.settings)
-        assert {call.path for call in calls if call.scope is None} == {"/healthz", "/readyz"}
+        assert {call.path for call in calls if call.scope is None} == {"/healthz", "/readyz", "/client.js"}
         assert {call.scope for call in calls} >= {"events:write", "recs:read", "users:admin", "admin", "metrics:read"}
 
     def test_takes_the_right_scope_and_no_other(self, shops: Shops) -> None:

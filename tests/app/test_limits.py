@@ -191,6 +191,19 @@ def test_more_requests_than_can_be_worked_on_are_told_to_come_back(server: Proce
     assert httpx.post(f"{server.url}/v1/recommendations", content=LARGE, timeout=PATIENCE_S).status_code == 200
 
 
+def test_nobody_works_for_who_has_gone(server: Process) -> None:
+    request = b"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(LARGE) + LARGE
+    given_up = 'lisarec_request_seconds_count{method="POST",route="/v1/recommendations",status="400"}'
+    give_up_at = time.monotonic() + PATIENCE_S
+    while given_up not in httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text:
+        assert time.monotonic() < give_up_at
+        with connected(server) as waits:
+            waits.sendall(request)
+            with connected(server) as goes:
+                goes.sendall(request)
+            assert waits.recv(65_536).startswith(b"HTTP/1.1 200")
+
+
 def test_a_worker_does_not_import_torch_before_it_answers() -> None:
     quick = "import sys, app.connections; sys.exit(bool({'torch', 'polars', 'fastapi'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", quick], cwd=ROOT, check=False).returncode == 0

@@ -24,6 +24,7 @@ from model.artifact import Artifact
 from model.baselines import Ease, Markov, Popularity
 from model.config import Config, ModelConfig, TrainConfig
 from model.evaluate import Report, evaluate
+from model.items import Items
 from model.train import EpochReport, train
 
 GRIDS = {"popularity": [Popularity()], "markov": [Markov(0.1), Markov(0.5)], "ease": [Ease(10.0, 0.0)]}
@@ -77,7 +78,8 @@ def models(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Artifac
     for seed in (0, 1):
         config = Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1, seed=seed))
         made = train(data, tmp_path_factory.mktemp("models") / f"seed-{seed}", config, progress=Silent())
-        wicked.append(replace(made, name=WICKED, items=replace(made.items, titles=[WICKED] * len(made.items))))
+        items = Items(made.items.ids, [WICKED] * len(made.items), made.items.categories, made.items.counts)
+        wicked.append(replace(made, name=WICKED, items=items))
     return wicked
 
 

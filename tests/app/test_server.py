@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ EXIT_TIMEOUT_S = 30
 class Process:
     """``serve`` in a process of its own, on a free port, set by its environment as operators do."""
 
-    def __init__(self, log: Path, **settings: object) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+    def __init__(self, log: Path, environment: Mapping[str, str] | None = None, /, **settings: object) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        environment = {**inherited, **(environment or {})}
         environment |= {f"LISAREC_{name.upper()}": str(value) for name, value in {"port": 0, **settings}.items()}
         self._log = log
         with log.open("w") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,16 @@ def test_the_largest_body_fits_and_a_larger_one_gets_the_services_answer(running
     assert answers[1].json()["error"]["code"] == "body_too_large"
 
 
+def test_a_request_gets_an_id_unless_it_has_one_that_can_stand_in_a_line(running: Topology) -> None:
+    def answered(*given: str) -> str:
+        headers = [("X-Request-ID", one) for one in given]
+        return str(httpx.get(f"{running.url}/healthz", headers=headers).headers["x-request-id"])
+
+    assert answered("a.b-c_1") == "a.b-c_1"
+    for insane in ((), ("a b",), ("x" * 65,), ("one", "two")):
+        assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", answered(*insane))
+
+
 def test_a_head_that_is_too_large_is_refused(running: Topology) -> None:
     answer = httpx.get(f"{running.url}/healthz", headers={"x-long": "x" * 20_000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (431, "head_too_large")
@@ -70,9 +81,11 @@ def test_no_request_fails_while_replicas_come_and_go(running: Topology, model_di
 
 def test_without_a_replica_clients_are_told_to_come_back(running: Topology) -> None:
     running.scale(0)
-    answer = httpx.get(f"{running.url}/v1/model")
+    answer = httpx.get(f"{running.url}/v1/users/whisper", headers={"X-Request-ID": "no-replica-1"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
     assert answer.headers["retry-after"] == "1"
+    assert " 503 " in next(line for line in running.balancer_log().splitlines() if line.endswith(" GET no-replica-1"))
+    assert "whisper" not in running.balancer_log()
     running.scale(1)
     time.sleep(1)  # until the next health check
     assert httpx.get(f"{running.url}/v1/model").status_code == 200

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from model import artifact, config, train
+from model.items import Items
 from model.lisa import LisaMini
 
 TINY_MODEL = config.ModelConfig(
@@ -147,7 +148,7 @@ def in_memory() -> Callable[[LisaMini], artifact.Artifact]:
     def wrap(model: LisaMini) -> artifact.Artifact:
         count = len(model.bias)
         names = [f"i{item}" for item in range(count)]
-        items = artifact.Items(names, [""] * count, [()] * count, np.zeros(count, np.int64))
+        items = Items(names, [""] * count, [()] * count, np.zeros(count, np.int64))
         with torch.no_grad():
             tables = model.tables()
         return artifact.Artifact("random", "0" * 16, config.Config(model=model.config), items, model, tables, {})

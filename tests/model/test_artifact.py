@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 
 from model import artifact, config
 from model.engine import Engine
+from model.items import Items
 from model.lisa import LisaMini
 
 SHAPE = config.ModelConfig(
@@ -29,9 +30,7 @@ SHAPE = config.ModelConfig(
     target_codewords=256,
     dropout=0.0,
 )
-ITEMS = artifact.Items(
-    ["a", "b:2", "c"], ["", "Caf\u00e9 \u2603", "plain"], [(), ("p", "q"), ("p",)], np.array([3, 0, 2**40])
-)
+ITEMS = Items(["a", "b:2", "c"], ["", "Caf\u00e9 \u2603", "plain"], [(), ("p", "q"), ("p",)], np.array([3, 0, 2**40]))
 METRICS = {"epochs": [{"epoch": 0, "loss": 1.5, "ndcg_at_10": None}]}
 ALL_FILES = (*artifact.FILES, artifact.MANIFEST)
 
@@ -56,6 +55,14 @@ def forge(directory: Path, name: str, content: bytes) -> None:
     (directory / artifact.MANIFEST).write_text(json.dumps(hashes))
 
 
+def unpack(directory: Path) -> None:
+    """Leave out the packed catalogue, as earlier versions did."""
+    (directory / artifact.PACKED).unlink()
+    hashes = json.loads((directory / artifact.MANIFEST).read_bytes())
+    del hashes[artifact.PACKED]
+    (directory / artifact.MANIFEST).write_text(json.dumps(hashes))
+
+
 def forge_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     tensors = load((directory / artifact.WEIGHTS).read_bytes())
     change(tensors)
@@ -68,18 +75,21 @@ def forge_config(directory: Path, change: Callable[[dict[str, Any]], object]) ->
     forge(directory, artifact.CONFIG, json.dumps(settings).encode())
 
 
-def test_what_is_saved_comes_back(saved: Path, model: LisaMini) -> None:
+@pytest.mark.parametrize("packed", ["packed", "of an earlier version", "of a later layout"])
+def test_what_is_saved_comes_back(saved: Path, model: LisaMini, packed: str) -> None:
+    if packed == "of an earlier version":
+        unpack(saved)
+    if packed == "of a later layout":
+        forge(saved, artifact.PACKED, save({"what it will be": torch.zeros(1)}, {"layout": "later"}))
     loaded = artifact.load(saved)
     assert loaded.name == "mine"
     assert loaded.config == config.Config(model=SHAPE)
     assert loaded.metrics == METRICS
-    assert (loaded.items.ids, loaded.items.titles, loaded.items.categories) == (
-        ITEMS.ids,
-        ITEMS.titles,
-        ITEMS.categories,
-    )
-    assert loaded.items.counts.tolist() == ITEMS.counts.tolist()
-    assert loaded.items.counts.dtype == np.int64
+    for part in ("ids", "titles", "categories", "counts"):
+        assert list(getattr(loaded.items, part)) == list(getattr(ITEMS, part))
+    assert dict(loaded.items.rows) == {"a": 0, "b:2": 1, "c": 2}
+    assert loaded.items.popular_first.tolist() == [2, 0, 1]
+    assert [loaded.items.categories.items_with(name).tolist() for name in "pqr"] == [[1, 2], [1], []]
     assert not loaded.model.training
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], tensor), name
@@ -118,6 +128,25 @@ def test_only_a_complete_directory_exists(saved: Path, tmp_path: Path) -> None:
     assert not artifact.exists(tmp_path / "nowhere")
     (saved / artifact.MANIFEST).unlink()
     assert not artifact.exists(saved)
+
+
+def test_a_catalogue_of_names_alone_comes_back(tmp_path: Path, random_model: Callable[..., LisaMini]) -> None:
+    bare = Items(["x", "y"], ["", ""], [(), ()], np.zeros(2, np.int64))
+    artifact.save(tmp_path, random_model(SHAPE, 2), config.Config(model=SHAPE), bare, METRICS)
+    items = artifact.load(tmp_path).items
+    assert (list(items.ids), list(items.titles), list(items.categories)) == (["x", "y"], ["", ""], [(), ()])
+    assert (tmp_path / artifact.PACKED).stat().st_mode == (tmp_path / artifact.CONFIG).stat().st_mode
+
+
+def test_memory_that_no_file_holds_is_kept(saved: Path, model: LisaMini) -> None:
+    loaded = artifact.load(saved)
+    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    loaded.let_go()
+    for name, tensor in loaded.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    own = torch.ones(100_000)
+    artifact._let_go(own)
+    assert own.all()
 
 
 class TestDamage:
@@ -187,12 +216,14 @@ class TestDamage:
         assert name.removeprefix("weights.") in self.refusal(saved)
 
     def test_a_catalogue_of_another_length(self, saved: Path) -> None:
+        unpack(saved)
         frame = pl.read_parquet(saved / artifact.ITEMS).head(2)
         frame.write_parquet(saved / "short.parquet")
         forge(saved, artifact.ITEMS, (saved / "short.parquet").read_bytes())
         assert "has 2 items but 3 codes" in self.refusal(saved)
 
     def test_a_catalogue_without_a_column(self, saved: Path) -> None:
+        unpack(saved)
         pl.read_parquet(saved / artifact.ITEMS).drop("title").write_parquet(saved / "other.parquet")
         forge(saved, artifact.ITEMS, (saved / "other.parquet").read_bytes())
         assert "title" in self.refusal(saved)
@@ -227,6 +258,8 @@ class Exploding:
 
 @pytest.mark.parametrize("name", artifact.FILES)
 def test_loading_never_unpickles(saved: Path, name: str) -> None:
+    if name == artifact.ITEMS:
+        unpack(saved)  # or it is not read
     forge(saved, name, pickle.dumps(Exploding()))
     with pytest.raises(artifact.ArtifactError):
         artifact.load(saved)

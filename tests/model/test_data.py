@@ -290,7 +290,8 @@ class TestWeights:
     def test_a_type_without_a_weight_is_refused(self, tmp_path: Path) -> None:
         found = data.read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
         with pytest.raises(
-            data.DataError, match="event type 'view' has no weight; the generation knows: click, dislike"
+            data.DataError,
+            match=r"'view' has no weight; give it one with --event-weight view=1, or 0\. Others have: click, dislike",
         ):
             found.stepping({"click": 1, "dislike": 0})
 

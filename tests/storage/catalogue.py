@@ -10,6 +10,7 @@ from storage.state import Event, Generation
 KNOWN_ITEMS = 12
 RATES = (0.0, 0.05, 0.8)
 WEIGHTS = {"click": 1.0, "buy": 3.5, "view": 0.25, "dislike": -1.0, "impression": 0.0}
+UNSEEN = ("view", "impression")
 START_US = 1_700_000_000_000_000
 
 
@@ -24,7 +25,7 @@ def make_generation(
 ) -> Generation:
     codes = np.random.default_rng(seed).integers(0, codewords, (items, codebooks), dtype=np.uint8)
     index = {f"item{row}": row for row in range(items)}
-    return Generation(tag, rates, codewords, index, codes, WEIGHTS, id_ring=id_ring)
+    return Generation(tag, rates, codewords, index, codes, WEIGHTS, UNSEEN, id_ring=id_ring)
 
 
 def click(event_id: str, user_id: str = "u", item: int = 0, timestamp_us: int = START_US) -> Event:

@@ -30,7 +30,8 @@ class NaiveUser:
         if event.item_id not in self.generation.item_index:
             return False, True, False
         row = self.generation.item_index[event.item_id]
-        self.items.append(row)
+        if event.type not in self.generation.unseen_types:
+            self.items.append(row)
         weight = self.generation.event_weights.get(event.type, 0)
         if weight <= 0:
             return False, False, False

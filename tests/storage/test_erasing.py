@@ -133,6 +133,7 @@ class TestSQLite:
             with sqlite3.connect(tmp_path / FILE_NAME) as db:
                 db.execute("DROP TABLE erasures")
                 db.execute("DROP TABLE aliases")
+                db.execute("DROP TABLE items")
                 db.execute("PRAGMA user_version = 2")
             db.close()
             store = await SQLiteStore.open(tmp_path, [GENERATION])

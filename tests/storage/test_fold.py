@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from storage.fold import EventColumns, fold_many
-from storage.state import Event, Generation
+from storage.fold import EventColumns, fold_encoded, fold_many
+from storage.state import Effect, Event, Generation
 from tests.storage.catalogue import KNOWN_ITEMS, START_US, WEIGHTS, logs, make_generation
 from tests.storage.naive_fold import assert_state_is
 from tests.storage.naive_fold import fold as naive_fold
@@ -49,6 +49,19 @@ def assert_equal(generation: Generation, states: NDArray[np.void], logs: Sequenc
 @given(st.lists(logs(), min_size=1, max_size=4), st.integers(1, 50))
 def test_any_events_fold_as_one_by_one(of_users: list[list[Event]], page: int) -> None:
     assert_equal(GENERATION, folded(GENERATION, of_users, page), of_users)
+
+
+@given(st.lists(logs(8), min_size=1, max_size=3), st.lists(logs(8), min_size=3, max_size=3))
+def test_encoded_states_are_folded_on_and_late_events_named(
+    before: list[list[Event]], of_users: list[list[Event]]
+) -> None:
+    states = [stepped(GENERATION, log) for log in before]
+    turns = [(user, event) for user, log in enumerate(of_users[: len(states)]) for event in log]
+    users, events = [user for user, _ in turns], [event for _, event in turns]
+    values, late = fold_encoded(GENERATION, [GENERATION.encode(state) for state in states], users, events)
+    effects = [GENERATION.apply(states[user], event) for user, event in turns]
+    assert late == [effect is Effect.STEPPED_LATE for effect in effects]
+    assert values == [GENERATION.encode(state) for state in states]
 
 
 @pytest.mark.parametrize("rates", [(0.0, 0.05, 0.8), (3.0, 0.001), (100.0, 0.1), (0.0,)], ids=str)

@@ -18,6 +18,7 @@ import pytest
 import storage.redis
 import storage.redis_servers
 import storage.sqlite
+import storage.sqlite_log
 from storage.rebuild import Rebuilt, rebuild
 from storage.redis import RedisStore
 from storage.state import Event, Generation
@@ -73,6 +74,7 @@ def user_ids_of(events: Sequence[Event]) -> list[str]:
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that users and partitions go over the ends of pages."""
     monkeypatch.setattr(storage.sqlite, "LOG_PAGE", 7)
+    monkeypatch.setattr(storage.sqlite_log, "LOG_PAGE", 7)
     monkeypatch.setattr(storage.redis, "STREAM_PAGE", 3)
     monkeypatch.setattr(storage.sqlite, "KEPT_AT_ONCE", 4)
     monkeypatch.setattr(storage.redis, "KEPT_AT_ONCE", 2)

@@ -326,6 +326,23 @@ class TestManyWriters:
 
         asyncio.run(law())
 
+    def test_a_refused_user_holds_up_nobody_else_of_the_partition(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def law() -> None:
+            async with opened(any_server, partitions=1) as store, opened(any_server, partitions=1) as other:
+                interfere_once(monkeypatch, store, other, [click("other", "a")])
+                answers = await store.append("main", [click("own", "a"), click("own", "b"), click("other", "a")])
+                assert [answer.duplicate for answer in answers] == [False, False, True]
+                logs = {user_id: await store.events("main", user_id) for user_id in "ab"}
+                assert [entry.event.event_id for entry in logs["a"]] == ["other", "own"]
+                assert [entry.seq for entry in logs["b"]] == [2]
+                assert [entry.seq for entry in logs["a"]] == [1, 3]
+                for user_id in "ab":
+                    await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(law())
+
     def test_a_resend_with_another_time_is_still_a_duplicate(self, any_server: RedisServer) -> None:
         """The index of the log decides, not the ring with its low-water mark."""
 
@@ -461,9 +478,9 @@ class TestRounds:
             async with opened(any_server) as store:
                 users = in_other_partitions(50)
                 await asyncio.gather(*(store.append("main", [click("e", user_id)]) for user_id in users))
-                assert (calls("mget"), calls("exec"), calls("evalsha")) == (1, 1, 50)
+                assert (calls("mget"), calls("exec"), calls("evalsha")) == (2, 0, 1)  # one MGET is the script's
                 await asyncio.gather(*(store.states("main", [user_id], GENERATION) for user_id in users))
-                assert calls("mget") == 2
+                assert calls("mget") == 3
 
         asyncio.run(law())
 

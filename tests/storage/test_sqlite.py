@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import storage.sqlite
+import storage.sqlite_append
 import storage.sqlite_log
+import storage.sqlite_states
 from storage.sqlite import FILE_NAME, SCHEMA_VERSION, SQLiteStore
 from storage.store import StorageBusy, StorageError, StorageUnavailable
-from tests.storage.catalogue import click, make_generation
+from tests.storage.catalogue import KNOWN_ITEMS, START_US, click, make_generation
 from tests.storage.naive_fold import assert_state_is, fold
 
 GENERATION = make_generation()
@@ -45,6 +47,27 @@ def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Pat
         await asyncio.gather(first, *accepted)
         log = await store.events("main", "u")
         assert [entry.event.event_id for entry in log] == ["first", *(f"e{number}" for number in range(10))]
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_what_many_requests_want_is_logged_and_folded_together_and_each_gets_its_own_answers(tmp_path: Path) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        with write_lock(tmp_path):
+            await asyncio.sleep(0)
+            events = [click(f"e{n % 70}", f"user{n % 7}", n % 14, START_US - n) for n in range(150)]
+            requests = [events[start : start + 3] for start in range(0, len(events), 3)]
+            waiting = [asyncio.ensure_future(store.append("main", request)) for request in requests]
+            await asyncio.sleep(0.1)
+        answers = [answer for some in await asyncio.gather(*waiting) for answer in some]
+        assert [answer.duplicate for answer in answers] == [False] * 70 + [True] * 80
+        assert [answer.unknown_item for answer in answers[:70]] == [n % 14 >= KNOWN_ITEMS for n in range(70)]
+        for number in range(7):
+            log = [entry.event for entry in await store.events("main", f"user{number}")]
+            assert log == [event for event in events[:70] if event.user_id == f"user{number}"]
+            assert_state_is((await store.states("main", [f"user{number}"], GENERATION))[0], fold(GENERATION, log))
         await store.close()
 
     asyncio.run(law())
@@ -166,6 +189,7 @@ def test_commits_are_synced(tmp_path: Path) -> None:
 def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(storage.sqlite_append, "FAR_BEHIND", 5)
     monkeypatch.setattr(storage.sqlite, "FAR_BEHIND", 5)
     newer = make_generation(tag=b"gen two\0", seed=1)
     logged = [click(f"e{number}", item=number % 7) for number in range(40)]
@@ -202,10 +226,10 @@ def test_states_without_events_for_long_are_let_go_and_folded_again(
 ) -> None:
     async def law() -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
-        today = storage.sqlite._today()
-        monkeypatch.setattr(storage.sqlite, "_today", lambda: today - 8)
+        today = storage.sqlite_states.today()
+        monkeypatch.setattr(storage.sqlite_states, "today", lambda: today - 8)
         await store.append("main", [click("old", user_id="idle"), click("old", user_id="busy")])
-        monkeypatch.setattr(storage.sqlite, "_today", lambda: today - 7)
+        monkeypatch.setattr(storage.sqlite_states, "today", lambda: today - 7)
         await store.append("main", [click("new", user_id="busy")])
         monkeypatch.undo()
         assert (await store.forget_idle(), await store.forget_idle()) == (1, 0)

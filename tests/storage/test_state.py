@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from storage.state import Effect, Event, Generation, State, StateError, already_seen, id_time_us, recent_items
-from tests.storage.catalogue import START_US, click, logs, make_generation
+from storage.state import Effect, Event, Generation, State, StateError, id_time_us, recent_items
+from tests.storage.catalogue import click, logs, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_histogram_is, assert_state_is, fold
 
 
@@ -82,55 +81,6 @@ class TestFold:
         assert generation.apply(state, Event("b", "u", "nowhere", "click", 10, None)) is Effect.UNKNOWN_ITEM
         assert (state["n"], state["last_item"], state["event_count"]) == (0, -1, 2)
         assert recent_items(state).tolist() == [1]
-
-
-class TestDedupe:
-    @given(st.data())
-    @settings(max_examples=150)
-    def test_the_decision_equals_a_set_of_all_ids(self, data: st.DataObject) -> None:
-        generation = make_generation(codebooks=1, codewords=32, id_ring=data.draw(st.integers(1, 4)))
-        # Ids are sent in any order and any number of times; a resend carries the time of the original.
-        times = st.lists(st.none() | st.integers(0, 6_000_000), min_size=1, max_size=25)
-        time_of = {f"e{number}": time_us for number, time_us in enumerate(data.draw(times))}
-        sent = data.draw(st.lists(st.sampled_from(sorted(time_of)), max_size=60))
-        state = generation.empty()
-        seen: set[str] = set()
-        for event_id in sent:
-            event = Event(event_id, "u", "item1", "click", START_US, time_of[event_id])
-            duplicate = already_seen(state, event, lambda event_id=event_id: event_id in seen)
-            assert duplicate == (event_id in seen)
-            if not duplicate:
-                generation.apply(state, event)
-                seen.add(event_id)
-
-    def test_the_log_is_not_asked_while_ids_arrive_in_the_order_of_their_times(self) -> None:
-        generation = make_generation(id_ring=4)
-        state = generation.empty()
-        for second in range(50):
-            event = click(f"e{second}", timestamp_us=START_US + second * 1_000_000)
-            assert not already_seen(state, event, in_log=refuse_to_look)
-            generation.apply(state, event)
-            assert already_seen(state, event, in_log=refuse_to_look)
-
-    def test_the_log_is_not_asked_before_the_ring_has_evicted(self) -> None:
-        generation = make_generation(id_ring=4)
-        state = generation.empty()
-        for number in range(4):
-            event = Event(f"e{number}", "u", "item1", "click", START_US, None)
-            assert not already_seen(state, event, in_log=refuse_to_look)
-            generation.apply(state, event)
-
-    @pytest.mark.parametrize("time_us", [None, START_US, -5, 0, 2**62])
-    def test_an_evicted_id_is_looked_up_whatever_its_time(self, time_us: int | None) -> None:
-        generation = make_generation(id_ring=1)
-        evicted = Event("first", "u", "item1", "click", START_US, time_us)
-        state = folded(generation, [evicted, click("second", timestamp_us=START_US + 10_000_000)])
-        assert already_seen(state, evicted, in_log=lambda: True)
-        assert not already_seen(state, evicted, in_log=lambda: False)
-
-
-def refuse_to_look() -> bool:
-    raise AssertionError("the log was asked")
 
 
 class TestIdTime:

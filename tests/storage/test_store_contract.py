@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from storage.state import Event, Generation
 from storage.store import FoldedState, LogEntry, StorageUnavailable, UserStore
-from tests.storage.catalogue import START_US, click, fresh_user, logs, make_generation
+from tests.storage.catalogue import START_US, UNSEEN, click, fresh_user, logs, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_state_is, fold
 from tests.storage.stores import open_store
 
@@ -76,6 +76,8 @@ class TestState:
                     log += [event for event, (duplicate, _, _) in zip(events, expected, strict=True) if not duplicate]
                 assert [entry.event for entry in await whole_log(store, user_id)] == log
                 assert await store.seen_items("main", user_id) == {event.item_id for event in log}
+                seen = {event.item_id for event in log if event.type not in UNSEEN}
+                assert await store.seen_items("main", user_id, UNSEEN) == seen
                 assert_state_is((await store.states("main", [user_id], GENERATION))[0], naive)
 
         asyncio.run(law())

@@ -1,0 +1,76 @@
+"""How log lines look: for people, or one JSON object a line. Neither lets what is logged begin a line of its own."""
+
+import json
+import logging
+import logging.config
+import re
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from app import trace
+
+LogFormat = Literal["text", "json"]
+OWN = ("app", "model", "storage", "uvicorn")
+
+# What ends a line somewhere, steers a terminal, or reverses the order of what is read.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def configuration(level: str, log_format: LogFormat) -> dict[str, Any]:
+    """For logging.config.dictConfig: this service's own lines from that level on, warnings of everything else."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"lines": {"()": f"app.logs.{'JsonLines' if log_format == 'json' else 'TextLines'}"}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines"}},
+        "root": {"level": "WARNING", "handlers": ["stderr"]},
+        "loggers": {name: {"level": level.upper()} for name in OWN},
+    }
+
+
+def configure(level: str, log_format: LogFormat) -> None:
+    logging.config.dictConfig(configuration(level, log_format))
+
+
+class JsonLines(logging.Formatter):
+    """One object: time, level, logger, message, and where there are such, request_id and exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := _request_id():
+            line["request_id"] = request_id
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)  # in ASCII, so nothing in it ends the line
+
+
+class TextLines(logging.Formatter):
+    """Time, level, request id, logger and message; a traceback follows, indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        request_id = _request_id()
+        about = f" [{request_id}]" if request_id else ""
+        line = f"{_time(record)} {record.levelname:<8}{about} {record.name}: {_visible(record.getMessage())}"
+        if record.exc_info:
+            # only \n ends a line of a traceback: whatever else is in it is somebody's message
+            traceback = self.formatException(record.exc_info).split("\n")
+            line += "".join(f"\n    {_visible(text)}" for text in traceback)
+        return line
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _request_id() -> str | None:
+    at_hand = trace.current.get()
+    return None if at_hand is None else at_hand.id.decode()
+
+
+def _visible(text: str) -> str:
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -1,0 +1,64 @@
+"""The generation of a shop that has no model yet: it knows no item, so no event steps and nobody's answer is personal.
+
+It is a generation like any other. Events are logged and folded, in some hundred bytes of state; whoever asks gets what
+is popular, from a catalogue that is counted from the log again and again. The first real generation replaces it as
+every later one replaces the one before.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from app.said import Said
+from app.shelf import Shelf
+from model.artifact import Artifact
+from model.config import EVENT_WEIGHTS, Config, ModelConfig
+from model.items import Items
+from model.lisa import LisaMini
+from storage.store import UserStore
+
+NAME = "none"
+TAG = b"no model"
+# a catalogue of the most popular items is enough to answer with, and quickly made
+ITEMS = 10_000
+COUNTED = frozenset(kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0)
+# as many target codebooks as the default preset: what is compiled for a scan is ready when the first model comes
+SMALLEST = ModelConfig(
+    preset=NAME,
+    width=1,
+    decay_rates=(0.0,),
+    history_codebooks=1,
+    history_codewords=2,
+    target_codewords=2,
+    ffn_multiple=1,
+    hops=0,
+    recent_items=1,
+    followers=0,
+)
+
+
+def artifact() -> Artifact:
+    """A model of no items."""
+    history_codes, target_codes = (
+        torch.zeros((0, books), dtype=torch.uint8) for books in (SMALLEST.history_codebooks, SMALLEST.target_codebooks)
+    )
+    model = LisaMini(SMALLEST, history_codes, target_codes).eval()
+    with torch.no_grad():
+        tables = model.tables()
+    return Artifact(NAME, TAG.hex(), Config(model=SMALLEST), _items({}), model, tables, {})
+
+
+async def shelf(store: UserStore, tenant: str, said: Said) -> Shelf:
+    """The items that were used most, as the log has it now; StorageError when it cannot be read."""
+    counts = await store.item_counts(tenant, COUNTED)
+    return await asyncio.to_thread(lambda: Shelf(_items(counts), said))
+
+
+def _items(counts: Mapping[str, int]) -> Items:
+    """Most first, in order of their ids where they are as many: the same in every process."""
+    most = heapq.nsmallest(ITEMS, counts.items(), key=lambda item: (-item[1], item[0]))
+    ids = [item_id for item_id, _ in most]
+    return Items(ids, [""] * len(ids), [()] * len(ids), np.array([count for _, count in most], np.int64))

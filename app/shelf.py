@@ -1,0 +1,139 @@
+"""A generation's catalogue, with what the shop has said of its items since: what can be shown now."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.catalogue import Catalogue, Rows
+from app.said import Said
+from app.schemas import Item, ScoredItem
+from model import bitmap
+from model.bitmap import Bitmap
+from model.items import Items
+from model.names import UNLIKE, Names
+from storage.store import ItemEntry
+
+NO_ROWS: Rows = np.empty(0, np.int64)
+
+
+class Shelf(Catalogue):
+    """Read by any thread while one brings it up to date: each item is as it was or as it is, at any moment."""
+
+    def __init__(self, items: Items, said: Said) -> None:
+        self._said = said
+        self._mark = 0
+        self._retitled: dict[int, str] = {}
+        self._recategorised: dict[int, tuple[str, ...]] = {}
+        self._is_recategorised = bitmap.empty(len(items))  # of these items, the model's categories do not count
+        self._rows_said: dict[str, Rows] = {}  # by category
+        self._unknown: dict[str, ItemEntry] = {}  # items that the model has not learned
+        super().__init__(items)  # which already asks for what is overridden here
+        bitmap.discard(self.unavailable, NO_ROWS)  # compiled now, not by the first change
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Go by all that was said until now."""
+        mark, entries = self._said.mark, self._said.since(self._mark)
+        self._take(entries)
+        self._mark = mark
+
+    def item(self, item_id: str) -> Item | None:
+        """The item as it is now; None where nobody has ever said anything of it."""
+        row = self.row_of.get(item_id)
+        if row is not None:
+            return self._item(row)
+        entry = self._unknown.get(item_id)
+        return None if entry is None else _unknown_item(entry)
+
+    def in_categories(self, categories: Iterable[str]) -> Bitmap:
+        categories = set(categories)
+        found = super().in_categories(categories) & ~self._is_recategorised
+        for category in categories & self._rows_said.keys():
+            bitmap.add(found, self._rows_said[category])
+        return found
+
+    def scored_item(self, row: int, score: float) -> ScoredItem:
+        item = super().scored_item(row, score)
+        title = self._retitled.get(row)
+        if title:
+            item["title"] = title
+        elif title is not None:
+            item.pop("title", None)
+        return item
+
+    def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
+        return super().popular(k, self.unavailable if excluded is None else excluded | self.unavailable)
+
+    def search(self, query: str, limit: int) -> list[Item]:
+        """As in the catalogue; items that no model has learned come last."""
+        found = super().search(query, limit)
+        wanted = query.strip().casefold()
+        unknown = list(self._unknown.values()) if len(found) < limit else []
+        close = _closeness([(entry.title or "", entry.item_id) for entry in unknown], wanted).tolist()
+        near = [(level, entry.item_id, entry) for level, entry in zip(close, unknown, strict=True)]
+        closest = sorted((one for one in near if one[0] < UNLIKE), key=lambda one: one[:2])
+        return found + [_unknown_item(entry) for _, _, entry in closest[: limit - len(found)]]
+
+    def _closeness(self, wanted: str) -> NDArray[np.uint8]:
+        found = super()._closeness(wanted)
+        retitled = list(self._retitled.items())
+        rows = _rows(row for row, _ in retitled)
+        found[rows] = _closeness([(title, self.item_ids[row]) for row, title in retitled], wanted)
+        return found
+
+    def _item(self, row: int) -> Item:
+        item = super()._item(row)
+        return item.model_copy(
+            update={
+                "title": self._retitled.get(row, item.title),
+                "categories": list(self._recategorised.get(row, item.categories)),
+                "available": not bitmap.has(self.unavailable, np.array([row]))[0],
+            }
+        )
+
+    def _take(self, entries: Sequence[ItemEntry]) -> None:
+        known = [(row, entry) for entry in entries if (row := self.row_of.get(entry.item_id)) is not None]
+        if len(known) < len(entries):
+            self._unknown.update({entry.item_id: entry for entry in entries if entry.item_id not in self.row_of})
+        self._retitled.update({row: entry.title for row, entry in known if entry.title is not None})
+        self._categorise({row: entry.categories for row, entry in known if entry.categories is not None})
+        bitmap.add(self.unavailable, _rows(row for row, entry in known if entry.available is False))
+        bitmap.discard(self.unavailable, _rows(row for row, entry in known if entry.available))
+
+    def _categorise(self, categories: dict[int, tuple[str, ...]]) -> None:
+        left, joined = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+        for row, names in categories.items():
+            before = self._recategorised.get(row, ())
+            for name in set(before).difference(names):
+                left[name].append(row)
+            for name in set(names).difference(before):
+                joined[name].append(row)
+        self._recategorised.update(categories)
+        bitmap.add(self._is_recategorised, _rows(categories))
+        for name in left.keys() | joined.keys():
+            stayed = np.setdiff1d(self._rows_said.get(name, NO_ROWS), _rows(left[name]), assume_unique=True)
+            self._rows_said[name] = np.concatenate([stayed, _rows(joined[name])])
+
+
+def _rows(rows: Iterable[int]) -> Rows:
+    return np.fromiter(rows, np.int64)
+
+
+def _unknown_item(entry: ItemEntry) -> Item:
+    return Item(
+        item_id=entry.item_id,
+        title=entry.title or "",
+        categories=list(entry.categories or ()),
+        available=entry.available is not False,
+        known=False,
+    )
+
+
+def _closeness(titles_and_ids: Sequence[tuple[str, str]], wanted: str) -> NDArray[np.uint8]:
+    """How close the title or the id comes, whichever is closer."""
+    titles, item_ids = (Names.of(pair[place] for pair in titles_and_ids) for place in range(2))
+    return np.minimum(titles.closeness(wanted), item_ids.closeness(wanted))

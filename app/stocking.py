@@ -1,0 +1,85 @@
+"""A use case: what a shop says of its items is noted, all of a request or nothing of it."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from app.errors import MAX_DETAILS, ErrorDetail, InvalidItems, InvalidRequest, ItemNotFound, details_of
+from app.schemas import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
+from app.serving import Switch
+from storage.store import ItemEntry, UserStore
+
+REFUSED = "nothing was noted; correct the items named here and send them all again"
+
+WordsT = TypeVar("WordsT", bound=ItemWords)
+
+
+class Stocking:
+    """Takes in what one tenant says of its items. What it has answered, this process goes by already."""
+
+    def __init__(self, store: UserStore, switch: Switch, tenant: str) -> None:
+        self._store = store
+        self._switch = switch
+        self._tenant = tenant
+
+    async def put(self, item_id: str, body: object) -> Item:
+        """Note the parsed body of ``PUT /v1/items/{item_id}``; the item as it is then.
+
+        raises  InvalidRequest  when it says something that the service does not take
+                StorageError    when the store did not take it; sending it again is safe
+        """
+        try:
+            words = ItemWords.model_validate(body)
+        except ValidationError as exc:
+            raise InvalidRequest("the body does not describe an item", details_of(exc)) from None
+        await self._note([_entry(item_id, words)])
+        return self.item(item_id)
+
+    async def post(self, body: object) -> ItemsTaken:
+        """Note the parsed body of ``POST /v1/items``, one item or an array.
+
+        raises  InvalidItems  when one item is invalid, or there are none or too many
+                StorageError  as for `put`
+        """
+        posted = _validated(body if isinstance(body, list) else [body])
+        await self._note([_entry(item.item_id, item) for item in posted])
+        row_of = self._switch.serving.catalogue.row_of
+        return ItemsTaken(accepted=len(posted), unknown_items=sum(item.item_id not in row_of for item in posted))
+
+    def item(self, item_id: str) -> Item:
+        """The item as it is now.
+
+        raises  ItemNotFound  where neither the model nor the shop knows it
+        """
+        item = self._switch.serving.catalogue.item(item_id)
+        if item is None:
+            raise ItemNotFound("nothing is known of this item; PUT it, or train with it")
+        return item
+
+    async def _note(self, entries: Sequence[ItemEntry]) -> None:
+        await self._store.put_items(self._tenant, entries)
+        await self._switch.look_at_items()
+
+
+def _validated(bodies: Sequence[object]) -> list[PostedItem]:
+    """The items, if all of them are valid; InvalidItems names the first 20 that are not, and why."""
+    if not 1 <= len(bodies) <= MAX_ITEMS:
+        raise InvalidItems(f"a request has 1 to {MAX_ITEMS:,} items; nothing was noted")
+    items: list[PostedItem] = []
+    faults: list[list[ErrorDetail]] = []
+    for index, body in enumerate(bodies):
+        try:
+            items.append(PostedItem.model_validate(body))
+        except ValidationError as exc:
+            faults.append(details_of(exc, index))
+        if len(faults) == MAX_DETAILS:
+            break
+    if faults:
+        raise InvalidItems(REFUSED, [details[0] for details in faults])
+    return items
+
+
+def _entry(item_id: str, words: ItemWords) -> ItemEntry:
+    categories = None if words.categories is None else tuple(dict.fromkeys(words.categories))
+    return ItemEntry(item_id, words.title, categories, words.available)

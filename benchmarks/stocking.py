@@ -1,0 +1,107 @@
+"""What a change of items costs a process that serves a large catalogue.
+
+One process of two on an embedded store says something of items, the other one reads and goes by it, as it does four
+times a second: how long that takes with 1 and with 1,000 items changed, and the longest moment in which its event loop
+could do nothing else. Everything was said of every item before.
+
+    python -m benchmarks.stocking --items 100000
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from app.said import Said
+from app.serving import ITEMS_AT_ONCE
+from app.shelf import Shelf
+from benchmarks.scan import cpu
+from model.artifact import Items
+from storage.sqlite import SQLiteStore
+from storage.store import MAIN_TENANT, ItemEntry
+
+CATEGORIES = 200
+ROUNDS = 50
+BEAT_S = 0.0005
+
+
+class Pauses:
+    """Watches how long the event loop does not come round."""
+
+    async def watch(self) -> None:
+        self.longest_s = 0.0
+        while True:
+            begin_s = time.perf_counter()
+            await asyncio.sleep(BEAT_S)
+            self.longest_s = max(self.longest_s, time.perf_counter() - begin_s - BEAT_S)
+
+
+async def follow(store: SQLiteStore, said: Said, shelf: Shelf) -> None:
+    """As app/serving.py does."""
+    if (await store.watched()).items_version == said.version:
+        return
+    while (changes := await store.item_changes(MAIN_TENANT, said.version, ITEMS_AT_ONCE)).entries:
+        said.take(changes)
+        await asyncio.to_thread(shelf.catch_up)
+
+
+def entry(row: int, turn: int) -> ItemEntry:
+    return ItemEntry(f"item-{row}", f"Thing {row}, {turn}", (f"c{(row + turn) % CATEGORIES}",), turn % 2 == 0)
+
+
+async def measure(items: int, directory: Path) -> Table:
+    ids = [f"item-{row}" for row in range(items)]
+    categories: list[tuple[str, ...]] = [(f"c{row % CATEGORIES}",) for row in range(items)]
+    model = Items(ids, [f"Thing {row}" for row in range(items)], categories, np.zeros(items, np.int64))
+    one, other = await SQLiteStore.open(directory, ()), await SQLiteStore.open(directory, ())
+    said = Said()
+    shelf = Shelf(model, said)
+    for begin in range(0, items, ITEMS_AT_ONCE):
+        rows = range(begin, min(begin + ITEMS_AT_ONCE, items))
+        await one.put_items(MAIN_TENANT, [entry(row, 0) for row in rows])
+    begin_s = time.perf_counter()
+    await follow(other, said, shelf)
+    table = Table(
+        title=f"{cpu()}, {items:,} items; to read all of them at the start: {time.perf_counter() - begin_s:.2f} s"
+    )
+    for name in ("items changed", "said to gone by, median", "worst", "longest pause of the loop"):
+        table.add_column(name, justify="right")
+    rng = np.random.default_rng(0)
+    pauses = Pauses()
+    watching = asyncio.create_task(pauses.watch())
+    await asyncio.sleep(0)
+    for changed in (1, 1000):
+        took_s, paused_s = [], []
+        for turn in range(1, ROUNDS + 1):
+            await one.put_items(MAIN_TENANT, [entry(int(row), turn) for row in rng.choice(items, changed, False)])
+            await asyncio.sleep(2 * BEAT_S)
+            pauses.longest_s = 0
+            begin_s = time.perf_counter()
+            await follow(other, said, shelf)
+            took_s.append(time.perf_counter() - begin_s)
+            await asyncio.sleep(2 * BEAT_S)
+            paused_s.append(pauses.longest_s)
+        cells = [float(np.median(took_s)), max(took_s), max(paused_s)]
+        table.add_row(f"{changed:,}", *(f"{seconds * 1000:.1f} ms" for seconds in cells))
+    watching.cancel()
+    await one.close()
+    await other.close()
+    return table
+
+
+def main(items: Annotated[int, typer.Option(min=1000, help="Of the catalogue.")] = 100_000) -> None:
+    """Measure."""
+    with TemporaryDirectory() as directory:
+        Console().print(asyncio.run(measure(items, Path(directory))))
+
+
+if __name__ == "__main__":
+    typer.run(main)

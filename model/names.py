@@ -1,0 +1,266 @@
+"""Millions of strings without an object for each: what is kept of the items beside their codes.
+
+A Python string of twelve letters takes 61 bytes and its place in a dict some 100 more; packed it takes its twelve
+bytes, four that say where they end, and five in the index.
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import overload
+
+import numba
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+DECODED_AT_ONCE = 4096
+CHECKED_AT_ONCE = 1 << 24
+FULL = 0.8  # of an index: the share of its places that are taken, at most
+FREE = -1
+WHOLE, BEGINNING, WORD, ANYWHERE, UNLIKE = range(5)  # where in a name something stands
+BASIS, PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of FNV-1a
+SHIFT = np.uint64(29)
+SPACE = ord(" ")
+
+
+class Names(Sequence[str]):
+    """N strings in one buffer.
+
+    buffer  (bytes,)  uint8, UTF-8, one behind the other
+    ends    (N + 1,)  uint32 or uint64: string n lies between ends[n] and ends[n + 1]
+    """
+
+    def __init__(self, buffer: NDArray[np.uint8], ends: NDArray[np.unsignedinteger]) -> None:
+        self.buffer, self.ends = buffer, ends
+
+    @classmethod
+    def of(cls, strings: Iterable[str] | pl.Series) -> Names:
+        series = strings if isinstance(strings, pl.Series) else pl.Series(list(strings), dtype=pl.String)
+        buffer = np.frombuffer((series.str.join().item() or "").encode(), np.uint8)
+        return cls(buffer, ends_of(series.str.len_bytes().to_numpy()))
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if isinstance(place, slice):
+            return [self[row] for row in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(f"{len(self)} names have no place {place}")
+        return self.buffer[self.ends[place] : self.ends[place + 1]].tobytes().decode()
+
+    def __iter__(self) -> Iterator[str]:
+        for begin in range(0, len(self), DECODED_AT_ONCE):
+            ends = self.ends[begin : begin + DECODED_AT_ONCE + 1]
+            part = self.buffer[ends[0] : ends[-1]].tobytes()
+            yield from (part[one:other].decode() for one, other in pairwise((ends - ends[0]).tolist()))
+
+    def require_whole(self) -> None:
+        """Raise ValueError where a name would not lie in the buffer, or is no UTF-8."""
+        ends = self.ends
+        if not len(ends) or ends[-1] != len(self.buffer) or not is_ascending(ends):
+            raise ValueError("names do not end where they should")
+        decoder = getincrementaldecoder("utf-8")()
+        for begin in range(0, len(self.buffer), CHECKED_AT_ONCE):
+            decoder.decode(self.buffer[begin : begin + CHECKED_AT_ONCE].tobytes())
+        decoder.decode(b"", final=True)
+        begins = ends[:-1][ends[:-1] < len(self.buffer)]
+        if (self.buffer[begins] & 0xC0 == 0x80).any():
+            raise ValueError("a name begins within a letter")
+
+    def closeness(self, wanted: str) -> NDArray[np.uint8]:
+        """Where in each name, whatever the case, something stands that is not empty: (N,), from WHOLE to UNLIKE."""
+        found = np.empty(len(self), np.uint8)
+        folded = self._folded
+        _stands(folded.buffer, folded.ends, np.frombuffer(wanted.casefold().encode(), np.uint8), found)
+        return found
+
+    @cached_property
+    def _folded(self) -> Names:
+        plain = self.buffer.tobytes()
+        if not plain.isascii():
+            return Names.of(name.casefold() for name in self)
+        lower = plain.lower()
+        return self if lower == plain else Names(np.frombuffer(lower, np.uint8), self.ends)
+
+
+class Rows(Mapping[str, int]):
+    """Places of names that are all different, in a table of hashes with open addressing."""
+
+    def __init__(self, names: Names, table: NDArray[np.int32]) -> None:
+        self._names, self.table = names, table
+        self.get("x"), self.known(["x"])  # compiles what a request would wait for
+
+    @classmethod
+    def of(cls, names: Names) -> Rows:
+        table = np.full(max(int(len(names) / FULL), 1) + 1, FREE, np.int32)
+        _fill(names.buffer, names.ends, table)
+        return cls(names, table)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __getitem__(self, name: str) -> int:
+        row: int = _find(self._names.buffer, self._names.ends, self.table, name.encode())
+        if row == FREE:
+            raise KeyError(name)
+        return row
+
+    def get(self, name: str, default: int | None = None) -> int | None:  # type: ignore[override]
+        """As of any mapping, without an exception for each unknown name."""
+        row: int = _find(self._names.buffer, self._names.ends, self.table, name.encode())
+        return default if row == FREE else row
+
+    def known(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Rows of those names that are known, in the order given."""
+        encoded = [name.encode() for name in names]
+        ends = ends_of(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+        asked = np.frombuffer(b"".join(encoded), np.uint8)
+        rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, asked, ends)
+        known: NDArray[np.int64] = rows[rows != FREE]
+        return known
+
+
+class Labels(Sequence[tuple[str, ...]]):
+    """Any number of labels for each of N items, and the items of each label.
+
+    names  the different labels
+    codes  (M,)     places in them, item by item
+    ends   (N + 1,) item n has the codes between ends[n] and ends[n + 1]
+    items  (M,)     rows of items, label by label
+    """
+
+    def __init__(
+        self, names: Names, codes: NDArray[np.integer], ends: NDArray[np.unsignedinteger], items: NDArray[np.int32]
+    ) -> None:
+        self.names, self.codes, self.ends, self.items = names, codes, ends, items
+        self._code_of = {name: code for code, name in enumerate(names)}
+        self._first = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(names)))])
+
+    @classmethod
+    def of(cls, labels: Iterable[Sequence[str]] | pl.Series) -> Labels:
+        kind = pl.List(pl.String)
+        series = labels if isinstance(labels, pl.Series) else pl.Series([list(names) for names in labels], dtype=kind)
+        counts = series.list.len().to_numpy()
+        flat = series.filter(series.list.len() > 0).explode()
+        names = flat.unique(maintain_order=True).to_list()
+        codes = flat.cast(pl.Enum(names)).to_physical().to_numpy()
+        kind_of_code = np.uint8 if len(names) <= 256 else np.int32
+        owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        items = owners[np.argsort(codes, kind="stable")]
+        return cls(Names.of(names), codes.astype(kind_of_code), ends_of(counts), items)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[str, ...]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[tuple[str, ...]]: ...
+    def __getitem__(self, place: int | slice) -> tuple[str, ...] | list[tuple[str, ...]]:
+        if isinstance(place, slice):
+            return [self[row] for row in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(f"{len(self)} items have no place {place}")
+        codes = self.codes[self.ends[place] : self.ends[place + 1]]
+        return tuple(self.names[code] for code in codes.tolist())
+
+    def items_with(self, label: str) -> NDArray[np.int32]:
+        """Rows of the items that have the label; none for an unknown one."""
+        code = self._code_of.get(label)
+        return self.items[:0] if code is None else self.items[self._first[code] : self._first[code + 1]]
+
+
+def is_ascending(ends: NDArray[np.unsignedinteger]) -> bool:
+    """Whether parts between these ends, beginning with 0, lie one behind the other."""
+    return bool(ends[0] == 0 and (ends[1:] >= ends[:-1]).all())
+
+
+def ends_of(lengths: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
+    """Where parts that lie one behind the other begin, and the end: (N,) -> (N + 1,), 4 bytes each where that does."""
+    total = int(lengths.sum(dtype=np.int64))
+    if not total:
+        return np.broadcast_to(np.uint32(0), len(lengths) + 1)  # takes no room
+    ends: NDArray[np.unsignedinteger] = np.zeros(len(lengths) + 1, np.uint32 if total < 2**32 else np.uint64)
+    np.cumsum(lengths, out=ends[1:], dtype=ends.dtype)
+    return ends
+
+
+@numba.njit(nogil=True)
+def _slot(buffer, begin, end, slots):  # type: ignore[no-untyped-def]
+    """Where to look first: FNV-1a, whose low bits go into the high ones, which choose."""
+    found = BASIS
+    for place in range(begin, end):
+        found = (found ^ np.uint64(buffer[place])) * PRIME
+    found ^= found >> SHIFT
+    return np.int64(((found & np.uint64(0xFFFFFFFF)) * np.uint64(slots)) >> np.uint64(32))
+
+
+@numba.njit(nogil=True)
+def _look(buffer, ends, table, asked, begin, end):  # type: ignore[no-untyped-def]
+    slot = _slot(asked, begin, end, len(table))
+    while True:
+        row = table[slot]
+        if row == FREE:
+            return np.int64(FREE)
+        first, last = np.int64(ends[row]), np.int64(ends[row + 1])
+        if last - first == end - begin:
+            place = 0
+            while place < end - begin and buffer[first + place] == asked[begin + place]:
+                place += 1
+            if place == end - begin:
+                return np.int64(row)
+        slot = slot + 1 if slot + 1 < len(table) else 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _find(buffer, ends, table, name):  # type: ignore[no-untyped-def]
+    return _look(buffer, ends, table, name, 0, len(name))
+
+
+@numba.njit(cache=True, nogil=True)
+def _find_each(buffer, ends, table, asked, asked_ends):  # type: ignore[no-untyped-def]
+    rows = np.empty(len(asked_ends) - 1, np.int64)
+    for n in range(len(rows)):
+        rows[n] = _look(buffer, ends, table, asked, np.int64(asked_ends[n]), np.int64(asked_ends[n + 1]))
+    return rows
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(buffer, ends, table):  # type: ignore[no-untyped-def]
+    for row in range(len(ends) - 1):
+        slot = _slot(buffer, np.int64(ends[row]), np.int64(ends[row + 1]), len(table))
+        while table[slot] != FREE:
+            slot = slot + 1 if slot + 1 < len(table) else 0
+        table[slot] = row
+
+
+@numba.njit(cache=True, nogil=True)
+def _stands(buffer, ends, wanted, found):  # type: ignore[no-untyped-def]
+    size = len(wanted)
+    for row in range(len(found)):
+        begin, end = np.int64(ends[row]), np.int64(ends[row + 1])
+        found[row] = UNLIKE
+        for place in range(begin, end - size + 1):
+            same = 0
+            while same < size and buffer[place + same] == wanted[same]:
+                same += 1
+            if same < size:
+                continue
+            if place == begin:
+                found[row] = WHOLE if end - begin == size else BEGINNING
+                break
+            closeness = WORD if buffer[place - 1] == SPACE else ANYWHERE
+            if closeness < found[row]:
+                found[row] = closeness

@@ -1,0 +1,55 @@
+"""Item counts of the Redis store: what the archive has, and the newest entries of every stream behind it."""
+
+from collections.abc import Awaitable, Callable, Collection
+
+from storage.archive_lookups import ArchiveLookups
+from storage.item_counts import NEWEST, Archived, ItemCounts, added, of_events
+from storage.redis_layout import Keyspace, partition_page
+from storage.redis_servers import Command, RedisServers, failure_of
+
+ARCHIVE_TIMEOUT_S = 60.0  # three columns of all its files
+
+
+class RedisItemCounts:
+    """Counts for a store, which gives it the servers once they can be used, and the id of the archive if it has one."""
+
+    def __init__(
+        self,
+        servers: Callable[[], Awaitable[RedisServers]],
+        keys: Keyspace,
+        archive: ArchiveLookups,
+        archive_id: Callable[[], Awaitable[str]],
+    ) -> None:
+        self._servers = servers
+        self._keys = keys
+        self._archive = archive
+        self._archive_id = archive_id
+        self._archived: dict[tuple[str, Collection[str]], Archived] = {}
+
+    async def __call__(self, tenant: str, types: Collection[str]) -> ItemCounts:
+        """raises StorageUnavailable when the servers, or the archive that there is, cannot be read"""
+        servers = await self._servers()
+        archived = await self._of_archive(tenant, frozenset(types))
+        commands = [self._newest(number, archived) for number in range(self._keys.partitions)]
+        events = []
+        for reply in await servers.settled(commands):
+            if isinstance(reply, Exception):
+                raise failure_of(reply) from reply
+            page = partition_page(reply, is_complete=True)
+            events += [entry.event for owner, entry in page.entries if owner == tenant]
+        counts = of_events(events, types)
+        return counts if archived is None else added(archived.counts, counts)
+
+    async def _of_archive(self, tenant: str, types: frozenset[str]) -> Archived | None:
+        archive_id = await self._archive_id()
+        if not archive_id or not self._archive.is_given:
+            return None
+        known = self._archived.get((tenant, types))
+        found = await self._archive.ask(Archived.question(known, archive_id, tenant, types), ARCHIVE_TIMEOUT_S)
+        self._archived[tenant, types] = found
+        return found
+
+    def _newest(self, number: int, archived: Archived | None) -> Command:
+        after = 0 if archived is None else archived.manifest.seq(number)
+        at_most = NEWEST // self._keys.partitions
+        return Command.of("XREVRANGE", self._keys.log(number), "+", after + 1, "COUNT", at_most)

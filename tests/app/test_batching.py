@@ -1,0 +1,131 @@
+"""Batches form while one is worked on; everybody who waits is answered, or told why not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
+
+from app.batching import Batching
+from app.errors import Overloaded
+
+AT_ONCE = 4
+AT_MOST = 10
+
+
+class Work:
+    """Answers each ask with ten times it, as soon as the batch may go."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.may_go = asyncio.Event()
+        self.at_work = 0
+
+    async def __call__(self, asks: list[int]) -> list[int]:
+        self.batches.append(asks)
+        self.at_work += 1
+        assert self.at_work == 1
+        await self.may_go.wait()
+        self.at_work -= 1
+        if -1 in asks:
+            raise ZeroDivisionError
+        return [10 * ask for ask in asks]
+
+
+async def begun(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    task = asyncio.create_task(coroutine)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
+
+
+def batching() -> tuple[Work, Batching[int, int]]:
+    work = Work()
+    return work, Batching(work, at_once=AT_ONCE, at_most=AT_MOST)
+
+
+def test_what_comes_while_a_batch_runs_forms_the_next_one() -> None:
+    async def law() -> None:
+        work, batches = batching()
+        asked = [await begun(batches.answers([number])) for number in range(1 + AT_ONCE + 2)]
+        assert work.batches == [[0]]
+        work.may_go.set()
+        assert await asyncio.gather(*asked) == [[10 * number] for number in range(len(asked))]
+        assert work.batches == [[0], [1, 2, 3, 4], [5, 6]]
+        assert await batches.answers([7]) == [70]
+
+    asyncio.run(law())
+
+
+@given(callers=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=12))
+def test_everybody_gets_the_own_answers_in_order(callers: list[list[int]]) -> None:
+    async def law() -> None:
+        work = Work()
+        batches = Batching(work, at_once=AT_ONCE, at_most=1_000)
+        asked = [await begun(batches.answers(asks)) for asks in callers]
+        work.may_go.set()
+        assert await asyncio.gather(*asked) == [[10 * ask for ask in asks] for asks in callers]
+        assert [*chain(*work.batches)] == [*chain(*callers)]
+
+    asyncio.run(law())
+
+
+def test_everybody_in_a_failed_batch_is_told_and_the_next_one_runs() -> None:
+    async def law() -> None:
+        work, batches = batching()
+        asked = [await begun(batches.answers([ask])) for ask in (0, 1, -1, 2, 3, 4)]
+        work.may_go.set()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [found[0], found[5]] == [[0], [40]]
+        assert all(isinstance(one, ZeroDivisionError) for one in found[1:5])
+
+    asyncio.run(law())
+
+
+def test_no_more_wait_than_may() -> None:
+    async def law() -> None:
+        work, batches = batching()
+        asked = [await begun(batches.answers([number])) for number in range(1 + AT_MOST)]
+        with pytest.raises(Overloaded):
+            await batches.answers([99])
+        work.may_go.set()
+        await asyncio.gather(*asked)
+        assert await batches.answers(list(range(3 * AT_MOST))) == [10 * number for number in range(3 * AT_MOST)]
+
+    asyncio.run(law())
+
+
+def test_nobody_works_for_who_is_gone_or_was_cancelled() -> None:
+    async def law() -> None:
+        work, batches = batching()
+        first = await begun(batches.answers([0]))
+        gone = await begun(batches.answers([1], lambda: True))
+        cancelled = await begun(batches.answers([2]))
+        waits = await begun(batches.answers([3], lambda: False))
+        cancelled.cancel()
+        await asyncio.sleep(0)
+        work.may_go.set()
+        assert [await first, await waits] == [[0], [30]]
+        with pytest.raises(ClientDisconnect):
+            await gone
+        assert work.batches == [[0], [3]]
+
+    asyncio.run(law())
+
+
+def test_who_is_cancelled_meanwhile_holds_nobody_up() -> None:
+    async def law() -> None:
+        work, batches = batching()
+        first = await begun(batches.answers([0]))
+        first.cancel()
+        second = await begun(batches.answers([1]))
+        work.may_go.set()
+        assert await second == [10]
+
+    asyncio.run(law())

@@ -1,0 +1,127 @@
+"""The load generator charges a service with its stalls and loses no request; the bench's models are models."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app import enlarged
+from app.cli import main
+from app.load import NO_ANSWER, Address, Due, Load, Outcome
+from model import artifact
+from tests.app.conftest import ITEMS
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+BUSY_FOR_NOW = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\ncontent-length: 0\r\n\r\n"
+STALL_S = 0.3
+
+
+@contextmanager
+def server(answer: Callable[[bytes], bytes]) -> Iterator[Address]:
+    """Gives each piece that arrives its answer, in pieces too; closes the connection on an empty one."""
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            while asked := connection.recv(65_536):
+                said = answer(asked)
+                if not said:
+                    return
+                connection.sendall(said[:20])
+                time.sleep(0.001)
+                connection.sendall(said[20:])
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=accept, daemon=True).start()
+        yield listening.getsockname()
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def outcome(answer: Callable[[bytes], bytes], requests: list[Due], connections: int = 4) -> dict[str, Outcome]:
+    with server(answer) as address:
+        load = Load([address], connections)
+        found = load.run(requests)
+        load.close()
+        return found
+
+
+def test_every_request_has_one_outcome_whatever_the_server_does() -> None:
+    answers = {b"a": OK, b"b": BUSY, b"c": BUSY_FOR_NOW, b"d": b""}
+    requests = [Due(n / 1_000, kind.decode(), kind) for n in range(25) for kind in answers]
+    found = outcome(answers.__getitem__, requests)
+    assert {kind: one.statuses for kind, one in found.items()} == {
+        "a": Counter({200: 25}),
+        "b": Counter({503: 25}),
+        "c": Counter({503: 25}),
+        "d": Counter({NO_ANSWER: 25}),
+    }
+    assert [found[kind].unannounced for kind in "abcd"] == [0, 25, 0, 0]
+    assert [len(found[kind].latencies_ms) for kind in "abcd"] == [25, 0, 0, 0]
+
+
+def test_a_stall_is_charged_to_all_that_was_due_meanwhile() -> None:
+    stalls = iter([STALL_S])
+
+    def answer(_: bytes) -> bytes:
+        time.sleep(next(stalls, 0))
+        return OK
+
+    due_s = [0.0, 0.05, 0.1, 0.2]
+    found = outcome(answer, [Due(at_s, "x", b"x") for at_s in due_s], connections=1)
+    assert all(ms >= (STALL_S - at_s) * 1e3 for ms, at_s in zip(found["x"].latencies_ms, due_s, strict=True))
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        load = Load([unused.getsockname()], 2)
+        found = load.run([Due(0, "x", b"x")] * 5)
+    assert found["x"].statuses == {NO_ANSWER: 5}
+
+
+class TestEnlarged:
+    def test_keeps_the_items_and_the_coarse_codes_of_their_copies(self, model_dir: Path, tmp_path: Path) -> None:
+        trained = artifact.load(model_dir)
+        enlarged.write(tmp_path / "large", trained, 10 * ITEMS + 7, "trained")
+        large = artifact.load(tmp_path / "large")
+        original = np.arange(len(large.items)) % ITEMS
+        assert len(large.items) == len(set(large.items.ids)) == 10 * ITEMS + 7
+        assert np.array_equal(large.target_codes[:ITEMS], trained.target_codes)
+        assert np.array_equal(large.history_codes, trained.history_codes[original])
+        coarse = trained.target_codes.shape[1] // 2
+        assert np.array_equal(large.target_codes[:, :coarse], trained.target_codes[original, :coarse])
+        assert not np.array_equal(large.target_codes, trained.target_codes[original])
+
+    @pytest.mark.parametrize("codes", ["trained", "random"])
+    def test_may_be_smaller_too(self, model_dir: Path, tmp_path: Path, codes: enlarged.Codes) -> None:
+        enlarged.write(tmp_path / "small", artifact.load(model_dir), 5, codes)
+        assert len(artifact.load(tmp_path / "small").items) == 5
+
+
+def test_the_bench_ends_where_the_service_does_not_keep_up(model_dir: Path, tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    options = ["--items", "200", "--rate", "50", "--seconds", "1", "--p90-ms", "0.1", "--json", str(numbers)]
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", "--model", str(model_dir), *options])
+    ((name, rows),) = json.loads(numbers.read_text()).items()
+    assert name == "200 items, trained codes"
+    assert [row["errors"] for row in rows] == [{}]
+    assert rows[0]["p99_ms"] >= rows[0]["p90_ms"] > 0.1
+    assert rows[0]["service_us"] > 0

@@ -1,0 +1,89 @@
+"""The quick way through validation takes only what the schema takes, and makes the same of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from app.errors import InvalidEvents
+from app.ingest import _event, plain_events, validated
+from storage.state import Event
+
+NOW_US = 1_800_000_000_000_000
+UUID7 = "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"
+NOW_S = NOW_US // 1_000_000
+
+ids = st.one_of(
+    st.from_regex(r"[A-Za-z0-9_.:@-]{1,20}", fullmatch=True),
+    st.sampled_from([UUID7, UUID7.upper(), ".", "..", "...", "", "a\n", "a b", "ä", "\ud800", "a" * 128, "a" * 129]),
+    st.text(max_size=3),
+)
+numbers = st.one_of(
+    st.integers(-(10**13), 10**13),
+    st.integers(NOW_S + 298, NOW_S + 302),
+    st.floats(),
+    st.floats(-1e11, 1e11),
+    st.sampled_from([0, -0.0, 1e999, -1e999, float("nan"), 10**400, 253402300799, 253402300800, -62135596800, 1 << 63]),
+)
+odd = st.one_of(st.none(), st.booleans(), numbers, ids, st.just([]), st.just({}), st.just([1]))
+times = st.one_of(numbers, st.sampled_from(["2024-11-14T18:20:00Z", "2024-11-14", "1700000000"]), odd)
+events = st.fixed_dictionaries(
+    {"user_id": ids | odd, "item_id": ids | odd},
+    optional={
+        "event_id": ids | odd,
+        "type": st.just("click") | ids | odd,
+        "timestamp": times,
+        "value": numbers | odd,
+        "recommendation_id": ids | odd,
+        "price": odd,
+    },
+)
+good = st.fixed_dictionaries(
+    {"user_id": st.just("ada"), "item_id": st.just("tea-2")},
+    optional={
+        "event_id": st.sampled_from([UUID7, "e-1", None]),
+        "type": st.sampled_from(["click", "buy"]),
+        "timestamp": st.integers(-62135596800, NOW_S + 301) | st.floats(-1e9, NOW_S + 301) | st.none(),
+        "value": st.floats(allow_nan=False, allow_infinity=False) | st.none(),
+        "recommendation_id": st.just(UUID7) | st.none(),
+    },
+)
+
+
+def by_schema(bodies: list[Any], needs_ids: bool) -> list[Event] | None:
+    try:
+        return [_event(posted, NOW_US) for posted in validated(bodies, NOW_US, needs_ids=needs_ids)]
+    except InvalidEvents:
+        return None
+
+
+def named(events: list[Event], bodies: list[Any]) -> list[Event]:
+    """The same, with one name for ids that were made here, which differ every time."""
+    return [
+        event if body.get("event_id") else replace(event, event_id="made here")
+        for event, body in zip(events, bodies, strict=True)
+    ]
+
+
+@given(st.lists(events | good | odd, max_size=3), st.booleans())
+@example([{"user_id": "a\n", "item_id": "i"}], False)
+@example([{"user_id": "a", "item_id": "i", "timestamp": True}], False)
+@example([{"user_id": "a", "item_id": "i", "event_id": None}], True)
+@example([{"user_id": "a", "item_id": "i"}] * 1001, False)
+@settings(max_examples=400)
+def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies: list[Any], needs_ids: bool) -> None:
+    quick = plain_events(bodies, NOW_US, needs_ids=needs_ids)
+    if quick is not None:
+        schema = by_schema(bodies, needs_ids)
+        assert schema is not None
+        assert named(quick, bodies) == named(schema, bodies)
+
+
+@given(st.lists(good, min_size=1, max_size=3), st.booleans())
+def test_the_usual_event_takes_the_quick_way(bodies: list[Any], needs_ids: bool) -> None:
+    parsed = json.loads(json.dumps(bodies))
+    assert (plain_events(parsed, NOW_US, needs_ids=needs_ids) is None) == (by_schema(parsed, needs_ids) is None)

@@ -1,0 +1,146 @@
+"""Redis as the compose file has it: passwords made once, users who may do what they must, a cluster kept together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from app.archiving import ArchiverMetrics, Turns
+from app.archiving import run as archive
+from app.settings import StoreSettings
+from benchmarks.cluster import CLUSTER_CONFIG, free_node_port
+from benchmarks.topology import REDIS_CONFIG, REDIS_START, ROOT, program, redis_server
+from tests.app.conftest import Client
+from tests.storage.redis_servers import find_servers
+
+MAKE_SECRETS = ROOT / "docker" / "make-secrets"
+KEEP_CLUSTER = ROOT / "docker" / "redis-cluster-keep"
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """For the services' secrets, for those of Redis, and for what an operator gives."""
+    made = tmp_path / "app", tmp_path / "redis", tmp_path / "given"
+    for folder in made:
+        folder.mkdir()
+    return made
+
+
+def make_secrets(folders: tuple[Path, Path, Path]) -> tuple[str, str]:
+    subprocess.run([MAKE_SECRETS, *folders], check=True, timeout=30)
+    return (folders[0] / "redis_password").read_text(), (folders[1] / "users.acl").read_text()
+
+
+def test_passwords_are_made_once_or_taken(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    password, users = make_secrets(folders)
+    assert len(password) == 64
+    assert password not in users
+    assert make_secrets(folders) == (password, users)
+    (folders[2] / "redis_password").write_text("given by hand\n")
+    given, users_of_given = make_secrets(folders)
+    assert given == "given by hand"
+    assert users_of_given != users
+    admin = (folders[1] / "admin_password").read_text()
+    assert admin not in (password, given)
+
+
+def test_the_service_may_do_what_it_has_to_and_no_more(
+    folders: tuple[Path, Path, Path], start: Callable[..., Client], tmp_path: Path
+) -> None:
+    password, _ = make_secrets(folders)
+    with redis_server(tmp_path, "--aclfile", str(folders[1] / "users.acl")) as url:
+        named = url.replace("redis://", "redis://lisarec@")
+        client = start(tmp_path, redis_url=named, redis_password_file=folders[0] / "redis_password")
+        try:
+            client.click("ada", "item-1", "item-2")
+            client.click("visitor", "item-3")
+            assert client.recommend("ada", exclude_seen="all")["source"] == "personalised"
+            assert client.post("/v1/users/ada/merge", json={"from": "visitor"}).status_code == 200
+            assert len(client.get("/v1/users/ada/events").json()["events"]) >= 3
+            settings = StoreSettings(
+                redis_url=named,
+                redis_password_file=folders[0] / "redis_password",
+                archive_dir=tmp_path / "archive",
+            )
+            said: list[str] = []
+            archive(settings, Turns(None, 0, None), said.append, ArchiverMetrics())
+            assert "events archived" in said[0]
+            assert client.request("DELETE", "/v1/users/ada").status_code == 202
+            archive(settings, Turns(None, 0, None), said.append, ArchiverMetrics())
+        finally:
+            client.close()
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as nobody, pytest.raises(redis.AuthenticationError):
+            nobody.get("x")
+        with redis.Redis(port=port, username="lisarec", password=password) as service:
+            for command in ("FLUSHALL", "CONFIG SET appendfsync no", "SHUTDOWN", "ACL LIST", "KEYS *"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    service.execute_command(command)
+
+
+def test_a_cluster_is_made_and_found_again_under_other_addresses(
+    folders: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    if "redis-server" not in find_servers():
+        pytest.skip("there is no redis-server")
+    make_secrets(folders)
+    ports = [free_node_port() for _ in range(6)]
+
+    @contextmanager
+    def nodes(hosts: list[str]) -> Iterator[list[redis.Redis]]:
+        """Running, with what keeps them together; clients of each."""
+        password = (folders[1] / "admin_password").read_text()
+        with ExitStack() as stack:
+            log = stack.enter_context((tmp_path / "log").open("ab"))
+
+            def spawn(*command: str, **environment: str) -> None:
+                process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
+                stack.callback(process.wait, 30)
+                stack.callback(process.kill)
+
+            for host, port in zip(hosts, ports, strict=True):
+                (data := tmp_path / str(port)).mkdir(exist_ok=True)
+                spawn(
+                    *(str(REDIS_START), str(data), program("redis-server"), str(REDIS_CONFIG)),
+                    *("--include", str(CLUSTER_CONFIG), "--dir", str(data), "--port", str(port)),
+                    *("--bind", host, "--bind-source-addr", host),
+                    *("--aclfile", str(folders[1] / "users.acl"), "--masteruser", "replica", "--masterauth", password),
+                )
+            addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+            spawn("sh", str(KEEP_CLUSTER), str(folders[1] / "admin_password"), *addresses, LISAREC_KEEP_EVERY_S="1")
+            yield [
+                stack.enter_context(redis.Redis(host, port, username="admin", password=password))
+                for host, port in zip(hosts, ports, strict=True)
+            ]
+
+    def is_whole(node: redis.Redis) -> bool:
+        try:
+            state = node.execute_command("CLUSTER INFO")
+            known = node.execute_command("CLUSTER NODES")
+        except redis.RedisError:
+            return False
+        linked = [one for one in known.values() if one["connected"] and "fail" not in one["flags"]]
+        return state["cluster_state"] == "ok" and state["cluster_size"] == "3" and len(linked) == 6
+
+    def wait_until_whole(running: list[redis.Redis]) -> None:
+        give_up_at_s = time.monotonic() + PATIENCE_S
+        while not all(is_whole(node) for node in running):
+            assert time.monotonic() < give_up_at_s, (tmp_path / "log").read_text()[-4000:]
+            time.sleep(0.2)
+
+    with nodes([f"127.0.1.{n}" for n in range(1, 7)]) as running:
+        wait_until_whole(running)
+        roles = [node.info("replication")["role"] for node in running]
+        assert sorted(roles) == ["master"] * 3 + ["slave"] * 3
+    with nodes([f"127.0.2.{n}" for n in range(1, 7)]) as running:
+        wait_until_whole(running)

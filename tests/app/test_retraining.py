@@ -1,0 +1,265 @@
+"""The trainer on a shop that begins without a model: when it makes a generation, when not, and being killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from app import generations, no_model, retraining, serving
+from app.archiving import ArchiverMetrics, Turns
+from app.archiving import run as archive
+from app.cli import main
+from app.retraining import Outcome, Plan, Round, run
+from app.settings import Settings
+from app.shop import generate
+from model import artifact
+from model.config import PRESETS, ModelConfig, TrainConfig
+from model.data import read_interactions
+from tests.app.conftest import Client
+
+PLAN = Plan("tiny", epochs=1, min_events=600)
+TINY = (
+    ModelConfig(preset="tiny", width=16, history_codewords=8, target_codewords=32, ffn_multiple=1, hops=0),
+    TrainConfig(learning_rate=0.01),
+)
+SOON_S = 20.0
+
+
+class Killed(BaseException):
+    """What a kill -9 looks like from within: nothing is tidied up."""
+
+
+@pytest.fixture(scope="session")
+def visits(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What shoppers clicked, one after the other."""
+    directory = tmp_path_factory.mktemp("shop")
+    generate(directory, shoppers=440)
+    table = read_interactions(directory)
+    ends = table.starts[1:]
+    return [[table.item_ids[item] for item in table.item[a:b]] for a, b in zip(table.starts, ends, strict=False)]
+
+
+class Shop:
+    """A service without a model, and the trainer's commands on its store."""
+
+    def __init__(self, directory: Path, visits: list[list[str]]) -> None:
+        self.models = directory / "models"
+        self.settings = Settings(
+            data_dir=directory / "state", archive_dir=directory / "archive", models_dir=self.models
+        )
+        self.client = Client(self.settings)
+        self._visits = iter(enumerate(visits))
+
+    def collect(self, shoppers: int) -> None:
+        """Let some more shoppers click, all at the same time, and archive it."""
+        rng = random.Random(shoppers)
+        some = [next(self._visits) for _ in range(shoppers)]
+        moments = [sorted(rng.random() for _ in visit) for _, visit in some]
+        clicks = sorted(
+            (moment, f"u{number}", item)
+            for own, (number, visit) in zip(moments, some, strict=True)
+            for moment, item in zip(own, visit, strict=True)
+        )
+        for begin in range(0, len(clicks), 1000):
+            events = [{"user_id": user_id, "item_id": item} for _, user_id, item in clicks[begin : begin + 1000]]
+            assert self.client.post("/v1/events", json=events).json()["accepted"] == len(events)
+        self.archive()
+
+    def archive(self) -> None:
+        archive(self.settings, Turns(None, 0, None), lambda _: None, ArchiverMetrics())
+
+    def retrain(self) -> Outcome:
+        return run(self.settings, PLAN, None, Console(quiet=True))
+
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads((self.models / "retrain.json").read_text())
+        return report
+
+    def names(self) -> list[str]:
+        return sorted(place.name for place in self.models.iterdir() if place.is_dir())
+
+    def follows(self, name: str | None) -> None:
+        give_up_at_s = time.monotonic() + SOON_S
+        while self.client.get("/v1/model").json()["generation"] != name:
+            assert time.monotonic() < give_up_at_s, f"{name} is not served"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, visits: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    monkeypatch.setitem(PRESETS, "tiny", TINY)
+    monkeypatch.setattr(retraining, "NICENESS", 0)  # the tests that follow are not to be slower
+    for module in (serving, generations):
+        monkeypatch.setattr(module, "LIVE_FOR_S", 0.01)
+    shop = Shop(tmp_path, visits)
+    yield shop
+    shop.client.close()
+
+
+def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> None:
+    for _ in range(2):
+        outcome = shop.retrain()
+        assert (outcome.outcome, outcome.served, shop.names()) == ("waiting", no_model.TAG.hex(), [])
+        assert "600 are needed" in outcome.reason
+        shop.client.click("early", "school-bag-red", "tea-tin-steel")
+        shop.archive()
+    made: list[str] = []
+    for shoppers in (200, 110):
+        shop.collect(shoppers)
+        outcome = shop.retrain()
+        assert outcome.outcome == "activated", outcome
+        assert outcome.ndcg_at_10 is not None
+        assert outcome.served_ndcg_at_10 is not None
+        assert outcome.name is not None
+        before = artifact.load(shop.models / made[-1]).tag if made else no_model.TAG.hex()
+        assert (outcome.served, outcome.questions >= 50) == (before, True)
+        made.append(outcome.name)
+        assert shop.names() == made[-2:]
+        assert shop.report()["last"]["name"] == outcome.name
+        if len(made) == 1:
+            assert outcome.ndcg_at_10 > outcome.served_ndcg_at_10
+        shop.follows(outcome.name)
+        answer = shop.client.recommend("u3")
+        assert (answer["generation"], answer["source"]) == (outcome.name, "personalised")
+    store, runner = shop.client.service.store, shop.client.runner
+    known = {one.named.name for one in runner.run(store.generations.known())}
+    assert known == set(made), "no states of others are left"
+
+    runner.run(generations.activate(shop.settings, made[0]))
+    shop.follows(made[0])
+    outcome = shop.retrain()
+    assert (outcome.outcome, shop.names()) == ("activated", [made[0], outcome.name]), "what was left goes first"
+    outcome = shop.retrain()
+    assert (outcome.outcome, "have done something new" in outcome.reason) == ("waiting", True)
+
+
+def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the beginning and at the end of every step, one after the other."""
+    shop.collect(200)
+    trained: list[str] = []
+    steps: list[tuple[Any, str]] = [
+        (retraining, "cut"),
+        (retraining, "train"),
+        (Round, "_judge"),
+        (Round, "_checked"),
+        (Round, "_made"),
+        (generations, "rebuild"),
+        (generations, "activate"),
+        (Round, "_remove_older"),
+        (Round, "_ended"),
+        (Round, "_clear"),
+    ]
+    real = retraining.train
+
+    def train(data: Path, *arguments: Any, **options: Any) -> Any:
+        trained.append(data.parent.name)
+        return real(data, *arguments, **options)
+
+    monkeypatch.setattr(retraining, "train", train)
+    names = set()
+    for owner, name in steps:
+        for kill in (killed_before, killed_after):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, kill(getattr(owner, name)))
+                with pytest.raises(Killed):
+                    shop.retrain()
+            noted = shop.models / ".retraining" / "round.json"
+            if noted.exists():
+                names.add(json.loads(noted.read_text())["name"])
+    (name,) = names
+    assert trained == ["past", "all"], "what was trained is not trained again"
+    shop.follows(name)
+    assert (shop.report()["last"]["outcome"], shop.report()["made"], shop.names()) == ("activated", [name], [name])
+    assert shop.client.recommend("u3")["source"] == "personalised"
+
+
+def killed_before(step: Callable[..., Any]) -> Callable[..., Any]:
+    def killed(*_: Any, **__: Any) -> Any:
+        raise Killed
+
+    return killed
+
+
+def killed_after(step: Callable[..., Any]) -> Callable[..., Any]:
+    def killed(*arguments: Any, **options: Any) -> Any:
+        result = step(*arguments, **options)
+        if hasattr(result, "__await__"):
+            asyncio.run(result)
+        raise Killed
+
+    return killed
+
+
+def killed_within(directory: Path, **_: Any) -> None:
+    """When some of a directory is removed."""
+    for events in directory.glob("events.parquet"):
+        events.unlink()
+        raise Killed
+
+
+def test_a_worse_model_is_refused(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one is that learned from events whose items were mixed up; whether by the past or just by the newest."""
+    shop.collect(200)
+    first = shop.retrain().name
+    shop.collect(200)
+    write_data = Round._write_data
+    for spoiled in ("past", "all"):
+
+        def write(self: Round, directory: Path, events: pl.DataFrame, spoiled: str = spoiled) -> None:
+            if directory.parent.name == spoiled:
+                events = events.with_columns(pl.col("item_id").shuffle(seed=1))
+            write_data(self, directory, events)
+
+        monkeypatch.setattr(Round, "_write_data", write)
+        with monkeypatch.context() as patch:
+            patch.setattr(retraining.shutil, "rmtree", killed_within)
+            with pytest.raises(Killed):
+                shop.retrain()
+        arguments = ["retrain", "--data-dir", shop.settings.data_dir, "--archive-dir", shop.settings.archive_dir]
+        arguments += ["--models-dir", shop.models, "--preset", "tiny", "--epochs", 1, "--min-events", 600]
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        assert exit_.value.code == 3
+        assert "refused: " in capsys.readouterr().out
+        assert (shop.report()["last"]["outcome"], shop.names()) == ("refused", [first])
+    assert "fell to" in shop.report()["last"]["reason"]
+    shop.follows(first)
+
+
+def test_the_trainer_is_alone(shop: Shop) -> None:
+    with retraining._alone(shop.models), pytest.raises(ValueError, match="another trainer is at work"):
+        shop.retrain()
+
+
+def test_when_the_next_round_is_due(tmp_path: Path) -> None:
+    assert retraining._due_in_s(tmp_path, 86_400) == 0
+    for outcome, served, expected_s in (
+        ("waiting", no_model.TAG.hex(), 600),
+        ("waiting", "ab", 86_400),
+        ("refused", "ab", 86_400),
+    ):
+        last = {"outcome": outcome, "served": served, "at": retraining.datetime.now(retraining.UTC).isoformat()}
+        retraining.Report(last).write(tmp_path)
+        assert expected_s - 60 < retraining._due_in_s(tmp_path, 86_400) <= expected_s
+    (tmp_path / ".retraining").mkdir()
+    (tmp_path / ".retraining" / "round.json").write_text("{}")
+    assert retraining._due_in_s(tmp_path, 86_400) == 0
+
+
+@pytest.mark.parametrize("every", ["24", "h", "0h", "1.5h", "-1h", "1w"])
+def test_how_often_is_said_with_a_unit(every: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["retrain", "--every", every])
+    assert exit_.value.code == 2
+    assert "24h, 30m or 7d" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,241 @@
+"""A real Prometheus watches a running service as docker-compose.yml has it: what is drawn and alerted on is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from benchmarks.running import free_port
+from benchmarks.topology import ROOT, Topology, program, topology
+
+PROMETHEUS = ROOT / "docker" / "prometheus"
+GRAFANA = ROOT / "docker" / "grafana"
+CONFIG = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
+DASHBOARD = json.loads((GRAFANA / "dashboards" / "lisarec.json").read_text())
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+PATIENCE_S = 60
+
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+DRAWN = [target["expr"].replace("$__rate_interval", "1m") for panel in PANELS for target in panel["targets"]]
+PROMETHEUS_OWN = {"up", "ALERTS"}
+OPERATORS = {"or", "and", "unless", "bool", "by", "without"}
+
+
+def metrics_of(expression: str) -> set[str]:
+    """The metrics that a PromQL expression names."""
+    bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|\b(by|without) \([^)]*\)', " ", expression)
+    return set(re.findall(r"(?<![\w.])[a-zA-Z_:][\w:]*\b(?!\s*\()", bare)) - OPERATORS
+
+
+def test_metrics_of_an_expression_are_found() -> None:
+    said = 'sum by (le, route) (rate(a_bucket{x="b{c}", y=~"5.."}[5m])) > 1.5e9 or time() - d_total unless on_e'
+    assert metrics_of(said) == {"a_bucket", "d_total", "on_e"}
+
+
+def promtool(*arguments: str) -> None:
+    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAILED" not in done.stdout
+
+
+def test_promtool_takes_configuration_and_rules_and_the_alerts_pass_their_tests(tmp_path: Path) -> None:
+    promtool("check", "rules", str(PROMETHEUS / "alerts.yml"))
+    config = tmp_path / "prometheus.yml"
+    config.write_text(yaml.safe_dump({**CONFIG, "rule_files": [str(PROMETHEUS / "alerts.yml")]}))
+    promtool("check", "config", str(config))
+    promtool("test", "rules", str(ROOT / "tests" / "alerts.yml"))
+
+
+def test_each_alert_is_tested_and_explained() -> None:
+    (fire,) = yaml.safe_load((ROOT / "tests" / "alerts.yml").read_text())["tests"][1]["promql_expr_test"]
+    tested = [sample["labels"] for sample in fire["exp_samples"]]
+    assert tested == [f'{{alertname="{rule["alert"]}"}}' for rule in RULES]
+    explained = (ROOT / "docs" / "operations.md").read_text()
+    for rule in RULES:
+        assert f"| `{rule['alert']}` |" in explained, rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"]
+
+
+def test_prometheus_looks_where_compose_lets_things_listen() -> None:
+    services = COMPOSE["services"]
+    ports = {
+        name: config["port"]
+        for job in CONFIG["scrape_configs"]
+        for config in job.get("dns_sd_configs", ())
+        for name in config["names"]
+    }
+    assert ports.keys() == {"app", "archive", "haproxy"}
+    assert f"LISAREC_PORT={ports['app']}" in (ROOT / "docker" / "Dockerfile").read_text()
+    assert f"0.0.0.0:{ports['archive']}" in services["archive"]["command"]
+    assert services["haproxy"]["environment"]["LISAREC_METRICS_BIND"] == f":{ports['haproxy']}"
+    for name in ports:
+        assert set(services["prometheus"]["networks"]) & set(services[name]["networks"]), name
+    assert services["app"]["environment"]["LISAREC_OPEN_METRICS"] == "true"
+    mounted = [volume.split(":")[1] for volume in services["prometheus"]["volumes"]]
+    assert set(CONFIG["rule_files"]) < set(mounted)
+
+
+def test_the_dashboard_is_whole() -> None:
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    (source,) = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    for panel in PANELS:
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+        for target in [panel, *panel["targets"]]:
+            assert target["datasource"] == {"type": "prometheus", "uid": source["uid"]}
+    (provider,) = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "lisarec.yml").read_text())["providers"]
+    mounts = dict(volume.split(":")[:2][::-1] for volume in COMPOSE["services"]["grafana"]["volumes"])
+    assert mounts[provider["options"]["path"]] == "./docker/grafana/dashboards"
+    assert mounts["/etc/grafana/provisioning"] == "./docker/grafana/provisioning"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A service behind its load balancer, and the Prometheus that watches it."""
+
+    service: Topology
+    prometheus_url: str
+
+    def query(self, expression: str) -> list[Any]:
+        answer = httpx.get(f"{self.prometheus_url}/api/v1/query", params={"query": expression}).json()
+        assert answer["status"] == "success", (expression, answer)
+        found: list[Any] = answer["data"]["result"]
+        return found
+
+    def names(self) -> set[str]:
+        """Of all metrics that were ever scraped."""
+        return set(httpx.get(f"{self.prometheus_url}/api/v1/label/__name__/values").json()["data"])
+
+
+@pytest.fixture(scope="module")
+def watched(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    directory = tmp_path_factory.mktemp("watched")
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def spawn(*command: str) -> None:
+        with (directory / "log").open("ab") as log:
+            processes.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
+
+    try:
+        prometheus = program("prometheus")
+        with topology(model_dir, 1) as running:
+            archiver, listening = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+            spawn(
+                *(sys.executable, "-m", "app", "archive", "--redis-url", str(running.redis_url)),
+                *("--archive-dir", str(directory / "archive"), "--every", "1", "--metrics", archiver),
+            )
+            targets = {
+                "app": f"{running.replicas[0].address}:{running.replica_port}",
+                "archive": archiver,
+                "haproxy": running.balancer_environment["LISAREC_METRICS_BIND"],
+                "prometheus": listening,
+            }
+            jobs = [
+                {
+                    key: value
+                    for key, value in job.items()
+                    if not key.endswith("_sd_configs") and key != "static_configs"
+                }
+                | {"static_configs": [{"targets": [targets[job["job_name"]]]}]}
+                for job in CONFIG["scrape_configs"]
+            ]
+            config = CONFIG | {
+                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                "rule_files": [str(PROMETHEUS / "alerts.yml")],
+                "scrape_configs": jobs,
+            }
+            (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
+            spawn(
+                *(prometheus, f"--config.file={directory / 'prometheus.yml'}", f"--web.listen-address={listening}"),
+                f"--storage.tsdb.path={directory / 'tsdb'}",
+            )
+            drive(running.url)
+            found = Watched(running, f"http://{listening}")
+            wait_until(lambda: is_up(found), directory / "log")
+            yield found
+    except FileNotFoundError as exc:  # CI turns this into a failure
+        pytest.skip(str(exc))
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def drive(url: str) -> None:
+    """A little of everything that is counted."""
+    with httpx.Client(base_url=url, timeout=30) as client:
+        event = {"event_id": "e", "user_id": "ada", "item_id": "item-1"}
+        for body in (event, event, [{"user_id": "ada", "item_id": "nowhere"}]):
+            client.post("/v1/events", json=body).raise_for_status()
+        for user in ("ada", "nobody"):
+            client.get(f"/v1/users/{user}/recommendations?exclude_seen=all").raise_for_status()
+
+
+def is_up(watched: Watched) -> bool:
+    try:
+        return (
+            len(watched.query("up == 1")) == 4
+            and "lisarec_archive_through_timestamp_seconds" in watched.names()
+            and len(watched.query("rate(lisarec_store_seconds_count[1m])")) > 0
+        )
+    except httpx.TransportError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], log: Path) -> None:
+    give_up_at_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_at_s, log.read_text()[-4000:]
+        time.sleep(0.2)
+
+
+def test_every_metric_that_is_drawn_or_alerted_on_exists(watched: Watched) -> None:
+    wanted = {name for expression in [*DRAWN, *(rule["expr"] for rule in RULES)] for name in metrics_of(expression)}
+    assert len(wanted) > 25
+    assert wanted - PROMETHEUS_OWN <= watched.names()
+
+
+def test_every_panel_draws_something(watched: Watched) -> None:
+    failures_only = 'status=~"5..|429"'
+    empty = [expression for expression in DRAWN if not watched.query(expression)]
+    assert all(failures_only in expression or "limit_bytes > 0" in expression for expression in empty), empty
+
+
+def test_what_prometheus_sees_is_what_happened(watched: Watched) -> None:
+    def seen(expression: str) -> float:
+        return sum(float(one["value"][1]) for one in watched.query(expression))
+
+    assert seen('lisarec_events_total{outcome="accepted"}') == 2
+    assert seen('lisarec_events_total{outcome="duplicate"}') == 1
+    assert seen('lisarec_events_total{outcome="unknown_item"}') == 1
+    assert seen('lisarec_archive_events_total{done="archived"}') == 2
+    assert seen('lisarec_request_seconds_count{route="/v1/events"}') == 3
+    assert seen('haproxy_frontend_http_responses_total{proxy="service", code="2xx"}') >= 5
+    assert 0 <= seen("time() - lisarec_archive_through_timestamp_seconds") < PATIENCE_S
+    assert seen("lisarec_redis_used_bytes") > 100_000

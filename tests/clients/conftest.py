@@ -1,0 +1,156 @@
+"""A running service with keys over the tiny model, and a front before it that fails as it is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from app import keys
+from app.keys import SCOPES, Scope, add, make
+from app.main import create_app
+from app.settings import Settings
+from tests.app.conftest import write_model
+from tests.app.test_server import launch
+
+__all__ = ["launch"]  # the fixture that starts processes
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+PASSED_ON = frozenset({"authorization", "content-type", "origin"})
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class Service:
+    """The app on a free port of this machine, and its log as it tells it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.url = ""
+        self.keys_file = directory / "keys"
+        self.key = self.add_key(*SCOPES)
+
+    def add_key(self, *scopes: Scope, **rest: Any) -> str:
+        text, key = make("main", scopes, **rest)
+        add(self.keys_file, key)
+        return text
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return httpx.request(method, self.url + path, headers={"authorization": f"Bearer {self.key}"}, **options)
+
+    def log(self, user_id: str) -> list[dict[str, Any]]:
+        """The user's log, oldest first; empty for a user without events."""
+        events: list[dict[str, Any]] = []
+        after: int | None = 0
+        while after is not None:
+            page = self.ask("GET", f"/v1/users/{user_id}/events", params={"after": after, "limit": 1_000}).json()
+            if page.get("error", {}).get("code") == "user_not_found":
+                break
+            events += page["events"]
+            after = page["next"]
+        return events
+
+    def logged_ids(self, user_id: str) -> list[str]:
+        return [entry["event_id"] for entry in self.log(user_id) if "event_id" in entry]
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def service(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One service for all tests; each has users of its own."""
+    directory = tmp_path_factory.mktemp("service")
+    service = Service(directory)
+    settings = Settings(model_dir=model_dir, data_dir=directory, keys_file=service.keys_file)
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning", ws="none"))
+    thread = threading.Thread(target=server.run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "LOOK_EVERY_S", 0)  # so that keys of tests work at once
+        thread.start()
+        while not server.started:
+            assert thread.is_alive(), "the service did not start"
+            thread.join(0.01)
+        service.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield service
+        server.should_exit = True
+        thread.join()
+
+
+class Front:
+    """A proxy before the service. `play` says for each request what becomes of it."""
+
+    def __init__(self, service_url: str) -> None:
+        self.service_url = service_url
+        self.url = ""
+        self.play: Callable[[Exchange], None] = Exchange.forward
+        self.requests: list[str] = []
+
+
+class Exchange(BaseHTTPRequestHandler):
+    """One request to the front."""
+
+    front: Front
+
+    def do_POST(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.front.requests.append(self.path)
+        self.front.play(self)
+
+    do_GET = do_DELETE = do_OPTIONS = do_POST  # noqa: N815
+
+    def ask_service(self, body: bytes | None = None) -> httpx.Response:
+        headers = {name: said for name, said in self.headers.items() if name.lower() in PASSED_ON}
+        headers |= {name: said for name, said in self.headers.items() if name.lower().startswith("access-control-")}
+        url, content = self.front.service_url + self.path, self.body if body is None else body
+        return httpx.request(self.command, url, content=content, headers=headers)
+
+    def forward(self) -> None:
+        answer = self.ask_service()
+        headers = {name: said for name, said in answer.headers.items() if name.startswith("access-control-")}
+        self.answer(answer.status_code, answer.content, headers)
+
+    def answer(self, status: int, body: bytes = b"{}", headers: Mapping[str, str] = NO_HEADERS) -> None:
+        self.send_response(status)
+        for name, said in headers.items():
+            self.send_header(name, said)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def refuse(self, status: int, code: str, retry_after: str | None = "0") -> None:
+        error = {"error": {"code": code, "message": "as the test wants it", "details": []}}
+        headers = {} if retry_after is None else {"Retry-After": retry_after}
+        if origin := self.headers["origin"]:
+            headers |= {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": "Retry-After"}
+        self.answer(status, json.dumps(error).encode(), headers)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def front(service: Service, serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Front:
+    front = Front(service.url)
+    front.url = serve_http(type("OwnExchange", (Exchange,), {"front": front}))
+    return front
+
+
+@pytest.fixture(scope="session")
+def readme() -> Callable[[str], str]:
+    """The README's integration script of a language, as it stands there."""
+    section = re.search(r"^## In your shop\n(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert section is not None
+    scripts = dict(re.findall(r"^```(\w+)\n(.*?)^```$", section[1], re.DOTALL | re.MULTILINE))
+    assert all(len(script.splitlines()) <= 25 for script in scripts.values())
+    return scripts.__getitem__

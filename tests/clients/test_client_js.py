@@ -1,0 +1,283 @@
+"""The script for pages: what is served, and how it behaves in a real browser on the pages of a shop."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from clients.lisarec_client import visitor_in
+from storage.state import uuid7_time_us
+from tests.clients.conftest import ROOT, Exchange, Front, Service
+
+WAIT_S = 60.0
+YEAR_S = 365 * 86_400
+STORED = "Object.keys(localStorage).filter(name => name.startsWith('lisarec:')).map(name => name.slice(8)).sort()"
+NO_STORAGE = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError') }})"
+NO_COOKIES = "Object.defineProperty(document, 'cookie', {get() { return '' }, set() {}})"
+
+
+def until(is_so: Callable[[], Any]) -> None:
+    give_up_at = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < give_up_at, "it did not come to that"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Of this module alone: while it runs, this thread has an event loop, which others could not bear."""
+    executable = shutil.which("chromium")
+    if executable is None:
+        pytest.skip("there is no chromium; .ci/install brings Debian's")
+    with sync_playwright() as playwright:
+        # the sandbox does not work for root, as whom containers run tests, and nothing here is a stranger's
+        browser = playwright.chromium.launch(
+            executable_path=executable, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A visitor who was never there."""
+    context = browser.new_context()
+    yield context
+    context.close()
+
+
+class Shop:
+    """Pages of another origin than the service's."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.url = self.key = ""
+        self.pages: dict[str, str] = {}
+
+    def open_to(self, service_url: str) -> None:
+        """The page / with the script of the service at that address, and another one without it."""
+        self.pages["/"] = (
+            f'<script async src="{service_url}/client.js" data-key="{self.key}"></script><a href="/bye">bye</a>'
+        )
+        self.pages["/bye"] = "Goodbye"
+
+
+@pytest.fixture
+def shop(service: Service, serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Shop:
+    shop = Shop(service)
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = shop.pages.get(self.path)
+            self.send_response(200 if page else 404)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write((page or "").encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    shop.url = serve_http(Pages).replace("127.0.0.1", "localhost")
+    shop.key = service.add_key("events:write", origins=[shop.url])
+    return shop
+
+
+@pytest.fixture
+def page(shop: Shop, front: Front, context: BrowserContext) -> Page:
+    """A page of the shop, whose script reaches the service through the front."""
+    shop.open_to(front.url)
+    page = context.new_page()
+    enter(page, shop)
+    return page
+
+
+def enter(page: Page, shop: Shop) -> None:
+    page.goto(shop.url)
+    page.wait_for_function("window.lisarec?.push && !Array.isArray(window.lisarec)")
+
+
+def push(page: Page, *item_ids: str) -> None:
+    page.evaluate("ids => { for (const item_id of ids) lisarec.push({item_id}) }", list(item_ids))
+
+
+def visitor(context: BrowserContext) -> str:
+    (cookie,) = [cookie for cookie in context.cookies() if cookie["name"] == "lisarec"]
+    return cookie["value"]
+
+
+def without_service(exchange: Exchange) -> None:
+    """The script is there, since browsers have it in their caches; nothing else is."""
+    if exchange.path == "/client.js":
+        exchange.forward()
+
+
+def test_it_is_small_and_open_and_kept_by_browsers(service: Service) -> None:
+    answer = httpx.get(f"{service.url}/client.js")
+    assert answer.status_code == 200
+    assert len(answer.content) <= 2_048
+    assert answer.content == (ROOT / "clients" / "client.js").read_bytes()
+    assert answer.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert answer.headers["cache-control"] == "public, max-age=3600"
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_readme_s_page_sends_what_is_seen_and_clicked(
+    shop: Shop, context: BrowserContext, readme: Callable[[str], str]
+) -> None:
+    shop.pages["/"] = "<!doctype html><button id='buy'>Buy</button>" + readme("html").replace(
+        "https://recs.shop.example", shop.service.url
+    ).replace("PAGE-KEY", shop.key)
+    page = context.new_page()
+    enter(page, shop)
+    page.click("#buy")
+    until(lambda: len(shop.service.log(visitor(context))) == 2)
+    viewed, bought = shop.service.log(visitor(context))
+    assert [(event["item_id"], event["type"]) for event in (viewed, bought)] == [
+        ("school-bag-red", "view"),
+        ("school-bag-red", "cart"),
+    ]
+    id_time_us = uuid7_time_us(viewed["event_id"])
+    assert id_time_us is not None
+    assert abs(id_time_us / 1e6 - time.time()) < WAIT_S
+
+
+def test_the_visitor_s_id_is_in_a_first_party_cookie_for_a_year(
+    page: Page, shop: Shop, context: BrowserContext
+) -> None:
+    push(page, "item-1")
+    (cookie,) = context.cookies()
+    assert (cookie["domain"], cookie["path"], cookie["sameSite"]) == ("localhost", "/", "Lax")
+    assert abs(cookie["expires"] - time.time() - YEAR_S) < 3_600
+    first = visitor(context)
+    assert visitor_in(first) == first
+    enter(page, shop)
+    push(page, "item-2")
+    assert visitor(context) == first
+    context.clear_cookies()  # as the shop does when somebody logs out
+    push(page, "item-3")
+    assert visitor_in(visitor(context))
+    assert visitor(context) != first
+    until(lambda: [event["item_id"] for event in shop.service.log(first)] == ["item-1", "item-2"])
+    until(lambda: [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-3"])
+
+
+def test_what_failed_is_sent_by_the_next_page_with_the_same_ids(
+    page: Page, shop: Shop, front: Front, context: BrowserContext
+) -> None:
+    front.play = without_service
+    push(page, "item-1", "item-2", "item-3")
+    stored = page.evaluate(STORED)
+    assert len(stored) == 3
+    until(lambda: "/v1/events" in front.requests)
+    front.play = Exchange.forward
+    enter(page, shop)
+    until(lambda: page.evaluate(STORED) == [])
+    assert shop.service.logged_ids(visitor(context)) == stored
+
+
+def test_what_was_taken_but_not_acknowledged_counts_once(
+    page: Page, shop: Shop, front: Front, context: BrowserContext
+) -> None:
+    def take_and_hang_up(exchange: Exchange) -> None:
+        if exchange.command == "OPTIONS":
+            exchange.forward()
+        else:
+            exchange.ask_service()
+
+    front.play = take_and_hang_up
+    push(page, "item-1")
+    until(lambda: len(shop.service.log(visitor(context))) == 1)
+    front.play = Exchange.forward
+    (stored,) = page.evaluate(STORED)
+    enter(page, shop)
+    until(lambda: page.evaluate(STORED) == [])
+    assert front.requests.count("/v1/events") >= 2
+    assert shop.service.logged_ids(visitor(context)) == [stored]
+
+
+def test_a_click_that_leads_away_is_sent_all_the_same(page: Page, shop: Shop, context: BrowserContext) -> None:
+    page.evaluate("() => { document.querySelector('a').onclick = () => lisarec.push({item_id: 'item-7'}) }")
+    page.click("a")
+    page.wait_for_url("**/bye")
+    until(lambda: shop.service.log(visitor(context)))
+    assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-7"]
+
+
+def test_an_invalid_event_does_not_hold_up_the_others(page: Page, shop: Shop, context: BrowserContext) -> None:
+    push(page, "item-1", "no such id!", "item-2")
+    until(lambda: page.evaluate(STORED) == [])
+    assert sorted(event["item_id"] for event in shop.service.log(visitor(context))) == ["item-1", "item-2"]
+
+
+def test_at_most_a_hundred_events_wait_and_all_are_sent_in_order(
+    page: Page, shop: Shop, front: Front, context: BrowserContext
+) -> None:
+    front.play = without_service
+    for n in range(130):
+        push(page, f"item-{n}")
+    stored = page.evaluate(STORED)
+    assert 100 <= len(stored) <= 120  # the twenty of a request under way have made room
+    front.play = Exchange.forward
+    enter(page, shop)
+    until(lambda: page.evaluate(STORED) == [])
+    assert sorted(shop.service.logged_ids(visitor(context))) == stored
+
+
+def test_tabs_do_not_lose_each_other_s_events(page: Page, shop: Shop, front: Front, context: BrowserContext) -> None:
+    other = context.new_page()
+    enter(other, shop)
+    front.play = without_service
+    for n in range(5):
+        push(page, f"item-{n}")
+        push(other, f"item-{n + 10}")
+    stored = page.evaluate(STORED)
+    assert len(stored) == 10
+    other.close()
+    front.play = Exchange.forward
+    enter(page, shop)
+    until(lambda: page.evaluate(STORED) == [])
+    assert shop.service.logged_ids(visitor(context)) == stored
+
+
+def test_the_service_is_left_alone_while_it_asks_for_it(page: Page, front: Front) -> None:
+    def be_busy(exchange: Exchange) -> None:
+        if exchange.command == "OPTIONS":
+            exchange.forward()
+        else:
+            exchange.refuse(429, "too_many_requests", "60")
+
+    front.play = be_busy
+    with page.expect_response("**/v1/events"):
+        push(page, "item-1")
+    page.wait_for_timeout(100)  # the script has read the answer
+    front.requests.clear()
+    push(page, "item-2")
+    page.wait_for_timeout(1_500)
+    assert front.requests == []
+    assert len(page.evaluate(STORED)) == 2
+
+
+def test_events_are_sent_where_a_page_may_store_nothing(shop: Shop, front: Front, context: BrowserContext) -> None:
+    context.add_init_script(NO_STORAGE)
+    shop.open_to(front.url)
+    page = context.new_page()
+    enter(page, shop)
+    push(page, "item-1", "item-2")
+    until(lambda: len(shop.service.log(visitor(context))) == 2)
+
+
+def test_nobody_is_followed_who_takes_no_cookies(shop: Shop, front: Front, context: BrowserContext) -> None:
+    context.add_init_script(NO_COOKIES)
+    shop.open_to(front.url)
+    page = context.new_page()
+    enter(page, shop)
+    push(page, "item-1")
+    page.wait_for_timeout(1_200)
+    assert set(front.requests) == {"/client.js"}

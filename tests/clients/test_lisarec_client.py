@@ -1,0 +1,405 @@
+"""The Python client against the real service, with a front between them that fails in every way a network knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients import lisarec_client
+from clients.lisarec_client import AsyncClient, Client, LisarecError, visitor_in
+from tests.app.test_server import Process, logged_ids
+from tests.clients.conftest import ROOT, Exchange, Front, Service
+
+UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+PATIENT_S = 60.0
+ITEMS = [f"item-{row}" for row in range(1, 6)]
+
+
+@pytest.fixture
+def ann() -> str:
+    """A user that no other test has."""
+    return f"ann-{time.monotonic_ns()}"
+
+
+class InLoop:
+    """An AsyncClient whose calls are waited for, so that one test is for both clients."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._runner.get_loop()
+        self._client = AsyncClient(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if not asyncio.iscoroutinefunction(method):
+            return method
+        return lambda *arguments, **options: self._runner.run(method(*arguments, **options))
+
+    def close(self) -> bool:
+        all_sent = self._runner.run(self._client.close())
+        self._runner.close()
+        return all_sent
+
+
+Connect = Callable[..., Any]
+
+
+@pytest.fixture(params=[Client, InLoop], ids=["Client", "AsyncClient"])
+def connect(request: pytest.FixtureRequest, service: Service) -> Iterator[Connect]:
+    """Make a client of either kind with a key for everything; it is closed afterwards."""
+    made: list[Any] = []
+
+    def connect_client(url: str = service.url, **options: Any) -> Any:
+        made.append(request.param(url, service.key, **options))
+        return made[-1]
+
+    yield connect_client
+    for client in made:
+        client.close()
+
+
+class Misfortune:
+    """Does every bad thing to some request, in an order drawn by chance, and then nothing any more."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.left = [name for name in dir(self) if name.startswith("do_")] * 2
+        self._random.shuffle(self.left)
+
+    def __call__(self, exchange: Exchange) -> None:
+        getattr(self, self.left.pop() if self.left else "do_nothing_bad")(exchange)
+
+    def do_nothing_bad(self, exchange: Exchange) -> None:
+        exchange.forward()
+
+    def do_hang_up_before(self, exchange: Exchange) -> None: ...
+
+    def do_hang_up_after(self, exchange: Exchange) -> None:
+        exchange.ask_service()
+
+    def do_hang_up_within(self, exchange: Exchange) -> None:
+        exchange.ask_service()
+        exchange.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\n{")
+
+    def do_apply_some(self, exchange: Exchange) -> None:
+        """The service applies a user's events of one request together or not at all."""
+        events = json.loads(exchange.body)
+        users = {event["user_id"] for event in events if self._random.random() < 0.5}
+        some = [event for event in events if event["user_id"] in users]
+        if some:
+            exchange.ask_service(json.dumps(some).encode())
+        exchange.refuse(503, "partly_applied")
+
+    def do_apply_and_say_unavailable(self, exchange: Exchange) -> None:
+        exchange.ask_service()
+        exchange.refuse(503, "storage_unavailable", None)
+
+    def do_say_too_many(self, exchange: Exchange) -> None:
+        exchange.refuse(429, "too_many_requests")
+
+    def do_say_too_large(self, exchange: Exchange) -> None:
+        exchange.refuse(413, "body_too_large", None)
+
+    def do_answer_something_else(self, exchange: Exchange) -> None:
+        exchange.answer(200, b"<h1>Welcome to the hotel's network</h1>")
+
+    def do_answer_for_fewer(self, exchange: Exchange) -> None:
+        exchange.answer(200, b'{"accepted": 0, "duplicates": 0, "unknown_items": 0}')
+
+    def do_take_long(self, exchange: Exchange) -> None:
+        time.sleep(0.05)
+        exchange.forward()
+
+
+class TestEvents:
+    @pytest.mark.parametrize("seed", range(2))
+    def test_that_flush_confirmed_are_in_the_log_once_and_in_order_whatever_fails(
+        self, service: Service, front: Front, monkeypatch: pytest.MonkeyPatch, seed: int
+    ) -> None:
+        monkeypatch.setattr(lisarec_client, "LONGEST_PAUSE_S", 0.02)
+        misfortune = Misfortune(seed)
+        front.play = misfortune
+        client = Client(front.url, service.key)
+        sent: dict[str, list[str | None]] = {f"flush-{seed}-{n}": [] for n in range(4)}
+
+        def shop(user_id: str) -> None:
+            while misfortune.left or len(sent[user_id]) < 20:
+                sent[user_id].append(client.event(user_id, random.choice(ITEMS)))
+                time.sleep(0.02)
+
+        shops = [threading.Thread(target=shop, args=(user_id,)) for user_id in sent]
+        for thread in shops:
+            thread.start()
+        for thread in shops:
+            thread.join()
+        assert client.flush(PATIENT_S)
+        assert {user_id: service.logged_ids(user_id) for user_id in sent} == sent
+        assert client.close()
+
+    def test_queued_while_the_service_is_killed_and_started_again_are_in_the_log_once(
+        self, model_dir: Path, tmp_path: Path, launch: Callable[..., Process]
+    ) -> None:
+        process = launch()
+        client = Client(process.url)
+        ids = [client.event("ann", "item-1")]
+        assert client.flush(PATIENT_S)
+        is_over = threading.Event()
+
+        def shop() -> None:
+            while not is_over.wait(0.02):
+                ids.append(client.event("ann", ITEMS[len(ids) % len(ITEMS)]))
+
+        shopper = threading.Thread(target=shop)
+        shopper.start()
+        time.sleep(0.1)
+        process.kill()
+        assert not client.flush(0.2)
+        process = launch(port=process.address[1])
+        is_over.set()
+        shopper.join()
+        assert client.flush(PATIENT_S)
+        assert client.close()
+        process.kill()
+        assert logged_ids(model_dir, tmp_path / "state", "ann") == ids
+
+    def test_are_dropped_and_not_waited_for_when_the_queue_is_full(
+        self, service: Service, front: Front, connect: Connect, ann: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        has_room = threading.Event()
+
+        def wait_and_forward(exchange: Exchange) -> None:
+            has_room.wait()
+            exchange.forward()
+
+        front.play = wait_and_forward
+        client = connect(front.url, queue_size=3)
+        ids = [client.event(ann, item_id) for item_id in ITEMS]  # would hang here, if it waited
+        assert ids[3:] == [None, None]
+        assert client.outbox.dropped == 2
+        assert [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()] != []
+        has_room.set()
+        assert client.flush(PATIENT_S)
+        ids[3:] = [client.event(ann, "item-9")]
+        assert client.flush(PATIENT_S)
+        assert service.logged_ids(ann) == ids
+
+    def test_that_are_invalid_do_not_hold_up_the_others(self, service: Service, connect: Connect, ann: str) -> None:
+        client = connect()
+        ids = [client.event(ann, item_id) for item_id in ITEMS]
+        client.event(ann, "item-1", timestamp_s=time.time() + 3_600)  # somebody's clock
+        ids += [client.event(ann, item_id) for item_id in ITEMS]
+        assert not client.flush(PATIENT_S)
+        assert client.outbox.refused == 1
+        assert client.flush(PATIENT_S)
+        assert service.logged_ids(ann) == ids
+
+    def test_that_can_only_be_wrong_are_refused_where_they_are_made(self, connect: Connect) -> None:
+        client = connect()
+        for wrong in (
+            ("a b", "item-1"),
+            ("ann", ""),
+            ("ann", "é"),
+            ("..", "item-1"),
+            ("ann", "i" * 129),
+            (7, "item-1"),
+        ):
+            with pytest.raises(ValueError, match="128 letters"):
+                client.event(*wrong)
+        for value in (float("nan"), float("inf"), True, "7"):
+            with pytest.raises(ValueError, match="finite number"):
+                client.event("ann", "item-1", value=value)
+
+    def test_have_what_the_shop_says_of_them(self, service: Service, connect: Connect, ann: str) -> None:
+        client = connect()
+        before_s = time.time()
+        ids = [
+            client.event(ann, "item-2", type="purchase", value=9.5, recommendation_id="r-1", timestamp_s=1_000.5),
+            client.event(ann, "item-3"),
+            client.event(ann, "item-4", event_id="own-id"),
+        ]
+        assert client.flush(PATIENT_S)
+        full, plain, own = service.log(ann)
+        assert all(UUID7.fullmatch(str(event_id)) for event_id in ids[:2])
+        assert own["event_id"] == ids[2] == "own-id"
+        assert full == {
+            "event_id": ids[0],
+            "user_id": ann,
+            "item_id": "item-2",
+            "type": "purchase",
+            "value": 9.5,
+            "recommendation_id": "r-1",
+            "timestamp": 1_000.5,
+        }
+        assert before_s - 1 <= plain["timestamp"] <= time.time() + 1
+        assert plain["type"] == "click"
+
+    def test_wait_as_long_as_the_service_asks(self, service: Service, front: Front, connect: Connect, ann: str) -> None:
+        asked_s: list[float] = []
+
+        def be_busy_once(exchange: Exchange) -> None:
+            asked_s.append(time.monotonic())
+            if len(asked_s) == 1:
+                exchange.refuse(429, "too_many_requests", "1")
+            else:
+                exchange.forward()
+
+        front.play = be_busy_once
+        client = connect(front.url)
+        ids = [client.event(ann, "item-1")]
+        assert client.flush(PATIENT_S)
+        assert asked_s[1] - asked_s[0] >= 1.0
+        assert service.logged_ids(ann) == ids
+
+    def test_are_sent_at_the_end_of_a_program_that_forgets_to(self, service: Service) -> None:
+        program = (
+            "from lisarec_client import Client\n"
+            f"client = Client({service.url!r}, {service.key!r})\n"
+            "for n in range(500): client.event('forgetful', f'item-{n % 60}')\n"
+        )
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT / "clients", check=True, timeout=PATIENT_S)
+        assert len(service.log("forgetful")) == 500
+
+
+class TestRecommendations:
+    def test_are_the_service_s(self, service: Service, connect: Connect) -> None:
+        client = connect(timeout_s=PATIENT_S)
+        for item_id in ITEMS:
+            client.event("reader", item_id)
+        assert client.flush(PATIENT_S)
+        answer = client.recommendations("reader", k=4, exclude_seen="all", exclude=["item-9"], fallback=["item-1"])
+        direct = service.ask(
+            "GET", "/v1/users/reader/recommendations", params={"k": 4, "exclude_seen": "all", "exclude": "item-9"}
+        ).json()
+        assert (answer.items, answer.source) == (direct["items"], "personalised")
+        assert answer.item_ids == [item["item_id"] for item in direct["items"]]
+        assert UUID7.fullmatch(str(answer.recommendation_id))
+        assert client.recommendations(None, history=ITEMS, k=2).source == "personalised"
+        assert client.recommendations("stranger").source == "popular"
+
+    @pytest.mark.parametrize("fault", ["drip", "silence", "refusal", "nonsense", "no keys"])
+    def test_are_the_fallback_when_the_service_fails(self, front: Front, connect: Connect, fault: str) -> None:
+        """Without a bound on the whole call, the one that drips would be waited for, and its answer taken."""
+        is_over = threading.Event()
+        answer = b'{"items": [], "source": "personalised", "recommendation_id": "r"}'
+
+        def fail(exchange: Exchange) -> None:
+            if fault == "drip":
+                exchange.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer))
+                for place in range(len(answer)):
+                    exchange.wfile.write(answer[place : place + 1])
+                    if is_over.wait(0.02):
+                        return
+            elif fault == "silence":
+                is_over.wait()
+            elif fault == "refusal":
+                exchange.refuse(503, "overloaded", None)
+            elif fault == "nonsense":
+                exchange.answer(200, b"[]")
+            else:
+                exchange.refuse(401, "unauthenticated", None)
+
+        front.play = fail
+        client = connect(front.url, timeout_s=0.2)
+        found = client.recommendations("ann", k=2, fallback=iter(ITEMS))
+        is_over.set()
+        assert (found.source, found.item_ids, found.recommendation_id) == ("fallback", ITEMS[:2], None)
+        assert client.recommendations("ann").items == []
+
+    def test_are_the_fallback_where_nobody_listens(self, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+        answer = connect("http://127.0.0.1:9").recommendations("ann", fallback=ITEMS)
+        assert (answer.source, answer.item_ids) == ("fallback", ITEMS)
+        assert "fallback" in caplog.text
+
+    def test_are_not_asked_for_while_the_service_wants_rest(self, front: Front, connect: Connect) -> None:
+        front.play = lambda exchange: exchange.refuse(503, "overloaded", "60")
+        client = connect(front.url, timeout_s=PATIENT_S)
+        assert [client.recommendations("ann").source for _ in range(3)] == ["fallback"] * 3
+        assert len(front.requests) == 1
+
+    def test_are_asked_for_again_when_a_connection_was_closed(self, front: Front, connect: Connect) -> None:
+        plays = iter([lambda _exchange: None, Exchange.forward])
+        front.play = lambda exchange: next(plays)(exchange)
+        assert connect(front.url, timeout_s=PATIENT_S).recommendations("ann").source == "popular"
+
+
+class TestUsers:
+    def test_are_shown_taken_back_merged_and_erased(self, service: Service, connect: Connect, ann: str) -> None:
+        client, visitor = connect(), f"visitor-of-{ann}"
+        assert client.user(ann) is None
+        kept = client.event(ann, "item-1")
+        regretted = client.event(ann, "item-2")
+        assert client.undo(ann, regretted)  # though it may still wait to be sent
+        assert not client.undo(ann, regretted)
+        with pytest.raises(LisarecError) as unknown:
+            client.undo(ann, "never-sent")
+        assert (unknown.value.status, unknown.value.code) == (404, "event_not_found")
+        client.event(visitor, "item-3")
+        client.event(visitor, "item-4")
+        assert client.flush(PATIENT_S)
+        assert client.merge(ann, visitor)
+        assert not client.merge(ann, visitor)
+        with pytest.raises(LisarecError) as refused:
+            client.merge("somebody-else", visitor)
+        assert refused.value.code == "merge_refused"
+        user = client.user(ann)
+        assert (user["event_count"], user["last_item_id"]) == (3, "item-4")
+        assert client.user(visitor)["event_count"] == 3
+        assert kept in service.logged_ids(ann)
+        client.event(ann, "item-5")
+        assert client.erase(ann)
+        assert client.user(ann) is None  # nothing came after it
+
+    def test_are_asked_for_again_until_the_service_can(self, front: Front, connect: Connect) -> None:
+        plays = iter(
+            [
+                lambda exchange: exchange.refuse(503, "storage_unavailable", "0"),
+                lambda _exchange: None,
+                lambda exchange: exchange.refuse(429, "too_many_requests", "0"),
+                Exchange.forward,
+            ]
+        )
+        front.play = lambda exchange: next(plays)(exchange)
+        assert connect(front.url).user("nobody-at-all") is None
+        assert len(front.requests) == 4
+
+    def test_say_what_is_wrong(self, service: Service) -> None:
+        with Client(service.url, "no-key") as client, pytest.raises(LisarecError, match="401 unauthenticated"):
+            client.user("ann")
+        with Client(service.url) as client, pytest.raises(ValueError, match="user_id"):
+            client.erase("../admin")
+
+
+def test_a_visitor_is_whom_the_script_has_named_and_nobody_else() -> None:
+    visitor = "visitor-01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"
+    assert visitor_in(visitor) == visitor
+    for other in (None, "", "ann", "visitor-", visitor + "\n", visitor.upper(), f"{visitor}/x", visitor[8:]):
+        assert visitor_in(other) is None
+
+
+def test_a_closed_client_takes_nothing_more(service: Service) -> None:
+    client = Client(service.url, service.key)
+    client.recommendations("ann")
+    assert client.close()
+    assert client.close()
+    assert client.event("ann", "item-1") is None
+    with pytest.raises(RuntimeError, match="closed"):
+        client.user("ann")
+
+
+def test_the_file_needs_httpx_and_nothing_else_of_ours() -> None:
+    program = "import sys, lisarec_client; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT / "clients", check=True, capture_output=True, text=True
+    )
+    assert not {"app", "model", "storage", "torch", "numpy", "pydantic"} & set(done.stdout.split())

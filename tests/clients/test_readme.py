@@ -1,0 +1,76 @@
+"""The README's integration scripts, run as they stand against the real service; the page's is in test_client_js.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import httpx
+from playwright._impl._driver import compute_driver_executable
+
+from tests.clients.conftest import ROOT, Service
+
+NODE = compute_driver_executable()[0]  # the one that Playwright brings
+TIMEOUT_S = 60
+FALLBACK = [{"item_id": "school-bag-red"}]
+
+
+def environment(service: Service, **more: str) -> dict[str, str]:
+    return os.environ | {"LISAREC_URL": service.url, "LISAREC_KEY": service.key} | more
+
+
+def run(service: Service, command: list[str], **more: str) -> str:
+    done = subprocess.run(
+        command, env=environment(service, **more), capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    assert done.stderr in ("", "recommending the fallback: TimeoutError\n")  # on a machine with much else to do
+    return done.stdout
+
+
+def test_python(service: Service, readme: Callable[[str], str]) -> None:
+    before = service.log("ann")
+    answer, confirmed = run(
+        service, [sys.executable, "-c", readme("python")], PYTHONPATH=str(ROOT / "clients")
+    ).splitlines()
+    assert answer.startswith(("popular ['item-", "personalised ['item-", "fallback ['"))
+    assert confirmed == "True"
+    (event,) = service.log("ann")[len(before) :]
+    assert event["type"] == "click"
+    assert event["item_id"] in answer
+
+
+def test_shell(service: Service, readme: Callable[[str], str]) -> None:
+    posted, recommended, undone = map(json.loads, run(service, ["bash", "-euc", readme("sh")]).split("\n")[:3])
+    assert posted["accepted"] == 1
+    assert len(recommended["items"]) == 3
+    assert undone == {"user_id": "ann", "event_id": undone["event_id"], "changed": True}
+
+
+def test_node(service: Service, readme: Callable[[str], str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    visitor = "visitor-01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"
+    event = {"event_id": "seen-before-login", "user_id": visitor, "item_id": "item-3"}
+    assert service.ask("POST", "/v1/events", json=event).status_code == 200
+    backend = subprocess.Popen([NODE, "-e", readme("js")], env=environment(service, PORT=str(port)))
+    try:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}",
+            transport=httpx.HTTPTransport(retries=20),
+            timeout=TIMEOUT_S,
+        ) as browser:
+            cookie = {"cookie": f"other=1; lisarec={visitor}"}
+            items = browser.get("/recommendations", headers=cookie).json()
+            assert len(items) == 3 or items == FALLBACK  # where 250 ms were too short
+            assert browser.get("/login", headers=cookie).json() == {"user_id": "ann", "from": visitor, "changed": True}
+            # a cookie that says another user's name shows and merges nobody
+            for path in ("/recommendations", "/login"):
+                assert browser.get(path, headers={"cookie": "lisarec=bob"}).json() == FALLBACK
+    finally:
+        backend.kill()
+        backend.wait()
+    assert "seen-before-login" in service.logged_ids("ann")

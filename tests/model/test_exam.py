@@ -1,0 +1,158 @@
+"""Questions to models of different times, against counting by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.artifact import Artifact, Items
+from model.config import Config, ModelConfig
+from model.engine import Engine
+from model.exam import Exam, cut
+from model.histogram import history_histogram
+from model.lisa import LisaMini
+
+SHAPE = ModelConfig(
+    width=8,
+    decay_rates=(0.1,),
+    history_codebooks=2,
+    history_codewords=4,
+    target_codebooks=2,
+    target_codewords=8,
+    recent_items=2,
+    followers=0,
+)
+WEIGHTS = {"click": 1.0, "like": 2.0, "dislike": 0.0}
+MISS = 51
+
+
+def make_model(names: str, seed: int = 0) -> Artifact:
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    history, target = (
+        torch.from_numpy(rng.integers(0, words, (len(names), 2)))
+        for words in (SHAPE.history_codewords, SHAPE.target_codewords)
+    )
+    model = LisaMini(SHAPE, history, target).eval()
+    with torch.no_grad():
+        model.target_codebooks.normal_()
+        model.bias.normal_()
+        tables = model.tables()
+    items = Items(list(names), [""] * len(names), [()] * len(names), np.arange(len(names), dtype=np.int64))
+    return Artifact("m", "00" * 8, Config(model=SHAPE, event_weights=WEIGHTS), items, model, tables, {})
+
+
+def table(*rows: tuple[str, str, int, int], kind: str = "click") -> pl.DataFrame:
+    """Of user, item, second and millisecond of logging, in any order."""
+    frame = pl.DataFrame(rows, schema=["user_id", "item_id", "second", "logged_ms"], orient="row")
+    return (
+        frame.select("user_id", "item_id", pl.lit(kind).alias("type"), pl.col("second") * 1_000_000, "logged_ms")
+        .rename({"second": "timestamp_us"})
+        .sort("user_id", "timestamp_us", maintain_order=True)
+    )
+
+
+def rank_by_hand(model: Artifact, history: list[tuple[str, str]], answer: str, seen_rule: str) -> int:
+    """By one question at a time, and the engine's own scores."""
+    ids = model.items.ids
+    if answer not in ids:
+        return MISS
+    steps = [(ids.index(name), WEIGHTS[kind]) for name, kind in history if name in ids and WEIGHTS.get(kind, 0) > 0]
+    if not steps:
+        scores = model.items.counts.astype(np.float32)
+    else:
+        rows = np.array([row for row, _ in steps])
+        weights = np.array([weight for _, weight in steps], np.float32)
+        recent = np.full(SHAPE.recent_items, -1)
+        recent[: len(rows)] = rows[::-1][: SHAPE.recent_items]
+        histogram = history_histogram(model.history_codes[rows], SHAPE.decay_rates, SHAPE.history_codewords, weights)
+        engine = Engine(model)
+        scores = engine.scores(engine.step(histogram[None], rows[-1:], recent[None])).numpy()[0]
+    if seen_rule == "all":
+        if ids.index(answer) in [row for row, _ in steps]:
+            return MISS
+        scores[[row for row, _ in steps]] = -np.inf
+    return int((scores >= scores[ids.index(answer)]).sum())
+
+
+class TestRanks:
+    @pytest.mark.parametrize("seen_rule", ["none", "all"])
+    def test_equal_one_question_at_a_time(self, seen_rule: Any) -> None:
+        """Also of items that one of the models does not know, and of users of whom it knows nothing."""
+        rng = np.random.default_rng(1)
+        kinds = ["click", "like", "dislike", "never heard of"]
+        histories = [
+            [
+                (str(item), str(kind))
+                for item, kind in zip(rng.choice(list("abcdefgh"), n), rng.choice(kinds, n), strict=True)
+            ]
+            for n in rng.integers(1, 6, 60)
+        ]
+        exam = Exam(histories, [str(item) for item in rng.choice(list("abcdefgh"), 60)], seen_rule)
+        for model in (make_model("abcdef"), make_model("fedcxyz", seed=1)):
+            expected = [rank_by_hand(model, *asked, seen_rule) for asked in zip(histories, exam.answers, strict=True)]
+            assert exam.ranks(model).tolist() == expected
+        first, second = exam.halves()
+        assert (len(first), len(second), second.answers[0]) == (30, 30, exam.answers[1])
+
+    def test_popular_items_stand_by_their_counts_and_a_tie_counts_against_them(self) -> None:
+        exam = Exam(
+            [[("a", "click")], [("a", "click")], [("b", "click")], [("a", "click")]], ["b", "c", "c", "z"], "none"
+        )
+        assert exam.ranks_by_counts({"a": 5, "b": 3, "c": 3}).tolist() == [3, 3, 3, MISS]
+        assert replace(exam, seen_rule="all").ranks_by_counts({"a": 5, "b": 3, "c": 3}).tolist() == [2, 2, 2, MISS]
+
+
+class TestCut:
+    rows = st.lists(
+        st.tuples(st.sampled_from("uvwxyz"), st.sampled_from("abc"), st.integers(0, 40)), min_size=1, max_size=60
+    )
+
+    @given(rows, st.integers(-1, 60))
+    def test_nobody_was_trained_on_an_answer(self, rows: list[tuple[str, str, int]], seen_ms: int) -> None:
+        """Each is the last event of a user, logged since, and asked for with all that was before it."""
+        events = table(*((*row, logged_ms) for logged_ms, row in enumerate(rows)))
+        past, exam = cut(events, seen_ms)
+        asked = list(zip(exam.histories, exam.answers, strict=True))
+        trained = {row[-1] for row in past.iter_rows()}  # every row has a millisecond of its own
+        for _, of_user in groupby(events.iter_rows(), lambda row: row[0]):
+            own = list(of_user)
+            known = [row[-1] in trained for row in own]
+            assert known == sorted(known, reverse=True), "the past is where a history begins"
+            question = [(row[1], row[2]) for row in own[:-1]], own[-1][1]
+            if question in asked and own[-1][-1] > seen_ms and not known[-1]:
+                asked.remove(question)
+        assert asked == []
+
+    def test_the_past_ends_where_the_last_tenth_or_what_is_unseen_begins(self) -> None:
+        rows = [(f"u{n % 10}", "a", n, n) for n in range(100)]
+        for seen_ms, end in ((-1, 89), (50, 89), (94, 95)):
+            past, exam = cut(table(*rows), seen_ms)
+            assert (len(past), len(exam)) == (end, min(10, 100 - max(end, seen_ms + 1)))
+
+    def test_of_times_that_only_count_the_last_new_event_is_asked_for(self) -> None:
+        rows = [
+            (user, item, n, n + 10 * (user == "v"))
+            for user in "uvw"
+            for n, item in enumerate("abc"[: 2 + (user != "w")])
+        ]
+        past, exam = cut(table(*rows), -1)
+        assert (len(past), sorted(exam.answers)) == (6, ["c", "c"])
+        past, exam = cut(table(*rows), 5)
+        assert (len(past), exam.histories) == (7, [[("a", "click"), ("b", "click")]])
+
+    def test_seen_items_stay_where_people_buy_again(self) -> None:
+        again = table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)])
+        once = table(*[(f"u{n % 9}", f"i{n}", n * n, n) for n in range(60)])
+        assert (cut(again, -1)[1].seen_rule, cut(once, -1)[1].seen_rule) == ("none", "all")
+
+    def test_without_anything_new_nobody_is_asked(self) -> None:
+        assert len(cut(table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)]), 1_000)[1]) == 0
