@@ -66,6 +66,8 @@ and ask what to recommend. Asked before the first click, it offers what is popul
 
   {question}
 
+Or see what a click does, in a browser: http://{HOST}:{port}/playground
+
 Ctrl-C ends the demo.
 """
 

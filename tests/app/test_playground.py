@@ -130,6 +130,7 @@ def test_undo_restores_the_list_and_a_reload_keeps_the_visitor(page: Page) -> No
     page.click("#undo")
     expect(page.locator("#history li")).to_have_count(1)
     assert recommended(page) == before
+    expect(page.locator("#undo")).to_be_enabled()  # there is one more click to take back
     page.reload()
     expect(page.locator("#history li")).to_have_count(1)
     assert (recommended(page), page.input_value("#user")) == (before, user)
