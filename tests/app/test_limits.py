@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import select
 import socket
 import subprocess
@@ -314,4 +313,5 @@ def test_keys_rotate_in_a_running_process_that_never_writes_one_down(
     assert process.exit_code() == 0
     said = process.log()
     assert "keys stay as they were" in said
-    assert not re.search("|".join((old.rpartition("_")[2], new.rpartition("_")[2])), said)
+    assert old[-20:] not in said
+    assert new[-20:] not in said

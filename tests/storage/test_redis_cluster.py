@@ -461,9 +461,8 @@ class TestCopies:
     def test_nothing_is_acknowledged_before_the_replica_has_synced_it(self) -> None:
         """One that has it in memory only does not count, nor does a server that does not sync itself."""
         primary = new_server("valkey-server", "--appendfsync", "everysec")
-        replica = new_server(
-            "valkey-server", "--appendonly", "no", "--save", "", "--replicaof", "127.0.0.1", str(primary.port)
-        )
+        replica = new_server("valkey-server", "--replicaof", "127.0.0.1", str(primary.port))
+        replica.client.config_set("appendonly", "no")
 
         async def law() -> None:
             async with opened(primary.url, copies=Copies(replicas=1, timeout_s=0.3)) as store:
@@ -476,6 +475,7 @@ class TestCopies:
                 primary.client.config_set("appendonly", "no")
                 with pytest.raises(StorageError):
                     await store.append("main", [click("f")])
+            primary.kill()
             replica.kill()  # what was acknowledged is on its disk
             replica.start()
             replica.client.replicaof("NO", "ONE")
