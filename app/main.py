@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -192,12 +193,15 @@ class CloseWhenDraining:
 def _as_the_server(services: Services, drain_s: float) -> Iterator[None]:
     """Let SIGTERM make the process unready at once, and pass it on to the server a little later.
 
-    The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice.
+    The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice. And let the
+    garbage collector leave imports and models alone, which stay: looking through them held requests up.
     """
     server = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or not callable(server):
         yield  # in a test or another program
         return
+    gc.collect()
+    gc.freeze()
     loop = asyncio.get_running_loop()
 
     def drain(signum: int, frame: FrameType | None) -> None:

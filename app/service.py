@@ -1,7 +1,6 @@
 """What one running process holds, and how it comes up and goes down."""
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -92,8 +91,6 @@ async def running(settings: Settings, artifacts: Mapping[str, Artifact], metrics
             for tenant, artifact in artifacts.items()
         }
         services = Services(settings, by_tenant, metrics, keyring, rates)
-        gc.collect()
-        gc.freeze()  # imports and models stay; looking through them again and again held events up for 0.2 s at a time
         async with _in_the_background(_sample(services)):
             yield services
         services.sample()  # the last numbers of a worker that ends

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 # before anything imports torch, and for the processes that tests start: what is trained here is small, and threads
 # that wait for each other make it ten times slower where other processes want the same cores
@@ -34,6 +35,21 @@ def shared_data() -> Path:
     if not directory:
         pytest.skip("LISAREC_DATA does not point at the real data")
     return Path(directory)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Of this module alone: while it runs, this thread has an event loop, which others could not bear."""
+    executable = shutil.which("chromium")
+    if executable is None:
+        pytest.skip("there is no chromium; .ci/install brings Debian's")
+    with sync_playwright() as playwright:
+        # the sandbox does not work for root, as whom containers run tests, and nothing here is a stranger's
+        browser = playwright.chromium.launch(
+            executable_path=executable, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield browser
+        browser.close()
 
 
 class Server(ThreadingHTTPServer):

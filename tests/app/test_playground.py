@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from app.main import create_app
 from app.settings import Settings
@@ -34,21 +33,6 @@ def url(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Of this module alone: while it runs, this thread has an event loop, which others could not bear."""
-    executable = shutil.which("chromium")
-    if executable is None:
-        pytest.skip("there is no chromium; .ci/install brings Debian's")
-    with sync_playwright() as playwright:
-        # the sandbox does not work for root, as whom containers run tests, and nothing here is a stranger's
-        browser = playwright.chromium.launch(
-            executable_path=executable, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

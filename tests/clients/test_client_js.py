@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
@@ -10,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from clients.lisarec_client import visitor_in
 from storage.state import uuid7_time_us
@@ -28,21 +27,6 @@ def until(is_so: Callable[[], Any]) -> None:
     while not is_so():
         assert time.monotonic() < give_up_at, "it did not come to that"
         time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Of this module alone: while it runs, this thread has an event loop, which others could not bear."""
-    executable = shutil.which("chromium")
-    if executable is None:
-        pytest.skip("there is no chromium; .ci/install brings Debian's")
-    with sync_playwright() as playwright:
-        # the sandbox does not work for root, as whom containers run tests, and nothing here is a stranger's
-        browser = playwright.chromium.launch(
-            executable_path=executable, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
