@@ -60,6 +60,7 @@ class Sizes:
     judges: int = 300  # who are not posted
     epochs: int = 3
     kills: int = 3  # of the trainer, in each of its first two rounds
+    kill_within_s: float = 6.0  # of the beginning of a round
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Tally:
     requests: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     generations: Counter[str] = field(default_factory=Counter)
+    kills: int = 0  # of the trainer, within a round
     findings: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -153,16 +155,21 @@ class Loop:
         return str(outcome["name"])
 
     async def _trainer(self, kills: int = 0) -> dict[str, Any]:
-        """What a round comes to; so many rounds before it are killed after a while."""
+        """What a round comes to that is killed so many times; one that is over sooner has come to its end."""
         await self._archived()
         for kill in range(kills):
             with self._process(*self._retrain) as process:
                 await self._until(self._has_begun_a_round, START_WITHIN_S)
-                await asyncio.sleep(random.Random(kill).uniform(0, 6))
+                await asyncio.sleep(random.Random(kill).uniform(0, self._sizes.kill_within_s))
                 process.kill()
+            if not await self._has_begun_a_round():
+                return self._last_outcome()
+            self.tally.kills += 1
         await self._command(*self._retrain, may_end=(0, 3))
-        report = json.loads((self._models / "retrain.json").read_text())
-        return dict(report["last"])
+        return self._last_outcome()
+
+    def _last_outcome(self) -> dict[str, Any]:
+        return dict(json.loads((self._models / "retrain.json").read_text())["last"])
 
     async def _spoiled_round(self) -> None:
         """A round that was killed, in whose data for training somebody has mixed up the items."""
@@ -335,6 +342,7 @@ def main(
     tally = measure(store, Sizes(shoppers=shoppers, epochs=epochs))
     console.print_json(data=tally.findings)
     console.print(f"{tally.requests:,} requests, {tally.failures.total()} failed {dict(tally.failures) or ''}")
+    console.print(f"the trainer was killed {tally.kills} times within a round")
     console.print(f"answers: {dict(tally.generations)}")
     for fault in tally.faults:
         console.print(f"fault: {fault}", style="red")
