@@ -36,6 +36,7 @@ from storage.archive_events import ArchivedEvents
 REQUEST_TIMEOUT_S = 60.0
 SHOWN_FAILURES = 10
 ARCHIVED_WITHIN_S = 60.0
+REST_S = 15.0  # Prometheus looks every 10 s
 
 console = Console()
 
@@ -107,12 +108,14 @@ class Visitor:
         return answer
 
 
-async def disturb(running: Topology, requests: int, fewest: int, most: int, tally: Tally, done: asyncio.Event) -> None:
+async def disturb(
+    running: Topology, requests: int, fewest: int, most: int, rest_s: float, tally: Tally, done: asyncio.Event
+) -> None:
     """Scale up, restart, kill and scale down until there were enough requests."""
 
     async def stage(name: str, action: object = None, *args: int) -> None:
         tally.stage = name
-        await asyncio.to_thread(action, *args) if callable(action) else await asyncio.sleep(1)
+        await asyncio.to_thread(action, *args) if callable(action) else await asyncio.sleep(rest_s)
 
     try:
         while tally.requests < requests:
@@ -127,8 +130,9 @@ async def disturb(running: Topology, requests: int, fewest: int, most: int, tall
 
 
 async def measure(
-    running: Topology, item_ids: list[str], requests: int, visitors: int, fewest: int, most: int
+    running: Topology, item_ids: list[str], requests: int, visitors: int, fewest: int, most: int, rest_s: float = 1
 ) -> Tally:
+    """What becomes of so many requests; between two disturbances the replicas are left alone for `rest_s`."""
     tally, done = Tally(), asyncio.Event()
     async with (
         httpx.AsyncClient(base_url=running.url, timeout=REQUEST_TIMEOUT_S) as lasting,
@@ -136,7 +140,7 @@ async def measure(
         httpx.AsyncClient(base_url=running.url, timeout=REQUEST_TIMEOUT_S, headers={"connection": "close"}) as brief,
         asyncio.TaskGroup() as group,
     ):
-        group.create_task(disturb(running, requests, fewest, most, tally, done))
+        group.create_task(disturb(running, requests, fewest, most, rest_s, tally, done))
         for n in range(visitors):
             client = brief if n % 2 else lasting
             group.create_task(Visitor(f"visitor-{n}", item_ids, client, tally).visit(done))
@@ -212,7 +216,7 @@ def main(
         # the tail is short, so that resends and new states meet what is archived
         prometheus = stack.enter_context(watched(running, directory, {}, "--every", "5", "--keep-tail", "10"))
         begin_s = time.monotonic()
-        tally = asyncio.run(measure(running, item_ids, requests, visitors, fewest, most))
+        tally = asyncio.run(measure(running, item_ids, requests, visitors, fewest, most, REST_S))
         elapsed_s = time.monotonic() - begin_s
         archived = check_archive(directory / ARCHIVE, prometheus, tally)
         check_watched(prometheus, most, tally)
