@@ -442,6 +442,23 @@ class PopularItems(BaseModel):
     )
 
 
+class TrendingQuery(PopularQuery):
+    categories: Categories = Field([], description="an item needs one of them")
+
+
+class TrendingItems(BaseModel):
+    """Items by how often they are used just now, most first: the score counts events, each half as much a week on."""
+
+    generation: str
+    items: list[ScoredItem]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 17.5, "title": "Green tea"}]}]
+        }
+    )
+
+
 class SearchQuery(Closed):
     query: Annotated[str, StringConstraints(max_length=256)] = Field("", description="part of a title or id")
     limit: ResultCount = 20

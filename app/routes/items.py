@@ -20,6 +20,8 @@ from app.schemas import (
     Recommendations,
     SearchQuery,
     SimilarQuery,
+    TrendingItems,
+    TrendingQuery,
 )
 
 router = APIRouter(tags=["items"])
@@ -38,6 +40,13 @@ POST = json_request(
 async def get_popular_items(query: Annotated[PopularQuery, Query()], service: ServiceDep) -> PopularItems:
     """The items with the most training events."""
     return PopularItems(generation=service.served_model.generation, items=service.catalogue.popular(query.k))
+
+
+@router.get("/v1/items/trending", dependencies=[READS])
+async def get_trending_items(query: Annotated[TrendingQuery, Query()], service: ServiceDep) -> TrendingItems:
+    """The items with the most live events of late, of all processes, some seconds ago; none where nothing was used."""
+    items = service.trending.items(query.k, query.categories)
+    return TrendingItems(generation=service.served_model.generation, items=items)
 
 
 @router.get("/v1/items", dependencies=[READS])
