@@ -17,7 +17,11 @@ from app.schemas import (
     PopularItems,
     PopularQuery,
     PostedItem,
+    Recommendations,
     SearchQuery,
+    SimilarQuery,
+    TrendingItems,
+    TrendingQuery,
 )
 
 router = APIRouter(tags=["items"])
@@ -36,6 +40,13 @@ POST = json_request(
 async def get_popular_items(query: Annotated[PopularQuery, Query()], service: ServiceDep) -> PopularItems:
     """The items with the most training events."""
     return PopularItems(generation=service.served_model.generation, items=service.catalogue.popular(query.k))
+
+
+@router.get("/v1/items/trending", dependencies=[READS])
+async def get_trending_items(query: Annotated[TrendingQuery, Query()], service: ServiceDep) -> TrendingItems:
+    """The items with the most live events of late, of all processes, some seconds ago; none where nothing was used."""
+    items = service.trending.items(query.k, query.categories)
+    return TrendingItems(generation=service.served_model.generation, items=items)
 
 
 @router.get("/v1/items", dependencies=[READS])
@@ -66,3 +77,11 @@ async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
 async def put_item(item_id: ItemId, body: JsonBody, service: ServiceDep) -> Item:
     """Say something of an item, whether a model has learned it or not; what is left out stays as it was."""
     return await service.stocking.put(item_id, body)
+
+
+@router.get("/v1/items/{item_id}/similar", responses=errors(404), dependencies=[READS])
+async def get_similar_items(
+    item_id: ItemId, query: Annotated[SimilarQuery, Query()], service: ServiceDep
+) -> Recommendations:
+    """The items whose codes lie nearest to this item's; minus half the squared distance is the score."""
+    return await service.recommender.similar(item_id, query)
