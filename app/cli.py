@@ -53,6 +53,18 @@ ArchiveDirOption = Annotated[
 ]
 
 
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise typer.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:9464")
+    return host, int(port)
+
+
+MetricsOption = Annotated[
+    tuple[str, int] | None, typer.Option(parser=_address, help="Answer Prometheus here.", metavar="HOST:PORT")
+]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. A failure prints one line that says what to do and exits 1; wrong usage exits 2."""
     try:
@@ -334,9 +346,7 @@ def archive(
         int | None,
         typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
     ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Answer Prometheus here, as 127.0.0.1:9464.", metavar="HOST:PORT")
-    ] = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
 
@@ -354,10 +364,7 @@ def archive(
         settings = settings.model_copy(update={"redis_url": None})
     numbers = ArchiverMetrics()
     if metrics is not None:
-        host, _, port = metrics.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise typer.BadParameter("give --metrics as HOST:PORT, such as 127.0.0.1:9464")
-        numbers.listen(host, int(port))
+        numbers.listen(*metrics)
     run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or _say, numbers)
 
 
@@ -389,6 +396,7 @@ def retrain(
     max_loss: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
     ] = 0.1,
+    metrics: MetricsOption = None,
 ) -> None:
     """Train on the archive, compare with the model that is served, and serve the new one if it is no worse.
 
@@ -396,10 +404,14 @@ def retrain(
     train on yet, and 3 when the new one was refused. How it ended stands in retrain.json beside the models.
     """
     from app import retraining
+    from app.trainer_metrics import TrainerMetrics
 
     settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir, models_dir=models_dir)
     plan = retraining.Plan(preset, epochs, min_events, max_events, max_loss)
-    outcome = retraining.run(settings, plan, every, console)
+    numbers = TrainerMetrics()
+    if metrics is not None:
+        numbers.listen(*metrics)
+    outcome = retraining.run(settings, plan, every, console, numbers)
     if outcome.outcome == "refused":
         raise typer.Exit(3)
 

@@ -214,7 +214,7 @@ def main(
         environment = {"LISAREC_ARCHIVE_DIR": str(directory / ARCHIVE)}
         running = stack.enter_context(topology(model, fewest, environment=environment))
         # the tail is short, so that resends and new states meet what is archived
-        prometheus = stack.enter_context(watched(running, directory, {}, "--every", "5", "--keep-tail", "10"))
+        prometheus = stack.enter_context(watched(running, directory, ["--every", "5", "--keep-tail", "10"]))
         begin_s = time.monotonic()
         tally = asyncio.run(measure(running, item_ids, requests, visitors, fewest, most, REST_S))
         elapsed_s = time.monotonic() - begin_s
