@@ -808,7 +808,7 @@ class RedisStore:
         """Of each commit, what becomes of its changes, or why nothing does."""
         # One without changes only has what was logged before, but perhaps not copied before somebody was told so.
         changes = {commit.partition: commit.changes for commit in commits}
-        is_copied = self._servers.copies.replicas > 0
+        is_copied = self._servers.copies.are_wanted
         sent = {partition: of_users for partition, of_users in changes.items() if of_users or is_copied}
         # One server does all in one call; in a cluster each partition may be elsewhere.
         calls = [{one: sent[one]} for one in sent] if self._servers.is_cluster else [sent] if sent else []

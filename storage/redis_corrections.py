@@ -198,7 +198,7 @@ class RedisCorrections:
 
     async def _require_copies(self, user: User) -> None:
         """What was done in the user's partition, by whomever, has as many copies as acknowledging takes."""
-        if self._store._servers.copies.replicas:
+        if self._store._servers.copies.are_wanted:
             await self._store._run(COMMIT, *commit_arguments({user.partition: []}, 0), copied=True)
 
     async def _known(self, user: User, value: bytes | None, event_ids: Sequence[str]) -> set[str]:
