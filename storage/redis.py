@@ -662,7 +662,10 @@ class RedisStore:
         if undecided:
             self._look_up_apart(undecided)
         commits = [_received(together, folds) for together in ready]
-        fold_new(serving, [fold for commit in commits for fold in commit.folds.values()])
+        new_folds = [fold for commit in commits for fold in commit.folds.values()]
+        if any(fold.is_corrected for fold in new_folds):  # a back-up is being restored
+            await self._corrections.raise_layout()
+        fold_new(serving, new_folds)
         again: list[Part] = []
         on_the_way: list[Part] = []
         for commit, reply in zip(commits, await self._send(commits), strict=True):
