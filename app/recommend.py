@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from app import trace
 from app.batching import Batching, never
-from app.catalogue import Catalogue, Rows
+from app.catalogue import Rows
 from app.errors import InvalidRequest, details_of
 from app.metrics import Metrics
 from app.schemas import (
@@ -25,6 +25,7 @@ from app.schemas import (
     ScoredItem,
     Source,
 )
+from app.shelf import Shelf
 from app.uuid7 import uuid7
 from model import bitmap
 from model.bitmap import Bitmap
@@ -107,7 +108,7 @@ class Recommender:
         self,
         name: str,
         generation: Generation,
-        catalogue: Catalogue,
+        catalogue: Shelf,
         engine: Engine,
         engine_thread: Executor,
         store: UserStore,
@@ -224,15 +225,13 @@ class Recommender:
     def _pasts(self, stored: Stored) -> dict[str, Past]:
         """The pasts of the known users."""
         states = self._generation.decode_many(list(stored.states.values()))
-        newest = states["stepped_items"]
         return {
             user_id: Past(
-                # the bins as they are: the scale of a row is free
-                steps=Steps(state["bins"], state["last_item"], window) if state["n"] else None,
-                recent=recent_items(state).astype(np.int64),
+                steps=steps,
+                recent=self._catalogue.known_in_state(recent_items(state)),
                 logged=self._catalogue.rows(stored.logged.get(user_id, ())),
             )
-            for user_id, state, window in zip(stored.states, states, newest, strict=True)
+            for user_id, state, steps in zip(stored.states, states, steps_of(states, self._catalogue), strict=True)
         }
 
     def _past_of_history(self, item_ids: Sequence[str]) -> Past:
@@ -242,7 +241,7 @@ class Recommender:
             return NOBODY
         if not len(self._generation.codes):  # there is no model yet, just what is popular
             return Past(None, recent=rows[-ITEM_RING:], logged=rows)
-        codes = self._generation.codes[rows]
+        codes = self._engine.history_codes[rows]
         histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
         window = np.full(self._window, -1)
         newest_first = rows[::-1][: self._window]
@@ -276,11 +275,7 @@ class Recommender:
         if not steps:
             return []
         begin_s = time.perf_counter()
-        queries = self._engine.step(
-            np.stack([step.histogram for step in steps]),
-            np.array([step.last for step in steps]),
-            np.stack([step.recent for step in steps]),
-        )
+        queries = self._engine.step(*stacked(steps))
         stepped_s = time.perf_counter()
         ranked: dict[int, Ranked] = {}
         # who wants few items does not wait for a longer ranking
@@ -321,6 +316,30 @@ class Recommender:
             "source": source,
             "items": items,
         }
+
+
+def steps_of(states: NDArray[np.void], catalogue: Shelf) -> list[Steps | None]:
+    """What the model makes its queries from; None for who has not stepped, or only with items that are not known here.
+
+    states  (Q,) decoded
+    """
+    windows, lasts = catalogue.in_state(states["stepped_items"]), catalogue.in_state(states["last_item"])
+    found: list[Steps | None] = []
+    for state, window, last in zip(states, windows, lasts, strict=True):
+        if last < 0:  # also where another process has just given codes to an item
+            last = next((row for row in window if row >= 0), -1)
+        # the bins as they are: the scale of a row is free
+        found.append(Steps(state["bins"], last, window) if last >= 0 else None)
+    return found
+
+
+def stacked(steps: Sequence[Steps]) -> tuple[NDArray[np.float32], NDArray[np.integer], NDArray[np.integer]]:
+    """As the engine takes them."""
+    return (
+        np.stack([step.histogram for step in steps]),
+        np.array([step.last for step in steps]),
+        np.stack([step.recent for step in steps]),
+    )
 
 
 def _distinct(user_ids: Iterable[str | None]) -> list[str]:

@@ -190,6 +190,7 @@ class ScoredItem(TypedDict):
     item_id: str
     score: float
     title: NotRequired[str]
+    cold: NotRequired[bool]  # true: no model has learned the item, it is known from live events alone
 
 
 Source = Literal["personalised", "popular"]

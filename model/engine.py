@@ -52,6 +52,7 @@ class Engine:
         self.window = artifact.config.model.recent_items  # K, how many of a user's newest items a step wants
         # a copy, or the artifact and every engine made of it before would move along
         self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
+        self._history_codes = artifact.history_codes
         self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
         # all that is there for one device; the answers are the same
         self._step: Step | None = None
@@ -62,6 +63,11 @@ class Engine:
         else:
             self._catalogue = _on_gpu()(self._model.target_codes, self._model.bias)
         artifact.let_go()
+
+    @property
+    def history_codes(self) -> NDArray[np.uint8]:
+        """(N, B)"""
+        return self._history_codes
 
     def step(
         self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
