@@ -572,7 +572,10 @@ class RedisStore:
             state, was_fresh = await self._state(user, generation, head, stored, at_most)
         except _FarBehindError:
             if at_most is None:
-                raise
+                newest, stored = await self._stored(user, generation)
+                if newest == head:
+                    raise
+                return await self._fresh_value(user, generation, newest, stored)  # the user was erased meanwhile
             self._catch_up_apart(user, generation)
             return None
         value = generation.encode(state)

@@ -17,7 +17,9 @@ from app.schemas import (
     PopularItems,
     PopularQuery,
     PostedItem,
+    Recommendations,
     SearchQuery,
+    SimilarQuery,
     TrendingItems,
     TrendingQuery,
 )
@@ -54,7 +56,7 @@ async def search_items(query: Annotated[SearchQuery, Query()], service: ServiceD
     return Items(items=await asyncio.to_thread(service.catalogue.search, query.query, query.limit))
 
 
-@router.post("/v1/items", openapi_extra=POST, responses=errors(400, 413, 415), dependencies=[WRITES, NO_QUERY])
+@router.post("/v1/items", openapi_extra=POST, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY])
 async def post_items(body: JsonBody, service: ServiceDep) -> ItemsTaken:
     """Say something of one item, or of up to 1,000 in an array: all of it is noted, durably, or nothing.
 
@@ -69,7 +71,17 @@ async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
     return service.stocking.item(item_id)
 
 
-@router.put("/v1/items/{item_id}", openapi_extra=PUT, responses=errors(400, 413, 415), dependencies=[WRITES, NO_QUERY])
+@router.put(
+    "/v1/items/{item_id}", openapi_extra=PUT, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY]
+)
 async def put_item(item_id: ItemId, body: JsonBody, service: ServiceDep) -> Item:
     """Say something of an item, whether a model has learned it or not; what is left out stays as it was."""
     return await service.stocking.put(item_id, body)
+
+
+@router.get("/v1/items/{item_id}/similar", responses=errors(404), dependencies=[READS])
+async def get_similar_items(
+    item_id: ItemId, query: Annotated[SimilarQuery, Query()], service: ServiceDep
+) -> Recommendations:
+    """The items whose codes lie nearest to this item's; minus half the squared distance is the score."""
+    return await service.recommender.similar(item_id, query)
