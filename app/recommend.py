@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from app import trace
+from app import blending, trace
 from app.batching import Batching, never
 from app.catalogue import Rows
 from app.errors import InvalidRequest, ItemNotFound, details_of
@@ -30,6 +30,7 @@ from app.schemas import (
     Source,
 )
 from app.shelf import Shelf
+from app.trends import Trending
 from app.uuid7 import uuid7
 from model import bitmap
 from model.bitmap import Bitmap
@@ -66,11 +67,13 @@ class Stored:
 class Steps:
     """What the model makes its query from.
 
+    events     how many
     histogram  (R, B, W)  float32, the scale of each row is free
     last       row of the last item
     recent     (K,)       rows of the newest
     """
 
+    events: int
     histogram: NDArray[np.float32]
     last: int
     recent: NDArray[np.integer]
@@ -95,6 +98,7 @@ class Ask:
     like        of what the best items are to be like; None: what the user is to like
     excluded    what may not be shown
     candidates  only allowed ones; None for every item
+    is_blended  with what is used just now
     """
 
     request: RecommendationRequest
@@ -102,6 +106,12 @@ class Ask:
     like: int | None
     excluded: Bitmap
     candidates: Rows | None
+    is_blended: bool
+
+    @property
+    def depth(self) -> int:
+        """How many items have to be found for it."""
+        return self.request.k + blending.DEEPER if self.is_blended else self.request.k
 
 
 class Found(NamedTuple):
@@ -134,6 +144,7 @@ class Recommender:
         generation: Generation,
         catalogue: Shelf,
         engine: Engine,
+        trending: Trending,
         engine_thread: Executor,
         store: UserStore,
         tenant: str,
@@ -143,6 +154,7 @@ class Recommender:
         self._generation = generation
         self._catalogue = catalogue
         self._engine = engine
+        self._trending = trending
         self._window = engine.window
         self._explainer = Explainer(generation, catalogue, engine)
         self._engine_thread = engine_thread
@@ -306,7 +318,7 @@ class Recommender:
         window = np.full(self._window, -1)
         newest_first = rows[::-1][: self._window]
         window[: len(newest_first)] = newest_first
-        return Past(Steps(histogram, rows[-1], window), recent=rows[-ITEM_RING:], logged=rows)
+        return Past(Steps(len(rows), histogram, rows[-1], window), recent=rows[-ITEM_RING:], logged=rows)
 
     def _ask(self, request: RecommendationRequest, users: Mapping[str, Past]) -> Ask:
         if request.history is not None:
@@ -320,7 +332,11 @@ class Recommender:
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
             candidates = rows[~bitmap.has(excluded, rows)]
-        return Ask(request, past, like, excluded, candidates)
+        is_plain = candidates is None and like is None and not request.explain
+        return Ask(request, past, like, excluded, candidates, is_plain and self._is_blended(past))
+
+    def _is_blended(self, past: Past) -> bool:
+        return past.steps is not None and past.steps.events <= blending.EVENTS and self._trending.are_known
 
     def _like(self, request: RecommendationRequest, past: Past) -> int | None:
         """The item that heads the list, if it is to have one and there is one."""
@@ -366,8 +382,8 @@ class Recommender:
         """What is found for each of the asks, which have a query each."""
         found: dict[Ask, Found] = {}
         # who wants few items does not wait for a longer ranking
-        for k in {ask.request.k for ask in asks}:
-            wide = [place for place, ask in enumerate(asks) if ask.request.k == k and ask.candidates is None]
+        for k in {ask.depth for ask in asks}:
+            wide = [place for place, ask in enumerate(asks) if ask.depth == k and ask.candidates is None]
             if wide:
                 theirs = queries[wide]
                 rows, scores = self._engine.top_k(theirs, k, np.stack([asks[place].excluded for place in wide]))
@@ -388,6 +404,8 @@ class Recommender:
 
     def _best(self, ask: Ask, found: Found) -> Recommendations:
         """The answer of what was found."""
+        if ask.is_blended and ask.past.steps:
+            return self._blended(ask, found.rows[found.rows >= 0], ask.past.steps.events)
         rows, scores = found.rows[: ask.request.k], found.scores[: ask.request.k]
         items = [
             self._catalogue.scored_item(row, score)
@@ -399,6 +417,12 @@ class Recommender:
                 item["explanation"] = explanation
         return self._recommendations(ask, "personalised" if ask.like is None else "similar", items)
 
+    def _blended(self, ask: Ask, own: Rows, events: int) -> Recommendations:
+        now = self._trending.first(ask.depth, ask.excluded)
+        rows, scores = blending.blended(own, now, events, ask.request.k)
+        best = zip(rows.tolist(), scores.tolist(), strict=True)
+        return self._recommendations(ask, "blended", [self._catalogue.scored_item(*one) for one in best])
+
     def _explain(self, ask: Ask, found: Found, rows: Rows) -> list[Explanation]:
         query, past = found.queries[[found.place]], ask.past
         if ask.like is not None or past.steps is None:
@@ -407,7 +431,7 @@ class Recommender:
 
     def _popular(self, ask: Ask) -> Recommendations:
         excluded = ask.excluded if ask.candidates is None else ~self._catalogue.bitmap_of(ask.candidates)
-        return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, excluded))
+        return self._recommendations(ask, "popular", self._trending.popular(ask.request.k, excluded))
 
     def _recommendations(self, ask: Ask, source: Source, items: list[ScoredItem]) -> Recommendations:
         answer: Recommendations = {
@@ -438,7 +462,7 @@ def steps_of(states: NDArray[np.void], catalogue: Shelf) -> list[Steps | None]:
         if last < 0:  # also where another process has just given codes to an item
             last = next((row for row in window if row >= 0), -1)
         # the bins as they are: the scale of a row is free
-        found.append(Steps(state["bins"], last, window) if last >= 0 else None)
+        found.append(Steps(int(state["n"]), state["bins"], last, window) if last >= 0 else None)
     return found
 
 

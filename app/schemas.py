@@ -263,7 +263,7 @@ class NamedItem(TypedDict):
     title: NotRequired[str]
 
 
-Source = Literal["personalised", "popular", "similar"]
+Source = Literal["personalised", "popular", "blended", "similar"]
 
 
 class Recommendations(TypedDict):

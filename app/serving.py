@@ -233,6 +233,7 @@ class Switch:
         store, tenant = self._store, self._settings.tenant
         generation = generation_of(artifact)
         catalogue, engine = Shelf(artifact.items, self._said), Engine(artifact, self._settings.device)
+        trending = Trending(self._live.trends, catalogue)
         serving = Serving(
             named=NamedGeneration(name, generation.tag),
             generation=generation,
@@ -242,8 +243,8 @@ class Switch:
             newcomers=Newcomers(artifact, generation, self._assigned, self._engine_thread, store, tenant),
             catalogue=catalogue,
             engine=engine,
-            trending=Trending(self._live.trends, catalogue),
-            recommender=self._recommender(name, generation, catalogue, engine),
+            trending=trending,
+            recommender=self._recommender(name, generation, catalogue, engine, trending),
             users=Users(name, generation, catalogue, store, tenant),
             model=_served_model(self._settings, artifact, name),
         )
@@ -261,22 +262,25 @@ class Switch:
     def _with(self, before: Serving, catalogue: Shelf, engine: Engine | None = None) -> Serving:
         """The same generation, of whose catalogue everything is made that belongs to it."""
         engine = engine or before.engine
-        name, generation = before.named.name, before.generation
+        name, generation, trending = before.named.name, before.generation, Trending(self._live.trends, catalogue)
         return replace(
             before,
             catalogue=catalogue,
             engine=engine,
-            trending=Trending(self._live.trends, catalogue),
-            recommender=self._recommender(name, generation, catalogue, engine),
+            trending=trending,
+            recommender=self._recommender(name, generation, catalogue, engine, trending),
             users=Users(name, generation, catalogue, self._store, self._settings.tenant),
         )
 
-    def _recommender(self, name: str, generation: Generation, catalogue: Shelf, engine: Engine) -> Recommender:
+    def _recommender(
+        self, name: str, generation: Generation, catalogue: Shelf, engine: Engine, trending: Trending
+    ) -> Recommender:
         return Recommender(
             name,
             generation,
             catalogue,
             engine,
+            trending,
             self._engine_thread,
             self._store,
             self._settings.tenant,

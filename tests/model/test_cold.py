@@ -35,6 +35,7 @@ def model_of(items: int, seed: int = 3) -> Artifact:
         model.lift[:10] = torch.rand(10, SHAPE.followers)
         tables = model.tables()
     labels = [("a",) if row % 2 else () for row in range(items)]
+    model.settle()
     ids = Items([f"i{row}" for row in range(items)], [f"t{row}" for row in range(items)], labels, np.arange(items))
     return Artifact("m", "00" * 8, Config(model=SHAPE), ids, model, tables, {})
 
