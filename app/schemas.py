@@ -254,6 +254,7 @@ class ScoredItem(TypedDict):
     item_id: str
     score: float
     title: NotRequired[str]
+    cold: NotRequired[bool]  # true: no model has learned the item, it is known from live events alone
     explanation: NotRequired[Explanation]
 
 
@@ -262,7 +263,7 @@ class NamedItem(TypedDict):
     title: NotRequired[str]
 
 
-Source = Literal["personalised", "popular", "similar"]
+Source = Literal["personalised", "popular", "blended", "similar"]
 
 
 class Recommendations(TypedDict):

@@ -10,6 +10,7 @@ import torch
 
 from app.ingest import Ingest
 from app.keys import Keyring
+from app.live import Live
 from app.metrics import Metrics
 from app.rates import Rates
 from app.recommend import Recommender
@@ -40,7 +41,7 @@ class Service:
     switch: Switch
     ingest: Ingest
     stocking: Stocking
-    trends: Trends
+    live: Live
 
     @property
     def catalogue(self) -> Shelf:
@@ -109,15 +110,16 @@ async def _serving(
     """One tenant, with a store of its own over the same data: what one does takes no turn from another."""
     store = await open_store(settings, generation_of(artifact))
     try:
-        trends = Trends(store, settings.tenant)
-        switch = Switch(settings, artifact, store, engine_thread, metrics, trends)
+        live = Live(Trends(store, settings.tenant))
+        switch = Switch(settings, artifact, store, engine_thread, metrics, live)
         await switch.look()  # so that a process which joins never serves another model first
-        ingest, stocking = Ingest(store, settings, metrics, trends), Stocking(store, switch, settings.tenant)
-        async with _in_the_background(switch.follow(), trends.follow(), _sweep(store)):
-            yield Service(store, switch, ingest, stocking, trends)
+        ingest, stocking = Ingest(store, settings, metrics, live), Stocking(store, switch, settings.tenant)
+        async with _in_the_background(switch.follow(), live.trends.follow(), _sweep(store)):
+            yield Service(store, switch, ingest, stocking, live)
         with suppress(StorageError):
-            await trends.tell()
+            await live.trends.tell()
     finally:
+        await live.close()
         await store.close()
 
 

@@ -18,6 +18,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 
 from storage.archive import ArchivedLog, Snapshot
 from storage.archive_lookups import ArchiveLookups
+from storage.cold import plain_type
 from storage.corrections import LogFold, counted
 from storage.fold import compile_fold
 from storage.redis_corrections import RedisCorrections
@@ -293,7 +294,7 @@ class RedisStore:
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         user = await self._root(tenant, user_id)
         events = counted([entry.event async for entry in self._log(user)])
-        return {event.item_id for event in events if event.type not in unseen_types}
+        return {event.item_id for event in events if plain_type(event.type) not in unseen_types}
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         user = await self._root(tenant, user_id)

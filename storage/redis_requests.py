@@ -236,7 +236,7 @@ class UserFold:
         """Of a new entry, which has been folded in."""
         if is_correction(entry.event):
             return Appended()
-        unknown_item = entry.event.item_id not in self.serving[0].item_index
+        unknown_item = not self.serving[0].knows_item_of(entry.event)
         return Appended(unknown_item=unknown_item, late=entry.id_hash in self.late)
 
     def change(self) -> Change:
