@@ -191,9 +191,8 @@ class Switch:
         generation = generation_of(artifact)
         engine = Engine(artifact, self._settings.device)
         named = NamedGeneration(name, generation.tag)
-        return self._served(
-            named, generation, Shelf(artifact.items, self._said), engine, _served_model(self._settings, artifact, name)
-        )
+        model = _served_model(self._settings, artifact, name, generation.dtype.itemsize)
+        return self._served(named, generation, Shelf(artifact.items, self._said), engine, model)
 
     def _served(
         self,
@@ -232,12 +231,13 @@ def generation_of(artifact: Artifact) -> Generation:
     )
 
 
-def _served_model(settings: Settings, artifact: Artifact, name: str) -> ServedModel:
+def _served_model(settings: Settings, artifact: Artifact, name: str, state_bytes: int) -> ServedModel:
     return ServedModel(
         generation=name,
         tag=artifact.tag,
         device=settings.device,
         items=len(artifact.items),
+        state_bytes=state_bytes,
         config=artifact.config.model_dump(mode="json"),
         metrics=artifact.metrics,
     )
