@@ -6,7 +6,7 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from app.schemas import Item, ScoredItem
+from app.schemas import Item, NamedItem, ScoredItem
 from model import bitmap
 from model.bitmap import Bitmap
 from model.items import Items
@@ -54,6 +54,13 @@ class Catalogue:
         if title := self._titles[row]:
             item["title"] = title
         return item
+
+    def named_item(self, row: int) -> NamedItem:
+        scored = self.scored_item(row, 0.0)
+        named: NamedItem = {"item_id": scored["item_id"]}
+        if "title" in scored:
+            named["title"] = scored["title"]
+        return named
 
     def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
         """The k most popular items, without those excluded."""

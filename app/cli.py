@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -267,6 +268,7 @@ def rebuild(
     from app import generations
 
     settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    os.nice(10)  # whoever is served goes first
     with Progress(TextColumn("{task.completed:,} events"), TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("events", total=None)
         done = asyncio.run(

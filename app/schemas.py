@@ -84,15 +84,24 @@ def _plain_digits(value: object) -> object:
     return value
 
 
+def _plain_flag(value: object) -> object:
+    """Of a query string's spellings of a boolean take only true and false, not 1, yes or on."""
+    if isinstance(value, str) and value not in ("true", "false"):
+        raise PydanticCustomError("not_a_flag", "is neither true nor false")
+    return value
+
+
 _ID = r"[A-Za-z0-9_.:@-]{1,128}"
 _is_in_alphabet = re.compile(_ID).fullmatch
 Id = Annotated[str, StringConstraints(pattern=f"^{_ID}$"), AfterValidator(_no_path_step)]
+IdOrEmpty = Annotated[str, StringConstraints(pattern=f"^({_ID})?$"), AfterValidator(_no_path_step)]
 # fail_fast: one bad id is reason enough, and a list of a million has no million reasons.
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
 Categories = Annotated[
     list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=MAX_K, fail_fast=True)
 ]
 ResultCount = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_plain_digits)]
+Flag = Annotated[bool, BeforeValidator(_plain_flag)]
 Timestamp = Annotated[
     int,
     PlainValidator(_timestamp_us),
@@ -158,6 +167,10 @@ class RecommendationQuery(Closed):
     exclude_seen: SeenRule = "recent"
     categories: Categories = Field([], description="an item needs one of them")
     exclude: ItemIds = []
+    because: IdOrEmpty | None = Field(
+        None, description="instead, what is most like this item; empty: like the user's newest one"
+    )
+    explain: Flag = Field(False, description="say what made the score of each item")
 
 
 class RecommendationRequest(RecommendationQuery):
@@ -184,15 +197,59 @@ class RecommendationBatch(Closed):
     requests: Annotated[list[RecommendationRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
 
 
+class TargetCodeword(TypedDict):
+    """One of the item's codewords, and what it adds to the score."""
+
+    codebook: int
+    codeword: int
+    adds: float
+
+
+class HistoryCodeword(TypedDict):
+    """One of the item's codewords of the histogram, and the share of the user's history that has it too."""
+
+    codebook: int
+    codeword: int
+    share: float
+
+
+class RecentItem(TypedDict):
+    """One of the user's recent items that has something to do with the item."""
+
+    item_id: str
+    title: NotRequired[str]
+    shared: Annotated[int, Field(description="how many target codewords both have")]
+    shared_history: Annotated[int, Field(description="how many history codewords both have")]
+    adds: Annotated[float, Field(description="what the shared target codewords add to the score")]
+    follows: Annotated[float, Field(description="what is added since the item has often followed this one")]
+
+
+class Explanation(TypedDict):
+    """What the score is the sum of (`codewords`, `other_codewords`, `bias`, `follows`), and where it comes from."""
+
+    codewords: Annotated[list[TargetCodeword], Field(description="the three that add most")]
+    other_codewords: Annotated[float, Field(description="what the others add")]
+    bias: Annotated[float, Field(description="what the item has for everybody")]
+    follows: Annotated[float, Field(description="what is added since the item has often followed recent ones")]
+    history: Annotated[list[HistoryCodeword], Field(description="the three that most of the user's history has")]
+    recent_items: Annotated[list[RecentItem], Field(description="the three that add most")]
+
+
 class ScoredItem(TypedDict):
     """The higher the score, the better; scores of one answer compare with each other only."""
 
     item_id: str
     score: float
     title: NotRequired[str]
+    explanation: NotRequired[Explanation]
 
 
-Source = Literal["personalised", "popular"]
+class NamedItem(TypedDict):
+    item_id: str
+    title: NotRequired[str]
+
+
+Source = Literal["personalised", "popular", "similar"]
 
 
 class Recommendations(TypedDict):
@@ -203,6 +260,7 @@ class Recommendations(TypedDict):
     generation: str
     source: Source
     items: list[ScoredItem]
+    because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]
 
 
 # on the class itself a type checker would take it for a key
@@ -360,6 +418,15 @@ class Erasure(BaseModel):
 
 class PopularQuery(Closed):
     k: ResultCount = 10
+
+
+class SimilarQuery(Closed):
+    """What may be answered."""
+
+    k: ResultCount = 10
+    categories: Categories = Field([], description="an item needs one of them")
+    exclude: ItemIds = []
+    explain: Flag = Field(False, description="say which codewords each item shares")
 
 
 class PopularItems(BaseModel):

@@ -7,7 +7,7 @@ further looks are the hops of Sukhbaatar et al., End-To-End Memory Networks, 201
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from model.codes import ItemCodes
 from model.config import ModelConfig
-from model.feed_forward import FeedForward
+from model.feed_forward import FeedForward, in_sixteen_bits, settle
 from model.followers import DECAY_PER_ITEM, LIFTING_ITEMS, Followers
 from model.recent import RecentItems
 
@@ -90,6 +90,11 @@ class Hop(nn.Module):
         share = history.shares(logits.permute(1, 3, 0, 2))
         values = self.values[:, books, history.codes].transpose(1, 2)  # (R, B, L, D)
         return self._add(hidden, (share @ values).sum(dim=(0, 1)))
+
+    def settle(self) -> None:
+        settle(self.norm, self.keys, self.prior)
+        in_sixteen_bits(self.values)
+        self.feed_forward.settle()
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """How well each codeword answers: (Q, D) -> (Q, R, B, W)."""
@@ -191,6 +196,18 @@ class LisaMini(nn.Module):
         fading = torch.exp(-DECAY_PER_ITEM * steps_ago) * (newest >= 0)
         followers = self.followers[rows].long().clamp_min(0)
         return followers.flatten(1), (self.lift[rows] * fading[:, :, None]).flatten(1)
+
+    def settle(self) -> None:
+        """Make a trained model what is evaluated and served; again, it changes nothing.
+
+        A step's time is that of reading the matrices of its feed-forwards and looks, so they are kept in sixteen bits
+        (bfloat16), with what can be computed once.
+        """
+        self.feed_forward.settle()
+        for hop in cast(list[Hop], list(self.hops)):
+            hop.settle()
+        if self.recent is not None:
+            self.recent.settle()
 
     def _first(self, last: Tensor, attention: Tensor) -> Tensor:
         """The last item, by its history codes and by its finer target codes, and what it attends to: (Q, D)."""

@@ -146,8 +146,9 @@ class Trainer:
             progress.epoch(report)
         if self.validation is not None:
             self.model.load_state_dict(load_file(self.directory / BEST))
-            if len(self.validation) and self.config.training.lift_strength is None:
-                self._choose_strength()
+        self.model.settle()
+        if self.validation is not None and len(self.validation) and self.config.training.lift_strength is None:
+            self._choose_strength()
         self.model.to("cpu").eval()
 
     def _choose_strength(self) -> None:

@@ -64,7 +64,7 @@ class Request:
         parts: dict[str, Part] = {}
         for position, event in enumerate(events):
             user = keys.user(tenant, event.user_id)
-            part = parts.setdefault(user.partition, Part(self))
+            part = parts.get(user.partition) or parts.setdefault(user.partition, Part(self))
             part.entries.append((user, Entry.of(tenant, event)))
             part.positions.append(position)
         self._open_parts.update(parts.values())

@@ -17,7 +17,9 @@ from app.schemas import (
     PopularItems,
     PopularQuery,
     PostedItem,
+    Recommendations,
     SearchQuery,
+    SimilarQuery,
 )
 
 router = APIRouter(tags=["items"])
@@ -64,3 +66,11 @@ async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
 async def put_item(item_id: ItemId, body: JsonBody, service: ServiceDep) -> Item:
     """Say something of an item, whether a model has learned it or not; what is left out stays as it was."""
     return await service.stocking.put(item_id, body)
+
+
+@router.get("/v1/items/{item_id}/similar", responses=errors(404), dependencies=[READS])
+async def get_similar_items(
+    item_id: ItemId, query: Annotated[SimilarQuery, Query()], service: ServiceDep
+) -> Recommendations:
+    """The items whose codes lie nearest to this item's; minus half the squared distance is the score."""
+    return await service.recommender.similar(item_id, query)

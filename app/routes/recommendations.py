@@ -36,6 +36,8 @@ BODY = json_request(
     {
         "user": {"user_id": "ada", "k": 5, "categories": ["tea"]},
         "history": {"history": ["cup-1", "tea-2"], "exclude_seen": "all"},
+        "explained": {"user_id": "ada", "k": 3, "explain": True},
+        "a page": {"requests": [{"user_id": "ada"}, {"user_id": "ada", "because": ""}]},
         "several": {"requests": [{"user_id": "ada"}, {"history": ["cup-1"], "candidates": ["tea-2", "tea-3"]}]},
     },
 )
