@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from app.main import create_app
 from app.metrics import LATENCY_BUCKETS_S, Metrics
 from app.settings import Settings
 from model import artifact
+from storage.archive import ArchiveWriter
 from tests.app.conftest import SHAPE
 
 Client = httpx.Client
@@ -45,7 +47,11 @@ def serving(settings: Settings) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def url(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(Settings(model_dir=model_dir, data_dir=tmp_path_factory.mktemp("playground"), playground=True)) as url:
+    directory = tmp_path_factory.mktemp("playground")
+    with ArchiveWriter.open(directory / "archive") as writer:
+        writer.note_through(time.time() - 2 * 3600)
+    settings = Settings(model_dir=model_dir, data_dir=directory, archive_dir=directory / "archive", playground=True)
+    with serving(settings) as url:
         yield url
 
 
@@ -342,7 +348,7 @@ def test_the_operator_sees_figures(page: Page, url: str) -> None:
             page.wait_for_timeout(100)
         else:
             pytest.fail(shown)
-    assert "log lag no archive here" in shown
+    assert "log lag 2 h" in shown
     page.uncheck("#watch")
     with pytest.raises(Timeout), page.expect_request("**/metrics", timeout=2_500):
         pass
