@@ -78,7 +78,9 @@ def _unix_seconds_us(seconds: object) -> int:
 
 
 def _plain_digits(value: object) -> object:
-    """Of a query string's spellings of a number take only the plain one, not 1_0, +5 or 5.0."""
+    """Of a query string's spellings of a number take only the plain one, not 1_0, +5 or 5.0. In JSON 5.0 is 5."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     if isinstance(value, str) and not (value.isascii() and value.isdigit()):
         raise PydanticCustomError("not_digits", "is not a whole number in plain digits")
     return value
@@ -107,7 +109,10 @@ Timestamp = Annotated[
     PlainValidator(_timestamp_us),
     WithJsonSchema(
         {
-            "anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}],
+            "anyOf": [
+                {"type": "string", "format": "date-time"},
+                {"type": "number", "minimum": -LAST_SECOND, "maximum": LAST_SECOND},
+            ],
             "description": "RFC 3339 with a time zone, or Unix seconds; at most 5 minutes ahead of the server",
         }
     ),
@@ -173,10 +178,18 @@ class RecommendationQuery(Closed):
     explain: Flag = Field(False, description="say what made the score of each item")
 
 
+ONE_ASKER: dict[str, Any] = {
+    "oneOf": [
+        {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+        {"required": ["history"], "properties": {"history": {"type": "array"}}},
+    ]
+}
+
+
 class RecommendationRequest(RecommendationQuery):
     """Who asks, a known user or a history, and what may be answered."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, json_schema_extra=ONE_ASKER)
 
     user_id: Id | None = None
     history: ItemIds | None = Field(None, description="item ids, oldest first; nothing is stored")
@@ -438,6 +451,23 @@ class PopularItems(BaseModel):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 311.0, "title": "Green tea"}]}]
+        }
+    )
+
+
+class TrendingQuery(PopularQuery):
+    categories: Categories = Field([], description="an item needs one of them")
+
+
+class TrendingItems(BaseModel):
+    """Items by how often they are used just now, most first: the score counts events, each half as much a week on."""
+
+    generation: str
+    items: list[ScoredItem]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 17.5, "title": "Green tea"}]}]
         }
     )
 

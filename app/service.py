@@ -19,6 +19,7 @@ from app.serving import Switch, generation_of
 from app.settings import Settings, StoreSettings
 from app.shelf import Shelf
 from app.stocking import Stocking
+from app.trends import Trending, Trends
 from app.users import Users
 from model.artifact import Artifact
 from storage.archive import archived_through_s
@@ -41,10 +42,15 @@ class Service:
     switch: Switch
     ingest: Ingest
     stocking: Stocking
+    trends: Trends
 
     @property
     def catalogue(self) -> Shelf:
         return self.switch.serving.catalogue
+
+    @property
+    def trending(self) -> Trending:
+        return self.switch.serving.trending
 
     @property
     def recommender(self) -> Recommender:
@@ -105,10 +111,14 @@ async def _serving(
     """One tenant, with a store of its own over the same data: what one does takes no turn from another."""
     store = await open_store(settings, generation_of(artifact))
     try:
-        switch = Switch(settings, artifact, store, engine_thread, metrics)
+        trends = Trends(store, settings.tenant)
+        switch = Switch(settings, artifact, store, engine_thread, metrics, trends)
         await switch.look()  # so that a process which joins never serves another model first
-        async with _in_the_background(switch.follow(), _sweep(store)):
-            yield Service(store, switch, Ingest(store, settings, metrics), Stocking(store, switch, settings.tenant))
+        ingest, stocking = Ingest(store, settings, metrics, trends), Stocking(store, switch, settings.tenant)
+        async with _in_the_background(switch.follow(), trends.follow(), _sweep(store)):
+            yield Service(store, switch, ingest, stocking, trends)
+        with suppress(StorageError):
+            await trends.tell()
     finally:
         await store.close()
 

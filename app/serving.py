@@ -14,6 +14,7 @@ from app.said import Said
 from app.schemas import ServedModel
 from app.settings import Settings
 from app.shelf import Shelf
+from app.trends import Trending, Trends
 from app.users import Users
 from model.artifact import Artifact, ArtifactError
 from model.engine import Engine
@@ -39,6 +40,7 @@ class Serving:
     generation: Generation
     catalogue: Shelf
     engine: Engine
+    trending: Trending
     recommender: Recommender
     users: Users
     model: ServedModel
@@ -51,12 +53,19 @@ class Switch:
     """
 
     def __init__(
-        self, settings: Settings, artifact: Artifact, store: UserStore, engine_thread: Executor, metrics: Metrics
+        self,
+        settings: Settings,
+        artifact: Artifact,
+        store: UserStore,
+        engine_thread: Executor,
+        metrics: Metrics,
+        trends: Trends,
     ) -> None:
         self._settings = settings
         self._store = store
         self._engine_thread = engine_thread
         self._metrics = metrics
+        self._trends = trends
         self._said = Said()
         self._one_at_a_time = asyncio.Lock()
         self._one_reads_items = asyncio.Lock()
@@ -181,6 +190,7 @@ class Switch:
 
     def _note_served(self) -> None:
         generation, named = self.serving.generation, self.serving.named
+        self._trends.count_types(generation.event_weights)
         state_bytes = generation.dtype.itemsize
         self._metrics.serve(self._settings.tenant, named.name, named.tag.hex(), state_bytes)
 
@@ -203,11 +213,13 @@ class Switch:
         model: ServedModel,
     ) -> Serving:
         store, tenant = self._store, self._settings.tenant
+        trending = Trending(self._trends, catalogue)
         return Serving(
             named=named,
             generation=generation,
             catalogue=catalogue,
             engine=engine,
+            trending=trending,
             recommender=Recommender(
                 named.name, generation, catalogue, engine, self._engine_thread, store, tenant, self._metrics
             ),

@@ -49,6 +49,7 @@ from storage.redis_layout import (
 )
 from storage.redis_requests import Commit, Part, Read, Request, UserFold, by_partition, fold_new
 from storage.redis_servers import MAX_CONNECTIONS, PAUSE_S, Command, Copies, RedisServers, failure_of, script_call
+from storage.redis_trends import ADD_TRENDS, RedisTrends
 from storage.rounds import Lanes
 from storage.state import Event, Generation, State, StateError
 from storage.store import (
@@ -65,6 +66,7 @@ from storage.store import (
     StorageUnavailable,
     Watched,
 )
+from storage.trends import Trends
 
 OLDEST_SERVER = (6, 2)
 OLDEST_WITH_WAITAOF = (7, 2)
@@ -105,6 +107,7 @@ class RedisStore:
         self.generations = RedisGenerations(self._usable_servers, keys, tenant)
         self._corrections = RedisCorrections(self)
         self._items = RedisItems(self._call, self._run, keys)
+        self._trends = RedisTrends(self._call, self._run, keys)
         self._tenant = tenant
         self._servers = servers
         self._keys = keys
@@ -323,6 +326,15 @@ class RedisStore:
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
         return await self._item_counts(tenant, types)
 
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        await self._usable_servers()
+        if trends:
+            await self._trends.add(tenant, trends)
+
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        await self._usable_servers()
+        return await self._trends.best(tenant, limit)
+
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         user = await self._root(tenant, user_id)
         is_new = await self._corrections.undo(self._keys.user(tenant, user_id), event_id)
@@ -451,7 +463,7 @@ class RedisStore:
         return values
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS):
+        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS, ADD_TRENDS):
             for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
                 if isinstance(reply, Exception) and not self._servers.is_cluster:
                     raise failure_of(reply) from reply
@@ -559,7 +571,10 @@ class RedisStore:
             state, was_fresh = await self._state(user, generation, head, stored, at_most)
         except _FarBehindError:
             if at_most is None:
-                raise
+                newest, stored = await self._stored(user, generation)
+                if newest == head:
+                    raise
+                return await self._fresh_value(user, generation, newest, stored)  # the user was erased meanwhile
             self._catch_up_apart(user, generation)
             return None
         value = generation.encode(state)

@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[Any, str | None]] = {
     "k of 1,001": ({"user_id": "ada", "k": 1_001}, "k"),
     "k as text": ({"user_id": "ada", "k": "5"}, "k"),
     "k as a boolean": ({"user_id": "ada", "k": True}, "k"),
-    "k as a float": ({"user_id": "ada", "k": 5.0}, "k"),
+    "k as a fraction": ({"user_id": "ada", "k": 5.5}, "k"),
     "NaN": ({"user_id": "ada", "k": float("nan")}, "k"),
     "explain as text": ({"user_id": "ada", "explain": "true"}, "explain"),
     "explain as a number": ({"user_id": "ada", "explain": 1}, "explain"),
