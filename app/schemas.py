@@ -254,6 +254,7 @@ class ScoredItem(TypedDict):
     item_id: str
     score: float
     title: NotRequired[str]
+    cold: NotRequired[bool]  # true: no model has learned the item, it is known from live events alone
     explanation: NotRequired[Explanation]
 
 
@@ -262,7 +263,7 @@ class NamedItem(TypedDict):
     title: NotRequired[str]
 
 
-Source = Literal["personalised", "popular", "similar"]
+Source = Literal["personalised", "popular", "blended", "similar"]
 
 
 class Recommendations(TypedDict):
@@ -557,6 +558,7 @@ class ServedModel(BaseModel):
     tag: str
     device: str
     items: int
+    state_bytes: int = Field(description="what is kept of one user, however long the history")
     config: dict[str, Any]
     metrics: dict[str, Any]
 
@@ -568,6 +570,7 @@ class ServedModel(BaseModel):
                     "tag": "9f86d081884c7d65",
                     "device": "cpu",
                     "items": 240,
+                    "state_bytes": 3496,
                     "config": {"model": {"preset": "lisa-mini", "width": 128}},
                     "metrics": {"hr_at_10_full": 0.26},
                 }
