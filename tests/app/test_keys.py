@@ -470,7 +470,7 @@ class TestWithoutKeys:
             {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"},
             {"host": "127.0.0.1:8000", "origin": "null"},
             {"host": "127.0.0.1:8000", "sec-fetch-site": "cross-site"},
-            {"host": "[::1", "origin": "http://[::1"},
+            {"host": "[::1", "origin": "http://evil.example"},
         ],
     )
     def test_pages_of_others_may_do_nothing(self, shared_client: Client, headers: dict[str, str]) -> None:
