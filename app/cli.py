@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.console import Console
@@ -64,15 +64,22 @@ ArchiveDirOption = Annotated[
 ]
 
 
-def _address(text: str) -> tuple[str, int]:
+class Address(NamedTuple):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+
+def _address(text: str) -> Address:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise typer.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:9464")
-    return host, int(port)
+    return Address(host, int(port))
 
 
 MetricsOption = Annotated[
-    tuple[str, int] | None, typer.Option(parser=_address, help="Answer Prometheus here.", metavar="HOST:PORT")
+    Address | None, typer.Option(parser=_address, help="Answer Prometheus here.", metavar="HOST:PORT")
 ]
 
 
@@ -409,7 +416,7 @@ def archive(
         settings = settings.model_copy(update={"redis_url": None})
     numbers = ArchiverMetrics()
     if metrics is not None:
-        numbers.listen(*metrics)
+        numbers.listen(metrics.host, metrics.port)
     run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or _say, numbers)
 
 
@@ -455,7 +462,7 @@ def retrain(
     plan = retraining.Plan(preset, epochs, min_events, max_events, max_loss)
     numbers = TrainerMetrics()
     if metrics is not None:
-        numbers.listen(*metrics)
+        numbers.listen(metrics.host, metrics.port)
     outcome = retraining.run(settings, plan, every, console, numbers)
     if outcome.outcome == "refused":
         raise typer.Exit(3)
