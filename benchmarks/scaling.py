@@ -36,7 +36,7 @@ from storage.archive_events import ArchivedEvents
 REQUEST_TIMEOUT_S = 60.0
 SHOWN_FAILURES = 10
 ARCHIVED_WITHIN_S = 60.0
-REST_S = 15.0  # Prometheus looks every 10 s
+REST_S = 60.0  # else nearly all of the time would go into starting replicas
 
 console = Console()
 
