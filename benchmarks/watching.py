@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import yaml
 
-from benchmarks.running import free_port
+from benchmarks.running import free_port, wait_until_ready
 from benchmarks.topology import ROOT, Topology, program
 
 ARCHIVE = "archive"
@@ -87,6 +87,10 @@ def watched(
             for name, command in commands.items():
                 with (directory / f"{name}.log").open("ab") as log:
                     processes.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
+            addresses = {"archive": archiver, "trainer": trainer, "prometheus": listening}
+            for name, process in zip(commands, processes, strict=True):
+                path = "/-/ready" if name == "prometheus" else "/metrics"
+                wait_until_ready(f"http://{addresses[name]}", process, path)
             yield Prometheus(f"http://{listening}")
         finally:
             for process in processes:
