@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,27 +74,29 @@ class Costs:
 def measured(model: Path, items: int, rate: float, seconds: float) -> Costs:
     with of_size(model, items, "trained", 1, on_redis=True) as service, closing(Bench(service)) as bench:
         assert service.redis_url is not None
-        posted = USERS * HISTORY
-        before = _used_bytes(service.redis_url)
         row = bench.measure(rate, seconds)
         if row.errors:
             raise RuntimeError(f"the service does not keep up with {rate:g} recommendations/s: {row.errors}")
-        added = round(row.events_per_s * row.seconds)
-        event_bytes = (_used_bytes(service.redis_url) - before) / added
+        events = USERS * HISTORY + round(row.events_per_s * row.seconds)
+        kept = _bytes_in_redis(service.redis_url)
         return Costs(
             service_us=row.service_us,
             redis_us=row.redis_us,
             process_bytes=row.resident_mb[0] * 2**20,
-            user_bytes=(before - posted * event_bytes) / USERS,
-            event_bytes=event_bytes,
-            archived_event_bytes=_archived_bytes(service.redis_url) / (posted + added),
+            user_bytes=(kept["head"] + kept["state"]) / USERS,
+            event_bytes=(kept["log"] + kept["index"]) / events,
+            archived_event_bytes=_archived_bytes(service.redis_url) / events,
         )
 
 
-def _used_bytes(url: str) -> int:
-    with redis.Redis.from_url(url) as client:
-        told: Any = client.info("memory")
-        return int(told["used_memory"])
+def _bytes_in_redis(url: str) -> Counter[str]:
+    """MEMORY USAGE of all keys of a kind, as storage/redis_layout.py names them."""
+    kept: Counter[str] = Counter()
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        for key in client.scan_iter(count=1_000):
+            told: Any = client.memory_usage(key, samples=0)
+            kept[key.split("}:")[-1].split(":")[0]] += told
+    return kept
 
 
 def _archived_bytes(url: str) -> int:
@@ -166,7 +169,7 @@ def sizes_table(costs: dict[int, Costs]) -> Table:
 
 def main(
     model: Annotated[Path, typer.Option(help="Trained model.")],
-    rate: Annotated[float, typer.Option(min=1, help="Recommendations per second while measuring.")] = 200.0,
+    rate: Annotated[float, typer.Option(min=1, help="Recommendations per second while measuring.")] = 500.0,
     seconds: Annotated[float, typer.Option(min=1, help="For each size of the catalogue.")] = 15.0,
 ) -> None:
     costs = {}
