@@ -117,6 +117,10 @@ class RedisServer:
             return isinstance(exc, redis.exceptions.AuthenticationError)
         return True
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
