@@ -119,12 +119,15 @@ class RedisCorrections:
     async def _erase(self, user: User, way: Sequence[User]) -> None:
         """Forget the user, and before that everybody who has become them, also meanwhile; not those on the way."""
         while True:
-            for alias in await self._aliases(user, way):
-                await self._erase(alias, way)
+            for alias in await self._members(user):
+                if alias not in way and await self._leads(alias, user):
+                    await self._erase(alias, way)
             await self._store._erase(user)
-            if not await self._aliases(user, way):
+            gone = await self._members(user)
+            if not any([alias not in way and await self._leads(alias, user) for alias in gone]):
                 break
-        await self._forget_aliases(user, way)
+        if gone:
+            await self._store._call("SREM", user.aliases, *(alias.user_id for alias in gone))
         await self._require_copies(user)
 
     async def _way(self, user: User) -> list[User]:
@@ -138,17 +141,8 @@ class RedisCorrections:
             way.append(self._target(way[-1], head))
         return way
 
-    async def _aliases(self, user: User, way: Sequence[User]) -> list[User]:
-        """Who has become the user, without those on the way."""
-        return [alias for alias in await self._members(user) if alias not in way and await self._leads(alias, user)]
-
-    async def _forget_aliases(self, user: User, way: Sequence[User] = ()) -> None:
-        """Let go of the ids of who was erased, and of those on the way, who are about to be."""
-        gone = [alias for alias in await self._members(user) if alias in way or not await self._leads(alias, user)]
-        if gone:
-            await self._store._call("SREM", user.aliases, *(alias.user_id for alias in gone))
-
     async def _members(self, user: User) -> list[User]:
+        """Of the user's aliases."""
         members = sorted(await self._store._call("SMEMBERS", user.aliases))
         return [self._store._keys.user(user.tenant, user_id.decode()) for user_id in members]
 
@@ -194,7 +188,8 @@ class RedisCorrections:
             visitors_value = await self._head(visitor)
             head = Head.of(visitors_value)
             if (head.move, head.newest) != (Move.DECIDED, decided.newest):
-                await self._forget_aliases(direct)
+                if head.move is None:
+                    await self._store._call("SREM", direct.aliases, visitor.user_id)
                 return
             if await self._append_lacking(target, value, seq, log):
                 await self._require_copies(target)  # or a failover would leave a visitor who is done, and nowhere

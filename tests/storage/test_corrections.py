@@ -35,6 +35,14 @@ NEWER = make_newer()
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture
+def quick_server() -> Iterator[RedisServer]:
+    """One that syncs nothing."""
+    server = new_server("redis-server", "--appendonly", "no")
+    yield server
+    server.stop()
+
+
 async def log_of(store: UserStore, user_id: str) -> list[Event]:
     return [entry.event for entry in await store.events("main", user_id, limit=1_000_000)]
 
@@ -267,9 +275,9 @@ class TestKilled:
 
         asyncio.run(law())
 
-    def test_an_erasure_that_ends_before_any_step_is_finished_by_erasing_again(self, tmp_path: Path) -> None:
+    def test_an_erasure_that_ends_before_any_step_is_finished_by_erasing_again(self, quick_server: RedisServer) -> None:
         """By the name that it was asked for, which became another one, which became the user, as did a fourth."""
-        address = new_address("redis-server", tmp_path)
+        address = f"redis:{quick_server.new_address()}"
 
         async def law() -> None:
             for step in range(100):
@@ -285,6 +293,8 @@ class TestKilled:
                     for name in users:
                         assert await log_of(store, name) == []
                         assert await store.states("main", [name], GENERATION) == [None]
+                    left = [key + quick_server.client.dump(key) for key in quick_server.client.keys("*:main/*")]
+                    assert not any(name.encode() in one for one in left for name in users)
                 if not died:
                     assert step > 8
                     return
@@ -295,13 +305,6 @@ class TestKilled:
 
 class TestOvertaken:
     """A merge and an erasure meet, at any step of either: one of them was first."""
-
-    @pytest.fixture
-    def quick_server(self) -> Iterator[RedisServer]:
-        """One that syncs nothing."""
-        server = new_server("redis-server", "--appendonly", "no")
-        yield server
-        server.stop()
 
     @pytest.mark.parametrize("has_events", [True, False], ids=["", "the user has no events"])
     @pytest.mark.parametrize("slower", ["merge", "erase"])
