@@ -6,7 +6,6 @@ load generator share one machine, and each is charged for: CPU time of all three
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -27,7 +26,7 @@ import numpy as np
 import redis
 
 from app import enlarged
-from app.load import NO_ANSWER, Address, Due, Load, Outcome
+from app.load import NO_ANSWER, Address, Due, Load, Outcome, get, post
 from app.uuid7 import uuid7
 from model import artifact
 
@@ -127,7 +126,7 @@ class Bench:
         self._random = random.Random(1)  # noqa: S311  # nothing secret
         self._load = Load(service.addresses, connections * len(service.addresses))
         # a few at a time: the service is to learn them, not to show what it can do
-        self._load.run(Due(n / 50, EVENTS, _post("/v1/events", events)) for n, events in enumerate(self._histories()))
+        self._load.run(Due(n / 50, EVENTS, post("/v1/events", events)) for n, events in enumerate(self._histories()))
 
     def close(self) -> None:
         self._load.close()
@@ -178,9 +177,9 @@ class Bench:
         while at_s < seconds:
             user = f"user-{self._random.randrange(USERS)}"
             path = f"/v1/users/{user}/recommendations"
-            yield Due(at_s, RECOMMENDATIONS, f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
+            yield Due(at_s, RECOMMENDATIONS, get(path))
             if self._random.random() < EVENTS_PER_RECOMMENDATION:
-                yield Due(at_s, EVENTS, _post("/v1/events", self._event(user)))
+                yield Due(at_s, EVENTS, post("/v1/events", self._event(user)))
             at_s += self._random.expovariate(rate)
 
     def _histories(self) -> Iterator[list[dict[str, str]]]:
@@ -206,12 +205,6 @@ class Bench:
         texts = [httpx.get(url, timeout=STOP_WITHIN_S).text for url in urls]
         found = [re.search(rf"^{metric} (\S+)$", text, re.MULTILINE) for text in texts]
         return [float(one[1]) if one else 0.0 for one in found]
-
-
-def _post(path: str, body: object) -> bytes:
-    content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    return f"{head}\r\n\r\n".encode() + content
 
 
 @contextmanager

@@ -7,6 +7,7 @@ service where both run on one machine.
 
 from __future__ import annotations
 
+import json
 import select
 import socket
 import time
@@ -173,3 +174,15 @@ class _Connection:
 
 def _content_length(head: bytes) -> int:
     return int(head.lower().partition(b"\r\ncontent-length:")[2].split(b"\r", 1)[0] or 0)
+
+
+def get(path: str) -> bytes:
+    """A request."""
+    return f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
+
+
+def post(path: str, body: object) -> bytes:
+    """A request with a JSON body."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    return f"{head}\r\n\r\n".encode() + content

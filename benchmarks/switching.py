@@ -1,9 +1,10 @@
 """Whether clients notice that another model goes live: requests that fail while a generation is rebuilt and switched.
 
-Events and requests for recommendations arrive at fixed rates at every replica itself, so that no load balancer hides a
-failure. Meanwhile the other model is rebuilt, with one kill -9 in between, activated, taken back and activated again,
-by the command line. No request may fail, every replica must follow, and in the end the states of every user, of both
-generations, must be the fold of the log: exit status 1 where that is not so.
+Events and requests for recommendations arrive at fixed rates, whatever the answers do, at every replica itself, so
+that no load balancer hides a failure. Latencies count from when a request was due. Meanwhile the other model is
+rebuilt, with one kill -9 in between, activated, taken back and activated again, by the command line. No request may
+fail, every replica must follow, and in the end the states of every user, of both generations, must be the fold of the
+log: exit status 1 where that is not so.
 
     python -m benchmarks.switching --model models/may --other models/june              # two replicas on Redis
     python -m benchmarks.switching --model models/may --other models/june --no-redis   # one process on SQLite
@@ -15,18 +16,21 @@ import asyncio
 import random
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import merge
+from itertools import count, takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import httpx
 import numpy as np
 import typer
 from rich.console import Console
 
+from app.load import Due, Load, Outcome, get, post
 from app.service import open_store
 from app.serving import generation_of
 from app.settings import StoreSettings
@@ -37,120 +41,88 @@ from model import artifact
 
 USERS = 500
 BATCH = 10
-MAX_UNDER_WAY = 64  # what arrives beyond that is turned away at the gate, so that a slow machine is not drowned
-REQUEST_TIMEOUT_S = 60.0
+CONNECTIONS = 64
 GIVE_UP_S = 60.0
-SHOWN_FAILURES = 10
+EVENTS, RECOMMENDATIONS = "events", "recommendations"
 
 console = Console()
 
 
 @dataclass
 class Tally:
-    """What became of the requests."""
+    """What became of the requests, by what they asked for."""
 
-    latencies_ms: list[float] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
-    sources: Counter[str] = field(default_factory=Counter)  # of recommendations: model and source
-    accepted: int = 0
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
     elapsed_s: float = 0.0
     followed_s: list[float] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> int:
+        """Events; no request holds one twice, so an answer of 200 took all of its."""
+        return BATCH * self.outcomes[EVENTS].statuses[200] if EVENTS in self.outcomes else 0
+
+    @property
+    def failed(self) -> int:
+        return sum(times for one in self.outcomes.values() for status, times in one.statuses.items() if status != 200)
 
 
 @dataclass
 class Rates:
-    """Of arrivals in a second, while few enough are under way."""
+    """Of arrivals in a second."""
 
     events: int
     recommendations: int
 
 
-class Load:
-    """Requests to every replica in turn, as they arrive."""
+def arrivals(item_ids: list[str], rates: Rates, is_over: threading.Event) -> Iterator[Due]:
+    """Requests until it is over, as evenly spread as they can be."""
+    rng = random.Random(0)
 
-    def __init__(self, urls: list[str], item_ids: list[str], client: httpx.AsyncClient) -> None:
-        self.tally = Tally()
-        self._urls = urls
-        self._item_ids = item_ids
-        self._client = client
-        self._random = random.Random(0)
-        self._sent: set[asyncio.Task[None]] = set()
-
-    async def run(self, rates: Rates, until: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as arrivals:
-            arrivals.create_task(self._arrive(self._post_events, rates.events / BATCH, until))
-            arrivals.create_task(self._arrive(self._recommend, rates.recommendations, until))
-        if self._sent:
-            await asyncio.wait(self._sent)
-
-    async def _arrive(
-        self, send: Callable[[str], Coroutine[Any, Any, None]], per_s: float, until: asyncio.Event
-    ) -> None:
-        begin_s = time.perf_counter()
-        number = 0
-        while not until.is_set():
-            while number <= (time.perf_counter() - begin_s) * per_s:
-                number += 1
-                if len(self._sent) < MAX_UNDER_WAY:
-                    task = asyncio.create_task(send(self._urls[number % len(self._urls)]))
-                    self._sent.add(task)
-                    task.add_done_callback(self._sent.discard)
-            await asyncio.sleep(0.5 / per_s)
-
-    async def _post_events(self, url: str) -> None:
-        events = [
-            {"event_id": uuid7(), "user_id": self._user_id(), "item_id": self._random.choice(self._item_ids)}
-            for _ in range(BATCH)
-        ]
-        answer = await self._send("POST", f"{url}/v1/events", json=events)
-        if answer is not None:
-            self.tally.accepted += answer.json()["accepted"]
-
-    async def _recommend(self, url: str) -> None:
-        answer = await self._send("GET", f"{url}/v1/users/{self._user_id()}/recommendations")
-        if answer is not None:
-            self.tally.sources[f"{answer.json()['generation']}, {answer.json()['source']}"] += 1
-
-    def _user_id(self) -> str:
+    def user_id() -> str:
         """Half of all of ten hot users."""
-        return f"user-{self._random.randrange(10 if self._random.random() < 0.5 else USERS)}"
+        return f"user-{rng.randrange(10 if rng.random() < 0.5 else USERS)}"
 
-    async def _send(self, method: str, url: str, json: object = None) -> httpx.Response | None:
-        begin_s = time.perf_counter()
-        try:
-            answer = await self._client.request(method, url, json=json)
-            failure = None if answer.is_success else f"{method}: {answer.status_code} {answer.text}"
-        except httpx.TransportError as exc:
-            failure = f"{method}: {exc!r}"
-        self.tally.latencies_ms.append((time.perf_counter() - begin_s) * 1e3)
-        if failure is not None:
-            self.tally.failures[failure] += 1
-            return None
-        return answer
+    def events(at_s: float) -> Due:
+        batch = [{"event_id": uuid7(), "user_id": user_id(), "item_id": rng.choice(item_ids)} for _ in range(BATCH)]
+        return Due(at_s, EVENTS, post("/v1/events", batch))
+
+    def question(at_s: float) -> Due:
+        return Due(at_s, RECOMMENDATIONS, get(f"/v1/users/{user_id()}/recommendations"))
+
+    yield from takewhile(
+        lambda _: not is_over.is_set(),
+        merge(
+            (events(number * BATCH / rates.events) for number in count()),
+            (question(number / rates.recommendations) for number in count()),
+            key=lambda due: due.at_s,
+        ),
+    )
 
 
 async def measure(running: Topology, model: Path, other: Path, rates: Rates, pause_s: float) -> Tally:
     """Switch forth, back and forth under load."""
-    urls = [f"http://{replica.address}:{running.replica_port}" for replica in running.replicas]
-    limits = httpx.Limits(max_connections=2 * MAX_UNDER_WAY)
-    async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, limits=limits) as client:
-        load = Load(urls, artifact.load(model).items.ids, client)
-        done = asyncio.Event()
+    addresses = [(str(replica.address), running.replica_port) for replica in running.replicas]
+    urls = [f"http://{host}:{port}" for host, port in addresses]
+    tally, is_over = Tally(), threading.Event()
+    load = Load(addresses, CONNECTIONS)
+    async with httpx.AsyncClient() as client:
         begin_s = time.perf_counter()
-        arriving = asyncio.create_task(load.run(rates, done))
+        due = arrivals(artifact.load(model).items.ids, rates, is_over)
+        loading = asyncio.create_task(asyncio.to_thread(load.run, due))
         try:
             await asyncio.sleep(pause_s)
             await _killed_rebuild(running, other, pause_s)
             await asyncio.to_thread(lisarec, running, "rebuild", "--model", str(other))
             for name in (other.name, model.name, other.name):
                 await asyncio.to_thread(lisarec, running, "activate", name, "--models-dir", str(other.parent))
-                load.tally.followed_s.append(await _all_serve(client, urls, name))
+                tally.followed_s.append(await _all_serve(client, urls, name))
                 await asyncio.sleep(pause_s)
         finally:
-            done.set()
-            await arriving
-    load.tally.elapsed_s = time.perf_counter() - begin_s
-    return load.tally
+            is_over.set()
+            tally.outcomes = await loading
+            load.close()
+    tally.elapsed_s = time.perf_counter() - begin_s
+    return tally
 
 
 def command(running: Topology, *arguments: str) -> list[str]:
@@ -220,19 +192,17 @@ def main(
     with topology(model, 2 if redis else 1, redis=redis) as running:
         tally = asyncio.run(measure(running, model, other, Rates(events, recommendations), pause_s))
         wrong = asyncio.run(wrong_states(running, [model, other], tally.accepted))
-    p50, p99, worst = np.percentile(tally.latencies_ms, [50, 99, 100])
-    requests, failed, accepted = len(tally.latencies_ms), sum(tally.failures.values()), tally.accepted
-    console.print(f"{requests:,} requests, {failed} failed; {accepted:,} events accepted")
-    per_s = accepted / tally.elapsed_s, tally.sources.total() / tally.elapsed_s
-    console.print(f"in a second: {per_s[0]:,.0f} events, {per_s[1]:,.0f} recommendations")
-    console.print(f"latency: p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {worst:.0f} ms")
-    console.print(f"answers by model and source: {dict(sorted(tally.sources.items()))}", highlight=False)
+    for kind, outcome in sorted(tally.outcomes.items()):
+        p50, p99, worst = np.percentile(outcome.latencies_ms or [np.nan], [50, 99, 100])
+        statuses = ", ".join(f"{times:,} of {status or 'no answer'}" for status, times in outcome.statuses.items())
+        console.print(f"{kind}: {statuses}; p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {worst:.0f} ms", highlight=False)
+    console.print(
+        f"in {tally.elapsed_s:,.0f} s {tally.accepted:,} events, {tally.accepted / tally.elapsed_s:,.0f} in a second"
+    )
     followed = ", ".join(f"{seconds:.2f}" for seconds in tally.followed_s)
     console.print(f"every replica followed within, after 'lisarec activate' had ended: {followed} s")
     console.print(f"states that are not the fold of the log, of both models: {len(wrong)}")
-    for failure, times in tally.failures.most_common(SHOWN_FAILURES):
-        console.print(f"{times} times {failure}", highlight=False, markup=False)
-    if tally.failures or wrong:
+    if tally.failed or wrong:
         raise typer.Exit(1)
 
 

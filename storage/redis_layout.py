@@ -21,6 +21,7 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version that said something of them last
   PREFIX:{items:TENANT}:title           hash    item id -> what was said last; the same for :categories, a JSON array,
                                                 and :available, 0 or 1
+  PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
   PREFIX:generations                    hash    TAG -> name of its model directory
   PREFIX:live:TAG                       string  there, for a while, as long as some process serves or builds it
   PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
@@ -317,6 +318,9 @@ class Keyspace:
 
     def items(self, tenant: str) -> "ItemKeys":
         return ItemKeys(f"{self._prefix}:{{items:{quote(tenant, safe='')}}}")
+
+    def trends(self, tenant: str) -> str:
+        return f"{self.items(tenant).place}:trends"
 
     def states_pattern(self, tenant: str, tag: bytes) -> str:
         """Of SCAN: every state of the generation that is the tenant's."""

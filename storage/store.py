@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from storage.state import Event, Generation
+from storage.trends import Trends
 
 MAIN_TENANT = "main"
 
@@ -254,6 +255,14 @@ class UserStore(Protocol):
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
         """How many logged events of these types each item has; of a long log, of its archive and its newest entries."""
+        ...
+
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        """Let these add to the items' trends, in one step or a few; what is done again counts again."""
+        ...
+
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        """The items with the highest trends, highest first."""
         ...
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
