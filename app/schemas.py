@@ -274,6 +274,7 @@ class Recommendations(TypedDict):
     generation: str
     source: Source
     items: list[ScoredItem]
+    experiment: NotRequired[str]
     because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]
 
 
@@ -571,6 +572,40 @@ class ServedModel(BaseModel):
                     "items": 240,
                     "config": {"model": {"preset": "lisa-mini", "width": 128}},
                     "metrics": {"hr_at_10_full": 0.26},
+                }
+            ]
+        }
+    )
+
+
+class PlaceStats(BaseModel):
+    """Of one place of the lists that one generation made, in one experiment or outside of any."""
+
+    generation: str
+    experiment: str | None
+    place: int = Field(description="from 1 to 20")
+    shown: int = Field(description="lists that were as long")
+    events: dict[str, int] = Field(description="by type, what was posted with the list's recommendation_id")
+
+
+class Stats(BaseModel):
+    """What came of recommendations: of all processes, some seconds ago, since the data were begun."""
+
+    places: list[PlaceStats]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "places": [
+                        {
+                            "generation": "shop",
+                            "experiment": None,
+                            "place": 1,
+                            "shown": 1200,
+                            "events": {"click": 96, "purchase": 7},
+                        }
+                    ]
                 }
             ]
         }

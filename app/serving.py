@@ -216,8 +216,11 @@ class Switch:
 
     def _take(self, serving: Serving) -> None:
         """The one assignment that a change is."""
-        self.serving = serving
+        self.serving, weights = serving, serving.generation.event_weights
         serving.newcomers.serve(serving.catalogue, serving.engine, serving.cold)
+        self._live.clicks.serve(
+            serving.named.tag, serving.named.name, "", [kind for kind, weight in weights.items() if weight > 0]
+        )
         self._live.newcomers = [serving.newcomers] if len(serving.artifact.items) else []
 
     def _note_served(self) -> None:
@@ -285,6 +288,7 @@ class Switch:
             self._store,
             self._settings.tenant,
             self._metrics,
+            self._live.clicks,
         )
 
 
