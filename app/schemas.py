@@ -624,6 +624,35 @@ class Activated(BaseModel):
     )
 
 
+MAX_ARMS = 8
+Share = Annotated[float, Field(gt=0, le=1_000_000)]
+
+
+class Experiment(Closed):
+    """Generations that are live at the same time, each for its share of the users; shares need not add up to 1."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
+    )
+
+    name: Id = Field(description="another name mixes the users anew")
+    shares: Annotated[dict[Id, Share], Field(min_length=2, max_length=MAX_ARMS)] = Field(
+        description="by the name of the model"
+    )
+
+
+class Experiments(BaseModel):
+    """The experiment that every process goes by within a second or so."""
+
+    experiment: Experiment | None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"experiment": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}}]
+        }
+    )
+
+
 class Health(BaseModel):
     """What a load balancer asks for; the status code says it all."""
 

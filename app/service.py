@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from app.experiments import Split
 from app.ingest import Ingest
 from app.keys import Keyring
 from app.live import Live
@@ -52,8 +53,8 @@ class Service:
         return self.switch.serving.trending
 
     @property
-    def recommender(self) -> Recommender:
-        return self.switch.serving.recommender
+    def recommender(self) -> Recommender | Split:
+        return self.switch.recommender
 
     @property
     def users(self) -> Users:
