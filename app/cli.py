@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -24,7 +24,18 @@ from rich.progress import (
 )
 
 from app.logs import LogFormat
-from model.config import PRESETS, Config, DataCard, Protocol, SeenRule, TrainOn
+from model.config import (
+    EVENT_WEIGHTS,
+    MECHANISMS,
+    PAPER,
+    PRESETS,
+    Config,
+    DataCard,
+    MechanismRecipe,
+    Protocol,
+    SeenRule,
+    TrainOn,
+)
 from model.config import preset as preset_of
 
 if TYPE_CHECKING:
@@ -79,11 +90,21 @@ def _known_preset(name: str) -> str:
     return name
 
 
+def _known_preset_or_mechanism(name: str) -> str:
+    return name if name in MECHANISMS else _known_preset(name)
+
+
 @cli.command()
 def train(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Model directory to write.", metavar="DIR")],
-    preset: Annotated[str, typer.Option(help="Shape and training settings.", callback=_known_preset)] = "lisa-mini",
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="Shape and training settings; docs/mechanisms.md has those that are compared, not served.",
+            callback=_known_preset_or_mechanism,
+        ),
+    ] = "lisa-mini",
     protocol: Annotated[Protocol, typer.Option(help="What to hold out for this protocol's test.")] = "loo_full",
     train_on: Annotated[TrainOn, typer.Option(help="'all' leaves nothing to evaluate; for production.")] = "train",
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
@@ -104,39 +125,60 @@ def train(
             help="Type whose items do not count as seen: so they may be shown again; repeatable.", metavar="TYPE"
         ),
     ] = None,
+    codes_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the codes of this model, as one of --preset transformer-codes: the paper's codebook migration.",
+            metavar="DIR",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed and number of threads give the same model.")] = 0,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
 ) -> None:
     """Train a model on a data directory."""
     from app.training_progress import TrainingProgress
+    from model.mechanisms import train as mechanisms
     from model.train import train as train_model
 
-    shape, training = preset_of(preset)
+    if preset in MECHANISMS and lift is not None:
+        raise typer.BadParameter("mechanisms that are compared lift nothing; leave out --lift")
+    if preset in PRESETS and codes_from is not None:
+        raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
+    training = PAPER if preset in MECHANISMS else preset_of(preset)[1]
     chosen = {"epochs": epochs or training.epochs, "lift_strength": lift, "seed": seed}
     training = training.model_copy(update=chosen)
     card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
-    config = _with_event_types(Config(model=shape, training=training, data=card), event_weight or (), unseen or ())
+    kinds = _event_types(event_weight or (), unseen or ())
     try:
         with TrainingProgress(training.epochs, console) as progress:
-            artifact = train_model(data, out, config, device=device, resume=resume, progress=progress)
+            if preset in MECHANISMS:
+                recipe = MechanismRecipe(model=MECHANISMS[preset], training=training, data=card, **kinds)
+                compared = mechanisms.train(
+                    data, out, recipe, codes_from=codes_from, device=device, resume=resume, progress=progress
+                )
+                then = f"generation {compared.tag}; try 'lisarec evaluate --model {out} --data {data}'"
+            else:
+                config = Config(model=preset_of(preset)[0], training=training, data=card, **kinds)
+                served = train_model(data, out, config, device=device, resume=resume, progress=progress)
+                then = f"{len(served.items):,} items, generation {served.tag}; try 'lisarec serve --model {out}'"
     except KeyboardInterrupt:
         _say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None
-    _say(f"{out}: {len(artifact.items):,} items, generation {artifact.tag}; try 'lisarec serve --model {out}'")
+    _say(f"{out}: {then}")
 
 
-def _with_event_types(config: Config, weights: Sequence[str], unseen: Sequence[str]) -> Config:
+def _event_types(weights: Sequence[str], unseen: Sequence[str]) -> dict[str, Any]:
     """What the command line says of event types, beside what holds for the others."""
     from pydantic import ValidationError
 
     given = [text.partition("=") for text in weights]
+    said = {
+        "event_weights": EVENT_WEIGHTS | {name: weight for name, _, weight in given},
+        "unseen_types": tuple(sorted(set(unseen))),
+    }
     try:
-        said = {
-            "event_weights": config.event_weights | {name: weight for name, _, weight in given},
-            "unseen_types": tuple(sorted(set(unseen))),
-        }
-        return Config.model_validate(config.model_dump() | said)
+        return Config.model_validate(said).model_dump(include=set(said))
     except ValidationError as exc:
         raise typer.BadParameter(f"{exc.errors()[0]['msg']}; give TYPE=WEIGHT, as purchase=3") from exc
 
@@ -166,8 +208,8 @@ def evaluate(
     """Measure a model on the events held out of its data."""
     from app.quality_page import write_page
     from app.quality_table import baselines_table, metrics_table
-    from model.artifact import load
     from model.baselines import GRIDS
+    from model.evaluate import Compared, load
     from model.evaluate import evaluate as evaluate_models
     from model.sequential import NEURAL_GRIDS
 
@@ -178,6 +220,9 @@ def evaluate(
     chosen = {*(GRIDS if baselines else ()), *(baseline or ())}
     grids = {name: grid for name, grid in every_grid.items() if name in chosen}
     loaded = [load(directory) for directory in model]
+    first = loaded[0]
+    if report is not None and isinstance(first, Compared):
+        raise typer.BadParameter("pages are written of models that are served; leave out --report, or see --json")
     with console.status("reading") as status:
         found = evaluate_models(loaded, data, protocol, seen, grids, status.update)
     numbers = found.to_json()
@@ -185,8 +230,8 @@ def evaluate(
         json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     if ranks is not None:
         found.write_ranks(ranks)
-    if report is not None:
-        _say(f"{write_page(report, found, loaded[0])} is ready; open it in a browser")
+    if report is not None and not isinstance(first, Compared):
+        _say(f"{write_page(report, found, first)} is ready; open it in a browser")
     console.print(metrics_table(numbers))
     if grids:
         console.print(baselines_table(numbers))

@@ -559,6 +559,7 @@ class ServedModel(BaseModel):
     tag: str
     device: str
     items: int
+    state_bytes: int = Field(description="what is kept of one user, however long the history")
     config: dict[str, Any]
     metrics: dict[str, Any]
 
@@ -570,6 +571,7 @@ class ServedModel(BaseModel):
                     "tag": "9f86d081884c7d65",
                     "device": "cpu",
                     "items": 240,
+                    "state_bytes": 3496,
                     "config": {"model": {"preset": "lisa-mini", "width": 128}},
                     "metrics": {"hr_at_10_full": 0.26},
                 }

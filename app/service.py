@@ -1,6 +1,7 @@
 """What one running process holds, and how it comes up and goes down."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -23,6 +24,7 @@ from app.stocking import Stocking
 from app.trends import Trending
 from app.users import Users
 from model.artifact import Artifact
+from storage.archive import archived_through_s
 from storage.redis import RedisStore
 from storage.redis_servers import Copies
 from storage.sqlite import SQLiteStore
@@ -147,8 +149,12 @@ async def _sweep(store: UserStore) -> None:
 
 async def _sample(services: Services) -> None:
     """Again and again, as a worker is rarely the one that is asked for its numbers."""
+    archive_dir = services.settings.archive_dir
     while True:
         services.sample()
+        through_s = None if archive_dir is None else await asyncio.to_thread(archived_through_s, archive_dir)
+        if through_s is not None:
+            services.metrics.note_log_lag(time.time() - through_s)
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 

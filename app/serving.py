@@ -335,7 +335,7 @@ class Switch:
             trending=trending,
             recommender=self._recommender(name, generation, catalogue, engine, trending),
             users=Users(name, generation, catalogue, store, tenant),
-            model=_served_model(self._settings, artifact, name),
+            model=_served_model(self._settings, artifact, name, generation.dtype.itemsize),
         )
         return serving if self._assigned.of(generation.tag) is NONE else self._with_assigned(serving)
 
@@ -400,12 +400,13 @@ def generation_of(artifact: Artifact) -> Generation:
     )
 
 
-def _served_model(settings: Settings, artifact: Artifact, name: str) -> ServedModel:
+def _served_model(settings: Settings, artifact: Artifact, name: str, state_bytes: int) -> ServedModel:
     return ServedModel(
         generation=name,
         tag=artifact.tag,
         device=settings.device,
         items=len(artifact.items),
+        state_bytes=state_bytes,
         config=artifact.config.model_dump(mode="json"),
         metrics=artifact.metrics,
     )

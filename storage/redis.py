@@ -710,7 +710,10 @@ class RedisStore:
         if undecided:
             self._look_up_apart(undecided)
         commits = [_received(together, folds) for together in ready]
-        fold_new(serving, [fold for commit in commits for fold in commit.folds.values()])
+        new_folds = [fold for commit in commits for fold in commit.folds.values()]
+        if any(fold.is_corrected for fold in new_folds):  # a back-up is being restored
+            await self._corrections.raise_layout()
+        fold_new(serving, new_folds)
         again: list[Part] = []
         on_the_way: list[Part] = []
         for commit, reply in zip(commits, await self._send(commits), strict=True):
@@ -856,7 +859,7 @@ class RedisStore:
         """Of each commit, what becomes of its changes, or why nothing does."""
         # One without changes only has what was logged before, but perhaps not copied before somebody was told so.
         changes = {commit.partition: commit.changes for commit in commits}
-        is_copied = self._servers.copies.replicas > 0
+        is_copied = self._servers.copies.are_wanted
         sent = {partition: of_users for partition, of_users in changes.items() if of_users or is_copied}
         # One server does all in one call; in a cluster each partition may be elsewhere.
         calls = [{one: sent[one]} for one in sent] if self._servers.is_cluster else [sent] if sent else []

@@ -205,7 +205,8 @@ class SQLiteStore:
             elif user.folded_seq < user.newest_seq:
                 caught_up.append(FoldedState(tenant, user_id, user.newest_seq, user.value))
         if caught_up:
-            await self._write(lambda db: sqlite_states.keep(db, generation, caught_up), size=len(caught_up))
+            with suppress(StorageError):  # what cannot be kept, as where the disk is full, can still be served
+                await self._write(lambda db: sqlite_states.keep(db, generation, caught_up), size=len(caught_up))
         return [
             user.value if user is not None and user.newest_seq else None
             for user in (users[roots[user_id]] for user_id in user_ids)

@@ -214,8 +214,8 @@ class UserStore(Protocol):
     ) -> list[bytes | None]:
         """The users' encoded states, in order; None for a user without events.
 
-        A state that is missing, unreadable or behind the log is folded from the log and kept, which is a
-        write: StorageBusy as for `append`. One that lacks more than `at_most` entries is None for now, and folded
+        A state that is missing, unreadable or behind the log is folded from the log, and kept if that can be written.
+        StorageBusy: too many reads wait. One that lacks more than `at_most` entries is None for now, and folded
         meanwhile. PartlyRead: some can be read, others not.
         """
         ...
