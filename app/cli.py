@@ -348,6 +348,45 @@ def activate(
 
 
 @cli.command()
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="Of the experiment.", metavar="[NAME]")] = None,
+    shares: Annotated[
+        list[str] | None, typer.Argument(help="Models and their shares of the users.", metavar="MODEL=SHARE...")
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="Serve the active model to everybody again.")] = False,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    models_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR"),
+    ] = None,
+) -> None:
+    """Let every process on a store serve several models at the same time, each to its share of the users.
+
+    Who gets which is told by a hash of the user's id and the experiment's name. GET /v1/stats tells what came of it.
+    """
+    from pydantic import ValidationError
+
+    from app import generations
+    from app.schemas import Experiment
+
+    if end == (name is not None):
+        raise typer.BadParameter("give a name and MODEL=SHARE for two models or more, or --end")
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, models_dir=models_dir)
+    begun = None
+    if name is not None:
+        try:
+            given = dict(share.rsplit("=", 1) for share in shares or ())
+            begun = Experiment.model_validate({"name": name, "shares": given})
+        except (ValueError, ValidationError) as exc:
+            raise typer.BadParameter(
+                "an experiment is a name and MODEL=SHARE for 2 to 8 models, with shares above 0"
+            ) from exc
+    asyncio.run(generations.note_experiment(settings, begun))
+    _say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")
+
+
+@cli.command()
 def drop(
     name: Annotated[str, typer.Argument(help="Name, or tag, of a generation nobody serves.", metavar="NAME")],
     redis_url: RedisUrlOption = None,
