@@ -180,7 +180,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Html:
     return tag("line", x1=_number(x1), y1=_number(y1), x2=_number(x2), y2=_number(y2), class_=class_)
 
 
-def _x(place: int, places: int) -> float:
+def _x(place: float, places: int) -> float:
     return LEFT + (place + 0.5) * (WIDTH - LEFT - RIGHT) / places
 
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from app.plots import Spot, scatter
 from benchmarks.scan import cpu
 from model import artifact, evaluate
-from model.config import MECHANISMS, PAPER, DataCard, MechanismConfig, MechanismRecipe
+from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
 from model.data import Histories
 from model.loop import CHECKPOINT, EpochReport
 from model.mechanisms import train as mechanisms
@@ -40,13 +40,14 @@ from model.ranking import Draw, Scorer, ranks_sampled
 MIGRATED = "lisa-base-migrated"  # lisa-base-paper that keeps the codes of CODES_FROM
 CODES_FROM = "transformer-codes"
 NAMES = [*MECHANISMS, MIGRATED]
-PAPERS = {  # HR@10 on ML-1M, of its tables 4 and 6
+PAPERS_HR_AT_10 = {  # HR@10 on ML-1M, of its tables 4 and 6
     "transformer-paper": 0.791,
     "lisa-base-paper": 0.796,
     "lisa-soft-paper": 0.789,
     "lisa-mini-paper": 0.789,
     MIGRATED: 0.795,
 }
+PAPERS = MechanismTraining()
 DRAWS = {
     "sampled100": Draw(),
     "ties": Draw(ties_favour_the_target=True),
@@ -186,10 +187,10 @@ def row(name: str, model: mechanisms.Compared, data: Path, runs: Path, rounds: i
         "preset": name,
         "epochs": len(model.metrics["epochs"]),
         "loss": training.loss,
-        "batch_positions": training.batch_size,
+        "histories_per_batch": training.histories_per_batch,
         "learning_rate": training.learning_rate,
         **{key: found[key] for key in ("full", *DRAWS)},
-        "paper_hr_at_10": PAPERS.get(name),
+        "paper_hr_at_10": PAPERS_HR_AT_10.get(name),
         "share_of_items_whose_codes_collide": found["share_of_items_whose_codes_collide"],
         **weight._asdict(),
         "training_minutes": sum(report["elapsed_s"] for report in model.metrics["epochs"]) / 60,
@@ -233,19 +234,17 @@ def main(
     data: Annotated[Path, typer.Option(help="Data directory.")],
     runs: Annotated[Path, typer.Option(help="Models and results are kept here.")] = Path("runs"),
     preset: Annotated[list[str], typer.Option(help="One of those there are; repeatable.")] = NAMES,
-    epochs: Annotated[int, typer.Option(min=1)] = PAPER.epochs,
+    epochs: Annotated[int, typer.Option(min=1)] = PAPERS.epochs,
     loss: Annotated[Literal["binary", "softmax"], typer.Option(help="The paper's is the binary one.")] = "binary",
-    batch: Annotated[int, typer.Option(min=1, help="Positions of a batch.")] = PAPER.batch_size,
-    learning_rate: Annotated[float, typer.Option(min=0)] = PAPER.learning_rate,
+    batch: Annotated[int, typer.Option(min=1, help="Histories of a batch.")] = PAPERS.histories_per_batch,
+    learning_rate: Annotated[float, typer.Option(min=0)] = PAPERS.learning_rate,
     rounds: Annotated[int, typer.Option(help="Timed steps.")] = 200,
     only_report: Annotated[bool, typer.Option("--only-report", help="Leave out what is not trained yet.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Where to draw quality against bytes.")] = None,
 ) -> None:
     torch.set_num_threads(1)
     runs = runs / data.name
-    training = PAPER.model_copy(
-        update={"epochs": epochs, "loss": loss, "batch_size": batch, "learning_rate": learning_rate}
-    )
+    training = MechanismTraining(epochs=epochs, loss=loss, histories_per_batch=batch, learning_rate=learning_rate)
     rows = []
     for name in preset:
         if name not in NAMES:

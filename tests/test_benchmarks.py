@@ -190,7 +190,7 @@ def test_every_path_of_the_scan_is_timed_beside_torch(capsys: pytest.CaptureFixt
 def test_mechanisms_are_trained_tested_and_weighed_once(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = {"data": data, "runs": tmp_path, "loss": "softmax", "batch": 2048, "learning_rate": 0.01, "rounds": 1}
+    told = {"data": data, "runs": tmp_path, "loss": "softmax", "batch": 32, "learning_rate": 0.01, "rounds": 1}
     two = ["lisa-soft-paper", "transformer-paper"]
     mechanisms.main(**told, preset=two[:1], epochs=1, only_report=False, plot=None)
     weights = (tmp_path / data.name / two[0] / artifact.WEIGHTS).stat().st_mtime_ns

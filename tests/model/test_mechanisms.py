@@ -15,7 +15,7 @@ from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
 
 from model import artifact, data, evaluate, train
-from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, TrainConfig
+from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
 from model.data import Histories
 from model.mechanisms import linear, prefix
 from model.mechanisms import train as mechanisms
@@ -241,7 +241,7 @@ def events(hidden: torch.Tensor) -> Events:
 
 
 def recipe(name: str, **training: Any) -> MechanismRecipe:
-    settings = TrainConfig(**{"epochs": 2, "batch_size": 500, "learning_rate": 0.01, "loss": "binary"} | training)
+    settings = MechanismTraining(**{"epochs": 2, "histories_per_batch": 30, "learning_rate": 0.01} | training)
     return MechanismRecipe(model=small(name), training=settings, data=DataCard(train_on="validation"))
 
 
@@ -273,7 +273,7 @@ def test_training_learns_what_follows(shop: Path, silent: Make, tmp_path: Path, 
 
 
 def test_negatives_are_never_of_the_users_own_items(shop: Path, tmp_path: Path) -> None:
-    wanted = recipe("linear", batch_size=100)
+    wanted = recipe("linear")
     interactions = data.read_interactions(shop)
     parts = data.split(interactions, "loo", "validation")
     net = MechanismNetwork(wanted.model, len(interactions.item_ids))
