@@ -77,7 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
         # it looks into the environment for every request
         telemetry={"tracing": False, "metrics": False, "logs": False},
         dependencies=[Depends(only_known_lists_repeat), Depends(no_encoded_slash)],
-        responses=openapi.errors(401, 403, 422, 429, 503),
+        responses=openapi.errors(401, 403, 422, 429, 431, 503),
     )
     for routes in (events, recommendations, users, items, model, client, health):
         app.include_router(routes.router)
@@ -86,7 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
     if settings.playground:
         app.include_router(playground.router)
     errors.install(app)
-    openapi.describe_keys(app)
+    openapi.describe_keys(app, settings)
     app.add_middleware(Direct)
     app.add_middleware(RequestBound, at_most=settings.max_requests)
     app.add_middleware(CrossOrigin)

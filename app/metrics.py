@@ -111,6 +111,7 @@ class Metrics:
             "lisarec_generation", "Processes that serve the generation", ["tenant", "generation", "tag"]
         )
         self._served: dict[str, Gauge] = {}
+        self._log_lag: Gauge | None = None
         self._state_bytes = self._gauge(
             "lisarec_state_bytes", "Size of one user's state in the generation served", ["tenant"], mode="livemax"
         )
@@ -170,6 +171,17 @@ class Metrics:
         depths: dict[Queue, int] = {"requests": self.at_work, "engine": self.at_engine, "store": store_waiting}
         for queue, depth in depths.items():
             self._queue_depth.labels(queue).set(depth)
+
+    def note_log_lag(self, seconds: float) -> None:
+        """Note how long ago everything that had been logged was in the archive; a service without one says nothing."""
+        if self._log_lag is None:
+            self._log_lag = self._gauge(
+                "lisarec_log_lag_seconds",
+                "How long ago everything that had been logged was in the archive",
+                [],
+                mode="livemax",
+            )
+        self._log_lag.set(seconds)
 
     def serve(self, tenant: str, generation: str, tag: str, state_bytes: int) -> None:
         """Note what is served to a tenant from now on."""

@@ -7,30 +7,35 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from app import trace
+from app import blending, trace
 from app.batching import Batching, never
-from app.catalogue import Catalogue, Rows
-from app.errors import InvalidRequest, details_of
+from app.catalogue import Rows
+from app.errors import InvalidRequest, ItemNotFound, details_of
+from app.explaining import Asker, Explainer
 from app.metrics import Metrics
 from app.schemas import (
+    Explanation,
     RecommendationBatch,
     RecommendationRequest,
     RecommendationResults,
     Recommendations,
     ScoredItem,
+    SimilarQuery,
     Source,
 )
+from app.shelf import Shelf
+from app.trends import Trending
 from app.uuid7 import uuid7
 from model import bitmap
 from model.bitmap import Bitmap
-from model.engine import Engine
+from model.engine import Engine, Queries
 from model.histogram import history_histogram
-from model.scan import Ranked
 from storage.state import ITEM_RING, Generation, recent_items
 from storage.store import PartlyRead, StorageError, UserStore
 
@@ -40,6 +45,9 @@ NO_ROWS: Rows = np.zeros(0, np.int64)
 # Entries of the log that a request folds if a state lacks them, some 10 ms; who lacks more gets popular items for now.
 FOLD_AT_ONCE = 500
 BATCH = 64  # requests that one read and one turn of the engine answer; more gain nothing, and all wait for the last one
+AT_ONCE_S = 0.005  # the interpreter's switch interval: another thread that computes holds up the event loop as long
+REMEMBERED = 16  # batches
+LIGHT_FIELDS, LIGHT_K = {"user_id", "k", "exclude_seen"}, 50
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 
 
@@ -59,11 +67,13 @@ class Stored:
 class Steps:
     """What the model makes its query from.
 
+    events     how many
     histogram  (R, B, W)  float32, the scale of each row is free
     last       row of the last item
     recent     (K,)       rows of the newest
     """
 
+    events: int
     histogram: NDArray[np.float32]
     last: int
     recent: NDArray[np.integer]
@@ -81,14 +91,39 @@ class Past:
 NOBODY = Past(None, recent=NO_ROWS, logged=NO_ROWS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """One request in rows of the catalogue: what is excluded; candidates, only allowed ones, None for every item."""
+    """One request in rows of the catalogue.
+
+    like        of what the best items are to be like; None: what the user is to like
+    excluded    what may not be shown
+    candidates  only allowed ones; None for every item
+    is_blended  with what is used just now
+    """
 
     request: RecommendationRequest
-    steps: Steps | None
+    past: Past
+    like: int | None
     excluded: Bitmap
     candidates: Rows | None
+    is_blended: bool
+
+    @property
+    def depth(self) -> int:
+        """How many items have to be found for it."""
+        return self.request.k + blending.DEEPER if self.is_blended else self.request.k
+
+
+class Found(NamedTuple):
+    """The best items of one ask, at least as many as it wants if they are there; -1 is no item.
+
+    place  of the ask's query among the queries
+    """
+
+    rows: Rows
+    scores: NDArray[np.float32]
+    queries: Queries
+    place: int
 
 
 def validated(body: object) -> RecommendationRequest | RecommendationBatch:
@@ -107,8 +142,9 @@ class Recommender:
         self,
         name: str,
         generation: Generation,
-        catalogue: Catalogue,
+        catalogue: Shelf,
         engine: Engine,
+        trending: Trending,
         engine_thread: Executor,
         store: UserStore,
         tenant: str,
@@ -118,11 +154,14 @@ class Recommender:
         self._generation = generation
         self._catalogue = catalogue
         self._engine = engine
+        self._trending = trending
         self._window = engine.window
+        self._explainer = Explainer(generation, catalogue, engine)
         self._engine_thread = engine_thread
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
+        self._light_s = AT_ONCE_S  # computing that a light request takes, as far as is known
         self._batching = Batching(self._answers, at_once=BATCH, at_most=MAX_WAITING)
 
     async def recommend(
@@ -136,6 +175,8 @@ class Recommender:
         is_gone  whether nobody waits for the answers any more
         raises   Overloaded, ClientDisconnect
         """
+        if not self._engine.has_measured and any(request.because is not None for request in requests):
+            await asyncio.to_thread(self._engine.measure)  # the first time that takes a while
         spans = trace.spans.get()
         return await self._batching.answers([(request, spans) for request in requests], is_gone)
 
@@ -147,11 +188,9 @@ class Recommender:
         of_batch: trace.Spans = {}
         trace.spans.set(of_batch)
         stored = await self._read(requests)
-        loop = asyncio.get_running_loop()
-        in_context = copy_context().run  # what is noted in the thread is this batch's
         self._metrics.at_engine += 1
         try:
-            answers = await loop.run_in_executor(self._engine_thread, in_context, self._answer, requests, stored)
+            answers = await self._computed(requests, stored)
         finally:
             self._metrics.at_engine -= 1
         for _, spans in asked:
@@ -168,6 +207,17 @@ class Recommender:
         if isinstance(asked, RecommendationBatch):
             return {"results": await self.recommend(asked.requests, is_gone)}
         (answer,) = await self.recommend([asked], is_gone)
+        return answer
+
+    async def similar(self, item_id: str, query: SimilarQuery) -> Recommendations:
+        """What is most like the item.
+
+        raises  ItemNotFound, and as `recommend`
+        """
+        if item_id not in self._catalogue.row_of or not len(self._generation.codes):
+            raise ItemNotFound("no model has learned this item, so nothing is known to be like it")
+        request = RecommendationRequest(history=[], because=item_id, exclude_seen="none", **query.model_dump())
+        (answer,) = await self.recommend([request])
         return answer
 
     async def _read(self, requests: Sequence[RecommendationRequest]) -> Stored:
@@ -214,25 +264,46 @@ class Recommender:
         found = await asyncio.gather(*map(items, user_ids))
         return {user_id: seen for user_id, seen in zip(user_ids, found, strict=True) if seen is not None}
 
+    async def _computed(self, requests: Sequence[RecommendationRequest], stored: Stored) -> list[Recommendations]:
+        """The answers: at once where that is over soon, else from the engine's thread.
+
+        Two threads that run Python hold each other up at every call that lets go of the interpreter, which costs more
+        than a short wait of all others.
+        """
+        are_light = all(map(_is_light, requests))
+        if are_light and len(requests) * self._light_s <= AT_ONCE_S:
+            return self._timed(requests, stored)
+        answer = self._timed if are_light else self._answer
+        in_context = copy_context().run  # what is noted in the thread is this batch's
+        return await asyncio.get_running_loop().run_in_executor(
+            self._engine_thread, in_context, answer, requests, stored
+        )
+
+    def _timed(self, requests: Sequence[RecommendationRequest], stored: Stored) -> list[Recommendations]:
+        """As `_answer`, for light requests: says how much of a processor one of them takes."""
+        begin_s = time.thread_time()
+        answers = self._answer(requests, stored)
+        taken_s = (time.thread_time() - begin_s) / len(requests)
+        self._light_s += (taken_s - self._light_s) / REMEMBERED
+        return answers
+
     def _answer(self, requests: Sequence[RecommendationRequest], stored: Stored) -> list[Recommendations]:
-        """All that computes; it runs in the engine's thread."""
+        """All that computes."""
         users = self._pasts(stored)
         asks = [self._ask(request, users) for request in requests]
-        rankings = iter(self._rank([ask for ask in asks if ask.steps]))
-        return [self._personalised(ask, next(rankings)) if ask.steps else self._popular(ask) for ask in asks]
+        found = self._rank(asks)
+        return [self._best(ask, found[ask]) if ask in found else self._popular(ask) for ask in asks]
 
     def _pasts(self, stored: Stored) -> dict[str, Past]:
         """The pasts of the known users."""
         states = self._generation.decode_many(list(stored.states.values()))
-        newest = states["stepped_items"]
         return {
             user_id: Past(
-                # the bins as they are: the scale of a row is free
-                steps=Steps(state["bins"], state["last_item"], window) if state["n"] else None,
-                recent=recent_items(state).astype(np.int64),
+                steps=steps,
+                recent=self._catalogue.known_in_state(recent_items(state)),
                 logged=self._catalogue.rows(stored.logged.get(user_id, ())),
             )
-            for user_id, state, window in zip(stored.states, states, newest, strict=True)
+            for user_id, state, steps in zip(stored.states, states, steps_of(states, self._catalogue), strict=True)
         }
 
     def _past_of_history(self, item_ids: Sequence[str]) -> Past:
@@ -242,24 +313,38 @@ class Recommender:
             return NOBODY
         if not len(self._generation.codes):  # there is no model yet, just what is popular
             return Past(None, recent=rows[-ITEM_RING:], logged=rows)
-        codes = self._generation.codes[rows]
+        codes = self._engine.history_codes[rows]
         histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
         window = np.full(self._window, -1)
         newest_first = rows[::-1][: self._window]
         window[: len(newest_first)] = newest_first
-        return Past(Steps(histogram, rows[-1], window), recent=rows[-ITEM_RING:], logged=rows)
+        return Past(Steps(len(rows), histogram, rows[-1], window), recent=rows[-ITEM_RING:], logged=rows)
 
     def _ask(self, request: RecommendationRequest, users: Mapping[str, Past]) -> Ask:
         if request.history is not None:
             past = self._past_of_history(request.history)
         else:
             past = users.get(str(request.user_id), NOBODY)
-        excluded = self._excluded(request, past)
+        excluded, like = self._excluded(request, past), self._like(request, past)
+        if like is not None:
+            bitmap.add(excluded, np.array([like]))
         candidates = None
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
             candidates = rows[~bitmap.has(excluded, rows)]
-        return Ask(request, past.steps, excluded, candidates)
+        is_plain = candidates is None and like is None and not request.explain
+        return Ask(request, past, like, excluded, candidates, is_plain and self._is_blended(past))
+
+    def _is_blended(self, past: Past) -> bool:
+        return past.steps is not None and past.steps.events <= blending.EVENTS and self._trending.are_known
+
+    def _like(self, request: RecommendationRequest, past: Past) -> int | None:
+        """The item that heads the list, if it is to have one and there is one."""
+        if request.because is None or not len(self._generation.codes):
+            return None
+        if request.because:
+            return self._catalogue.row_of.get(request.because)
+        return int(past.steps.last) if past.steps else None
 
     def _excluded(self, request: RecommendationRequest, past: Past) -> Bitmap:
         """What the request's filters leave out."""
@@ -270,57 +355,124 @@ class Recommender:
         bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])
         return excluded
 
-    def _rank(self, asks: Sequence[Ask]) -> list[Ranked]:
-        """The best items of each ask that has steps, at least as many as it wants if they are there; -1 is no item."""
-        steps = [ask.steps for ask in asks if ask.steps]
-        if not steps:
-            return []
+    def _rank(self, asks: Sequence[Ask]) -> dict[Ask, Found]:
+        """What is found for those who have stepped, or want what is like an item."""
+        similar = [ask for ask in asks if ask.like is not None]
+        personal = [ask for ask in asks if ask.like is None and ask.past.steps]
+        if not similar and not personal:
+            return {}
         begin_s = time.perf_counter()
-        queries = self._engine.step(
-            np.stack([step.histogram for step in steps]),
-            np.array([step.last for step in steps]),
-            np.stack([step.recent for step in steps]),
-        )
+        queries = [
+            (group, ask_engine(group))
+            for group, ask_engine in ((personal, self._stepped), (similar, self._neighbours))
+            if group
+        ]
         stepped_s = time.perf_counter()
-        ranked: dict[int, Ranked] = {}
+        found = {ask: one for group, asked in queries for ask, one in self._scan(group, asked).items()}
+        self._note_stages(len(found), stepped_s - begin_s, time.perf_counter() - stepped_s)
+        return found
+
+    def _stepped(self, asks: Sequence[Ask]) -> Queries:
+        return self._engine.step(*stacked([ask.past.steps for ask in asks if ask.past.steps]))
+
+    def _neighbours(self, asks: Sequence[Ask]) -> Queries:
+        return self._engine.neighbours_of([ask.like for ask in asks if ask.like is not None])
+
+    def _scan(self, asks: Sequence[Ask], queries: Queries) -> dict[Ask, Found]:
+        """What is found for each of the asks, which have a query each."""
+        found: dict[Ask, Found] = {}
         # who wants few items does not wait for a longer ranking
-        for k in {ask.request.k for ask in asks}:
-            wide = {
-                place: ask.excluded for place, ask in enumerate(asks) if ask.request.k == k and ask.candidates is None
-            }
+        for k in {ask.depth for ask in asks}:
+            wide = [place for place, ask in enumerate(asks) if ask.depth == k and ask.candidates is None]
             if wide:
-                items, scores = self._engine.top_k(queries[list(wide)], k, np.stack(list(wide.values())))
-                ranked |= zip(wide, zip(items, scores, strict=True), strict=True)
-        narrow = {place: ask.candidates for place, ask in enumerate(asks) if ask.candidates is not None}
+                theirs = queries[wide]
+                rows, scores = self._engine.top_k(theirs, k, np.stack([asks[place].excluded for place in wide]))
+                for n, place in enumerate(wide):
+                    found[asks[place]] = Found(rows[n], scores[n], theirs, n)
+        narrow = {place: candidates for place, ask in enumerate(asks) if (candidates := ask.candidates) is not None}
         if narrow:
-            most = max(asks[place].request.k for place in narrow)
-            rankings = self._engine.rank_candidates(queries[list(narrow)], list(narrow.values()), most)
-            ranked |= zip(narrow, rankings, strict=True)
-        self._note_stages(len(asks), stepped_s - begin_s, time.perf_counter() - stepped_s)
-        return [ranked[place] for place in range(len(asks))]
+            theirs, most = queries[list(narrow)], max(asks[place].request.k for place in narrow)
+            ranked = self._engine.rank_candidates(theirs, list(narrow.values()), most)
+            for n, (place, best) in enumerate(zip(narrow, ranked, strict=True)):
+                found[asks[place]] = Found(*best, theirs, n)
+        return found
 
     def _note_stages(self, queries: int, step_s: float, scan_s: float) -> None:
         self._metrics.observe_batch(queries, step_s, scan_s)
         trace.note("step", step_s)
         trace.note("scan", scan_s)
 
-    def _personalised(self, ask: Ask, ranked: Ranked) -> Recommendations:
-        rows, scores = (best[: ask.request.k].tolist() for best in ranked)
-        items = [self._catalogue.scored_item(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
-        return self._recommendations(ask, "personalised", items)
+    def _best(self, ask: Ask, found: Found) -> Recommendations:
+        """The answer of what was found."""
+        if ask.is_blended and ask.past.steps:
+            return self._blended(ask, found.rows[found.rows >= 0], ask.past.steps.events)
+        rows, scores = found.rows[: ask.request.k], found.scores[: ask.request.k]
+        items = [
+            self._catalogue.scored_item(row, score)
+            for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
+            if row >= 0
+        ]
+        if ask.request.explain:
+            for item, explanation in zip(items, self._explain(ask, found, rows[: len(items)]), strict=True):
+                item["explanation"] = explanation
+        return self._recommendations(ask, "personalised" if ask.like is None else "similar", items)
+
+    def _blended(self, ask: Ask, own: Rows, events: int) -> Recommendations:
+        now = self._trending.first(ask.depth, ask.excluded)
+        rows, scores = blending.blended(own, now, events, ask.request.k)
+        best = zip(rows.tolist(), scores.tolist(), strict=True)
+        return self._recommendations(ask, "blended", [self._catalogue.scored_item(*one) for one in best])
+
+    def _explain(self, ask: Ask, found: Found, rows: Rows) -> list[Explanation]:
+        query, past = found.queries[[found.place]], ask.past
+        if ask.like is not None or past.steps is None:
+            return self._explainer.explain(Asker(query, NO_ROWS, np.array([ask.like]), None), rows)
+        return self._explainer.explain(Asker(query, past.steps.recent, past.recent, past.steps.histogram), rows)
 
     def _popular(self, ask: Ask) -> Recommendations:
         excluded = ask.excluded if ask.candidates is None else ~self._catalogue.bitmap_of(ask.candidates)
-        return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, excluded))
+        return self._recommendations(ask, "popular", self._trending.popular(ask.request.k, excluded))
 
     def _recommendations(self, ask: Ask, source: Source, items: list[ScoredItem]) -> Recommendations:
-        return {
+        answer: Recommendations = {
             "recommendation_id": uuid7(),
             "user_id": ask.request.user_id,
             "generation": self._name,
             "source": source,
             "items": items,
         }
+        if ask.like is not None:
+            answer["because"] = self._catalogue.named_item(ask.like)
+        return answer
+
+
+def _is_light(request: RecommendationRequest) -> bool:
+    """Whether it asks for no more than most do, so that the time of one tells that of the next."""
+    return request.model_fields_set <= LIGHT_FIELDS and request.k <= LIGHT_K and request.exclude_seen != "all"
+
+
+def steps_of(states: NDArray[np.void], catalogue: Shelf) -> list[Steps | None]:
+    """What the model makes its queries from; None for who has not stepped, or only with items that are not known here.
+
+    states  (Q,) decoded
+    """
+    windows, lasts = catalogue.in_state(states["stepped_items"]), catalogue.in_state(states["last_item"])
+    found: list[Steps | None] = []
+    for state, window, last in zip(states, windows, lasts, strict=True):
+        if last < 0:  # also where another process has just given codes to an item
+            last = next((row for row in window if row >= 0), -1)
+        # the bins as they are: the scale of a row is free
+        found.append(Steps(int(state["n"]), state["bins"], last, window) if last >= 0 else None)
+    return found
+
+
+def stacked(steps: Sequence[Steps]) -> tuple[NDArray[np.float32], NDArray[np.integer], NDArray[np.integer]]:
+    """As the engine takes them."""
+    return (
+        np.stack([step.histogram for step in steps]),
+        np.array([step.last for step in steps]),
+        np.stack([step.recent for step in steps]),
+    )
 
 
 def _distinct(user_ids: Iterable[str | None]) -> list[str]:

@@ -78,27 +78,41 @@ def _unix_seconds_us(seconds: object) -> int:
 
 
 def _plain_digits(value: object) -> object:
-    """Of a query string's spellings of a number take only the plain one, not 1_0, +5 or 5.0."""
+    """Of a query string's spellings of a number take only the plain one, not 1_0, +5 or 5.0. In JSON 5.0 is 5."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     if isinstance(value, str) and not (value.isascii() and value.isdigit()):
         raise PydanticCustomError("not_digits", "is not a whole number in plain digits")
+    return value
+
+
+def _plain_flag(value: object) -> object:
+    """Of a query string's spellings of a boolean take only true and false, not 1, yes or on."""
+    if isinstance(value, str) and value not in ("true", "false"):
+        raise PydanticCustomError("not_a_flag", "is neither true nor false")
     return value
 
 
 _ID = r"[A-Za-z0-9_.:@-]{1,128}"
 _is_in_alphabet = re.compile(_ID).fullmatch
 Id = Annotated[str, StringConstraints(pattern=f"^{_ID}$"), AfterValidator(_no_path_step)]
+IdOrEmpty = Annotated[str, StringConstraints(pattern=f"^({_ID})?$"), AfterValidator(_no_path_step)]
 # fail_fast: one bad id is reason enough, and a list of a million has no million reasons.
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
 Categories = Annotated[
     list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=MAX_K, fail_fast=True)
 ]
 ResultCount = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_plain_digits)]
+Flag = Annotated[bool, BeforeValidator(_plain_flag)]
 Timestamp = Annotated[
     int,
     PlainValidator(_timestamp_us),
     WithJsonSchema(
         {
-            "anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}],
+            "anyOf": [
+                {"type": "string", "format": "date-time"},
+                {"type": "number", "minimum": -LAST_SECOND, "maximum": LAST_SECOND},
+            ],
             "description": "RFC 3339 with a time zone, or Unix seconds; at most 5 minutes ahead of the server",
         }
     ),
@@ -158,12 +172,24 @@ class RecommendationQuery(Closed):
     exclude_seen: SeenRule = "recent"
     categories: Categories = Field([], description="an item needs one of them")
     exclude: ItemIds = []
+    because: IdOrEmpty | None = Field(
+        None, description="instead, what is most like this item; empty: like the user's newest one"
+    )
+    explain: Flag = Field(False, description="say what made the score of each item")
+
+
+ONE_ASKER: dict[str, Any] = {
+    "oneOf": [
+        {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+        {"required": ["history"], "properties": {"history": {"type": "array"}}},
+    ]
+}
 
 
 class RecommendationRequest(RecommendationQuery):
     """Who asks, a known user or a history, and what may be answered."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, json_schema_extra=ONE_ASKER)
 
     user_id: Id | None = None
     history: ItemIds | None = Field(None, description="item ids, oldest first; nothing is stored")
@@ -184,15 +210,60 @@ class RecommendationBatch(Closed):
     requests: Annotated[list[RecommendationRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
 
 
+class TargetCodeword(TypedDict):
+    """One of the item's codewords, and what it adds to the score."""
+
+    codebook: int
+    codeword: int
+    adds: float
+
+
+class HistoryCodeword(TypedDict):
+    """One of the item's codewords of the histogram, and the share of the user's history that has it too."""
+
+    codebook: int
+    codeword: int
+    share: float
+
+
+class RecentItem(TypedDict):
+    """One of the user's recent items that has something to do with the item."""
+
+    item_id: str
+    title: NotRequired[str]
+    shared: Annotated[int, Field(description="how many target codewords both have")]
+    shared_history: Annotated[int, Field(description="how many history codewords both have")]
+    adds: Annotated[float, Field(description="what the shared target codewords add to the score")]
+    follows: Annotated[float, Field(description="what is added since the item has often followed this one")]
+
+
+class Explanation(TypedDict):
+    """What the score is the sum of (`codewords`, `other_codewords`, `bias`, `follows`), and where it comes from."""
+
+    codewords: Annotated[list[TargetCodeword], Field(description="the three that add most")]
+    other_codewords: Annotated[float, Field(description="what the others add")]
+    bias: Annotated[float, Field(description="what the item has for everybody")]
+    follows: Annotated[float, Field(description="what is added since the item has often followed recent ones")]
+    history: Annotated[list[HistoryCodeword], Field(description="the three that most of the user's history has")]
+    recent_items: Annotated[list[RecentItem], Field(description="the three that add most")]
+
+
 class ScoredItem(TypedDict):
     """The higher the score, the better; scores of one answer compare with each other only."""
 
     item_id: str
     score: float
     title: NotRequired[str]
+    cold: NotRequired[bool]  # true: no model has learned the item, it is known from live events alone
+    explanation: NotRequired[Explanation]
 
 
-Source = Literal["personalised", "popular"]
+class NamedItem(TypedDict):
+    item_id: str
+    title: NotRequired[str]
+
+
+Source = Literal["personalised", "popular", "blended", "similar"]
 
 
 class Recommendations(TypedDict):
@@ -203,6 +274,7 @@ class Recommendations(TypedDict):
     generation: str
     source: Source
     items: list[ScoredItem]
+    because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]
 
 
 # on the class itself a type checker would take it for a key
@@ -362,6 +434,15 @@ class PopularQuery(Closed):
     k: ResultCount = 10
 
 
+class SimilarQuery(Closed):
+    """What may be answered."""
+
+    k: ResultCount = 10
+    categories: Categories = Field([], description="an item needs one of them")
+    exclude: ItemIds = []
+    explain: Flag = Field(False, description="say which codewords each item shares")
+
+
 class PopularItems(BaseModel):
     """Items by their number of training events, most first; that number is the score."""
 
@@ -371,6 +452,23 @@ class PopularItems(BaseModel):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 311.0, "title": "Green tea"}]}]
+        }
+    )
+
+
+class TrendingQuery(PopularQuery):
+    categories: Categories = Field([], description="an item needs one of them")
+
+
+class TrendingItems(BaseModel):
+    """Items by how often they are used just now, most first: the score counts events, each half as much a week on."""
+
+    generation: str
+    items: list[ScoredItem]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 17.5, "title": "Green tea"}]}]
         }
     )
 
@@ -460,6 +558,7 @@ class ServedModel(BaseModel):
     tag: str
     device: str
     items: int
+    state_bytes: int = Field(description="what is kept of one user, however long the history")
     config: dict[str, Any]
     metrics: dict[str, Any]
 
@@ -471,6 +570,7 @@ class ServedModel(BaseModel):
                     "tag": "9f86d081884c7d65",
                     "device": "cpu",
                     "items": 240,
+                    "state_bytes": 3496,
                     "config": {"model": {"preset": "lisa-mini", "width": 128}},
                     "metrics": {"hr_at_10_full": 0.26},
                 }

@@ -261,6 +261,7 @@ def _assemble(config: Config, tensors: dict[str, Tensor]) -> tuple[LisaMini, Att
         setattr(model, name, weights[name])
     model.bias = torch.nn.Parameter(weights["bias"])
     model.load_state_dict(weights, assign=True)
+    model.settle()
     return model.eval(), AttentionTables(tensors["tables.match"].clone(), tensors["tables.values"].clone())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,11 +24,17 @@ class Dense:
     def __init__(self, codes: Tensor, bias: Tensor) -> None:
         self.items = len(codes)
         self._codes_by_book = codes.T.int().contiguous()  # (B', N): each look-up reads one row
-        self._bias = bias
+        self.bias = bias
+
+    def biased(self, bias: Tensor) -> Dense:
+        """The same items with another bias."""
+        other = copy.copy(self)
+        other.bias = bias
+        return other
 
     def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
         """(Q, B', W') -> (Q, N)"""
-        scores = self._bias.expand(len(products), -1).clone()
+        scores = self.bias.expand(len(products), -1).clone()
         for book, codes in enumerate(self._codes_by_book):
             scores += products[:, book].index_select(1, codes)
         return scores.scatter_add_(1, *lifted)
@@ -51,8 +58,8 @@ class Dense:
         ranked = []
         for table, followers, gains, indices in zip(products, *lifted, candidates, strict=True):
             distinct = np.unique(indices)
-            chosen = torch.from_numpy(distinct).to(self._bias.device)
-            scores = self._bias[chosen].clone()
+            chosen = torch.from_numpy(distinct).to(self.bias.device)
+            scores = self.bias[chosen].clone()
             for row, codes in zip(table, self._codes_by_book[:, chosen], strict=True):
                 scores += row[codes]
             place, which = torch.where(chosen[:, None] == followers)

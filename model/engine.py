@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,27 +17,51 @@ from torch import Tensor
 from model import bitmap
 from model.artifact import Artifact
 from model.dense import Dense
-from model.lisa import AttentionTables
+from model.followers import LIFTING_ITEMS
+from model.lisa import AttentionTables, sum_of_codewords
 from model.scan import Lifted, Ranked, Scan
 from model.step import Step
+
+ITEMS_AT_ONCE = 1 << 16
+
+Asked = tuple[Tensor, Lifted]
+"""Inner products of Q queries with all target codewords (Q, B', W'), and whose scores gain what."""
 
 
 @dataclass(slots=True)
 class Queries:
-    """What states ask of the catalogue.
+    """What states, or items, ask of the catalogue.
 
     vectors  (Q, D)  float32
     recent   (Q, K)  int64, each user's newest items, whose followers are lifted; -1 for none
+    nearest  whether the best items are those that lie nearest to the vectors
+    asked    what becomes of it, once an engine has needed it
     """
 
     vectors: Tensor
     recent: Tensor
+    nearest: bool = False
+    asked: Asked | None = None
 
     def __len__(self) -> int:
         return len(self.vectors)
 
     def __getitem__(self, rows: Sequence[int]) -> Queries:
-        return Queries(self.vectors[rows], self.recent[rows])
+        asked = self.asked and (self.asked[0][rows], Lifted(*(part[rows] for part in self.asked[1])))
+        return Queries(self.vectors[rows], self.recent[rows], self.nearest, asked)
+
+
+class Parts(NamedTuple):
+    """What the scores of k items are the sums of, up to rounding.
+
+    codewords  (k, B')  float32, what the item's codeword of each target codebook adds
+    bias       (k,)     float32
+    lifts      (k, K)   float32, what each of the query's newest items adds, as the item has followed it before
+    """
+
+    codewords: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    lifts: NDArray[np.float32]
 
 
 class Engine:
@@ -50,6 +76,10 @@ class Engine:
         self.device = torch.device(device)
         self.items = len(artifact.items)
         self.window = artifact.config.model.recent_items  # K, how many of a user's newest items a step wants
+        self.history_codes, self.target_codes = (
+            artifact.history_codes,
+            artifact.target_codes,
+        )  # (N, books), on the CPU
         # a copy, or the artifact and every engine made of it before would move along
         self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
         self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
@@ -93,9 +123,26 @@ class Engine:
         return Queries(self._model.read(rows, last, recent, self._tables), recent)
 
     @torch.inference_mode()
+    def neighbours_of(self, items: Sequence[int]) -> Queries:
+        """Queries for what is most like each of the items: minus half the squared distance of the sums of codewords.
+
+        The first call takes 2 s for every ten million items; ``measure`` does so beforehand.
+        """
+        vectors = self._model.item_vectors(torch.tensor(items, device=self.device))
+        return Queries(vectors, torch.empty((len(items), 0), dtype=torch.int64, device=self.device), nearest=True)
+
+    @property
+    def has_measured(self) -> bool:
+        return "_distances" in self.__dict__
+
+    def measure(self) -> None:
+        """Make ready for ``neighbours_of``, in any thread."""
+        _ = self._distances
+
+    @torch.inference_mode()
     def scores(self, queries: Queries) -> Tensor:
         """Score of every item: Q queries -> (Q, N), summed from the codebooks' inner products in a fixed order."""
-        return self._catalogue.scores(*self._asked(queries))
+        return self._asked_of(queries).scores(*self._asked(queries))
 
     @torch.inference_mode()
     def top_k(self, queries: Queries, k: int, excluded: NDArray[np.uint64] | None = None) -> Ranked:
@@ -111,17 +158,50 @@ class Engine:
         excluded = np.zeros(shape, np.uint64) if excluded is None else excluded
         if k < 1 or excluded.shape != shape:
             raise ValueError(f"there is no top {k} of {shape} words with bitmaps of {excluded.shape}")
-        return self._catalogue.top_k(*self._asked(queries), min(k, self.items), np.ascontiguousarray(excluded))
+        return self._asked_of(queries).top_k(*self._asked(queries), min(k, self.items), np.ascontiguousarray(excluded))
 
     @torch.inference_mode()
     def rank_candidates(self, queries: Queries, candidates: Sequence[NDArray[np.int64]], k: int) -> list[Ranked]:
         """The k best of each query's own candidates, best first, ties by item order; only these are scored."""
-        return self._catalogue.rank(*self._asked(queries), k, candidates)
+        return self._asked_of(queries).rank(*self._asked(queries), k, candidates)
 
-    def _asked(self, queries: Queries) -> tuple[Tensor, Lifted]:
-        """Inner products of the queries with all codewords (Q, B', W'), and whose scores gain what."""
-        products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)
-        return products.transpose(0, 1).contiguous(), Lifted(*self._model.lifts(queries.recent))
+    @torch.inference_mode()
+    def explain(self, query: Queries, items: NDArray[np.int64]) -> Parts:
+        """What one query's scores of k items are made of."""
+        products, lifted = self._asked(query)
+        books = np.arange(products.shape[1])
+        codewords = products[0].numpy(force=True)[books, self.target_codes[items]]
+        bias = self._asked_of(query).bias[torch.from_numpy(items).to(self.device)].numpy(force=True)
+        followers, gains = (part[0].numpy(force=True) for part in lifted)
+        newest = min(query.recent.shape[1], LIFTING_ITEMS)
+        lifts = np.where(followers == items[:, None], gains, np.float32(0))
+        by_newest = lifts.reshape(len(items), newest, self._model.config.followers)
+        return Parts(codewords, bias, by_newest.sum(axis=2))
+
+    def _asked(self, queries: Queries) -> Asked:
+        """Of the queries, once for all that is done with them."""
+        if queries.asked is None:
+            products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)
+            queries.asked = products.transpose(0, 1).contiguous(), Lifted(*self._model.lifts(queries.recent))
+        return queries.asked
+
+    def _asked_of(self, queries: Queries) -> Scan | Dense:
+        """Where their best items are looked for."""
+        return self._distances if queries.nearest else self._catalogue
+
+    @cached_property
+    def _distances(self) -> Scan | Dense:
+        """The same catalogue, where half the square of an item's length takes the place of what the model adds to it.
+
+        Half of the squared distance is then missing only half the square of the query's own length.
+        """
+        with torch.inference_mode():
+            bias = torch.empty(self.items, device=self.device)
+            for begin in range(0, self.items, ITEMS_AT_ONCE):
+                part = slice(begin, begin + ITEMS_AT_ONCE)
+                codes = self._model.target_codes[part]
+                bias[part] = sum_of_codewords(codes, self._model.target_codebooks).square().sum(dim=1) / -2
+            return self._catalogue.biased(bias)
 
 
 def _on_gpu() -> type[Dense]:

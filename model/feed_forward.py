@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,3 +24,27 @@ class FeedForward(nn.Module):
         found = self.down(self.dropout(F.gelu(self.up(self.norm(hidden)))))
         added: Tensor = hidden + self.dropout(found)
         return added
+
+    def settle(self) -> None:
+        settle(self.norm, self.up.weight, self.up.bias)
+        in_sixteen_bits(self.down.weight)
+
+
+@torch.no_grad()
+def settle(norm: nn.LayerNorm, matrix: Tensor, bias: Tensor) -> None:
+    """Take a norm's gain and bias into the matrix behind it, and keep that in sixteen bits.
+
+    matrix  (..., D)  in place, as is its
+    bias    (...,)
+    """
+    bias += matrix @ norm.bias
+    matrix *= norm.weight
+    norm.weight.fill_(1)
+    norm.bias.zero_()
+    in_sixteen_bits(matrix)
+
+
+@torch.no_grad()
+def in_sixteen_bits(weights: Tensor) -> None:
+    """Round to the nearest number of bfloat16, in place."""
+    weights.copy_(weights.bfloat16())

@@ -96,7 +96,7 @@ class Fused(Dense):
             bitmap.add(words, row)
         blocks = -(-self.items // BLOCK)
         masks = torch.from_numpy(left_out.view(np.int32)).to(products.device)
-        common = products.contiguous(), self._codes, self._bias, masks
+        common = products.contiguous(), self._codes, self.bias, masks
         sizes = {"books": books, "width": width, "size": BLOCK}
         best = torch.empty((queries, blocks), device=products.device)
         _best_of_blocks[blocks, queries](*common, best, self.items, masks.shape[1], blocks, **sizes)

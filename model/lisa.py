@@ -6,16 +6,20 @@ further looks are the hops of Sukhbaatar et al., End-To-End Memory Networks, 201
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.codes import ItemCodes
 from model.config import ModelConfig
-from model.feed_forward import FeedForward
+from model.feed_forward import FeedForward, in_sixteen_bits, settle
 from model.followers import DECAY_PER_ITEM, LIFTING_ITEMS, Followers
 from model.recent import RecentItems
 
@@ -91,6 +95,11 @@ class Hop(nn.Module):
         values = self.values[:, books, history.codes].transpose(1, 2)  # (R, B, L, D)
         return self._add(hidden, (share @ values).sum(dim=(0, 1)))
 
+    def settle(self) -> None:
+        settle(self.norm, self.keys, self.prior)
+        in_sixteen_bits(self.values)
+        self.feed_forward.settle()
+
     def _logits(self, hidden: Tensor) -> Tensor:
         """How well each codeword answers: (Q, D) -> (Q, R, B, W)."""
         answers: Tensor = self.norm(hidden) @ self.keys.flatten(0, 2).T
@@ -137,6 +146,19 @@ class LisaMini(nn.Module):
         similarity = (self.codebooks @ self.query) @ (self.codebooks @ self.key).mT / math.sqrt(self.config.width)
         peak = similarity.amax(dim=-1, keepdim=True).detach()
         return AttentionTables(torch.exp(similarity - peak), self.codebooks @ self.value)
+
+    def with_cold(self, codes: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8], float]]) -> LisaMini:
+        """This model, whose weights it shares, with items behind its own: history codes, target codes and bias of each.
+
+        They have no followers, and are nobody's.
+        """
+        history, target, bias = zip(*codes, strict=True)
+        wider = copy.copy(self)
+        wider._buffers, wider._parameters = dict(self._buffers), dict(self._parameters)
+        wider.history_codes = torch.cat([self.history_codes, torch.from_numpy(np.stack(history))])
+        wider.target_codes = torch.cat([self.target_codes, torch.from_numpy(np.stack(target))])
+        wider.bias = nn.Parameter(torch.cat([self.bias.detach(), torch.tensor(bias)]), requires_grad=False)
+        return wider
 
     def read(self, histogram: Tensor, last: Tensor, recent: Tensor, tables: AttentionTables | None = None) -> Tensor:
         """Turn states into queries.
@@ -187,10 +209,24 @@ class LisaMini(nn.Module):
     def lifts(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """What followed the newest items before: (Q, K) -> items (Q, F) int64 and what their scores gain (Q, F)."""
         newest = recent[:, :LIFTING_ITEMS]
+        if len(self.followers) < len(self.target_codes):
+            newest = newest.masked_fill(newest >= len(self.followers), -1)
         rows, steps_ago = newest.clamp_min(0), torch.arange(newest.shape[1], device=recent.device)
         fading = torch.exp(-DECAY_PER_ITEM * steps_ago) * (newest >= 0)
         followers = self.followers[rows].long().clamp_min(0)
         return followers.flatten(1), (self.lift[rows] * fading[:, :, None]).flatten(1)
+
+    def settle(self) -> None:
+        """Make a trained model what is evaluated and served; again, it changes nothing.
+
+        A step's time is that of reading the matrices of its feed-forwards and looks, so they are kept in sixteen bits
+        (bfloat16), with what can be computed once.
+        """
+        self.feed_forward.settle()
+        for hop in cast(list[Hop], list(self.hops)):
+            hop.settle()
+        if self.recent is not None:
+            self.recent.settle()
 
     def _first(self, last: Tensor, attention: Tensor) -> Tensor:
         """The last item, by its history codes and by its finer target codes, and what it attends to: (Q, D)."""

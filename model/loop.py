@@ -97,7 +97,11 @@ class Loop(ABC, Generic[Batch]):
             progress.epoch(report)
         if self.validation is not None:
             self.network.load_state_dict(load_file(self.directory / BEST))
+        self._finish()
         self.network.to("cpu").eval()
+
+    def _finish(self) -> None:
+        """What is to be done with the best weights, where they were trained."""
 
     def _epoch(self, epoch: int, progress: Progress) -> EpochReport:
         started = time.monotonic()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.feed_forward import FeedForward
+from model.feed_forward import FeedForward, in_sixteen_bits, settle
 
 NEVER = -1e9  # a logit whose share is exactly zero, yet finite where a whole row has no other
 ROWS_PER_BLOCK = 64  # the window's vectors of a block stay in the processor's cache
@@ -70,6 +70,11 @@ class RecentItems(nn.Module):
                 queries.float(), self.norm_memory(vectors.float()), window.clamp_min(0), logits.float()
             )
         return self._add(hidden, found + share @ self.positions)
+
+    def settle(self) -> None:
+        settle(self.norm, self.query.weight, self.query.bias)
+        in_sixteen_bits(self.out.weight)
+        self.feed_forward.settle()
 
     def parallel(self, hidden: Tensor, vectors: Tensor) -> Tensor:
         """The same after every event of one history: hidden (L, D) and the vectors of its items (L, D) -> (L, D)."""

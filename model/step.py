@@ -8,7 +8,6 @@ and bias of a norm are folded into the matrix behind it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from threading import Lock
 from typing import cast
@@ -102,9 +101,8 @@ def _tape(model: LisaMini, tables: AttentionTables) -> Iterator[Tensor]:
     yield _panels(tables.values.flatten(0, 2))
     yield from _feed_forward(model.feed_forward)
     for hop in cast(list[Hop], list(model.hops)):
-        keys = hop.keys.flatten(0, 2)
-        yield from _behind(hop.norm, keys.T, hop.prior.flatten())
-        yield _panels(hop.values.flatten(0, 2))
+        yield from _matrix(hop.keys.flatten(0, 2).T, hop.prior.flatten())
+        yield _halves(_panels(hop.values.flatten(0, 2)))
         yield from _feed_forward(hop.feed_forward)
     if model.recent is not None:
         yield from _recent(model.recent)
@@ -112,26 +110,34 @@ def _tape(model: LisaMini, tables: AttentionTables) -> Iterator[Tensor]:
 
 
 def _recent(recent: RecentItems) -> Iterator[Tensor]:
-    scale = 1 / math.sqrt(recent.query.in_features)
-    yield from _behind(recent.norm, recent.query.weight.T * scale, recent.query.bias * scale)
+    yield from _matrix(recent.query.weight.T, recent.query.bias)
     yield recent.norm_memory.weight
     yield recent.positions + recent.norm_memory.bias
     yield recent.age_bias
     yield _full(recent.out.bias)
-    yield _panels(recent.out.weight.T)
+    yield _halves(_panels(recent.out.weight.T))
     yield from _feed_forward(recent.feed_forward)
 
 
 def _feed_forward(block: FeedForward) -> Iterator[Tensor]:
-    yield from _behind(block.norm, block.up.weight.T, block.up.bias)
+    yield from _matrix(block.up.weight.T, block.up.bias)
     yield _full(block.down.bias)
-    yield _panels(block.down.weight.T)
+    yield _halves(_panels(block.down.weight.T))
 
 
-def _behind(norm: nn.LayerNorm, matrix: Tensor, bias: Tensor) -> Iterator[Tensor]:
-    """Bias and panels of what a norm's mean and variance leave: matrix (inputs, outputs), bias (outputs,)."""
-    yield _full(bias + norm.bias @ matrix)
-    yield _panels(norm.weight[:, None] * matrix)
+def _matrix(matrix: Tensor, bias: Tensor) -> Iterator[Tensor]:
+    """Of outputs that are computed, not added to others: matrix (inputs, outputs), bias (outputs,)."""
+    yield _full(bias)
+    yield _halves(_panels(matrix))
+
+
+def _halves(panels: Tensor) -> Tensor:
+    """(..., 2 n) of sixteen bits -> (..., n): the first half of a row in the lower bits, the second in the upper."""
+    bits = panels.contiguous().view(torch.int32)
+    if (bits & 0xFFFF).any():
+        raise ValueError("a step takes weights of sixteen bits; 'LisaMini.settle' makes them so")
+    first, second = bits.chunk(2, dim=-1)
+    return ((first >> 16) & 0xFFFF | second).view(torch.float32)
 
 
 def _panels(matrix: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def step(sizes, tape, codes, last_codes, bins, last, recent, queries):
             _add_codewords(tape, last_codebooks, last_words, width, last_codes, last_code, last_books, hidden, vector)
             if not _shares_by_codes(tape, codes, code, rates, books, words, histories, history, wide, q * broad):
                 return EMPTY_ROW
-        at = _add_values(users, wide, broad, cells, tape, _padded(matrices), hidden, narrow, width, chosen)
+        at = _add_table(users, wide, broad, cells, tape, _padded(matrices), hidden, narrow, width, chosen)
         at = _feed_forward(users, width, inner, tape, at, hidden, asked, narrow, wide, broad)
         for _ in range(hops):
             _normalise_each(users, hidden, narrow, width, asked)
@@ -132,6 +132,7 @@ def step(sizes, tape, codes, last_codes, bins, last, recent, queries):
             _normalise_each(users, hidden, narrow, width, asked)
             at = _product(users, asked, narrow, width, tape, at, wide, broad, heads * width)
             for q in range(users):
+                _scale(wide, q * broad, heads * width, ONE / np.sqrt(np.float32(width)))
                 window = recent[begin + q]
                 memory[: places * width] = 0
                 for place in range(places):
@@ -432,45 +433,66 @@ def _add_bias(users, tape, at, out, stride, outputs):
     return at + _padded(outputs)
 
 
-@numba.njit(nogil=True)
-def _add_values(users, shares, stride, cells, tape, at, out, out_stride, width, chosen):
-    """out += shares @ values. For a user alone, whose time is that of reading, without what has no share."""
-    if users > 1:
-        return _add_product(users, shares, stride, cells, tape, at, out, out_stride, width)
-    count = 0
-    for cell in range(cells):
-        chosen[count] = cell
-        count += shares[cell] != 0
-    chosen[count : count + FURTHER] = 0 if count == 0 else chosen[count - 1]
-    for panel in range(0, width, PANEL):
-        if count:
-            _add_chosen(shares, chosen, tape, at, count, out, panel)
-        at += cells * PANEL
-    return at
+def _products(numbers):
+    """What multiplies with matrices of which a word of the tape holds so many numbers, as ``_adding`` has it."""
+    row_words = PANEL // numbers
+
+    @intrinsic
+    def add_tile(typing_context, rows, rows_at, stride, tape, at, part, out, out_at, out_stride):
+        return _signature(rows, tape, out), _adding(TILE, 0, numbers)
+
+    @intrinsic
+    def add_one(typing_context, rows, rows_at, stride, tape, at, part, out, out_at, out_stride):
+        return _signature(rows, tape, out), _adding(1, AHEAD, numbers)
+
+    @intrinsic
+    def add_chosen(typing_context, shares, chosen, tape, at, count, out, out_at):
+        number = types.int64
+        return types.void(shares, chosen, tape, number, number, out, number), _adding(1, 0, numbers, FURTHER)
+
+    @numba.njit(nogil=True)
+    def add_product(users, rows, stride, inputs, tape, at, out, out_stride, outputs):
+        """out += rows @ matrix; a user's numbers are added up in the same order, alone or with others."""
+        tiles, chunk = users // TILE * TILE, inputs if users == 1 else CHUNK
+        for panel in range(0, outputs, PANEL):
+            for begin in range(0, inputs, chunk):
+                part = min(chunk, inputs - begin)
+                for q in range(0, tiles, TILE):
+                    add_tile(rows, q * stride + begin, stride, tape, at, part, out, q * out_stride + panel, out_stride)
+                for q in range(tiles, users):
+                    add_one(rows, q * stride + begin, stride, tape, at, part, out, q * out_stride + panel, out_stride)
+                at += part * row_words
+        return at
+
+    @numba.njit(nogil=True)
+    def add_values(users, shares, stride, cells, tape, at, out, out_stride, width, chosen):
+        """out += shares @ values. For a user alone, whose time is that of reading, without what has no share."""
+        if users > 1:
+            return add_product(users, shares, stride, cells, tape, at, out, out_stride, width)
+        count = 0
+        for cell in range(cells):
+            chosen[count] = cell
+            count += shares[cell] != 0
+        chosen[count : count + FURTHER] = 0 if count == 0 else chosen[count - 1]
+        for panel in range(0, width, PANEL):
+            if count:
+                add_chosen(shares, chosen, tape, at, count, out, panel)
+            at += cells * row_words
+        return at
+
+    return add_product, add_values
 
 
-@numba.njit(nogil=True)
-def _add_product(users, rows, stride, inputs, tape, at, out, out_stride, outputs):
-    """out += rows @ matrix; a user's numbers are added up in the same order, alone or with others."""
-    tiles, chunk = users // TILE * TILE, inputs if users == 1 else CHUNK
-    for panel in range(0, outputs, PANEL):
-        for begin in range(0, inputs, chunk):
-            part = min(chunk, inputs - begin)
-            for q in range(0, tiles, TILE):
-                _add_tile(rows, q * stride + begin, stride, tape, at, part, out, q * out_stride + panel, out_stride)
-            for q in range(tiles, users):
-                _add_one(rows, q * stride + begin, stride, tape, at, part, out, q * out_stride + panel, out_stride)
-            at += part * PANEL
-    return at
-
-
-def _adding(users, ahead, further=0):
+def _adding(users, ahead, numbers, further=0):
     """Code that adds the product of some users' rows of ``part`` numbers with one panel to their sums.
 
-    With ``further`` only chosen rows of the panel are read, so many of them in front.
+    A word of the tape is so many ``numbers``: a float32, or the upper halves of two, of which the first is of the
+    panel's first half. With ``further`` only chosen rows of the panel are read, so many of them in front.
     """
     lanes, index, bit32 = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64), ir.IntType(32)
     undefined, parts = ir.Constant(lanes, ir.Undefined), range(PANEL // LANES)
+    bits, row_words = ir.VectorType(bit32, LANES), PANEL // numbers
+    upper, half = (ir.Constant(bits, [constant] * LANES) for constant in (0xFFFF0000, 16))
 
     def generate(context, builder, signature, args):
         if further:
@@ -511,13 +533,18 @@ def _adding(users, ahead, further=0):
             return builder.load(builder.gep(arrays[1].data, [place])) if further else place
 
         row = chosen(turn)
-        row_at = builder.mul(row, index(PANEL))
+        row_at = builder.mul(row, index(row_words))
+        reads = range(row_words // LANES)
         words = [
-            builder.load(lanes_behind(matrix, builder.add(row_at, index(LANES * each))), align=4) for each in parts
+            builder.load(lanes_behind(matrix, builder.add(row_at, index(LANES * each))), align=4) for each in reads
         ]
+        if numbers == 2:
+            halves = [builder.bitcast(word, bits) for word in words]
+            first = [builder.bitcast(builder.shl(both, half), lanes) for both in halves]
+            words = first + [builder.bitcast(builder.and_(both, upper), lanes) for both in halves]
         if ahead or further:
-            later = builder.mul(chosen(builder.add(turn, index(further))), index(PANEL)) if further else row_at
-            for each in parts:
+            later = builder.mul(chosen(builder.add(turn, index(further))), index(row_words)) if further else row_at
+            for each in reads:
                 _fetch(builder, builder.gep(matrix, [builder.add(later, index(ahead + LANES * each))]))
         added = []
         for user, start in enumerate(inputs):
@@ -551,20 +578,8 @@ def _signature(rows, tape, out):
     return types.void(rows, number, number, tape, number, number, out, number, number)
 
 
-@intrinsic
-def _add_tile(typing_context, rows, rows_at, stride, tape, at, part, out, out_at, out_stride):
-    return _signature(rows, tape, out), _adding(TILE, 0)
-
-
-@intrinsic
-def _add_one(typing_context, rows, rows_at, stride, tape, at, part, out, out_at, out_stride):
-    return _signature(rows, tape, out), _adding(1, AHEAD)
-
-
-@intrinsic
-def _add_chosen(typing_context, shares, chosen, tape, at, count, out, out_at):
-    number = types.int64
-    return types.void(shares, chosen, tape, number, number, out, number), _adding(1, 0, FURTHER)
+_add_product, _add_values = _products(numbers=2)
+_, _add_table = _products(numbers=1)
 
 
 # The bits of a float32: sign, 8 bits of exponent + 127, 23 bits of mantissa below the leading one.

@@ -99,8 +99,8 @@ class Trainer(Loop[Batch]):
         self._batch_size = min(config.training.batch_size, wanted)
         self._dtype = matmul_dtype(self.device)
 
-    def fit(self, progress: Progress, resume: bool) -> None:
-        super().fit(progress, resume)
+    def _finish(self) -> None:
+        self.model.settle()
         if self.validation is not None and len(self.validation) and self.config.training.lift_strength is None:
             self._choose_strength()
 

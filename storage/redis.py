@@ -18,6 +18,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 
 from storage.archive import ArchivedLog, Snapshot
 from storage.archive_lookups import ArchiveLookups
+from storage.cold import plain_type
 from storage.corrections import LogFold, counted
 from storage.fold import compile_fold
 from storage.redis_corrections import RedisCorrections
@@ -49,6 +50,7 @@ from storage.redis_layout import (
 )
 from storage.redis_requests import Commit, Part, Read, Request, UserFold, by_partition, fold_new
 from storage.redis_servers import MAX_CONNECTIONS, PAUSE_S, Command, Copies, RedisServers, failure_of, script_call
+from storage.redis_trends import ADD_TRENDS, RedisTrends
 from storage.rounds import Lanes
 from storage.state import Event, Generation, State, StateError
 from storage.store import (
@@ -65,6 +67,7 @@ from storage.store import (
     StorageUnavailable,
     Watched,
 )
+from storage.trends import Trends
 
 OLDEST_SERVER = (6, 2)
 OLDEST_WITH_WAITAOF = (7, 2)
@@ -105,6 +108,7 @@ class RedisStore:
         self.generations = RedisGenerations(self._usable_servers, keys, tenant)
         self._corrections = RedisCorrections(self)
         self._items = RedisItems(self._call, self._run, keys)
+        self._trends = RedisTrends(self._call, self._run, keys)
         self._tenant = tenant
         self._servers = servers
         self._keys = keys
@@ -290,7 +294,7 @@ class RedisStore:
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         user = await self._root(tenant, user_id)
         events = counted([entry.event async for entry in self._log(user)])
-        return {event.item_id for event in events if event.type not in unseen_types}
+        return {event.item_id for event in events if plain_type(event.type) not in unseen_types}
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         user = await self._root(tenant, user_id)
@@ -322,6 +326,15 @@ class RedisStore:
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
         return await self._item_counts(tenant, types)
+
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        await self._usable_servers()
+        if trends:
+            await self._trends.add(tenant, trends)
+
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        await self._usable_servers()
+        return await self._trends.best(tenant, limit)
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         user = await self._root(tenant, user_id)
@@ -451,7 +464,7 @@ class RedisStore:
         return values
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS):
+        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS, ADD_TRENDS):
             for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
                 if isinstance(reply, Exception) and not self._servers.is_cluster:
                     raise failure_of(reply) from reply
@@ -559,7 +572,10 @@ class RedisStore:
             state, was_fresh = await self._state(user, generation, head, stored, at_most)
         except _FarBehindError:
             if at_most is None:
-                raise
+                newest, stored = await self._stored(user, generation)
+                if newest == head:
+                    raise
+                return await self._fresh_value(user, generation, newest, stored)  # the user was erased meanwhile
             self._catch_up_apart(user, generation)
             return None
         value = generation.encode(state)
@@ -662,7 +678,10 @@ class RedisStore:
         if undecided:
             self._look_up_apart(undecided)
         commits = [_received(together, folds) for together in ready]
-        fold_new(serving, [fold for commit in commits for fold in commit.folds.values()])
+        new_folds = [fold for commit in commits for fold in commit.folds.values()]
+        if any(fold.is_corrected for fold in new_folds):  # a back-up is being restored
+            await self._corrections.raise_layout()
+        fold_new(serving, new_folds)
         again: list[Part] = []
         on_the_way: list[Part] = []
         for commit, reply in zip(commits, await self._send(commits), strict=True):
@@ -808,7 +827,7 @@ class RedisStore:
         """Of each commit, what becomes of its changes, or why nothing does."""
         # One without changes only has what was logged before, but perhaps not copied before somebody was told so.
         changes = {commit.partition: commit.changes for commit in commits}
-        is_copied = self._servers.copies.replicas > 0
+        is_copied = self._servers.copies.are_wanted
         sent = {partition: of_users for partition, of_users in changes.items() if of_users or is_copied}
         # One server does all in one call; in a cluster each partition may be elsewhere.
         calls = [{one: sent[one]} for one in sent] if self._servers.is_cluster else [sent] if sent else []

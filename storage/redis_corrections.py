@@ -98,7 +98,7 @@ class RedisCorrections:
             value = await self._head(visitor)
             if Head.of(value).move is None:
                 await self._require_small(visitor)
-                await self._raise_layout()
+                await self.raise_layout()
                 proposed = await self._move(visitor, value, Move.PROPOSED, target.user_id)
             if not proposed:
                 await _pause()
@@ -189,7 +189,7 @@ class RedisCorrections:
             return False
         if not entries:
             return True
-        await self._raise_layout()
+        await self.raise_layout()
         change = Change(user, value or b"", entries, {})
         (reply,) = await self._store._run(COMMIT, *commit_arguments({user.partition: [change]}, 0))
         if isinstance(reply, bytes):
@@ -198,7 +198,7 @@ class RedisCorrections:
 
     async def _require_copies(self, user: User) -> None:
         """What was done in the user's partition, by whomever, has as many copies as acknowledging takes."""
-        if self._store._servers.copies.replicas:
+        if self._store._servers.copies.are_wanted:
             await self._store._run(COMMIT, *commit_arguments({user.partition: []}, 0), copied=True)
 
     async def _known(self, user: User, value: bytes | None, event_ids: Sequence[str]) -> set[str]:
@@ -238,7 +238,7 @@ class RedisCorrections:
     def _target(self, user: User, head: Head) -> User:
         return self._store._keys.user(user.tenant, head.target)
 
-    async def _raise_layout(self) -> None:
+    async def raise_layout(self) -> None:
         if not self._layout_is_raised:
             await self._store._run(RAISE_LAYOUT, [self._store._keys.meta], [CORRECTED_LAYOUT])
             self._layout_is_raised = True

@@ -21,6 +21,7 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version that said something of them last
   PREFIX:{items:TENANT}:title           hash    item id -> what was said last; the same for :categories, a JSON array,
                                                 and :available, 0 or 1
+  PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
   PREFIX:generations                    hash    TAG -> name of its model directory
   PREFIX:live:TAG                       string  there, for a while, as long as some process serves or builds it
   PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
@@ -197,18 +198,18 @@ return found
 """)
 
 # Lets go of a partition's entries through one that is archived, as are all before it. Doing it again changes nothing.
+# Who was erased since the entries were read, and came back, has none of them, and nothing to ask the archive for.
 TRIM = Script("""
 -- KEYS  log; for each user who has such entries: head, index
 -- ARGV  SEQ of the entry and of the one after it; for each user: newest time of a UUIDv7 among the ids, 10 digits
 local through = string.format('%016.0f', tonumber(ARGV[1]))
 for user = 1, #ARGV - 2 do
     local head, time = redis.call('GET', KEYS[2 * user]), ARGV[user + 2]
-    if head then
+    if head and redis.call('ZREMRANGEBYSCORE', KEYS[2 * user + 1], '-inf', ARGV[1]) > 0 then
         local archived, known_time, moved = string.sub(head, 17, 32), string.sub(head, 33, 42), string.sub(head, 43)
         if archived < through then archived = through end
         if known_time > time then time = known_time end
         redis.call('SET', KEYS[2 * user], string.sub(head, 1, 16) .. archived .. time .. moved)
-        redis.call('ZREMRANGEBYSCORE', KEYS[2 * user + 1], '-inf', ARGV[1])
     end
 end
 return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
@@ -300,6 +301,9 @@ class Keyspace:
 
     def items(self, tenant: str) -> "ItemKeys":
         return ItemKeys(f"{self._prefix}:{{items:{quote(tenant, safe='')}}}")
+
+    def trends(self, tenant: str) -> str:
+        return f"{self.items(tenant).place}:trends"
 
     def states_pattern(self, tenant: str, tag: bytes) -> str:
         """Of SCAN: every state of the generation that is the tenant's."""

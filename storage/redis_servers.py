@@ -65,12 +65,17 @@ def script_call(script: Script, keys: Sequence[str], args: Sequence[Argument]) -
 class Copies:
     """How many replicas must have what is acknowledged, and how long that may take.
 
-    synced  on their disks, and on that of the server itself: WAITAOF, of Redis 7.2 and later, instead of WAIT
+    synced  on their disks, and on that of the server itself, also where there are none: WAITAOF, of Redis 7.2 and
+            later, instead of WAIT
     """
 
     replicas: int = 0
     timeout_s: float = 1.0
     synced: bool = False
+
+    @property
+    def are_wanted(self) -> bool:
+        return self.replicas > 0 or self.synced
 
     @property
     def command(self) -> tuple[Argument, ...]:
@@ -84,6 +89,8 @@ class Copies:
         local, replicas = reply if self.synced else (1, reply)
         if local >= 1 and replicas >= self.replicas:
             return None
+        if local < 1:
+            return StorageUnavailable("Redis has not synced it yet; send it again")
         return StorageUnavailable(f"{replicas} replicas of Redis have it, not {self.replicas}; send it again")
 
 
@@ -99,7 +106,7 @@ class RedisServers:
         self.copies = copies
         self._seeds = urls_of_nodes(url)
         self._connect_timeout_s = connect_timeout_s
-        self._socket_timeout_s = socket_timeout_s + (copies.timeout_s if copies.replicas else 0)
+        self._socket_timeout_s = socket_timeout_s + (copies.timeout_s if copies.are_wanted else 0)
         self._pool_timeout_s = socket_timeout_s
         self._is_known = False
         self._clients: dict[str, Redis] = {seed: self._new_client(seed) for seed in self._seeds}
@@ -275,7 +282,7 @@ class RedisServers:
         """All on one connection, as ASKING and WAIT need it."""
         # a transaction of a cluster cannot span slots
         in_transaction = together and len(commands) > 1 and not self.is_cluster
-        is_waited_for = copied and self.copies.replicas > 0
+        is_waited_for = copied and self.copies.are_wanted
         async with self._client(url).pipeline(transaction=False) as pipe:
             if in_transaction:
                 pipe.execute_command("MULTI")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage import item_counts, sqlite_corrections, sqlite_generations, sqlite_items, sqlite_states
+from storage import item_counts, sqlite_corrections, sqlite_generations, sqlite_items, sqlite_states, sqlite_trends
 from storage.corrections import LogFold
 from storage.fold import compile_fold
 from storage.sqlite_append import FAR_BEHIND, Append, append
@@ -41,6 +41,7 @@ from storage.store import (
     UnknownEvent,
     Watched,
 )
+from storage.trends import Trends
 
 FILE_NAME = "lisarec.sqlite3"
 BUSY_TIMEOUT_S = 10.0
@@ -102,6 +103,7 @@ SCHEMA_STEPS = (
     sqlite_generations.TENANTS_SCHEMA,
     sqlite_corrections.SCHEMA,
     sqlite_items.SCHEMA,
+    sqlite_trends.SCHEMA,
 )
 SCHEMA_VERSION = len(SCHEMA_STEPS)
 
@@ -194,7 +196,8 @@ class SQLiteStore:
             elif user.folded_seq < user.newest_seq:
                 caught_up.append(FoldedState(tenant, user_id, user.newest_seq, user.value))
         if caught_up:
-            await self._write(lambda db: sqlite_states.keep(db, generation, caught_up), size=len(caught_up))
+            with suppress(StorageError):  # what cannot be kept, as where the disk is full, can still be served
+                await self._write(lambda db: sqlite_states.keep(db, generation, caught_up), size=len(caught_up))
         return [
             user.value if user is not None and user.newest_seq else None
             for user in (users[roots[user_id]] for user_id in user_ids)
@@ -260,6 +263,13 @@ class SQLiteStore:
 
     async def item_tenants(self) -> list[str]:
         return await self._read(sqlite_items.tenants)
+
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        if trends:
+            await self._write(lambda db: sqlite_trends.add(db, tenant, trends), size=len(trends))
+
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        return await self._read(lambda db: sqlite_trends.best(db, tenant, limit))
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         is_new = await self._write(lambda db: sqlite_corrections.undo_event(db, tenant, user_id, event_id), size=1)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from storage.state import Event, Generation
+from storage.trends import Trends
 
 MAIN_TENANT = "main"
 
@@ -206,8 +207,8 @@ class UserStore(Protocol):
     ) -> list[bytes | None]:
         """The users' encoded states, in order; None for a user without events.
 
-        A state that is missing, unreadable or behind the log is folded from the log and kept, which is a
-        write: StorageBusy as for `append`. One that lacks more than `at_most` entries is None for now, and folded
+        A state that is missing, unreadable or behind the log is folded from the log, and kept if that can be written.
+        StorageBusy: too many reads wait. One that lacks more than `at_most` entries is None for now, and folded
         meanwhile. PartlyRead: some can be read, others not.
         """
         ...
@@ -254,6 +255,14 @@ class UserStore(Protocol):
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
         """How many logged events of these types each item has; of a long log, of its archive and its newest entries."""
+        ...
+
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        """Let these add to the items' trends, in one step or a few; what is done again counts again."""
+        ...
+
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        """The items with the highest trends, highest first."""
         ...
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:

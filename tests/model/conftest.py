@@ -132,6 +132,7 @@ def random_model(shape: config.ModelConfig, items: int, seed: int = 0) -> LisaMi
         model.followers[:, : distinct.shape[1]] = distinct.int()
         model.followers[torch.rand(model.followers.shape) < 0.3] = -1
         model.lift.copy_(torch.rand(model.lift.shape) * (model.followers >= 0))
+    model.settle()
     return model.eval()
 
 

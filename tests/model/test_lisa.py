@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from model.config import ModelConfig
+from model.config import PRESETS, ModelConfig
 from model.histogram import running_histograms
 from model.lisa import AttentionTables, LisaMini, attend
 
@@ -202,3 +202,24 @@ def test_dropout_is_off_in_evaluation_and_on_in_training(random_model: Make) -> 
     assert torch.equal(model.read(*state), model.read(*state))
     model.train()
     assert not torch.equal(model.read(*state), model.read(*state))
+
+
+@pytest.mark.parametrize("name", ["lisa-mini", "lisa-recent"])
+def test_what_is_settled_answers_as_before_and_is_of_sixteen_bits(name: str) -> None:
+    torch.manual_seed(0)
+    shape = PRESETS[name][0]
+    history, target = torch.randint(32, (50, shape.history_codebooks)), torch.randint(256, (50, shape.target_codebooks))
+    model = LisaMini(shape, history, target).eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights += 0.05 * torch.randn_like(weights)
+        items = torch.randint(50, (12,))
+        before = model(items)
+        model.settle()
+        settled = {name: weights.clone() for name, weights in model.named_parameters()}
+        torch.testing.assert_close(model(items), before, rtol=0.02, atol=0.03)
+        model.settle()
+    assert all(torch.equal(settled[name], weights) for name, weights in model.named_parameters())
+    matrices = [name for name in settled if name.endswith(("up.weight", "down.weight", "keys", "hops.0.values"))]
+    assert matrices
+    assert all(torch.equal(settled[name], settled[name].bfloat16().float()) for name in matrices)

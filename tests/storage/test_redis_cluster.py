@@ -488,6 +488,23 @@ class TestCopies:
             replica.stop()
             primary.stop()
 
+    def test_a_server_without_replicas_has_synced_what_is_acknowledged(self) -> None:
+        """Also one that is told to sync every second."""
+        server = new_server("valkey-server", "--appendfsync", "everysec")
+        assert "has not synced it yet" in str(Copies(synced=True).lacking([0, 0]))
+
+        async def law() -> None:
+            async with opened(server.url, copies=Copies(timeout_s=10, synced=True)) as store:
+                assert not (await store.append("main", [click("e")]))[0].duplicate
+                server.client.config_set("appendonly", "no")
+                with pytest.raises(StorageError):
+                    await store.append("main", [click("f")])
+
+        try:
+            asyncio.run(law())
+        finally:
+            server.stop()
+
     def test_a_server_that_cannot_wait_for_synced_copies_is_refused(self, cluster: RedisCluster) -> None:
         version = tuple(map(int, cluster.primaries[0].client.info("server")["redis_version"].split(".")[:2]))
 
