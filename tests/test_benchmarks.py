@@ -195,7 +195,7 @@ def test_mechanisms_are_trained_tested_and_weighed_once(
     mechanisms.main(**told, preset=two[:1], epochs=1, only_report=False, plot=None)
     weights = (tmp_path / data.name / two[0] / artifact.WEIGHTS).stat().st_mtime_ns
     mechanisms.main(**told, preset=two, epochs=1, only_report=True, plot=None)  # the other one is not there yet
-    assert "transformer-paper" not in capsys.readouterr().out
+    assert not artifact.exists(tmp_path / data.name / two[1])
     mechanisms.main(**told, preset=two, epochs=1, only_report=False, plot=tmp_path / "plot.svg")
     printed = capsys.readouterr().out
     soft, softmax = json.loads((tmp_path / data.name / "mechanisms.json").read_text())
