@@ -27,11 +27,11 @@ from app.logs import LogFormat
 from model.config import (
     EVENT_WEIGHTS,
     MECHANISMS,
-    PAPER,
     PRESETS,
     Config,
     DataCard,
     MechanismRecipe,
+    MechanismTraining,
     Protocol,
     SeenRule,
     TrainOn,
@@ -145,22 +145,23 @@ def train(
         raise typer.BadParameter("mechanisms that are compared lift nothing; leave out --lift")
     if preset in PRESETS and codes_from is not None:
         raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
-    training = PAPER if preset in MECHANISMS else preset_of(preset)[1]
-    chosen = {"epochs": epochs or training.epochs, "lift_strength": lift, "seed": seed}
-    training = training.model_copy(update=chosen)
-    card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
-    kinds = _event_types(event_weight or (), unseen or ())
+    chosen: dict[str, Any] = {"epochs": epochs, "seed": seed} if epochs else {"seed": seed}
+    about: dict[str, Any] = _event_types(event_weight or (), unseen or ())
+    about["data"] = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
+    recipe: Config | MechanismRecipe
+    if preset in MECHANISMS:
+        recipe = MechanismRecipe(model=MECHANISMS[preset], training=MechanismTraining(**chosen), **about)
+    else:
+        shape, training = preset_of(preset)
+        recipe = Config(model=shape, training=training.model_copy(update={**chosen, "lift_strength": lift}), **about)
     try:
-        with TrainingProgress(training.epochs, console) as progress:
-            if preset in MECHANISMS:
-                recipe = MechanismRecipe(model=MECHANISMS[preset], training=training, data=card, **kinds)
-                compared = mechanisms.train(
-                    data, out, recipe, codes_from=codes_from, device=device, resume=resume, progress=progress
-                )
+        with TrainingProgress(recipe.training.epochs, console) as progress:
+            how: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
+            if isinstance(recipe, MechanismRecipe):
+                compared = mechanisms.train(data, out, recipe, codes_from=codes_from, **how)
                 then = f"generation {compared.tag}; try 'lisarec evaluate --model {out} --data {data}'"
             else:
-                config = Config(model=preset_of(preset)[0], training=training, data=card, **kinds)
-                served = train_model(data, out, config, device=device, resume=resume, progress=progress)
+                served = train_model(data, out, recipe, **how)
                 then = f"{len(served.items):,} items, generation {served.tag}; try 'lisarec serve --model {out}'"
     except KeyboardInterrupt:
         _say("interrupted; the same command with --resume goes on after the last whole epoch")
