@@ -486,7 +486,8 @@ class RedisStore:
         return values
 
     async def _load_scripts(self) -> None:
-        scripts = COMMIT, KEEP, READ_LOG, ERASE, APPEND, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS, ADD_TRENDS, ADD_TALLIES
+        scripts = [COMMIT, KEEP, READ_LOG, ERASE, APPEND, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS]
+        scripts += [ADD_TRENDS, ADD_TALLIES]
         for script in scripts:
             for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
                 if isinstance(reply, Exception) and not self._servers.is_cluster:
