@@ -5,7 +5,8 @@ percent-encoded, so that the first "/" ends it.
 
   PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
                                                 "generation:TAG" for every generation that there ever was a state of,
-                                                "items:TENANT" for every tenant that has said anything of items
+                                                "items:TENANT" for every tenant that has said anything of items,
+                                                "secret", 64 hex digits that are made once
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
   PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", see `Entry`, or "x":
                                                 a user erased, see `erasure`, or empty: what was an entry of that user
@@ -22,6 +23,8 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:title           hash    item id -> what was said last; the same for :categories, a JSON array,
                                                 and :available, 0 or 1
   PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
+  PREFIX:{items:TENANT}:tallies         hash    what is counted of the tenant, by name
+  PREFIX:experiment:TENANT              string  what was noted of the tenant's experiment, if there is one
   PREFIX:generations                    hash    TAG -> name of its model directory
   PREFIX:live:TAG                       string  there, for a while, as long as some process serves or builds it
   PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
@@ -71,6 +74,13 @@ class Script:
         self.text = text
         self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
+
+ADD_TALLIES = Script("""
+-- KEYS  tallies
+-- ARGV  of each: name, how many
+for arg = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[arg], ARGV[arg + 1]) end
+return 1
+""")
 
 # Applies what there is of each user (1), or nothing where that user's log is not what the caller believes (0), or says
 # why it could not. One call takes any number of partitions that are on the same server, in a cluster one. Of a
@@ -318,6 +328,12 @@ class Keyspace:
 
     def items(self, tenant: str) -> "ItemKeys":
         return ItemKeys(f"{self._prefix}:{{items:{quote(tenant, safe='')}}}")
+
+    def tallies(self, tenant: str) -> str:
+        return f"{self.items(tenant).place}:tallies"
+
+    def experiment(self, tenant: str) -> str:
+        return f"{self._prefix}:experiment:{quote(tenant, safe='')}"
 
     def trends(self, tenant: str) -> str:
         return f"{self.items(tenant).place}:trends"
