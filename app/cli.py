@@ -27,11 +27,11 @@ from app.logs import LogFormat
 from model.config import (
     EVENT_WEIGHTS,
     MECHANISMS,
-    PAPER,
     PRESETS,
     Config,
     DataCard,
     MechanismRecipe,
+    MechanismTraining,
     Protocol,
     SeenRule,
     TrainOn,
@@ -164,22 +164,23 @@ def train(
         raise typer.BadParameter("mechanisms that are compared lift nothing; leave out --lift")
     if preset in PRESETS and codes_from is not None:
         raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
-    training = PAPER if preset in MECHANISMS else preset_of(preset)[1]
-    chosen = {"epochs": epochs or training.epochs, "lift_strength": lift, "seed": seed}
-    training = training.model_copy(update=chosen)
-    card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
-    kinds = _event_types(event_weight or (), unseen or ())
+    chosen: dict[str, Any] = {"epochs": epochs, "seed": seed} if epochs else {"seed": seed}
+    about: dict[str, Any] = _event_types(event_weight or (), unseen or ())
+    about["data"] = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
+    recipe: Config | MechanismRecipe
+    if preset in MECHANISMS:
+        recipe = MechanismRecipe(model=MECHANISMS[preset], training=MechanismTraining(**chosen), **about)
+    else:
+        shape, training = preset_of(preset)
+        recipe = Config(model=shape, training=training.model_copy(update={**chosen, "lift_strength": lift}), **about)
     try:
-        with TrainingProgress(training.epochs, console) as progress:
-            if preset in MECHANISMS:
-                recipe = MechanismRecipe(model=MECHANISMS[preset], training=training, data=card, **kinds)
-                compared = mechanisms.train(
-                    data, out, recipe, codes_from=codes_from, device=device, resume=resume, progress=progress
-                )
+        with TrainingProgress(recipe.training.epochs, console) as progress:
+            how: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
+            if isinstance(recipe, MechanismRecipe):
+                compared = mechanisms.train(data, out, recipe, codes_from=codes_from, **how)
                 then = f"generation {compared.tag}; try 'lisarec evaluate --model {out} --data {data}'"
             else:
-                config = Config(model=preset_of(preset)[0], training=training, data=card, **kinds)
-                served = train_model(data, out, config, device=device, resume=resume, progress=progress)
+                served = train_model(data, out, recipe, **how)
                 then = f"{len(served.items):,} items, generation {served.tag}; try 'lisarec serve --model {out}'"
     except KeyboardInterrupt:
         _say("interrupted; the same command with --resume goes on after the last whole epoch")
@@ -364,6 +365,45 @@ def activate(
     _say(f"{named.name}, generation {named.tag.hex()}, is active")
     if before is not None and before != named:
         _say(f"'lisarec activate {before.name}' goes back, 'lisarec drop {before.name}' lets go of its states")
+
+
+@cli.command()
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="Of the experiment.", metavar="[NAME]")] = None,
+    shares: Annotated[
+        list[str] | None, typer.Argument(help="Models and their shares of the users.", metavar="MODEL=SHARE...")
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="Serve the active model to everybody again.")] = False,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    models_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR"),
+    ] = None,
+) -> None:
+    """Let every process on a store serve several models at the same time, each to its share of the users.
+
+    Who gets which is told by a hash of the user's id and the experiment's name. GET /v1/stats tells what came of it.
+    """
+    from pydantic import ValidationError
+
+    from app import generations
+    from app.schemas import Experiment
+
+    if end == (name is not None):
+        raise typer.BadParameter("give a name and MODEL=SHARE for two models or more, or --end")
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, models_dir=models_dir)
+    begun = None
+    if name is not None:
+        try:
+            given = dict(share.rsplit("=", 1) for share in shares or ())
+            begun = Experiment.model_validate({"name": name, "shares": given})
+        except (ValueError, ValidationError) as exc:
+            raise typer.BadParameter(
+                "an experiment is a name and MODEL=SHARE for 2 to 8 models, with shares above 0"
+            ) from exc
+    asyncio.run(generations.note_experiment(settings, begun))
+    _say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")
 
 
 @cli.command()

@@ -16,9 +16,11 @@ from pydantic import ValidationError
 from app import blending, trace
 from app.batching import Batching, never
 from app.catalogue import Rows
+from app.clicks import Clicks
 from app.errors import InvalidRequest, ItemNotFound, details_of
 from app.explaining import Asker, Explainer
 from app.metrics import Metrics
+from app.recommendation_ids import hash_of
 from app.schemas import (
     Explanation,
     RecommendationBatch,
@@ -31,7 +33,6 @@ from app.schemas import (
 )
 from app.shelf import Shelf
 from app.trends import Trending
-from app.uuid7 import uuid7
 from model import bitmap
 from model.bitmap import Bitmap
 from model.engine import Engine, Queries
@@ -149,6 +150,8 @@ class Recommender:
         store: UserStore,
         tenant: str,
         metrics: Metrics,
+        clicks: Clicks,
+        experiment: str = "",
     ) -> None:
         self._name = name
         self._generation = generation
@@ -161,6 +164,9 @@ class Recommender:
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
+        self._clicks = clicks
+        self._experiment = experiment
+        self._experiment_hash = hash_of(experiment)
         self._light_s = AT_ONCE_S  # computing that a light request takes, as far as is known
         self._batching = Batching(self._answers, at_once=BATCH, at_most=MAX_WAITING)
 
@@ -198,6 +204,7 @@ class Recommender:
                 spans.update(of_batch)
         for answer in answers:
             self._metrics.count_recommendations(answer["source"])
+            self._clicks.show(self._name, self._experiment, len(answer["items"]))
         return answers
 
     async def answer(
@@ -435,12 +442,16 @@ class Recommender:
 
     def _recommendations(self, ask: Ask, source: Source, items: list[ScoredItem]) -> Recommendations:
         answer: Recommendations = {
-            "recommendation_id": uuid7(),
+            "recommendation_id": self._clicks.ids.make(
+                self._generation.tag, self._experiment_hash, [item["item_id"] for item in items]
+            ),
             "user_id": ask.request.user_id,
             "generation": self._name,
             "source": source,
             "items": items,
         }
+        if self._experiment:
+            answer["experiment"] = self._experiment
         if ask.like is not None:
             answer["because"] = self._catalogue.named_item(ask.like)
         return answer

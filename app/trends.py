@@ -6,12 +6,10 @@ seconds; what was undone or erased fades like everything else, as a trend names 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +24,6 @@ from storage.state import Event
 from storage.store import Appended, StorageError, UserStore
 from storage.trends import HALF_LIFE_S, count_at, trend_of
 
-LOOK_EVERY_S = 5.0
 ITEMS = 4096  # that are read; behind them nothing is used much, and popular items follow
 PRIOR = 1000.0  # events that training's popularity counts as where both are ranked together
 ENOUGH = 1000.0  # events of this moment, below which what is used just now is chance
@@ -58,13 +55,6 @@ class Trends:
         for event, one in zip(events, appended, strict=True):
             if event.type in types and not one.duplicate:
                 counts[event.item_id] += 2.0 ** ((event.timestamp_us - begin_us) * scale)
-
-    async def follow(self) -> None:
-        """Look again and again."""
-        while True:
-            with suppress(StorageError):
-                await self.look()
-            await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
         """Tell what was counted, and read what everybody has; StorageError when the store cannot be used."""
