@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import datetime
 from pathlib import Path
@@ -49,6 +50,8 @@ class TrainerMetrics:
             ["model"],
             registry=registry,
         )
+        for model in ("new", "served"):
+            self._ndcg.labels(model).set(math.nan)
 
     def listen(self, host: str, port: int) -> None:
         """Answer GET /metrics in a thread of its own. raises OSError when nothing can listen there"""
