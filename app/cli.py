@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.console import Console
@@ -27,11 +27,11 @@ from app.logs import LogFormat
 from model.config import (
     EVENT_WEIGHTS,
     MECHANISMS,
-    PAPER,
     PRESETS,
     Config,
     DataCard,
     MechanismRecipe,
+    MechanismTraining,
     Protocol,
     SeenRule,
     TrainOn,
@@ -61,6 +61,25 @@ RedisUrlOption = Annotated[str | None, typer.Option(help="Users are kept in this
 DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLite in this directory.", metavar="DIR")]
 ArchiveDirOption = Annotated[
     Path | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR")
+]
+
+
+class Address(NamedTuple):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise typer.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:9464")
+    return Address(host, int(port))
+
+
+MetricsOption = Annotated[
+    Address | None, typer.Option(parser=_address, help="Answer Prometheus here.", metavar="HOST:PORT")
 ]
 
 
@@ -145,22 +164,23 @@ def train(
         raise typer.BadParameter("mechanisms that are compared lift nothing; leave out --lift")
     if preset in PRESETS and codes_from is not None:
         raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
-    training = PAPER if preset in MECHANISMS else preset_of(preset)[1]
-    chosen = {"epochs": epochs or training.epochs, "lift_strength": lift, "seed": seed}
-    training = training.model_copy(update=chosen)
-    card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
-    kinds = _event_types(event_weight or (), unseen or ())
+    chosen: dict[str, Any] = {"epochs": epochs, "seed": seed} if epochs else {"seed": seed}
+    about: dict[str, Any] = _event_types(event_weight or (), unseen or ())
+    about["data"] = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
+    recipe: Config | MechanismRecipe
+    if preset in MECHANISMS:
+        recipe = MechanismRecipe(model=MECHANISMS[preset], training=MechanismTraining(**chosen), **about)
+    else:
+        shape, training = preset_of(preset)
+        recipe = Config(model=shape, training=training.model_copy(update={**chosen, "lift_strength": lift}), **about)
     try:
-        with TrainingProgress(training.epochs, console) as progress:
-            if preset in MECHANISMS:
-                recipe = MechanismRecipe(model=MECHANISMS[preset], training=training, data=card, **kinds)
-                compared = mechanisms.train(
-                    data, out, recipe, codes_from=codes_from, device=device, resume=resume, progress=progress
-                )
+        with TrainingProgress(recipe.training.epochs, console) as progress:
+            how: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
+            if isinstance(recipe, MechanismRecipe):
+                compared = mechanisms.train(data, out, recipe, codes_from=codes_from, **how)
                 then = f"generation {compared.tag}; try 'lisarec evaluate --model {out} --data {data}'"
             else:
-                config = Config(model=preset_of(preset)[0], training=training, data=card, **kinds)
-                served = train_model(data, out, config, device=device, resume=resume, progress=progress)
+                served = train_model(data, out, recipe, **how)
                 then = f"{len(served.items):,} items, generation {served.tag}; try 'lisarec serve --model {out}'"
     except KeyboardInterrupt:
         _say("interrupted; the same command with --resume goes on after the last whole epoch")
@@ -418,9 +438,7 @@ def archive(
         int | None,
         typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
     ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Answer Prometheus here, as 127.0.0.1:9464.", metavar="HOST:PORT")
-    ] = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
 
@@ -438,10 +456,7 @@ def archive(
         settings = settings.model_copy(update={"redis_url": None})
     numbers = ArchiverMetrics()
     if metrics is not None:
-        host, _, port = metrics.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise typer.BadParameter("give --metrics as HOST:PORT, such as 127.0.0.1:9464")
-        numbers.listen(host, int(port))
+        numbers.listen(metrics.host, metrics.port)
     run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or _say, numbers)
 
 
@@ -473,6 +488,7 @@ def retrain(
     max_loss: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
     ] = 0.1,
+    metrics: MetricsOption = None,
 ) -> None:
     """Train on the archive, compare with the model that is served, and serve the new one if it is no worse.
 
@@ -480,10 +496,14 @@ def retrain(
     train on yet, and 3 when the new one was refused. How it ended stands in retrain.json beside the models.
     """
     from app import retraining
+    from app.trainer_metrics import TrainerMetrics
 
     settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir, models_dir=models_dir)
     plan = retraining.Plan(preset, epochs, min_events, max_events, max_loss)
-    outcome = retraining.run(settings, plan, every, console)
+    numbers = TrainerMetrics()
+    if metrics is not None:
+        numbers.listen(metrics.host, metrics.port)
+    outcome = retraining.run(settings, plan, every, console, numbers)
     if outcome.outcome == "refused":
         raise typer.Exit(3)
 

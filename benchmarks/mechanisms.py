@@ -28,8 +28,8 @@ from rich.console import Console
 from app.plots import Spot, scatter
 from benchmarks.scan import cpu
 from model import artifact, evaluate
-from model.config import MECHANISMS, PAPER, DataCard, MechanismConfig, MechanismRecipe
-from model.data import Histories
+from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
+from model.data import Histories, read_interactions
 from model.loop import CHECKPOINT, EpochReport
 from model.mechanisms import train as mechanisms
 from model.mechanisms.network import MechanismNetwork
@@ -40,13 +40,14 @@ from model.ranking import Draw, Scorer, ranks_sampled
 MIGRATED = "lisa-base-migrated"  # lisa-base-paper that keeps the codes of CODES_FROM
 CODES_FROM = "transformer-codes"
 NAMES = [*MECHANISMS, MIGRATED]
-PAPERS = {  # HR@10 on ML-1M, of its tables 4 and 6
+PAPERS_HR_AT_10 = {  # HR@10 on ML-1M, of its tables 4 and 6
     "transformer-paper": 0.791,
     "lisa-base-paper": 0.796,
     "lisa-soft-paper": 0.789,
     "lisa-mini-paper": 0.789,
     MIGRATED: 0.795,
 }
+PAPERS = MechanismTraining()
 DRAWS = {
     "sampled100": Draw(),
     "ties": Draw(ties_favour_the_target=True),
@@ -177,46 +178,52 @@ def ratio(shape: MechanismConfig, items: int) -> float:
     return compression_ratio(items, shape.width, books) if books else 1.0
 
 
-def row(name: str, model: mechanisms.Compared, data: Path, runs: Path, rounds: int) -> dict[str, Any]:
+def cost(name: str, network: MechanismNetwork, rounds: int) -> dict[str, Any]:
+    """What does not depend on what a network has learned."""
+    ratio_of_items = ratio(network.config, network.embedding.num_embeddings)
+    return {"preset": name, **weighed(network, rounds)._asdict(), "item_table_ratio": ratio_of_items}
+
+
+def learned(name: str, model: mechanisms.Compared, data: Path, runs: Path) -> dict[str, Any]:
     found = tested(model, data, runs)
     spent_s = json.loads((runs / name / "cpu_s.json").read_text())
-    weight = weighed(model.network, rounds)
     training = model.config.training
     return {
-        "preset": name,
         "epochs": len(model.metrics["epochs"]),
         "loss": training.loss,
-        "batch_positions": training.batch_size,
+        "histories_per_batch": training.histories_per_batch,
         "learning_rate": training.learning_rate,
         **{key: found[key] for key in ("full", *DRAWS)},
-        "paper_hr_at_10": PAPERS.get(name),
+        "paper_hr_at_10": PAPERS_HR_AT_10.get(name),
         "share_of_items_whose_codes_collide": found["share_of_items_whose_codes_collide"],
-        **weight._asdict(),
         "training_minutes": sum(report["elapsed_s"] for report in model.metrics["epochs"]) / 60,
         "training_core_minutes": sum(spent_s) / 60,
-        "item_table_ratio": ratio(model.config.model, found["items"]),
     }
 
 
 def table(rows: Sequence[dict[str, Any]], title: str) -> str:
     """Markdown, so that it can stand in a document as it was printed."""
-    columns = {
-        "preset": lambda row: f"`{row['preset']}`",
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "epochs": lambda row: f"{row['epochs']}",
-        "HR@10 / NDCG@10 `loo_full`": lambda row: quality(row["full"]),
+        "`loo_full` HR@10 / NDCG@10": lambda row: quality(row["full"]),
         "`loo_sampled100`": lambda row: quality(row["sampled100"]),
         "`loo_paper100`": lambda row: quality(row["paper100"]),
-        "paper's HR@10": lambda row: f"{row['paper_hr_at_10']:.3f}" if row["paper_hr_at_10"] else "",
-        "of it ties": lambda row: gain(row, "ties"),
-        "of it replacement": lambda row: gain(row, "replacement"),
+        "the paper's HR@10": lambda row: f"{row['paper_hr_at_10']:.3f}" if row["paper_hr_at_10"] else "",
+        "HR@10 by its ties": lambda row: gain(row, "ties"),
+        "by replacement": lambda row: gain(row, "replacement"),
         "items that tie": lambda row: f"{row['share_of_items_whose_codes_collide']:.1%}",
-        "state, bytes": lambda row: f"{row['state_bytes']:,}",
-        "µs a step, alone / of 256": lambda row: f"{row['alone_us']:,.0f} / {row['together_us']:,.1f}",
         "training, core minutes": lambda row: f"{row['training_core_minutes']:.1f}",
-        "item table": lambda row: f"{row['item_table_ratio']:.2f} x",
     }
-    lines = [" | ".join(columns), "|".join("---" for _ in columns)]
-    lines += [" | ".join(cell(row) for cell in columns.values()) for row in rows]
+    costs: dict[str, Callable[[dict[str, Any]], str]] = {
+        "state, bytes": lambda row: f"{row['state_bytes']:,}",
+        "a step, microseconds": lambda row: f"{row['alone_us']:,.0f}",
+        "of many together": lambda row: f"{row['together_us']:,.1f}",
+        "item table": lambda row: f"{row['item_table_ratio']:.2f} times smaller",
+    }
+    lines = [" | ".join(["preset", *columns, *costs]), "|".join("---" for _ in ["preset", *columns, *costs])]
+    for row in rows:
+        qualities = [cell(row) if "epochs" in row else "" for cell in columns.values()]
+        lines.append(" | ".join([f"`{row['preset']}`", *qualities, *(cell(row) for cell in costs.values())]))
     return f"{title}\n\n" + "\n".join(f"| {line} |" for line in lines)
 
 
@@ -233,33 +240,41 @@ def main(
     data: Annotated[Path, typer.Option(help="Data directory.")],
     runs: Annotated[Path, typer.Option(help="Models and results are kept here.")] = Path("runs"),
     preset: Annotated[list[str], typer.Option(help="One of those there are; repeatable.")] = NAMES,
-    epochs: Annotated[int, typer.Option(min=1)] = PAPER.epochs,
+    epochs: Annotated[int, typer.Option(min=1)] = PAPERS.epochs,
     loss: Annotated[Literal["binary", "softmax"], typer.Option(help="The paper's is the binary one.")] = "binary",
-    batch: Annotated[int, typer.Option(min=1, help="Positions of a batch.")] = PAPER.batch_size,
-    learning_rate: Annotated[float, typer.Option(min=0)] = PAPER.learning_rate,
+    batch: Annotated[int, typer.Option(min=1, help="Histories of a batch.")] = PAPERS.histories_per_batch,
+    learning_rate: Annotated[float, typer.Option(min=0)] = PAPERS.learning_rate,
     rounds: Annotated[int, typer.Option(help="Timed steps.")] = 200,
-    only_report: Annotated[bool, typer.Option("--only-report", help="Leave out what is not trained yet.")] = False,
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Train nothing; the others show costs alone.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Where to draw quality against bytes.")] = None,
 ) -> None:
     torch.set_num_threads(1)
     runs = runs / data.name
-    training = PAPER.model_copy(
-        update={"epochs": epochs, "loss": loss, "batch_size": batch, "learning_rate": learning_rate}
-    )
+    training = MechanismTraining(epochs=epochs, loss=loss, histories_per_batch=batch, learning_rate=learning_rate)
+    unknown = sorted(set(preset) - set(NAMES))
+    if unknown:
+        raise typer.BadParameter(f"no preset {unknown[0]!r}; there are: {', '.join(NAMES)}")
+    items = len(read_interactions(data).item_ids)
     rows = []
     for name in preset:
-        if name not in NAMES:
-            raise typer.BadParameter(f"no preset {name!r}; there are: {', '.join(NAMES)}")
+        recipe = MechanismRecipe(model=shape_of(name), training=training, data=DataCard(train_on="validation"))
         if only_report and not artifact.exists(runs / name):
-            continue
-        shape = MECHANISMS["lisa-base-paper" if name == MIGRATED else name]
-        recipe = MechanismRecipe(model=shape, training=training, data=DataCard(train_on="validation"))
-        rows.append(row(name, trained(name, data, runs, recipe), data, runs, rounds))
+            rows.append(cost(name, MechanismNetwork(recipe.model, items), rounds))
+        else:
+            model = trained(name, data, runs, recipe)
+            rows.append(cost(name, model.network, rounds) | learned(name, model, data, runs))
+        runs.mkdir(parents=True, exist_ok=True)
         (runs / "mechanisms.json").write_text(json.dumps(rows, indent=2) + "\n")
     console.print(table(rows, f"{data.name}: {cpu()}, one thread, torch {torch.__version__}"), soft_wrap=True)
-    if plot is not None:
-        spots = [Spot(row["preset"], row["state_bytes"], row["sampled100"]["hr_at_10"]) for row in rows]
+    spots = [Spot(row["preset"], row["state_bytes"], row["sampled100"]["hr_at_10"]) for row in rows if "epochs" in row]
+    if plot is not None and spots:
         plot.write_text(scatter(spots, f"HR@10 (loo_sampled100, {data.name}) against bytes of state", "bytes of state"))
+
+
+def shape_of(name: str) -> MechanismConfig:
+    return MECHANISMS["lisa-base-paper" if name == MIGRATED else name]
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def is_compared(directory: Path) -> bool:
     """Whether the model that stands there is one of ``model.mechanisms``, which are not served."""
     try:
         return "mechanism" in json.loads((directory / CONFIG).read_bytes())["model"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
 

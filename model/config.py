@@ -54,7 +54,6 @@ class TrainConfig(Frozen):
     learning_rate: float = Field(0.002, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup_share: float = Field(0.05, ge=0, lt=1)
-    loss: Literal["softmax", "binary"] = "softmax"  # binary: of the next item and one uniform negative
     patience: int = Field(5, ge=1)  # epochs without a better validation NDCG@10
     sampled_negatives: int = Field(4096, ge=1)
     full_softmax_items: int = Field(20_000, ge=1)  # catalogues above it train with the sampled softmax
@@ -85,6 +84,20 @@ class MechanismConfig(Frozen):
     quantised_targets: bool = False  # then they are those of the history, or else the items' own vectors
 
 
+class MechanismTraining(Frozen):
+    """How the weights of a mechanism are found; the defaults are those of the paper, but for the schedule."""
+
+    epochs: int = Field(200, ge=1)
+    histories_per_batch: int = Field(128, ge=1)
+    loss: Literal["binary", "softmax"] = "binary"  # binary: of the next item and one uniform negative
+    sampled_negatives: int = Field(512, ge=1)  # of the softmax, for all positions of a batch
+    learning_rate: float = Field(0.001, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_share: float = Field(0.05, ge=0, lt=1)
+    patience: int = Field(20, ge=1)
+    seed: int = 0
+
+
 class DataCard(Frozen):
     """What the model was trained on, so that an evaluation can hold it to it."""
 
@@ -100,7 +113,7 @@ class Recipe(Frozen):
     """Everything ``config.json`` of a model directory says."""
 
     model: ModelConfig | MechanismConfig
-    training: TrainConfig = TrainConfig()
+    training: TrainConfig | MechanismTraining
     data: DataCard = DataCard()
     event_weights: dict[EventType, float] = EVENT_WEIGHTS
     unseen_types: tuple[EventType, ...] = ()  # whose items the seen rule does not hide; every other event's are seen
@@ -119,12 +132,14 @@ class Config(Recipe):
     """Of a model that is served."""
 
     model: ModelConfig = ModelConfig()
+    training: TrainConfig = TrainConfig()
 
 
 class MechanismRecipe(Recipe):
     """Of a model that is compared."""
 
     model: MechanismConfig
+    training: MechanismTraining = MechanismTraining()
 
 
 PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {
@@ -133,9 +148,6 @@ PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {
 }
 
 
-PAPER = TrainConfig(
-    epochs=200, batch_size=16_384, learning_rate=0.001, loss="binary", sampled_negatives=512
-)  # some 128 histories of MovieLens-1M
 MECHANISMS: dict[str, MechanismConfig] = {
     shape.preset: shape
     for shape in (

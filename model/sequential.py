@@ -262,16 +262,19 @@ def loss_of(network: Network, batch: Batch) -> Tensor:
 
 
 def batches(
-    histories: Histories, window: int, rng: np.random.Generator, positions: int | None = None
+    histories: Histories, window: int, rng: np.random.Generator, segments_each: int | None = None
 ) -> Iterator[Batch]:
     """Every position of an epoch that has a next item, once, in segments of similar length, the batches shuffled.
 
-    positions  of a batch, at most; None: as sequential baselines like it
+    segments_each  how many a batch has; None: as many as have some thousand positions
     """
     begins, lengths = segments(histories, window, rng)
     by_length = np.lexsort((rng.random(len(lengths)), lengths))
-    size = min(max(histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH), positions or POSITIONS_PER_BATCH)
-    batch_of = np.cumsum(lengths[by_length]) // size
+    if segments_each is None:
+        size = min(max(histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH), POSITIONS_PER_BATCH)
+        batch_of = np.cumsum(lengths[by_length]) // size
+    else:
+        batch_of = np.arange(len(lengths)) // segments_each
     chosen = np.split(by_length, np.flatnonzero(np.diff(batch_of)) + 1)
     for index in rng.permutation(len(chosen)):
         if len(chosen[index]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -145,10 +145,13 @@ class Trainer(Loop[Batch]):
             raise TrainError(f"the checkpoint {path} was made on another kind of machine; train without --resume")
 
 
-class Begun(NamedTuple):
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
+
+
+class Begun(NamedTuple, Generic[AnyRecipe]):
     """What a training starts from: ``recipe`` says of the data what is known now."""
 
-    recipe: Any
+    recipe: AnyRecipe
     interactions: data.Interactions
     parts: data.Split
     texts: data.ItemTexts
@@ -160,7 +163,7 @@ class Begun(NamedTuple):
         return Items(ids, [titles.get(name, "") for name in ids], [categories.get(name, ()) for name in ids], counts)
 
 
-def begin(directory: Path, out: Path, recipe: Recipe, device: str, resume: bool) -> Begun:
+def begin(directory: Path, out: Path, recipe: AnyRecipe, device: str, resume: bool) -> Begun[AnyRecipe]:
     """Read the data of a training; raises as ``train``."""
     if artifact.exists(out):
         raise TrainError(f"{str(out)!r} holds a model already; choose another --out or remove it")

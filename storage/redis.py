@@ -28,6 +28,7 @@ from storage.redis_item_counts import RedisItemCounts
 from storage.redis_items import PUT_ITEMS, READ_ITEMS, RedisItems
 from storage.redis_layout import (
     ADD_TALLIES,
+    APPEND,
     COMMIT,
     ERASE,
     KEEP,
@@ -377,14 +378,14 @@ class RedisStore:
     async def erase(self, tenant: str, user_id: str) -> None:
         self._refuse_when_closed()
         await self._check_servers()
-        for user in await self._corrections.names_to_erase(self._keys.user(tenant, user_id)):
-            await self._erase(user)
+        await self._corrections.erase(self._keys.user(tenant, user_id))
 
     async def _erase(self, user: User) -> None:
         tags = await self._registered_tags()
-        await self._run(ERASE, *erase_arguments(user, tags), copied=True)
+        await self._run(ERASE, *erase_arguments(user, tags))
         late = await self._registered_tags() - tags  # a generation's first states were written meanwhile
-        await self._call("DEL", user.aliases, *map(user.state_of_tag, late))
+        if late:
+            await self._call("DEL", *map(user.state_of_tag, late))
 
     async def _root(self, tenant: str, user_id: str) -> User:
         self._refuse_when_closed()
@@ -485,18 +486,9 @@ class RedisStore:
         return values
 
     async def _load_scripts(self) -> None:
-        for script in (
-            COMMIT,
-            KEEP,
-            READ_LOG,
-            ERASE,
-            MOVE,
-            RAISE_LAYOUT,
-            PUT_ITEMS,
-            READ_ITEMS,
-            ADD_TRENDS,
-            ADD_TALLIES,
-        ):
+        scripts = [COMMIT, KEEP, READ_LOG, ERASE, APPEND, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS]
+        scripts += [ADD_TRENDS, ADD_TALLIES]
+        for script in scripts:
             for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
                 if isinstance(reply, Exception) and not self._servers.is_cluster:
                     raise failure_of(reply) from reply

@@ -81,7 +81,8 @@ class MechanismNetwork(nn.Module):
             rows = torch.unique(torch.cat([part.flatten() for part in items]))
             vectors = self.embedding(rows)
         else:
-            rows, vectors = torch.arange(self.embedding.num_embeddings), self.embedding.weight
+            vectors = self.embedding.weight
+            rows = torch.arange(len(vectors), device=vectors.device)
         history = Encoded(None, vectors)
         if self.quantiser is not None:
             codes = None if self.frozen_codes is None else self.frozen_codes[rows]

@@ -6,6 +6,8 @@ takes several times as long as all products of a training step. Only the shares,
     F_n = decay F_{n-1} + code_n       mass_n = F_n exp(logit_n)       share_n = mass_n / sum of mass_n
     d logit_n = (d share_n - <d share_n, share_n>) share_n             d F_n = d logit_n / F_n, which needs no F_n
     d code_n = sum of decay^(m - n) d F_m over all m >= n
+
+It runs on the CPU, where tensors of another device are brought.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+SMALLEST_MASS = 1e-30
 
 
 def shares(codes: Tensor, logits: Tensor, places: Tensor, lengths: Tensor, decay: float) -> Tensor:
@@ -40,6 +44,7 @@ class _Shares(torch.autograd.Function):
         totals = torch.empty(*places.shape, codes.shape[1], dtype=codes.dtype)
         known = _arrays(codes, matches, places, lengths)
         _forward(known[0], known[1], known[2], known[3], known[0].dtype.type(decay), found.numpy(), totals.numpy())
+        found = found.to(codes.device)
         ctx.save_for_backward(matches, places, lengths, found, totals)
         ctx.decay = decay
         return found
@@ -47,17 +52,17 @@ class _Shares(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         matches, places, lengths, found, totals = ctx.saved_tensors
-        of_codes, of_logits = torch.zeros_like(matches), torch.zeros_like(matches)
+        of_codes, of_logits = (torch.zeros_like(matches, device="cpu") for _ in range(2))
         known = _arrays(matches, places, lengths, found, totals, gradient)
         decay = known[0].dtype.type(ctx.decay)
         _backward(
             known[0], known[1], known[2], known[3], known[4], known[5], decay, of_codes.numpy(), of_logits.numpy()
         )
-        return of_codes, of_logits, None, None, None
+        return of_codes.to(matches.device), of_logits.to(matches.device), None, None, None
 
 
 def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
-    return [tensor.detach().contiguous().numpy() for tensor in tensors]
+    return [tensor.detach().cpu().contiguous().numpy() for tensor in tensors]
 
 
 @numba.njit(cache=True, fastmath=True)
@@ -77,6 +82,7 @@ def _forward(codes, matches, places, lengths, decay, found, totals):  # type: ig
                     mass = count * matches[item, book, word]
                     out[book, word] = mass
                     total += mass
+                total = max(total, codes.dtype.type(SMALLEST_MASS))
                 totals[row, event, book] = total
                 scale = 1 / total
                 for word in range(words):

@@ -78,17 +78,18 @@ class MechanismTrainer(Loop[Batch]):
         self._net = network
         self._window = recipe.model.window
         self._items = len(interactions.item_ids)
+        self._training = recipe.training
         self._is_binary = recipe.training.loss == "binary"
         self._had = np.unique(histories.rows * np.int64(self._items) + histories.item)
 
     def _batches(self, seed: int) -> Iterator[tuple[Batch, float]]:
         rng = np.random.default_rng(seed)
-        for batch in batches(self.histories, self._window, rng, self.recipe.training.batch_size):
+        for batch in batches(self.histories, self._window, rng, self._training.histories_per_batch):
             lengths = batch.real.sum(dim=1)
             if self._is_binary:
                 negatives = self._negatives(np.repeat(batch.users, lengths.numpy()), rng)
             else:
-                negatives = rng.permutation(self._items)[: self.recipe.training.sampled_negatives]
+                negatives = rng.permutation(self._items)[: self._training.sampled_negatives]
             tensors = (batch.items, lengths, batch.targets, torch.from_numpy(negatives))
             yield Batch(*(part.to(self.device) for part in tensors)), len(batch.targets) / self.histories.positions
 

@@ -15,7 +15,7 @@ from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
 
 from model import artifact, data, evaluate, train
-from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, TrainConfig
+from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
 from model.data import Histories
 from model.mechanisms import linear, prefix
 from model.mechanisms import train as mechanisms
@@ -110,8 +110,9 @@ class TestHistograms:
 
     def test_logits_far_apart_do_no_harm(self) -> None:
         codes, logits, places, lengths = self.case()
-        prefix.shares(codes, logits * 1e4, places, lengths, 0.8).square().sum().backward()
-        assert all(bool(tensor.grad.isfinite().all()) for tensor in (codes, logits) if tensor.grad is not None)
+        hard = torch.nn.functional.one_hot(codes.argmax(-1), 4).double().requires_grad_()
+        prefix.shares(hard, logits * 1e4, places, lengths, 0.8).square().sum().backward()
+        assert all(tensor.grad is not None and bool(tensor.grad.isfinite().all()) for tensor in (hard, logits))
 
 
 class TestLinear:
@@ -241,7 +242,7 @@ def events(hidden: torch.Tensor) -> Events:
 
 
 def recipe(name: str, **training: Any) -> MechanismRecipe:
-    settings = TrainConfig(**{"epochs": 2, "batch_size": 500, "learning_rate": 0.01, "loss": "binary"} | training)
+    settings = MechanismTraining(**{"epochs": 2, "histories_per_batch": 30, "learning_rate": 0.01} | training)
     return MechanismRecipe(model=small(name), training=settings, data=DataCard(train_on="validation"))
 
 
@@ -273,7 +274,7 @@ def test_training_learns_what_follows(shop: Path, silent: Make, tmp_path: Path, 
 
 
 def test_negatives_are_never_of_the_users_own_items(shop: Path, tmp_path: Path) -> None:
-    wanted = recipe("linear", batch_size=100)
+    wanted = recipe("linear")
     interactions = data.read_interactions(shop)
     parts = data.split(interactions, "loo", "validation")
     net = MechanismNetwork(wanted.model, len(interactions.item_ids))
