@@ -42,7 +42,7 @@ class Catalogue:
 
     def in_state(self, named: NDArray[np.int32]) -> NDArray[np.int32]:
         """Rows of what a state names; -1 for what this catalogue does not have, or not yet."""
-        if named.max(initial=-1) < COLD:
+        if not _has_cold(named):
             return named
         rows = [self._cold_rows.get(name, -1) if name >= COLD else name for name in named.ravel().tolist()]
         return np.array(rows, np.int32).reshape(named.shape)
@@ -50,7 +50,7 @@ class Catalogue:
     def known_in_state(self, named: NDArray[np.int32]) -> Rows:
         """Rows of what a state names, without what this catalogue does not have."""
         rows = self.in_state(named)
-        return rows[rows >= 0].astype(np.int64)
+        return named.astype(np.int64) if rows is named else rows[rows >= 0].astype(np.int64)
 
     def bitmap_of(self, rows: Rows) -> Bitmap:
         filled = bitmap.empty(len(self))
@@ -109,3 +109,8 @@ class Catalogue:
             categories=list(self._categories[row]),
             known=row < self.learned,
         )
+
+
+def _has_cold(named: NDArray[np.int32]) -> bool:
+    """Of few numbers Python tells the largest sooner than numpy."""
+    return max(named.ravel().tolist(), default=-1) >= COLD

@@ -5,6 +5,7 @@ Both are counted in memory and told to the store now and then, which adds up wha
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
@@ -36,6 +37,7 @@ class Clicks:
         self._generations: dict[bytes, str] = {}
         self._experiments: dict[int, str] = {0: ""}
         self._has_secret = False
+        self._one_at_a_time = asyncio.Lock()
 
     def serve(self, tag: bytes, name: str, experiment: str, types: Collection[str]) -> None:
         """Know the names from now on, and count events of these types too."""
@@ -66,21 +68,22 @@ class Clicks:
 
     async def tell(self) -> None:
         """Tell what was counted; what cannot be told is told the next time."""
-        shown, chosen = self._shown, self._chosen
-        self._shown, self._chosen = Counter(), Counter()
-        told = Counter[str]()
-        for (generation, experiment, length), count in shown.items():
-            told[f"{SHOWN}|{generation}|{experiment}|{length}"] += count
-        for (place, kind), count in chosen.items():
-            generation, experiment = self._names_of(place)
-            told[f"{CHOSEN}|{generation}|{experiment}|{place.place}|{kind}"] += count
-        try:
-            await self._store.add_tallies(self._tenant, told)
-        except Exception:
-            self._shown.update(shown)
-            self._chosen.update(chosen)
-            raise
-        self._metrics.count_places(self._tenant, told)
+        async with self._one_at_a_time:  # or who tells meanwhile has not told yet when this returns
+            shown, chosen = self._shown, self._chosen
+            self._shown, self._chosen = Counter(), Counter()
+            told = Counter[str]()
+            for (generation, experiment, length), count in shown.items():
+                told[f"{SHOWN}|{generation}|{experiment}|{length}"] += count
+            for (place, kind), count in chosen.items():
+                generation, experiment = self._names_of(place)
+                told[f"{CHOSEN}|{generation}|{experiment}|{place.place}|{kind}"] += count
+            try:
+                await self._store.add_tallies(self._tenant, told)
+            except Exception:
+                self._shown.update(shown)
+                self._chosen.update(chosen)
+                raise
+            self._metrics.count_places(self._tenant, told)
 
     async def stats(self) -> Stats:
         """What all processes have told; StorageError when it cannot be read."""

@@ -467,7 +467,10 @@ def steps_of(states: NDArray[np.void], catalogue: Shelf) -> list[Steps | None]:
 
     states  (Q,) decoded
     """
-    windows, lasts = catalogue.in_state(states["stepped_items"]), catalogue.in_state(states["last_item"])
+    windows, lasts = states["stepped_items"], states["last_item"]
+    known = catalogue.in_state(windows)
+    if known is not windows:  # the last item is one of them
+        windows, lasts = known, catalogue.in_state(lasts)
     found: list[Steps | None] = []
     for state, window, last in zip(states, windows, lasts, strict=True):
         if last < 0:  # also where another process has just given codes to an item

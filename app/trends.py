@@ -6,6 +6,7 @@ seconds; what was undone or erased fades like everything else, as a trend names 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
@@ -42,6 +43,7 @@ class Trends:
         self._store = store
         self._tenant = tenant
         self._types: Collection[str] = ()
+        self._one_at_a_time = asyncio.Lock()
         self._begin_us = time.time_ns() // 1_000
         self._counts = defaultdict[str, float](float)  # in events of the moment `_begin_us`
 
@@ -59,22 +61,24 @@ class Trends:
     async def look(self) -> None:
         """Tell what was counted, and read what everybody has; StorageError when the store cannot be used."""
         await self.tell()
-        self.newest = await self._store.trends(self._tenant, ITEMS)
+        async with self._one_at_a_time:
+            self.newest = await self._store.trends(self._tenant, ITEMS)
 
     async def tell(self) -> None:
         """Tell what was counted; StorageError as for `look`, and then it is told the next time."""
-        counts, begin_us = self._counts, self._begin_us
-        self._counts, self._begin_us = defaultdict(float), time.time_ns() // 1_000
-        told = {item_id: trend_of(begin_us, count) for item_id, count in counts.items() if count > 0}
-        if not told:
-            return
-        try:
-            await self._store.add_trends(self._tenant, told)
-        except StorageError as exc:
-            logger.debug("trends could not be noted, which will be tried again: %s", exc)
-            for item_id, trend in told.items():
-                self._counts[item_id] += count_at(trend, self._begin_us)
-            raise
+        async with self._one_at_a_time:  # or who tells meanwhile has not told yet when this returns
+            counts, begin_us = self._counts, self._begin_us
+            self._counts, self._begin_us = defaultdict(float), time.time_ns() // 1_000
+            told = {item_id: trend_of(begin_us, count) for item_id, count in counts.items() if count > 0}
+            if not told:
+                return
+            try:
+                await self._store.add_trends(self._tenant, told)
+            except StorageError as exc:
+                logger.debug("trends could not be noted, which will be tried again: %s", exc)
+                for item_id, trend in told.items():
+                    self._counts[item_id] += count_at(trend, self._begin_us)
+                raise
 
 
 class Trending:
