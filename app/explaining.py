@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue import Catalogue, Rows
+from app.catalogue import Catalogue, Rows, gains_of
 from app.schemas import Explanation, HistoryCodeword, RecentItem, TargetCodeword
 from model.engine import Engine, Queries
+from model.scan import Boosts
 from storage.state import Generation
 
 SHOWN = 3  # codewords, and recent items, of each kind
@@ -21,12 +22,14 @@ class Asker(NamedTuple):
     lifting    (K,)       rows of the items that lift others, as the query has them; -1 for none
     recent     (M,)       rows of all that may have shared codewords
     histogram  (R, B, W)  None where none is asked
+    boosts     what the request adds to scores
     """
 
     query: Queries
     lifting: NDArray[np.integer]
     recent: Rows
     histogram: NDArray[np.float32] | None
+    boosts: Boosts | None
 
 
 class Explainer:
@@ -49,7 +52,7 @@ class Explainer:
             [TargetCodeword(codebook=book, codeword=int(own[book]), adds=float(adds[book])) for book in books[:SHOWN]]
             for books, own, adds in zip(strongest.tolist(), codes, parts.codewords, strict=True)
         ]
-        return [
+        explanations: list[Explanation] = [
             {
                 "codewords": best,
                 "other_codewords": float(total) - sum(word["adds"] for word in best),
@@ -62,6 +65,10 @@ class Explainer:
                 shown, totals, parts.bias, follows, history, recent, strict=True
             )
         ]
+        if asker.boosts is not None:
+            for explanation, gain in zip(explanations, gains_of(asker.boosts, rows).tolist(), strict=True):
+                explanation["boost"] = gain
+        return explanations
 
     def _history(self, histogram: NDArray[np.float32] | None, rows: Rows) -> list[list[HistoryCodeword]]:
         """Of each item the history codewords that the user's history has most, at the slowest rate."""

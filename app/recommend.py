@@ -16,9 +16,13 @@ from pydantic import ValidationError
 from app import trace
 from app.batching import Batching, never
 from app.catalogue import Catalogue, Rows
+from app.cursor import MAX_ITEMS as MAX_SHOWN
+from app.cursor import cursor_after
 from app.errors import InvalidRequest, ItemNotFound, details_of
 from app.explaining import Asker, Explainer
 from app.metrics import Metrics
+from app.ranking import Personal, Popular, Ranked, Ranking, Scores
+from app.rules import Rules, rules_of
 from app.schemas import (
     Explanation,
     RecommendationBatch,
@@ -34,6 +38,7 @@ from model import bitmap
 from model.bitmap import Bitmap
 from model.engine import Engine, Queries
 from model.histogram import history_histogram
+from model.scan import Boosts
 from storage.state import ITEM_RING, Generation, recent_items
 from storage.store import PartlyRead, StorageError, UserStore
 
@@ -89,6 +94,7 @@ class Ask:
     """One request in rows of the catalogue.
 
     like        of what the best items are to be like; None: what the user is to like
+    rules       what is wanted of the list beyond the best; None where nothing is
     excluded    what may not be shown
     candidates  only allowed ones; None for every item
     """
@@ -96,8 +102,18 @@ class Ask:
     request: RecommendationRequest
     past: Past
     like: int | None
+    rules: Rules | None
     excluded: Bitmap
     candidates: Rows | None
+
+    @property
+    def depth(self) -> int:
+        """How many of the best items are looked for at first."""
+        return self.request.k if self.rules is None else self.rules.depth
+
+    @property
+    def boosts(self) -> Boosts | None:
+        return None if self.rules is None else self.rules.boosts
 
 
 class Found(NamedTuple):
@@ -107,7 +123,7 @@ class Found(NamedTuple):
     """
 
     rows: Rows
-    scores: NDArray[np.float32]
+    scores: Scores
     queries: Queries
     place: int
 
@@ -289,14 +305,18 @@ class Recommender:
             past = self._past_of_history(request.history)
         else:
             past = users.get(str(request.user_id), NOBODY)
-        excluded, like = self._excluded(request, past), self._like(request, past)
+        excluded, like = self._filtered(request), self._like(request, past)
         if like is not None:
             bitmap.add(excluded, np.array([like]))
+        rules = rules_of(request, self._catalogue, excluded)
+        bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])
+        if rules is not None:
+            bitmap.add(excluded, rules.elsewhere)
         candidates = None
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
             candidates = rows[~bitmap.has(excluded, rows)]
-        return Ask(request, past, like, excluded, candidates)
+        return Ask(request, past, like, rules, excluded, candidates)
 
     def _like(self, request: RecommendationRequest, past: Past) -> int | None:
         """The item that heads the list, if it is to have one and there is one."""
@@ -306,13 +326,17 @@ class Recommender:
             return self._catalogue.row_of.get(request.because)
         return int(past.steps.last) if past.steps else None
 
-    def _excluded(self, request: RecommendationRequest, past: Past) -> Bitmap:
+    def _filtered(self, request: RecommendationRequest) -> Bitmap:
         """What the request's filters leave out."""
-        excluded = self._catalogue.bitmap_of(self._catalogue.rows(request.exclude))
-        excluded |= self._catalogue.unavailable
+        catalogue = self._catalogue
+        excluded = catalogue.bitmap_of(catalogue.rows(request.exclude))
+        excluded |= catalogue.unavailable
         if request.categories:
-            excluded |= ~self._catalogue.in_categories(request.categories)
-        bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])
+            excluded |= ~catalogue.in_categories(request.categories)
+        for category in request.categories_all:
+            excluded |= ~catalogue.in_categories([category])
+        if request.categories_none:
+            excluded |= catalogue.in_categories(request.categories_none)
         return excluded
 
     def _rank(self, asks: Sequence[Ask]) -> dict[Ask, Found]:
@@ -345,21 +369,21 @@ class Recommender:
 
     def _scan(self, asks: Sequence[Ask], queries: Queries) -> dict[Ask, Found]:
         """What is found for each of the asks, which have a query each."""
+        self._engine.asked(queries)  # once for all
         found: dict[Ask, Found] = {}
-        # who wants few items does not wait for a longer ranking
-        for k in {ask.request.k for ask in asks}:
-            wide = [place for place, ask in enumerate(asks) if ask.request.k == k and ask.candidates is None]
-            if wide:
-                theirs = queries[wide]
-                rows, scores = self._engine.top_k(theirs, k, np.stack([asks[place].excluded for place in wide]))
-                for n, place in enumerate(wide):
-                    found[asks[place]] = Found(rows[n], scores[n], theirs, n)
-        narrow = {place: candidates for place, ask in enumerate(asks) if (candidates := ask.candidates) is not None}
-        if narrow:
-            theirs, most = queries[list(narrow)], max(asks[place].request.k for place in narrow)
-            ranked = self._engine.rank_candidates(theirs, list(narrow.values()), most)
-            for n, (place, best) in enumerate(zip(narrow, ranked, strict=True)):
-                found[asks[place]] = Found(*best, theirs, n)
+        alike = [ask.depth if ask.boosts is None and ask.candidates is None else None for ask in asks]
+        # who wants few items does not wait for a longer ranking, and boosts are one request's
+        for depth in set(alike):
+            places = [place for place, its_depth in enumerate(alike) if its_depth == depth]
+            if depth is not None:
+                theirs = queries if len(places) == len(asks) else queries[places]
+                rows, scores = self._engine.top_k(theirs, depth, np.stack([asks[place].excluded for place in places]))
+                found |= {asks[place]: Found(rows[n], scores[n], theirs, n) for n, place in enumerate(places)}
+                continue
+            for place in places:
+                ask, query = asks[place], queries[[place]]
+                best = Personal(self._engine, query, ask.boosts, ask.candidates).best(ask.depth, ask.excluded)
+                found[ask] = Found(*best, query, 0)
         return found
 
     def _note_stages(self, queries: int, step_s: float, scan_s: float) -> None:
@@ -369,28 +393,56 @@ class Recommender:
 
     def _best(self, ask: Ask, found: Found) -> Recommendations:
         """The answer of what was found."""
-        rows, scores = found.rows[: ask.request.k], found.scores[: ask.request.k]
-        items = [
+        source: Source = "personalised" if ask.like is None else "similar"
+        if ask.rules is None:
+            items = self._scored(found.rows[: ask.request.k], found.scores[: ask.request.k])
+            cursor = None
+        else:
+            query = found.queries[[found.place]]
+            ranking = Personal(self._engine, query, ask.boosts, ask.candidates)
+            items, cursor = self._listed(ask, ask.rules, ranking, found[:2])
+        if ask.request.explain:
+            rows = self._catalogue.rows([item["item_id"] for item in items])
+            for item, explanation in zip(items, self._explain(ask, found, rows), strict=True):
+                item["explanation"] = explanation
+        return self._recommendations(ask, source, items, cursor)
+
+    def _scored(self, rows: Rows, scores: Scores) -> list[ScoredItem]:
+        return [
             self._catalogue.scored_item(row, score)
             for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
             if row >= 0
         ]
-        if ask.request.explain:
-            for item, explanation in zip(items, self._explain(ask, found, rows[: len(items)]), strict=True):
-                item["explanation"] = explanation
-        return self._recommendations(ask, "personalised" if ask.like is None else "similar", items)
+
+    def _listed(self, ask: Ask, rules: Rules, ranking: Ranking, best: Ranked) -> tuple[list[ScoredItem], str | None]:
+        """The list that the rules make of a ranking, of which the best are known; and where it goes on."""
+        listed = rules.applied(ranking, best, ask.excluded)
+        items = self._scored(listed.rows, listed.scores)
+        for item, is_pinned in zip(items, listed.pinned, strict=True):
+            if is_pinned:
+                item["pinned"] = True
+        shown = [*rules.shown, *(item["item_id"] for item in items)]
+        return items, cursor_after(shown) if listed.goes_on and len(shown) < MAX_SHOWN else None
 
     def _explain(self, ask: Ask, found: Found, rows: Rows) -> list[Explanation]:
         query, past = found.queries[[found.place]], ask.past
         if ask.like is not None or past.steps is None:
-            return self._explainer.explain(Asker(query, NO_ROWS, np.array([ask.like]), None), rows)
-        return self._explainer.explain(Asker(query, past.steps.recent, past.recent, past.steps.histogram), rows)
+            asker = Asker(query, NO_ROWS, np.array([ask.like]), None, ask.boosts)
+        else:
+            asker = Asker(query, past.steps.recent, past.recent, past.steps.histogram, ask.boosts)
+        return self._explainer.explain(asker, rows)
 
     def _popular(self, ask: Ask) -> Recommendations:
         excluded = ask.excluded if ask.candidates is None else ~self._catalogue.bitmap_of(ask.candidates)
-        return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, excluded))
+        if ask.rules is None:
+            return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, excluded))
+        ranking = Popular(self._engine, self._catalogue, ask.boosts, ask.candidates)
+        best = ranking.best(ask.depth, ask.excluded)
+        return self._recommendations(ask, "popular", *self._listed(ask, ask.rules, ranking, best))
 
-    def _recommendations(self, ask: Ask, source: Source, items: list[ScoredItem]) -> Recommendations:
+    def _recommendations(
+        self, ask: Ask, source: Source, items: list[ScoredItem], cursor: str | None = None
+    ) -> Recommendations:
         answer: Recommendations = {
             "recommendation_id": uuid7(),
             "user_id": ask.request.user_id,
@@ -398,6 +450,8 @@ class Recommender:
             "source": source,
             "items": items,
         }
+        if ask.request.cursor is not None:
+            answer["cursor"] = cursor
         if ask.like is not None:
             answer["because"] = self._catalogue.named_item(ask.like)
         return answer

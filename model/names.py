@@ -176,6 +176,10 @@ class Labels(Sequence[tuple[str, ...]]):
         codes = self.codes[self.ends[place] : self.ends[place + 1]]
         return tuple(self.names[code] for code in codes.tolist())
 
+    def number(self, label: str) -> int | None:
+        """The label's place among the names."""
+        return self._code_of.get(label)
+
     def items_with(self, label: str) -> NDArray[np.int32]:
         """Rows of the items that have the label; none for an unknown one."""
         code = self._code_of.get(label)

@@ -1,0 +1,173 @@
+"""What a request wants of its list beyond the best items: pins, variety, pages.
+
+A list is one sequence, whatever its pages: what stands at a place depends on what stands before it and on the pins, and
+never on how many items are asked for. So a page begins where the one before ended, as if it had gone on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.catalogue import Catalogue, Rows
+from app.ranking import Ranked, Ranking, Scores
+from app.schemas import RecommendationRequest
+from model import bitmap
+from model.bitmap import Bitmap
+from model.scan import Boosts
+from model.variety import Variety, choose
+
+
+class Listed(NamedTuple):
+    """One page.
+
+    pinned   (n,)  bool, which of the items were to stand where they are
+    goes_on  whether there is another page
+    """
+
+    rows: Rows
+    scores: Scores
+    pinned: NDArray[np.bool_]
+    goes_on: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rules:
+    """Of one request.
+
+    wanted   items that are looked for: k, and of a page one more, which tells whether there is another
+    shown    ids of what the pages before have shown
+    known    their rows, of those that are still known
+    pins     rows of items that stand at fixed places, without those shown or filtered out
+    places   of the pins, counted from 0, in order
+    """
+
+    catalogue: Catalogue
+    boosts: Boosts | None
+    variety: Variety
+    k: int
+    wanted: int
+    shown: Sequence[str]
+    known: Rows
+    pins: Rows
+    places: NDArray[np.int64]
+
+    @property
+    def elsewhere(self) -> Rows:
+        """What the rest of the list cannot have, as it stands before it or at a place of its own."""
+        return np.concatenate([self.known, self.pins])
+
+    @property
+    def depth(self) -> int:
+        """How many of the best are likely to be enough."""
+        skipped = self.wanted if self.variety.most else 0
+        return self.wanted + skipped + self.variety.window - 1
+
+    def applied(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Listed:
+        """The page.
+
+        best      at least the first `depth` of the ranking outside what is excluded, or all there are; -1 is no item
+        excluded  with what is elsewhere
+        """
+        rows, scores = self._chosen(ranking, best, excluded)
+        pin_scores = ranking.scores(self.pins) if len(self.pins) else np.empty(0, np.float32)
+        order, is_pin = self._order(len(rows))
+        page = order[: self.k]
+        return Listed(
+            np.concatenate([rows, self.pins])[page],
+            np.concatenate([scores, pin_scores])[page],
+            is_pin[: self.k],
+            len(order) > self.k,
+        )
+
+    def _order(self, chosen: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """What stands at each place of the page, chosen ones by number, then pins; at the list's end pins close up."""
+        order: list[int] = []
+        pin, best = 0, 0
+        while len(order) < self.wanted and (pin < len(self.pins) or best < chosen):
+            if pin < len(self.pins) and (best == chosen or self.places[pin] <= len(self.shown) + len(order)):
+                order.append(chosen + pin)
+                pin += 1
+            else:
+                order.append(best)
+                best += 1
+        places = np.array(order, np.int64)
+        return places, places >= chosen
+
+    def _chosen(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Ranked:
+        """The best items with regard to variety: as many as are wanted, if they are there."""
+        rows, scores = best
+        rows, scores = rows[rows >= 0], scores[rows >= 0]
+        if self.variety == Variety(0.0, 0):
+            return rows[: self.wanted], scores[: self.wanted]
+        before = ranking.codes(self.elsewhere)
+        is_all = len(rows) < self.depth
+        while True:
+            categories = self.catalogue.categories_of(rows)
+            taken = self._taken(self.elsewhere)
+            relevance, codes = ranking.relevance(scores), ranking.codes(rows)
+            places = choose(self.variety, self.wanted, relevance, codes, categories, before, taken, is_all)
+            if is_all or len(places) == self.wanted:
+                return rows[places], scores[places]
+            more, more_scores = self._further(ranking, len(rows), excluded, rows, taken)
+            is_all = len(more) < len(rows)
+            rows, scores = np.concatenate([rows, more]), np.concatenate([scores, more_scores])
+
+    def _taken(self, rows: Rows) -> NDArray[np.int64]:
+        """How many of the items each category has."""
+        categories = self.catalogue.categories_of(rows)
+        owners = np.repeat(np.arange(len(rows)), np.diff(categories.ends))
+        different = np.unique(np.stack([owners, categories.labels]), axis=1)[1]
+        return np.bincount(different, minlength=self.catalogue.labels)
+
+    def _further(self, ranking: Ranking, count: int, excluded: Bitmap, known: Rows, taken: NDArray[np.int64]) -> Ranked:
+        """So many of the next best items, without those of full categories."""
+        outside = excluded.copy()
+        bitmap.add(outside, known)
+        if self.variety.most:
+            full = np.flatnonzero(taken >= self.variety.most).tolist()
+            outside |= self.catalogue.in_categories([self.catalogue.label(number) for number in full])
+        return ranking.best(count, outside)
+
+
+def rules_of(request: RecommendationRequest, catalogue: Catalogue, filtered: Bitmap) -> Rules | None:
+    """The rules of a request; None where it wants nothing beyond the best.
+
+    filtered  what its filters leave out, pinned or not
+    """
+    boosts = catalogue.boosts(request.boost) if request.boost else None
+    if boosts is None and not (request.pin or request.diversity or request.max_per_category) and request.cursor is None:
+        return None
+    shown = request.cursor or ()
+    pins, places = _pins(request, catalogue, filtered)
+    return Rules(
+        catalogue=catalogue,
+        boosts=boosts,
+        variety=Variety(request.diversity, request.max_per_category or 0),
+        k=request.k,
+        wanted=request.k + (request.cursor is not None),
+        shown=shown,
+        known=catalogue.rows(shown),
+        pins=pins,
+        places=places,
+    )
+
+
+def _pins(request: RecommendationRequest, catalogue: Catalogue, filtered: Bitmap) -> tuple[Rows, NDArray[np.int64]]:
+    """Rows and places of the pins that may be shown and are still to come, by place."""
+    gone = set(request.cursor or ())
+    if request.candidates is not None:
+        gone |= {pin.item_id for pin in request.pin}.difference(request.candidates)
+    asked = sorted(
+        (pin.place - 1, row)
+        for pin in request.pin
+        if pin.item_id not in gone
+        if (row := catalogue.row_of.get(pin.item_id)) is not None
+    )
+    places, rows = (np.array([one[part] for one in asked], np.int64) for part in range(2))
+    allowed = ~bitmap.has(filtered, rows)
+    return rows[allowed], places[allowed]
