@@ -33,6 +33,7 @@ class Catalogue:
         self._titles = items.titles
         self._categories = items.categories
         self._in_category = lru_cache(max(8, KEPT_BYTES // (len(self.unavailable) * 8 + 1)))(self._found_in_category)
+        self.categories_of(np.zeros(0, np.int64))
         self.popular(
             1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"]))
         )  # compiles what requests would wait for
@@ -69,12 +70,7 @@ class Catalogue:
 
     def categories_of(self, rows: Rows) -> Categories:
         """The numbers of the items' categories."""
-        codes, ends = self._categories.codes, self._categories.ends
-        counts = ends[rows + 1].astype(np.int64) - ends[rows].astype(np.int64)
-        own = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(counts, out=own[1:])
-        places = np.arange(own[-1]) + np.repeat(ends[rows].astype(np.int64) - own[:-1], counts)
-        return Categories(codes[places].astype(np.int64), own)
+        return Categories(*self._categories.of_rows(rows))
 
     def boosts(self, gains: Mapping[str, float]) -> Boosts | None:
         """Of the items of each category; None where there is nothing to gain."""

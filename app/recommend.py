@@ -39,6 +39,7 @@ from model.bitmap import Bitmap
 from model.engine import Engine, Queries
 from model.histogram import history_histogram
 from model.scan import Boosts
+from model.variety import compile_loops
 from storage.state import ITEM_RING, Generation, recent_items
 from storage.store import PartlyRead, StorageError, UserStore
 
@@ -156,6 +157,7 @@ class Recommender:
         self._catalogue = catalogue
         self._engine = engine
         self._window = engine.window
+        compile_loops()
         self._explainer = Explainer(generation, catalogue, engine)
         self._engine_thread = engine_thread
         self._store = store
@@ -310,8 +312,8 @@ class Recommender:
             bitmap.add(excluded, np.array([like]))
         rules = rules_of(request, self._catalogue, excluded)
         bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])
-        if rules is not None:
-            bitmap.add(excluded, rules.elsewhere)
+        if rules is not None and len(elsewhere := rules.elsewhere):
+            bitmap.add(excluded, elsewhere)
         candidates = None
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
@@ -381,7 +383,7 @@ class Recommender:
                 found |= {asks[place]: Found(rows[n], scores[n], theirs, n) for n, place in enumerate(places)}
                 continue
             for place in places:
-                ask, query = asks[place], queries[[place]]
+                ask, query = asks[place], queries.one(place)
                 best = Personal(self._engine, query, ask.boosts, ask.candidates).best(ask.depth, ask.excluded)
                 found[ask] = Found(*best, query, 0)
         return found
@@ -395,15 +397,14 @@ class Recommender:
         """The answer of what was found."""
         source: Source = "personalised" if ask.like is None else "similar"
         if ask.rules is None:
-            items = self._scored(found.rows[: ask.request.k], found.scores[: ask.request.k])
-            cursor = None
+            rows, cursor = found.rows[: ask.request.k], None
+            items = self._scored(rows, found.scores[: ask.request.k])
         else:
-            query = found.queries[[found.place]]
+            query = found.queries.one(found.place)
             ranking = Personal(self._engine, query, ask.boosts, ask.candidates)
-            items, cursor = self._listed(ask, ask.rules, ranking, found[:2])
+            rows, items, cursor = self._listed(ask, ask.rules, ranking, found[:2])
         if ask.request.explain:
-            rows = self._catalogue.rows([item["item_id"] for item in items])
-            for item, explanation in zip(items, self._explain(ask, found, rows), strict=True):
+            for item, explanation in zip(items, self._explain(ask, found, rows[: len(items)]), strict=True):
                 item["explanation"] = explanation
         return self._recommendations(ask, source, items, cursor)
 
@@ -414,18 +415,22 @@ class Recommender:
             if row >= 0
         ]
 
-    def _listed(self, ask: Ask, rules: Rules, ranking: Ranking, best: Ranked) -> tuple[list[ScoredItem], str | None]:
+    def _listed(
+        self, ask: Ask, rules: Rules, ranking: Ranking, best: Ranked
+    ) -> tuple[Rows, list[ScoredItem], str | None]:
         """The list that the rules make of a ranking, of which the best are known; and where it goes on."""
         listed = rules.applied(ranking, best, ask.excluded)
         items = self._scored(listed.rows, listed.scores)
-        for item, is_pinned in zip(items, listed.pinned, strict=True):
-            if is_pinned:
-                item["pinned"] = True
-        shown = [*rules.shown, *(item["item_id"] for item in items)]
-        return items, cursor_after(shown) if listed.goes_on and len(shown) < MAX_SHOWN else None
+        for place in np.flatnonzero(listed.pinned):
+            items[place]["pinned"] = True
+        cursor = None
+        if ask.request.cursor is not None and listed.goes_on:
+            shown = [*rules.shown, *(item["item_id"] for item in items)]
+            cursor = cursor_after(shown) if len(shown) < MAX_SHOWN else None
+        return listed.rows, items, cursor
 
     def _explain(self, ask: Ask, found: Found, rows: Rows) -> list[Explanation]:
-        query, past = found.queries[[found.place]], ask.past
+        query, past = found.queries.one(found.place), ask.past
         if ask.like is not None or past.steps is None:
             asker = Asker(query, NO_ROWS, np.array([ask.like]), None, ask.boosts)
         else:
@@ -438,7 +443,8 @@ class Recommender:
             return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, excluded))
         ranking = Popular(self._engine, self._catalogue, ask.boosts, ask.candidates)
         best = ranking.best(ask.depth, ask.excluded)
-        return self._recommendations(ask, "popular", *self._listed(ask, ask.rules, ranking, best))
+        _, items, cursor = self._listed(ask, ask.rules, ranking, best)
+        return self._recommendations(ask, "popular", items, cursor)
 
     def _recommendations(
         self, ask: Ask, source: Source, items: list[ScoredItem], cursor: str | None = None

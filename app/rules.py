@@ -19,7 +19,7 @@ from app.schemas import RecommendationRequest
 from model import bitmap
 from model.bitmap import Bitmap
 from model.scan import Boosts
-from model.variety import Variety, choose
+from model.variety import Categories, Variety, choose, count
 
 
 class Listed(NamedTuple):
@@ -33,6 +33,10 @@ class Listed(NamedTuple):
     scores: Scores
     pinned: NDArray[np.bool_]
     goes_on: bool
+
+
+NO_ROWS: Rows = np.zeros(0, np.int64)
+SKIPPED = 3  # items for each that is chosen, as their categories are full: at first that many are expected
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,12 +63,12 @@ class Rules:
     @property
     def elsewhere(self) -> Rows:
         """What the rest of the list cannot have, as it stands before it or at a place of its own."""
-        return np.concatenate([self.known, self.pins])
+        return np.concatenate([self.known, self.pins]) if len(self.known) or len(self.pins) else NO_ROWS
 
     @property
     def depth(self) -> int:
         """How many of the best are likely to be enough."""
-        skipped = self.wanted if self.variety.most else 0
+        skipped = SKIPPED * self.wanted if self.variety.most else 0
         return self.wanted + skipped + self.variety.window - 1
 
     def applied(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Listed:
@@ -74,13 +78,15 @@ class Rules:
         excluded  with what is elsewhere
         """
         rows, scores = self._chosen(ranking, best, excluded)
-        pin_scores = ranking.scores(self.pins) if len(self.pins) else np.empty(0, np.float32)
+        if not len(self.pins):
+            page = slice(self.k)
+            return Listed(rows[page], scores[page], np.zeros(len(rows[page]), np.bool_), len(rows) > self.k)
         order, is_pin = self._order(len(rows))
-        page = order[: self.k]
+        page = slice(self.k)
         return Listed(
-            np.concatenate([rows, self.pins])[page],
-            np.concatenate([scores, pin_scores])[page],
-            is_pin[: self.k],
+            np.concatenate([rows, self.pins])[order[page]],
+            np.concatenate([scores, ranking.scores(self.pins)])[order[page]],
+            is_pin[page],
             len(order) > self.k,
         )
 
@@ -104,11 +110,10 @@ class Rules:
         rows, scores = rows[rows >= 0], scores[rows >= 0]
         if self.variety == Variety(0.0, 0):
             return rows[: self.wanted], scores[: self.wanted]
-        before = ranking.codes(self.elsewhere)
-        is_all = len(rows) < self.depth
+        elsewhere = self.elsewhere
+        before, is_all = ranking.codes(elsewhere), len(rows) < self.depth
         while True:
-            categories = self.catalogue.categories_of(rows)
-            taken = self._taken(self.elsewhere)
+            categories, taken = self._categories(rows), self._taken(elsewhere)
             relevance, codes = ranking.relevance(scores), ranking.codes(rows)
             places = choose(self.variety, self.wanted, relevance, codes, categories, before, taken, is_all)
             if is_all or len(places) == self.wanted:
@@ -117,12 +122,18 @@ class Rules:
             is_all = len(more) < len(rows)
             rows, scores = np.concatenate([rows, more]), np.concatenate([scores, more_scores])
 
+    def _categories(self, rows: Rows) -> Categories:
+        """Of the items, where they matter."""
+        if self.variety.most:
+            return self.catalogue.categories_of(rows)
+        return Categories(NO_ROWS, np.zeros(len(rows) + 1, np.int64))
+
     def _taken(self, rows: Rows) -> NDArray[np.int64]:
         """How many of the items each category has."""
+        if not self.variety.most:
+            return NO_ROWS
         categories = self.catalogue.categories_of(rows)
-        owners = np.repeat(np.arange(len(rows)), np.diff(categories.ends))
-        different = np.unique(np.stack([owners, categories.labels]), axis=1)[1]
-        return np.bincount(different, minlength=self.catalogue.labels)
+        return count(categories, self.catalogue.labels)
 
     def _further(self, ranking: Ranking, count: int, excluded: Bitmap, known: Rows, taken: NDArray[np.int64]) -> Ranked:
         """So many of the next best items, without those of full categories."""
@@ -143,7 +154,7 @@ def rules_of(request: RecommendationRequest, catalogue: Catalogue, filtered: Bit
     if boosts is None and not (request.pin or request.diversity or request.max_per_category) and request.cursor is None:
         return None
     shown = request.cursor or ()
-    pins, places = _pins(request, catalogue, filtered)
+    pins, places = _pins(request, catalogue, filtered) if request.pin else (NO_ROWS, NO_ROWS)
     return Rules(
         catalogue=catalogue,
         boosts=boosts,
@@ -151,7 +162,7 @@ def rules_of(request: RecommendationRequest, catalogue: Catalogue, filtered: Bit
         k=request.k,
         wanted=request.k + (request.cursor is not None),
         shown=shown,
-        known=catalogue.rows(shown),
+        known=catalogue.rows(shown) if shown else NO_ROWS,
         pins=pins,
         places=places,
     )

@@ -50,6 +50,14 @@ class Queries:
         asked = self.asked and (self.asked[0][rows], Lifted(*(part[rows] for part in self.asked[1])))
         return Queries(self.vectors[rows], self.recent[rows], self.nearest, asked)
 
+    def one(self, place: int) -> Queries:
+        """Of the user at that place, without a copy."""
+        if len(self) == 1:
+            return self
+        row = slice(place, place + 1)
+        asked = self.asked and (self.asked[0][row], Lifted(*(part[row] for part in self.asked[1])))
+        return Queries(self.vectors[row], self.recent[row], self.nearest, asked)
+
 
 class Parts(NamedTuple):
     """What the scores of k items are the sums of, up to rounding.

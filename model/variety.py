@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-WINDOW = 40  # how many of the best that are left are looked at for each place
+WINDOW = 24  # how many of the best that are left are looked at for each place
 
 Codes = NDArray[np.uint8]
 """(n, B') target codes"""
@@ -74,6 +74,27 @@ def choose(
     return chosen[:found]
 
 
+def count(categories: Categories, labels: int) -> NDArray[np.int64]:
+    """How many of the items each of so many categories has: (labels,)."""
+    taken = np.zeros(labels, np.int64)
+    if len(categories.labels):
+        _count(*categories, taken)
+    return taken
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(labels, ends, taken):  # type: ignore[no-untyped-def]
+    for item in range(len(ends) - 1):
+        _take(item, labels, ends, taken)
+
+
+@numba.njit(nogil=True)
+def _take(item, labels, ends, taken):  # type: ignore[no-untyped-def]
+    for place in range(ends[item], ends[item + 1]):
+        if labels[place] not in labels[ends[item] : place]:  # a shop may have said it twice
+            taken[labels[place]] += 1
+
+
 @numba.njit(cache=True, nogil=True)
 def _choose(diversity, most, window, scores, codes, labels, ends, before, taken, is_all, chosen):  # type: ignore[no-untyped-def]
     count, books = codes.shape
@@ -106,9 +127,7 @@ def _choose(diversity, most, window, scores, codes, labels, ends, before, taken,
         chosen[found] = best
         found += 1
         is_gone[best] = True
-        for place in range(ends[best], ends[best + 1]):
-            if labels[place] not in labels[ends[best] : place]:  # a shop may have said it twice
-                taken[labels[place]] += 1
+        _take(best, labels, ends, taken)
         if diversity > 0:
             for other in range(first, known):
                 if not is_gone[other]:
@@ -124,3 +143,10 @@ def _same(one, other):  # type: ignore[no-untyped-def]
     for book in range(len(one)):
         same += one[book] == other[book]
     return same
+
+
+def compile_loops() -> None:
+    """Before the first request waits for it."""
+    codes, labels, ends = np.zeros((0, 1), np.uint8), np.zeros(0, np.int64), np.zeros(1, np.int64)
+    _choose(0.5, 1, 1, np.zeros(0, np.float32), codes, labels, ends, codes, labels, True, labels)
+    _count(labels, ends, labels)
