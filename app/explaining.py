@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue import Catalogue, Rows, gains_of
-from app.schemas import Explanation, HistoryCodeword, NamedItem, RecentItem, TargetCodeword
+from app.schemas import Explanation, HistoryCodeword, RecentItem
 from model.engine import Engine, Parts, Queries
 from model.scan import Boosts
 from storage.state import Generation
 
+NO_ROWS: Rows = np.zeros(0, np.int64)
 SHOWN = 3  # codewords, and recent items, of each kind
 
 
@@ -41,7 +42,8 @@ class Explainer:
         self._slowest = int(np.argmin(generation.decay_rates))
         self._catalogue = catalogue
         self._engine = engine
-        _compile()
+        nothing = Parts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
+        self._related(NO_ROWS, NO_ROWS, NO_ROWS, nothing)  # compiled before the first request waits for it
 
     def explain(self, asker: Asker, rows: Rows) -> list[Explanation]:
         """Of each of the items, in order."""
@@ -54,7 +56,7 @@ class Explainer:
         for n, bias in enumerate(parts.bias.tolist()):
             best, others = strongest[n][:SHOWN], strongest[n][SHOWN:]
             explanation: Explanation = {
-                "codewords": [_target_codeword(book, codes[n][book], adds[n][book]) for book in best],
+                "codewords": [{"codebook": book, "codeword": codes[n][book], "adds": adds[n][book]} for book in best],
                 "other_codewords": sum([adds[n][book] for book in others]),
                 "bias": bias,
                 "follows": follows[n],
@@ -75,7 +77,7 @@ class Explainer:
         shares = (bins / bins.sum(axis=1, keepdims=True))[np.arange(len(bins)), codes]
         most = np.argsort(-shares, axis=1, kind="stable")[:, :SHOWN].tolist()
         return [
-            [_history_codeword(book, own[book], share[book]) for book in books if share[book] > 0]
+            [{"codebook": book, "codeword": own[book], "share": share[book]} for book in books if share[book] > 0]
             for books, own, share in zip(most, codes.tolist(), shares.tolist(), strict=True)
         ]
 
@@ -83,48 +85,46 @@ class Explainer:
         """Of each item the user's items that have a codeword in common with it or that it has followed."""
         lifting = np.asarray(asker.lifting[: parts.lifts.shape[1]], np.int64)
         recent = np.array(_distinct([*lifting.tolist(), *asker.recent.tolist()]), np.int64)
-        targets, histories = self._engine.target_codes, self._history_codes
-        most = np.empty((len(rows), SHOWN), np.int64)
-        shared = np.empty((len(rows), SHOWN, 2), np.int64)
-        gains = np.empty((len(rows), SHOWN, 2))
-        codes = targets[rows], targets[recent], histories[rows], histories[recent]
-        _relate(*codes, parts.codewords, parts.lifts, lifting, recent, most, shared, gains)
-        names: dict[int, NamedItem] = {}
-        for row in np.unique(most[most >= 0]).tolist():
-            names[row] = self._catalogue.named_item(row)
+        most, shared, gains = self._related(rows, recent, lifting, parts)
+        places = most.tolist()
+        names = {row: self._catalogue.named_item(row) for row in {row for of_item in places for row in of_item} - {-1}}
         return [
-            [_recent_item(names[row], *both, *added) for row, both, added in zip(*of_item, strict=True) if row >= 0]
-            for of_item in zip(most.tolist(), shared.tolist(), gains.tolist(), strict=True)
+            [
+                {**names[row], "shared": same, "shared_history": of_history, "adds": adds, "follows": follows}
+                for row, (same, of_history), (adds, follows) in zip(of_item, its_shared, its_gains, strict=True)
+                if row >= 0
+            ]
+            for of_item, its_shared, its_gains in zip(places, shared.tolist(), gains.tolist(), strict=True)
         ]
 
+    def _related(
+        self, rows: Rows, recent: Rows, lifting: Rows, parts: Parts
+    ) -> tuple[Rows, NDArray[np.int64], NDArray[np.float64]]:
+        """For each of k items the recent ones that add most, -1 for none.
 
-def _target_codeword(book: int, code: int, adds: float) -> TargetCodeword:
-    return {"codebook": book, "codeword": code, "adds": adds}
-
-
-def _history_codeword(book: int, code: int, share: float) -> HistoryCodeword:
-    return {"codebook": book, "codeword": code, "share": share}
-
-
-def _recent_item(name: NamedItem, shared: int, of_history: int, adds: float, follows: float) -> RecentItem:
-    return {**name, "shared": shared, "shared_history": of_history, "adds": adds, "follows": follows}
+        returns  rows (k, SHOWN), common target and history codewords (k, SHOWN, 2), what these and following add
+        """
+        most = np.empty((len(rows), SHOWN), np.int64)
+        shared, gains = np.empty((len(rows), SHOWN, 2), np.int64), np.empty((len(rows), SHOWN, 2))
+        codes = self._engine.target_codes, self._history_codes
+        _relate(*codes, rows, recent, parts.codewords, parts.lifts, lifting, most, shared, gains)
+        return most, shared, gains
 
 
 @numba.njit(cache=True, nogil=True)
 def _relate(  # type: ignore[no-untyped-def]
-    targets, recent_targets, histories, recent_histories, adding, lifts, lifting, recent, most, shared, gains
+    targets, histories, rows, recent, adding, lifts, lifting, most, shared, gains
 ):
-    """For each item the recent ones that add most, -1 for none: their rows, common codewords and what they add."""
-    for item in range(len(targets)):
+    for item in range(len(rows)):
         most[item] = -1
         for other in range(len(recent)):
             adds, same, of_history, follows = 0.0, 0, 0, 0.0
             for book in range(targets.shape[1]):
-                if targets[item, book] == recent_targets[other, book]:
+                if targets[rows[item], book] == targets[recent[other], book]:
                     adds += adding[item, book]
                     same += 1
             for book in range(histories.shape[1]):
-                of_history += histories[item, book] == recent_histories[other, book]
+                of_history += histories[rows[item], book] == histories[recent[other], book]
             for place in range(len(lifting)):
                 if lifting[place] == recent[other]:
                     follows += lifts[item, place]
@@ -147,13 +147,6 @@ def _relate(  # type: ignore[no-untyped-def]
                 most[item, place] = recent[other]
                 shared[item, place, 0], shared[item, place, 1] = same, of_history
                 gains[item, place, 0], gains[item, place, 1] = adds, follows
-
-
-def _compile() -> None:
-    """Before the first request waits for it."""
-    codes, numbers, rows = np.zeros((0, 1), np.uint8), np.zeros((0, 1), np.float32), np.zeros(0, np.int64)
-    pairs = np.zeros((0, SHOWN, 2), np.int64)
-    _relate(codes, codes, codes, codes, numbers, numbers, rows, rows, pairs[:, :, 0].copy(), pairs, pairs.astype(float))
 
 
 def _distinct(rows: Iterable[int]) -> list[int]:

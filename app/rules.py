@@ -36,7 +36,7 @@ class Listed(NamedTuple):
 
 
 NO_ROWS: Rows = np.zeros(0, np.int64)
-SKIPPED = 3  # items for each that is chosen, as their categories are full: at first that many are expected
+SKIPPED = 1  # items for each that is chosen, as their categories are full: at first that many are expected
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,8 +118,9 @@ class Rules:
             places = choose(self.variety, self.wanted, relevance, codes, categories, before, taken, is_all)
             if is_all or len(places) == self.wanted:
                 return rows[places], scores[places]
-            more, more_scores = self._further(ranking, len(rows), excluded, rows, taken)
-            is_all = len(more) < len(rows)
+            further = max(self.wanted + self.variety.window, len(rows) // 2)  # more each time, or it could take long
+            more, more_scores = self._further(ranking, further, excluded, rows, taken)
+            is_all = len(more) < further
             rows, scores = np.concatenate([rows, more]), np.concatenate([scores, more_scores])
 
     def _categories(self, rows: Rows) -> Categories:

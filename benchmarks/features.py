@@ -53,7 +53,7 @@ def features(categories: list[str], item_ids: list[str], cursor: str) -> dict[st
     }
     together = ("categories, none of two", "exclude 20 items", "boost of one category", "pins at three places")
     together += ("diversity 0.5", "at most 3 of a category", "the first page", "explain")
-    found["all rules together, explained"] = {
+    found["all together"] = {
         name: wish
         for feature in together
         for name, wish in found[feature].items()
