@@ -102,9 +102,9 @@ def _turns(settings: StoreSettings, turns: Turns, metrics: ArchiverMetrics) -> I
         writer = stack.enter_context(ArchiveWriter.open(settings.archive_dir))
         while True:
             with metrics.turn(log) as count:
-                moved = archive(
-                    log, writer, datetime.now(UTC), keep_tail_s=turns.keep_tail_s, keep_days=turns.keep_days
-                )
+                now = datetime.now(UTC)
+                moved = archive(log, writer, now, keep_tail_s=turns.keep_tail_s, keep_days=turns.keep_days)
+                writer.note_through(now.timestamp())
                 count(moved)
             yield moved
             if turns.every_s is None:

@@ -30,6 +30,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         services: Services = self.app_state["services"]
         self._limits = services.settings
+        self._metrics = services.metrics
         self.app_state = {**self.app_state, "is_gone": self.is_gone}
         self._answering: RequestResponseCycle | None = None
         self._deadline: TimerHandle | None = None  # of what the client is sending
@@ -120,14 +121,30 @@ class Connection(HttpToolsProtocol):
             self._answer_deadline.cancel()
             self._answer_deadline = None
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, in the words and the shape of every other refusal."""
+        from app.errors import NotHttp
+
+        self._refuse(NotHttp("this is no request in HTTP/1.1; nothing was done"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: who asks for it could fill the log, and gets the answer that HTTP/1.1 has."""
+
     def _refuse_head(self) -> None:
-        from app.errors import HeadTooLarge, answer_to
+        from app.errors import HeadTooLarge
 
         limit = self._limits.max_head_bytes
-        answer = answer_to(HeadTooLarge(f"address and headers of a request have at most {limit:,} bytes"))
+        self._refuse(HeadTooLarge(f"address and headers of a request have at most {limit:,} bytes"))
+
+    def _refuse(self, failure: Exception) -> None:
+        """Answer what never becomes a request of the app; it is counted, and no line of log says so."""
+        from app.errors import answer_to
+
+        answer = answer_to(failure)
         head = [STATUS_LINE[answer.status_code], b"connection: close\r\n"]
         head += [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
         self.transport.write(b"".join(head) + b"\r\n" + bytes(answer.body))
+        self._metrics.observe_request("other", "unmatched", answer.status_code, 0.0)
         self._end()
 
     def _end(self) -> None:

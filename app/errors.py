@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -105,6 +106,10 @@ class HeadTooLarge(RequestError):
     """Address and headers have more bytes than the service reads."""
 
 
+class NotHttp(RequestError):
+    """What came over the connection is no request."""
+
+
 class UnsupportedMediaType(RequestError):
     """The body says that it is not JSON."""
 
@@ -154,6 +159,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     BodyTooLarge: Answer(413, "body_too_large"),
     BodyTooSlow: Answer(408, "body_too_slow"),
     HeadTooLarge: Answer(431, "head_too_large"),
+    NotHttp: Answer(400, "not_http"),
     UnsupportedMediaType: Answer(415, "unsupported_media_type"),
     UserNotFound: Answer(404, "user_not_found"),
     UnknownEvent: Answer(404, "event_not_found", "no event of this user has this id; nothing changed"),
@@ -256,10 +262,18 @@ async def _answer_validation(_request: Request, exc: Exception) -> JSONResponse:
     return _response(answer, "the path or the query is not valid", _details(exc.errors()))
 
 
-async def _answer_http(_request: Request, exc: Exception) -> JSONResponse:
+async def _answer_http(request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, HTTPException)
     answer = HTTP_ERRORS.get(exc.status_code, Answer(exc.status_code, "http_error", "the request was refused"))
-    return _response(answer, str(answer.message), headers=exc.headers)
+    headers = {"Allow": _methods(request)} if exc.status_code == 405 else exc.headers
+    return _response(answer, str(answer.message), headers=headers)
+
+
+def _methods(request: Request) -> str:
+    """All that the path takes; the framework names those of the first route that has the path."""
+    declared = [context.original_route for context in iter_route_contexts(request.app.routes)]
+    routes = [one for one in declared if isinstance(one, APIRoute) and one.path_regex.match(request.scope["path"])]
+    return ", ".join(sorted({method for one in routes if one.path == routes[0].path for method in one.methods or ()}))
 
 
 def _response(answer: Answer, message: str, details: Sequence[ErrorDetail] = (), headers: Any = None) -> JSONResponse:

@@ -21,15 +21,23 @@ def configuration(level: str, log_format: LogFormat) -> dict[str, Any]:
     return {
         "version": 1,
         "disable_existing_loggers": False,
+        "filters": {"of_clients": {"()": "app.logs.NotOfClients"}},
         "formatters": {"lines": {"()": f"app.logs.{'JsonLines' if log_format == 'json' else 'TextLines'}"}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines"}},
         "root": {"level": "WARNING", "handlers": ["stderr"]},
-        "loggers": {name: {"level": level.upper()} for name in OWN},
+        "loggers": {name: {"level": level.upper()} for name in OWN} | {"uvicorn.error": {"filters": ["of_clients"]}},
     }
 
 
 def configure(level: str, log_format: LogFormat) -> None:
     logging.config.dictConfig(configuration(level, log_format))
+
+
+class NotOfClients(logging.Filter):
+    """Drops the server's line about each request that is none, which anybody could fill the log with. It is counted."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.msg != "Invalid HTTP request received."
 
 
 class JsonLines(logging.Formatter):

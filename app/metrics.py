@@ -8,7 +8,7 @@ gauges do not. One process alone keeps its numbers in memory.
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -98,6 +98,13 @@ class Metrics:
             "lisarec_recommendations", "Answers by the source of their items", ["source"]
         )
         self._sources: dict[str, Counter] = {}
+        of_list = ["tenant", "generation", "experiment"]
+        self._shown = self._counter(
+            "lisarec_shown_lists", "Lists by their length, 21 for longer ones", [*of_list, "length"]
+        )
+        self._chosen = self._counter(
+            "lisarec_chosen_items", "Events that came of a list, by the item's place in it", [*of_list, "place", "type"]
+        )
         self._failed_reads = self._counter(
             "lisarec_failed_state_reads",
             "Recommendations answered with popular items because the store could not be read",
@@ -111,6 +118,7 @@ class Metrics:
             "lisarec_generation", "Processes that serve the generation", ["tenant", "generation", "tag"]
         )
         self._served: dict[str, Gauge] = {}
+        self._log_lag: Gauge | None = None
         self._state_bytes = self._gauge(
             "lisarec_state_bytes", "Size of one user's state in the generation served", ["tenant"], mode="livemax"
         )
@@ -157,6 +165,12 @@ class Metrics:
             child = self._sources[source] = self._recommendations.labels(source)
         child.inc()
 
+    def count_places(self, tenant: str, tallies: Mapping[str, int]) -> None:
+        """Of lists and events, by the names that `app.clicks` gives them."""
+        for name, count in tallies.items():
+            what, *labels = name.split("|")
+            (self._shown if what == "shown" else self._chosen).labels(tenant, *labels).inc(count)
+
     def count_switch(self, outcome: Literal["switched", "failed"]) -> None:
         self._switches[outcome].inc()
 
@@ -170,6 +184,17 @@ class Metrics:
         depths: dict[Queue, int] = {"requests": self.at_work, "engine": self.at_engine, "store": store_waiting}
         for queue, depth in depths.items():
             self._queue_depth.labels(queue).set(depth)
+
+    def note_log_lag(self, seconds: float) -> None:
+        """Note how long ago everything that had been logged was in the archive; a service without one says nothing."""
+        if self._log_lag is None:
+            self._log_lag = self._gauge(
+                "lisarec_log_lag_seconds",
+                "How long ago everything that had been logged was in the archive",
+                [],
+                mode="livemax",
+            )
+        self._log_lag.set(seconds)
 
     def serve(self, tenant: str, generation: str, tag: str, state_bytes: int) -> None:
         """Note what is served to a tenant from now on."""

@@ -7,15 +7,17 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 from app.access import declared
 from app.errors import ErrorBody
+from app.settings import Settings
 
 BEARER = {
     "type": "http",
     "scheme": "bearer",
-    "description": "A key of `lisarec keys add` with the scope that the call names; none where there are no keys.",
+    "description": "A key of `lisarec keys add` with the scope that the call names.",
 }
 REFUSALS = {
     "401": "There is no key, or none that is valid; the same words for both.",
     "403": "The key is not for this call (`{scope}`), or not for pages of this origin.",
+    "429": "The key has used up its requests for now; `Retry-After` says when there will be some again.",
 }
 
 
@@ -30,19 +32,25 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody} for status in statuses}
 
 
-def describe_keys(app: FastAPI) -> None:
-    """Let the app's description say which scope of a key each call needs, and what is answered without it."""
+def describe_keys(app: FastAPI, settings: Settings) -> None:
+    """Let the app's description say which scope of a key each call needs, and what is answered without it.
+
+    Where there are no keys no call needs one, and nothing is said of them.
+    """
     framework = app.openapi
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is not None:
             return app.openapi_schema
         document = framework()
-        document["components"]["securitySchemes"] = {"key": BEARER}
+        if settings.keys_file is not None:
+            document["components"]["securitySchemes"] = {"key": BEARER}
         for context in iter_route_contexts(app.routes):
             route = context.original_route
             if isinstance(route, APIRoute) and route.include_in_schema:
                 (scope,) = declared(route.dependencies)
+                if settings.keys_file is None or (scope == "metrics:read" and settings.open_metrics):
+                    scope = None
                 for method in route.methods or ():
                     _describe_key(document["paths"][route.path][method.lower()], scope)
         return document

@@ -5,7 +5,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue import Catalogue, Rows
+from app.catalogue import Rows
+from app.trends import Trending
 from model import bitmap
 from model.bitmap import Bitmap
 from model.engine import Engine, Queries
@@ -64,19 +65,19 @@ class Personal:
 class Popular:
     """By how often items were used."""
 
-    def __init__(self, engine: Engine, catalogue: Catalogue, boosts: Boosts | None, candidates: Rows | None) -> None:
-        self._engine, self._catalogue, self._boosts = engine, catalogue, boosts
-        self._others = None if candidates is None else ~catalogue.bitmap_of(candidates)
+    def __init__(self, engine: Engine, trending: Trending, boosts: Boosts | None, candidates: Rows | None) -> None:
+        self._engine, self._trending, self._boosts = engine, trending, boosts
+        self._others = None if candidates is None else ~trending.catalogue.bitmap_of(candidates)
 
     def best(self, count: int, excluded: Bitmap) -> Ranked:
         outside = excluded if self._others is None else excluded | self._others
-        return self._catalogue.most_popular(count, outside, self._boosts)
+        return self._trending.ranked(count, outside, self._boosts)
 
     def relevance(self, scores: Scores) -> NDArray[np.float32]:
         return np.log1p(scores).astype(np.float32)
 
     def scores(self, rows: Rows) -> Scores:
-        return self._catalogue.boosted_counts(rows, self._boosts)
+        return self._trending.scores(rows, self._boosts)
 
     def codes(self, rows: Rows) -> Codes:
         """None where there is no model: nothing is like anything then."""

@@ -13,15 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from app import trace
+from app import blending, trace
 from app.batching import Batching, never
-from app.catalogue import Catalogue, Rows
+from app.catalogue import Rows
+from app.clicks import Clicks
 from app.cursor import MAX_ITEMS as MAX_SHOWN
 from app.cursor import cursor_after
 from app.errors import InvalidRequest, ItemNotFound, details_of
 from app.explaining import Asker, Explainer
 from app.metrics import Metrics
 from app.ranking import Personal, Popular, Ranked, Ranking, Scores
+from app.recommendation_ids import hash_of
 from app.rules import Rules, rules_of
 from app.schemas import (
     Explanation,
@@ -33,7 +35,8 @@ from app.schemas import (
     SimilarQuery,
     Source,
 )
-from app.uuid7 import uuid7
+from app.shelf import Shelf
+from app.trends import Trending
 from model import bitmap
 from model.bitmap import Bitmap
 from model.engine import Engine, Queries
@@ -49,6 +52,11 @@ NO_ROWS: Rows = np.zeros(0, np.int64)
 # Entries of the log that a request folds if a state lacks them, some 10 ms; who lacks more gets popular items for now.
 FOLD_AT_ONCE = 500
 BATCH = 64  # requests that one read and one turn of the engine answer; more gain nothing, and all wait for the last one
+AT_ONCE_S = 0.005  # the interpreter's switch interval: another thread that computes holds up the event loop as long
+REMEMBERED = 16  # batches
+LIGHT_FIELDS, LIGHT_K = {"user_id", "k", "exclude_seen", "explain", "diversity", "max_per_category"}, 50
+LIGHT_FIELDS |= {"categories", "categories_all", "categories_none", "boost", "pin", "cursor"}
+LIGHT_IDS = 100  # of pins and earlier pages
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 
 
@@ -68,11 +76,13 @@ class Stored:
 class Steps:
     """What the model makes its query from.
 
+    events     how many
     histogram  (R, B, W)  float32, the scale of each row is free
     last       row of the last item
     recent     (K,)       rows of the newest
     """
 
+    events: int
     histogram: NDArray[np.float32]
     last: int
     recent: NDArray[np.integer]
@@ -98,6 +108,7 @@ class Ask:
     rules       what is wanted of the list beyond the best; None where nothing is
     excluded    what may not be shown
     candidates  only allowed ones; None for every item
+    is_blended  with what is used just now
     """
 
     request: RecommendationRequest
@@ -106,11 +117,14 @@ class Ask:
     rules: Rules | None
     excluded: Bitmap
     candidates: Rows | None
+    is_blended: bool
 
     @property
     def depth(self) -> int:
         """How many of the best items are looked for at first."""
-        return self.request.k if self.rules is None else self.rules.depth
+        if self.rules is not None:
+            return self.rules.depth
+        return self.request.k + blending.DEEPER if self.is_blended else self.request.k
 
     @property
     def boosts(self) -> Boosts | None:
@@ -145,17 +159,21 @@ class Recommender:
         self,
         name: str,
         generation: Generation,
-        catalogue: Catalogue,
+        catalogue: Shelf,
         engine: Engine,
+        trending: Trending,
         engine_thread: Executor,
         store: UserStore,
         tenant: str,
         metrics: Metrics,
+        clicks: Clicks,
+        experiment: str = "",
     ) -> None:
         self._name = name
         self._generation = generation
         self._catalogue = catalogue
         self._engine = engine
+        self._trending = trending
         self._window = engine.window
         compile_loops()
         self._explainer = Explainer(generation, catalogue, engine)
@@ -163,6 +181,10 @@ class Recommender:
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
+        self._clicks = clicks
+        self._experiment = experiment
+        self._experiment_hash = hash_of(experiment)
+        self._light_s = AT_ONCE_S  # computing that a light request takes, as far as is known
         self._batching = Batching(self._answers, at_once=BATCH, at_most=MAX_WAITING)
 
     async def recommend(
@@ -189,11 +211,9 @@ class Recommender:
         of_batch: trace.Spans = {}
         trace.spans.set(of_batch)
         stored = await self._read(requests)
-        loop = asyncio.get_running_loop()
-        in_context = copy_context().run  # what is noted in the thread is this batch's
         self._metrics.at_engine += 1
         try:
-            answers = await loop.run_in_executor(self._engine_thread, in_context, self._answer, requests, stored)
+            answers = await self._computed(requests, stored)
         finally:
             self._metrics.at_engine -= 1
         for _, spans in asked:
@@ -201,6 +221,7 @@ class Recommender:
                 spans.update(of_batch)
         for answer in answers:
             self._metrics.count_recommendations(answer["source"])
+            self._clicks.show(self._name, self._experiment, len(answer["items"]))
         return answers
 
     async def answer(
@@ -267,8 +288,31 @@ class Recommender:
         found = await asyncio.gather(*map(items, user_ids))
         return {user_id: seen for user_id, seen in zip(user_ids, found, strict=True) if seen is not None}
 
+    async def _computed(self, requests: Sequence[RecommendationRequest], stored: Stored) -> list[Recommendations]:
+        """The answers: at once where that is over soon, else from the engine's thread.
+
+        Two threads that run Python hold each other up at every call that lets go of the interpreter, which costs more
+        than a short wait of all others.
+        """
+        are_light = all(map(_is_light, requests))
+        if are_light and len(requests) * self._light_s <= AT_ONCE_S:
+            return self._timed(requests, stored)
+        answer = self._timed if are_light else self._answer
+        in_context = copy_context().run  # what is noted in the thread is this batch's
+        return await asyncio.get_running_loop().run_in_executor(
+            self._engine_thread, in_context, answer, requests, stored
+        )
+
+    def _timed(self, requests: Sequence[RecommendationRequest], stored: Stored) -> list[Recommendations]:
+        """As `_answer`, for light requests: says how much of a processor one of them takes."""
+        begin_s = time.thread_time()
+        answers = self._answer(requests, stored)
+        taken_s = (time.thread_time() - begin_s) / len(requests)
+        self._light_s += (taken_s - self._light_s) / REMEMBERED
+        return answers
+
     def _answer(self, requests: Sequence[RecommendationRequest], stored: Stored) -> list[Recommendations]:
-        """All that computes; it runs in the engine's thread."""
+        """All that computes."""
         users = self._pasts(stored)
         asks = [self._ask(request, users) for request in requests]
         found = self._rank(asks)
@@ -277,15 +321,13 @@ class Recommender:
     def _pasts(self, stored: Stored) -> dict[str, Past]:
         """The pasts of the known users."""
         states = self._generation.decode_many(list(stored.states.values()))
-        newest = states["stepped_items"]
         return {
             user_id: Past(
-                # the bins as they are: the scale of a row is free
-                steps=Steps(state["bins"], state["last_item"], window) if state["n"] else None,
-                recent=recent_items(state).astype(np.int64),
+                steps=steps,
+                recent=self._catalogue.known_in_state(recent_items(state)),
                 logged=self._catalogue.rows(stored.logged.get(user_id, ())),
             )
-            for user_id, state, window in zip(stored.states, states, newest, strict=True)
+            for user_id, state, steps in zip(stored.states, states, steps_of(states, self._catalogue), strict=True)
         }
 
     def _past_of_history(self, item_ids: Sequence[str]) -> Past:
@@ -295,12 +337,12 @@ class Recommender:
             return NOBODY
         if not len(self._generation.codes):  # there is no model yet, just what is popular
             return Past(None, recent=rows[-ITEM_RING:], logged=rows)
-        codes = self._generation.codes[rows]
+        codes = self._engine.history_codes[rows]
         histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
         window = np.full(self._window, -1)
         newest_first = rows[::-1][: self._window]
         window[: len(newest_first)] = newest_first
-        return Past(Steps(histogram, rows[-1], window), recent=rows[-ITEM_RING:], logged=rows)
+        return Past(Steps(len(rows), histogram, rows[-1], window), recent=rows[-ITEM_RING:], logged=rows)
 
     def _ask(self, request: RecommendationRequest, users: Mapping[str, Past]) -> Ask:
         if request.history is not None:
@@ -318,7 +360,11 @@ class Recommender:
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
             candidates = rows[~bitmap.has(excluded, rows)]
-        return Ask(request, past, like, rules, excluded, candidates)
+        is_plain = candidates is None and like is None and rules is None and not request.explain
+        return Ask(request, past, like, rules, excluded, candidates, is_plain and self._is_blended(past))
+
+    def _is_blended(self, past: Past) -> bool:
+        return past.steps is not None and past.steps.events <= blending.EVENTS and self._trending.are_known
 
     def _like(self, request: RecommendationRequest, past: Past) -> int | None:
         """The item that heads the list, if it is to have one and there is one."""
@@ -359,12 +405,7 @@ class Recommender:
         return found
 
     def _stepped(self, asks: Sequence[Ask]) -> Queries:
-        steps = [ask.past.steps for ask in asks if ask.past.steps]
-        return self._engine.step(
-            np.stack([step.histogram for step in steps]),
-            np.array([step.last for step in steps]),
-            np.stack([step.recent for step in steps]),
-        )
+        return self._engine.step(*stacked([ask.past.steps for ask in asks if ask.past.steps]))
 
     def _neighbours(self, asks: Sequence[Ask]) -> Queries:
         return self._engine.neighbours_of([ask.like for ask in asks if ask.like is not None])
@@ -395,6 +436,8 @@ class Recommender:
 
     def _best(self, ask: Ask, found: Found) -> Recommendations:
         """The answer of what was found."""
+        if ask.is_blended and ask.past.steps:
+            return self._blended(ask, found.rows[found.rows >= 0], ask.past.steps.events)
         source: Source = "personalised" if ask.like is None else "similar"
         if ask.rules is None:
             rows, cursor = found.rows[: ask.request.k], None
@@ -429,6 +472,12 @@ class Recommender:
             cursor = cursor_after(shown) if len(shown) < MAX_SHOWN else None
         return listed.rows, items, cursor
 
+    def _blended(self, ask: Ask, own: Rows, events: int) -> Recommendations:
+        now = self._trending.first(ask.depth, ask.excluded)
+        rows, scores = blending.blended(own, now, events, ask.request.k)
+        best = zip(rows.tolist(), scores.tolist(), strict=True)
+        return self._recommendations(ask, "blended", [self._catalogue.scored_item(*one) for one in best])
+
     def _explain(self, ask: Ask, found: Found, rows: Rows) -> list[Explanation]:
         query, past = found.queries.one(found.place), ask.past
         if ask.like is not None or past.steps is None:
@@ -440,8 +489,8 @@ class Recommender:
     def _popular(self, ask: Ask) -> Recommendations:
         excluded = ask.excluded if ask.candidates is None else ~self._catalogue.bitmap_of(ask.candidates)
         if ask.rules is None:
-            return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, excluded))
-        ranking = Popular(self._engine, self._catalogue, ask.boosts, ask.candidates)
+            return self._recommendations(ask, "popular", self._trending.popular(ask.request.k, excluded))
+        ranking = Popular(self._engine, self._trending, ask.boosts, ask.candidates)
         best = ranking.best(ask.depth, ask.excluded)
         _, items, cursor = self._listed(ask, ask.rules, ranking, best)
         return self._recommendations(ask, "popular", items, cursor)
@@ -450,7 +499,9 @@ class Recommender:
         self, ask: Ask, source: Source, items: list[ScoredItem], cursor: str | None = None
     ) -> Recommendations:
         answer: Recommendations = {
-            "recommendation_id": uuid7(),
+            "recommendation_id": self._clicks.ids.make(
+                self._generation.tag, self._experiment_hash, [item["item_id"] for item in items]
+            ),
             "user_id": ask.request.user_id,
             "generation": self._name,
             "source": source,
@@ -458,9 +509,45 @@ class Recommender:
         }
         if ask.request.cursor is not None:
             answer["cursor"] = cursor
+        if self._experiment:
+            answer["experiment"] = self._experiment
         if ask.like is not None:
             answer["because"] = self._catalogue.named_item(ask.like)
         return answer
+
+
+def _is_light(request: RecommendationRequest) -> bool:
+    """Whether it asks for no more than most do, so that the time of one tells that of the next."""
+    return (
+        request.model_fields_set <= LIGHT_FIELDS
+        and request.k <= LIGHT_K
+        and request.exclude_seen != "all"
+        and len(request.pin) + len(request.cursor or ()) <= LIGHT_IDS
+    )
+
+
+def steps_of(states: NDArray[np.void], catalogue: Shelf) -> list[Steps | None]:
+    """What the model makes its queries from; None for who has not stepped, or only with items that are not known here.
+
+    states  (Q,) decoded
+    """
+    windows, lasts = catalogue.in_state(states["stepped_items"]), catalogue.in_state(states["last_item"])
+    found: list[Steps | None] = []
+    for state, window, last in zip(states, windows, lasts, strict=True):
+        if last < 0:  # also where another process has just given codes to an item
+            last = next((row for row in window if row >= 0), -1)
+        # the bins as they are: the scale of a row is free
+        found.append(Steps(int(state["n"]), state["bins"], last, window) if last >= 0 else None)
+    return found
+
+
+def stacked(steps: Sequence[Steps]) -> tuple[NDArray[np.float32], NDArray[np.integer], NDArray[np.integer]]:
+    """As the engine takes them."""
+    return (
+        np.stack([step.histogram for step in steps]),
+        np.array([step.last for step in steps]),
+        np.stack([step.recent for step in steps]),
+    )
 
 
 def _distinct(user_ids: Iterable[str | None]) -> list[str]:

@@ -83,7 +83,9 @@ def _unix_seconds_us(seconds: object) -> int:
 
 
 def _plain_digits(value: object) -> object:
-    """Of a query string's spellings of a number take only the plain one, not 1_0, +5 or 5.0."""
+    """Of a query string's spellings of a number take only the plain one, not 1_0, +5 or 5.0. In JSON 5.0 is 5."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     if isinstance(value, str) and not (value.isascii() and value.isdigit()):
         raise PydanticCustomError("not_digits", "is not a whole number in plain digits")
     return value
@@ -168,14 +170,17 @@ Boost = Annotated[
         }
     ),
 ]
-Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_plain_number)]
+Diversity = Annotated[float, Field(ge=0, le=1), BeforeValidator(_plain_number)]
 Flag = Annotated[bool, BeforeValidator(_plain_flag)]
 Timestamp = Annotated[
     int,
     PlainValidator(_timestamp_us),
     WithJsonSchema(
         {
-            "anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}],
+            "anyOf": [
+                {"type": "string", "format": "date-time"},
+                {"type": "number", "minimum": -LAST_SECOND, "maximum": LAST_SECOND},
+            ],
             "description": "RFC 3339 with a time zone, or Unix seconds; at most 5 minutes ahead of the server",
         }
     ),
@@ -237,7 +242,7 @@ class RecommendationQuery(Closed):
     categories_all: FewCategories = Field([], description="an item needs all of them")
     categories_none: Categories = Field([], description="an item may have none of them")
     exclude: ItemIds = []
-    diversity: Share = Field(0.0, description="0: the best items; 1: the least alike among the best")
+    diversity: Diversity = Field(0.0, description="0: the best items; 1: the least alike among the best")
     max_per_category: Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_plain_digits)] | None = Field(
         None, description="items of one category in all pages together"
     )
@@ -259,10 +264,18 @@ class Pin(Closed):
     place: ResultCount
 
 
+ONE_ASKER: dict[str, Any] = {
+    "oneOf": [
+        {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+        {"required": ["history"], "properties": {"history": {"type": "array"}}},
+    ]
+}
+
+
 class RecommendationRequest(RecommendationQuery):
     """Who asks, a known user or a history, and what may be answered."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, json_schema_extra=ONE_ASKER)
 
     user_id: Id | None = None
     history: ItemIds | None = Field(None, description="item ids, oldest first; nothing is stored")
@@ -334,6 +347,7 @@ class ScoredItem(TypedDict):
     score: float
     title: NotRequired[str]
     pinned: NotRequired[Annotated[Literal[True], Field(description="stands here since the request wants it")]]
+    cold: NotRequired[bool]  # true: no model has learned the item, it is known from live events alone
     explanation: NotRequired[Explanation]
 
 
@@ -342,7 +356,7 @@ class NamedItem(TypedDict):
     title: NotRequired[str]
 
 
-Source = Literal["personalised", "popular", "similar"]
+Source = Literal["personalised", "popular", "blended", "similar"]
 
 
 class Recommendations(TypedDict):
@@ -354,6 +368,7 @@ class Recommendations(TypedDict):
     source: Source
     items: list[ScoredItem]
     cursor: NotRequired[Annotated[str | None, Field(description="of the next page; null after the last")]]
+    experiment: NotRequired[str]
     because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]
 
 
@@ -536,6 +551,23 @@ class PopularItems(BaseModel):
     )
 
 
+class TrendingQuery(PopularQuery):
+    categories: Categories = Field([], description="an item needs one of them")
+
+
+class TrendingItems(BaseModel):
+    """Items by how often they are used just now, most first: the score counts events, each half as much a week on."""
+
+    generation: str
+    items: list[ScoredItem]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 17.5, "title": "Green tea"}]}]
+        }
+    )
+
+
 class SearchQuery(Closed):
     query: Annotated[str, StringConstraints(max_length=256)] = Field("", description="part of a title or id")
     limit: ResultCount = 20
@@ -621,6 +653,7 @@ class ServedModel(BaseModel):
     tag: str
     device: str
     items: int
+    state_bytes: int = Field(description="what is kept of one user, however long the history")
     config: dict[str, Any]
     metrics: dict[str, Any]
 
@@ -632,8 +665,43 @@ class ServedModel(BaseModel):
                     "tag": "9f86d081884c7d65",
                     "device": "cpu",
                     "items": 240,
+                    "state_bytes": 3496,
                     "config": {"model": {"preset": "lisa-mini", "width": 128}},
                     "metrics": {"hr_at_10_full": 0.26},
+                }
+            ]
+        }
+    )
+
+
+class PlaceStats(BaseModel):
+    """Of one place of the lists that one generation made, in one experiment or outside of any."""
+
+    generation: str
+    experiment: str | None
+    place: int = Field(description="from 1 to 20")
+    shown: int = Field(description="lists that were as long")
+    events: dict[str, int] = Field(description="by type, what was posted with the list's recommendation_id")
+
+
+class Stats(BaseModel):
+    """What came of recommendations: of all processes, some seconds ago, since the data were begun."""
+
+    places: list[PlaceStats]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "places": [
+                        {
+                            "generation": "shop",
+                            "experiment": None,
+                            "place": 1,
+                            "shown": 1200,
+                            "events": {"click": 96, "purchase": 7},
+                        }
+                    ]
                 }
             ]
         }
@@ -649,6 +717,35 @@ class Activated(BaseModel):
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"generation": "shop-june", "tag": "9f86d081884c7d65", "previous": "shop-may"}]}
+    )
+
+
+MAX_ARMS = 8
+Share = Annotated[float, Field(gt=0, le=1_000_000)]
+
+
+class Experiment(Closed):
+    """Generations that are live at the same time, each for its share of the users; shares need not add up to 1."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
+    )
+
+    name: Id = Field(description="another name mixes the users anew")
+    shares: Annotated[dict[Id, Share], Field(min_length=2, max_length=MAX_ARMS)] = Field(
+        description="by the name of the model"
+    )
+
+
+class Experiments(BaseModel):
+    """The experiment that every process goes by within a second or so."""
+
+    experiment: Experiment | None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"experiment": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}}]
+        }
     )
 
 

@@ -1,6 +1,7 @@
 """What one running process holds, and how it comes up and goes down."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -8,8 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from app.experiments import Split
 from app.ingest import Ingest
 from app.keys import Keyring
+from app.live import Live
 from app.metrics import Metrics
 from app.rates import Rates
 from app.recommend import Recommender
@@ -18,8 +21,10 @@ from app.serving import Switch, generation_of
 from app.settings import Settings, StoreSettings
 from app.shelf import Shelf
 from app.stocking import Stocking
+from app.trends import Trending
 from app.users import Users
 from model.artifact import Artifact
+from storage.archive import archived_through_s
 from storage.redis import RedisStore
 from storage.redis_servers import Copies
 from storage.sqlite import SQLiteStore
@@ -39,14 +44,19 @@ class Service:
     switch: Switch
     ingest: Ingest
     stocking: Stocking
+    live: Live
 
     @property
     def catalogue(self) -> Shelf:
         return self.switch.serving.catalogue
 
     @property
-    def recommender(self) -> Recommender:
-        return self.switch.serving.recommender
+    def trending(self) -> Trending:
+        return self.switch.serving.trending
+
+    @property
+    def recommender(self) -> Recommender | Split:
+        return self.switch.recommender
 
     @property
     def users(self) -> Users:
@@ -103,11 +113,16 @@ async def _serving(
     """One tenant, with a store of its own over the same data: what one does takes no turn from another."""
     store = await open_store(settings, generation_of(artifact))
     try:
-        switch = Switch(settings, artifact, store, engine_thread, metrics)
+        live = Live(store, settings.tenant, metrics)
+        switch = Switch(settings, artifact, store, engine_thread, metrics, live)
         await switch.look()  # so that a process which joins never serves another model first
-        async with _in_the_background(switch.follow(), _sweep(store)):
-            yield Service(store, switch, Ingest(store, settings, metrics), Stocking(store, switch, settings.tenant))
+        ingest, stocking = Ingest(store, settings, metrics, live), Stocking(store, switch, settings.tenant)
+        async with _in_the_background(switch.follow(), live.follow(), _sweep(store)):
+            yield Service(store, switch, ingest, stocking, live)
+        with suppress(StorageError):
+            await live.tell()
     finally:
+        await live.close()
         await store.close()
 
 
@@ -134,8 +149,12 @@ async def _sweep(store: UserStore) -> None:
 
 async def _sample(services: Services) -> None:
     """Again and again, as a worker is rarely the one that is asked for its numbers."""
+    archive_dir = services.settings.archive_dir
     while True:
         services.sample()
+        through_s = None if archive_dir is None else await asyncio.to_thread(archived_through_s, archive_dir)
+        if through_s is not None:
+            services.metrics.note_log_lag(time.time() - through_s)
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 

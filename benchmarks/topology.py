@@ -18,12 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Annotated
 
 import httpx
@@ -93,16 +94,25 @@ class Replica:
 class Topology:
     """Replicas behind a load balancer; `url` is where it listens."""
 
-    def __init__(self, model: Path, store_options: Sequence[str], names: NameServer, directory: Path) -> None:
+    def __init__(
+        self,
+        model: Path,
+        store_options: Sequence[str],
+        names: NameServer,
+        directory: Path,
+        environment: Mapping[str, str],
+    ) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.replica_port = free_port()
         self.replicas: list[Replica] = []
         self.redis_url: str | None = None
+        self.killed = 0
         self._model = model
         self.store_options = store_options
         self._names = names
         self.balancer_environment = balancer_environment(self.url.removeprefix("http://"), names, self.replica_port)
         self._directory = directory
+        self._environment = environment
 
     def scale(self, replicas: int) -> None:
         """Start or stop replicas, all at the same time; returns when the wanted ones are ready, the others gone."""
@@ -121,6 +131,19 @@ class Topology:
             self.replicas.remove(replica)
             self._wait_until_ready(self._start())
 
+    def kill_one(self) -> None:
+        """Kill the replica that has run for longest, and put a new one into its place."""
+        lost = self.replicas.pop(0)
+        lost.process.kill()
+        lost.process.wait()
+        self.killed += 1
+        self._names.addresses.discard(lost.address)
+        self._wait_until_ready(self._start())
+
+    def targets(self) -> list[str]:
+        """Where the replicas listen that have their name just now."""
+        return [f"{address}:{self.replica_port}" for address in sorted(self._names.addresses)]
+
     def resent(self) -> int:
         """How many requests the load balancer has logged as sent more than once."""
         # connections at the end: actconn/feconn/beconn/srv_conn/retries, a + where another replica got it
@@ -129,12 +152,19 @@ class Topology:
     def balancer_log(self) -> str:
         return (self._directory / BALANCER_LOG).read_text(encoding="utf-8", errors="replace")
 
+    def replica_logs(self) -> str:
+        """Of all replicas that there are or were."""
+        logs = sorted(self._directory.glob("127.*.log"))
+        return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
+
     def _start(self) -> Replica:
         taken = {replica.address for replica in self.replicas}
         address = next(free for n in range(MAX_REPLICAS) if (free := FIRST_ADDRESS + n) not in taken)
         command = [sys.executable, "-m", "app", "serve", "--model", str(self._model), *self.store_options]
         process = _spawn(
-            [*command, "--host", str(address), "--port", str(self.replica_port)], self._directory / f"{address}.log"
+            [*command, "--host", str(address), "--port", str(self.replica_port)],
+            self._directory / f"{address}.log",
+            self._environment,
         )
         self.replicas.append(replica := Replica(address, process))
         self._names.addresses.add(address)
@@ -169,11 +199,19 @@ def balancer_environment(bind: str, names: NameServer, replica_port: int) -> dic
 
 
 @contextmanager
-def topology(model: Path, replicas: int, *, redis: bool = True, server: str | None = None) -> Iterator[Topology]:
+def topology(
+    model: Path,
+    replicas: int,
+    *,
+    redis: bool = True,
+    server: str | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Topology]:
     """Replicas over an empty store, ready behind a load balancer; everything is gone afterwards.
 
-    redis   or else one SQLite file for all of them
-    server  binary of the Redis or Valkey server; None: the one on the PATH
+    redis        or else one SQLite file for all of them
+    server       binary of the Redis or Valkey server; None: the one on the PATH
+    environment  of the replicas: LISAREC_...
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))
@@ -185,7 +223,7 @@ def topology(model: Path, replicas: int, *, redis: bool = True, server: str | No
         else:
             redis_url = None
             store_options = ["--data-dir", str(directory / "state")]
-        running = Topology(model, store_options, names, directory)
+        running = Topology(model, store_options, names, directory, environment)
         running.redis_url = redis_url
         stack.callback(lambda: _end(*(replica.process for replica in running.replicas)))
         balancer = _spawn(
@@ -226,11 +264,13 @@ def program(*names: str) -> str:
     raise FileNotFoundError(f"{' or '.join(names)} is not installed; on Debian and Ubuntu: apt install {names[0]}")
 
 
-def _spawn(command: list[str], log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+def _spawn(
+    command: list[str], log: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
     with log.open("ab") as file:
         return subprocess.Popen(
-            command, stdout=file, stderr=file, env=inherited | (environment or {}), cwd=ROOT, start_new_session=True
+            command, stdout=file, stderr=file, env={**inherited, **environment}, cwd=ROOT, start_new_session=True
         )
 
 

@@ -36,6 +36,7 @@ from storage.state import Event, digest, event_fields
 from storage.store import LogEntry, StorageError, StorageUnavailable
 
 MANIFEST = "archive.json"
+THROUGH = "through"  # an empty file; everything logged before the time that it bears is in the archive
 LOCK = "archive.lock"
 UNFINISHED = ".unfinished"
 VERSION = 1
@@ -325,6 +326,12 @@ class ArchiveWriter:
         rest = _without_erased(table, [erased for erased in erasures if erased.tenant == tenant])
         return [] if rest.is_empty() else [self._write(tenant, day, rest, _hashes_of(rest))]
 
+    def note_through(self, time_s: float) -> None:
+        """Tell others that everything logged before that moment is here, whether there was something or not."""
+        path = self._directory / THROUGH
+        path.touch()
+        os.utime(path, (time_s, time_s))
+
     def compact(self, today: str) -> None:
         """Merge files of the same day, so that their number stays small; days before `today` end up as one."""
         for files in self._days():
@@ -410,6 +417,14 @@ class ArchiveWriter:
         for path in [*self._directory.glob("tenant=*/day=*/*"), *self._directory.glob(f"*{UNFINISHED}")]:
             if str(path.relative_to(self._directory)) not in listed:
                 path.unlink()
+
+
+def archived_through_s(directory: Path) -> float | None:
+    """The moment before which everything logged is in the archive, in Unix seconds; None before its first turn."""
+    try:
+        return (directory / THROUGH).stat().st_mtime
+    except OSError:
+        return None
 
 
 def _name(user_id: str, event_id: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from storage.state import Event, Generation
+from storage.trends import Trends
 
 MAIN_TENANT = "main"
 
@@ -126,10 +127,13 @@ class ItemChanges:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What every process looks at again and again: where the pointer points, and how often items were changed."""
+    """What every process looks at again and again: where the pointer points, how often items were changed, and what
+    was noted of an experiment.
+    """
 
     active: NamedGeneration | None
     items_version: int
+    experiment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,10 @@ class GenerationRegistry(Protocol):
 
     async def activate(self, generation: NamedGeneration) -> None:
         """Let the pointer point there: one step, after which everybody sees it."""
+        ...
+
+    async def note_experiment(self, text: str | None) -> None:
+        """Let everybody who watches see this from now on; None: nothing."""
         ...
 
     async def forget(self, tag: bytes) -> int:
@@ -206,8 +214,8 @@ class UserStore(Protocol):
     ) -> list[bytes | None]:
         """The users' encoded states, in order; None for a user without events.
 
-        A state that is missing, unreadable or behind the log is folded from the log and kept, which is a
-        write: StorageBusy as for `append`. One that lacks more than `at_most` entries is None for now, and folded
+        A state that is missing, unreadable or behind the log is folded from the log, and kept if that can be written.
+        StorageBusy: too many reads wait. One that lacks more than `at_most` entries is None for now, and folded
         meanwhile. PartlyRead: some can be read, others not.
         """
         ...
@@ -254,6 +262,24 @@ class UserStore(Protocol):
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
         """How many logged events of these types each item has; of a long log, of its archive and its newest entries."""
+        ...
+
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        """Let these add to the items' trends, in one step or a few; what is done again counts again."""
+        ...
+
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        """The items with the highest trends, highest first."""
+        ...
+
+    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+        """Add to what is counted under these names; what is done again counts again."""
+        ...
+
+    async def tallies(self, tenant: str) -> dict[str, int]: ...
+
+    async def secret(self) -> bytes:
+        """32 random bytes, made once for the data: whoever asks gets the same."""
         ...
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:

@@ -23,7 +23,7 @@ BODY = json_request(
 )
 
 
-@router.post("/v1/events", openapi_extra=BODY, responses=errors(400, 413, 415), dependencies=[NO_QUERY])
+@router.post("/v1/events", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
 async def post_events(body: JsonBody, service: ServiceDep) -> EventCounts:
     """Log and fold one event, or up to 1,000 in an array: all of them, durably, or none."""
     return await service.ingest.append(body)

@@ -20,6 +20,8 @@ from app.schemas import (
     Recommendations,
     SearchQuery,
     SimilarQuery,
+    TrendingItems,
+    TrendingQuery,
 )
 
 router = APIRouter(tags=["items"])
@@ -40,6 +42,13 @@ async def get_popular_items(query: Annotated[PopularQuery, Query()], service: Se
     return PopularItems(generation=service.served_model.generation, items=service.catalogue.popular(query.k))
 
 
+@router.get("/v1/items/trending", dependencies=[READS])
+async def get_trending_items(query: Annotated[TrendingQuery, Query()], service: ServiceDep) -> TrendingItems:
+    """The items with the most live events of late, of all processes, some seconds ago; none where nothing was used."""
+    items = service.trending.items(query.k, query.categories)
+    return TrendingItems(generation=service.served_model.generation, items=items)
+
+
 @router.get("/v1/items", dependencies=[READS])
 async def search_items(query: Annotated[SearchQuery, Query()], service: ServiceDep) -> Items:
     """Items whose title or id contains the query, closest match first; all by popularity without a query."""
@@ -47,7 +56,7 @@ async def search_items(query: Annotated[SearchQuery, Query()], service: ServiceD
     return Items(items=await asyncio.to_thread(service.catalogue.search, query.query, query.limit))
 
 
-@router.post("/v1/items", openapi_extra=POST, responses=errors(400, 413, 415), dependencies=[WRITES, NO_QUERY])
+@router.post("/v1/items", openapi_extra=POST, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY])
 async def post_items(body: JsonBody, service: ServiceDep) -> ItemsTaken:
     """Say something of one item, or of up to 1,000 in an array: all of it is noted, durably, or nothing.
 
@@ -62,7 +71,9 @@ async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
     return service.stocking.item(item_id)
 
 
-@router.put("/v1/items/{item_id}", openapi_extra=PUT, responses=errors(400, 413, 415), dependencies=[WRITES, NO_QUERY])
+@router.put(
+    "/v1/items/{item_id}", openapi_extra=PUT, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY]
+)
 async def put_item(item_id: ItemId, body: JsonBody, service: ServiceDep) -> Item:
     """Say something of an item, whether a model has learned it or not; what is left out stays as it was."""
     return await service.stocking.put(item_id, body)

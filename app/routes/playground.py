@@ -1,14 +1,14 @@
 """The playground: a page that shows one user's state and recommendations, live."""
 
 from pathlib import Path
-from typing import Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 from fastapi.responses import FileResponse, RedirectResponse
 
 from app.access import OPEN
 
 STATIC = Path(__file__).parents[1] / "static"
+PARTS = frozenset(path.name for path in STATIC.iterdir() if path.suffix in (".css", ".js"))
 # Nothing from elsewhere, no markup that brings its own script, and no page around it that guides the user's hand.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -33,6 +33,8 @@ async def get_page() -> FileResponse:
     return FileResponse(STATIC / "playground.html", headers=HEADERS)
 
 
-@router.get("/playground/playground.{kind}")
-async def get_part(kind: Literal["js", "css"]) -> FileResponse:
-    return FileResponse(STATIC / f"playground.{kind}", headers=HEADERS)
+@router.get("/playground/{part}")
+async def get_part(part: str) -> FileResponse:
+    if part not in PARTS:
+        raise HTTPException(404)
+    return FileResponse(STATIC / part, headers=HEADERS)

@@ -52,7 +52,7 @@ async def get_recommendations(
     return answer
 
 
-@router.post("/v1/recommendations", openapi_extra=BODY, responses=errors(400, 413, 415), dependencies=[NO_QUERY])
+@router.post("/v1/recommendations", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
 async def post_recommendations(body: JsonBody, service: ServiceDep) -> Recommendations | RecommendationResults:
     """The best items for a user or for a history that is not stored; or for up to 100 of them at once."""
     return await service.recommender.answer(validated(body))

@@ -37,7 +37,7 @@ async def undo_event(user_id: UserId, event_id: EventId, service: ServiceDep) ->
 @router.post(
     "/v1/users/{user_id}/merge",
     openapi_extra=MERGE,
-    responses=errors(400, 409, 413, 415),
+    responses=errors(400, 408, 409, 413, 415),
     dependencies=[NO_QUERY],
 )
 async def merge_user(user_id: UserId, body: JsonBody, service: ServiceDep) -> Merged:

@@ -1,67 +1,35 @@
 // The playground: one user, what is recommended to them, and the state it is made from, live.
-// Everything a catalogue or a user may contain is put into the page as text, never as markup.
+
+import { count, describe, element, make } from "./elements.js";
+import { HeatMap } from "./heat_map.js";
+import { Operations } from "./operations.js";
+import { call, useKey, uuid7 } from "./service.js";
 
 const K = 10;
 const SEARCH_LIMIT = 20;
-const SEARCH_PAUSE_MS = 120;
 const WATCH_EVERY_MS = 2000;
-
-const element = (id) => document.getElementById(id);
-const own = "/v1/users/";
-
-// ---------------------------------------------------------------- the service
-
-class Refused extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
-
-async function call(method, path, body) {
-  const headers = {};
-  const key = sessionStorage.getItem("lisarec.key");
-  if (key) headers.authorization = `Bearer ${key}`;
-  if (body !== undefined) headers["content-type"] = "application/json";
-  const answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  const isJson = (answer.headers.get("content-type") || "").startsWith("application/json");
-  const data = isJson ? await answer.json() : await answer.text();
-  if (!answer.ok) throw new Refused(answer.status, data.error?.message ?? `the service answered ${answer.status}`);
-  return { data, timing: answer.headers.get("server-timing") ?? "" };
-}
-
-function uuid7() {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  new DataView(bytes.buffer).setUint32(0, Math.floor(Date.now() / 2 ** 16));
-  new DataView(bytes.buffer).setUint16(4, Date.now() % 2 ** 16);
-  bytes[6] = (bytes[6] & 0x0f) | 0x70;
-  bytes[8] = (bytes[8] & 0x3f) | 0x80;
-  const hex = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
-}
+const SLIDE_MS = 350;
+const KEPT = "lisarec.playground"; // in the browser, so that a reload keeps the visitor
 
 // ---------------------------------------------------------------- what the page knows
 
 const titles = new Map(); // item id -> title
-let model; // of the service
-let isNew = !localStorage.getItem("lisarec.user"); // nobody has sent an event of this user
-let user = localStorage.getItem("lisarec.user") ?? newVisitor();
-let clicks = JSON.parse(localStorage.getItem("lisarec.clicks") ?? "[]"); // event ids of this page, of this user
+let user = JSON.parse(localStorage.getItem(KEPT) ?? "null") ?? newVisitor();
 let ranks = null; // item id -> place in the list before, of the same user
-let state = null; // the user's, as it was shown last
+let heatMap = null;
 let turn = 0; // of the newest refresh: answers to older ones are not shown
 
+/** Somebody nobody knows. `isOurs`: nobody else is this user; `clicks` are ids of events that this page has posted. */
 function newVisitor() {
-  return `visitor-${uuid7()}`;
+  return { id: `playground-${uuid7()}`, isOurs: true, isKnown: false, clicks: [] };
 }
+
+const pathOf = (userId) => `/v1/users/${encodeURIComponent(userId)}`;
+const titleOf = (itemId) => titles.get(itemId) || itemId;
 
 function remember() {
-  if (isNew) localStorage.removeItem("lisarec.user");
-  else localStorage.setItem("lisarec.user", user);
-  localStorage.setItem("lisarec.clicks", JSON.stringify(clicks));
+  localStorage.setItem(KEPT, JSON.stringify(user));
 }
-
-const titleOf = (itemId) => titles.get(itemId) || itemId;
 
 // ---------------------------------------------------------------- acts
 
@@ -78,308 +46,267 @@ async function act(work) {
 
 async function click(itemId) {
   const beganMs = performance.now();
-  const eventId = uuid7();
-  await call("POST", "/v1/events", { event_id: eventId, user_id: user, item_id: itemId, type: "click" });
-  isNew = false;
-  clicks.push(eventId);
+  const event = { event_id: uuid7(), user_id: user.id, item_id: itemId, type: "click" };
+  await call("POST", "/v1/events", event);
+  user.isKnown = true;
+  user.clicks.push(event.event_id);
   remember();
-  await refresh(beganMs);
+  await refresh(beganMs, performance.now() - beganMs);
 }
 
 async function undo() {
-  await call("DELETE", `${own}${user}/events/${clicks.at(-1)}`);
-  clicks.pop();
+  const eventId = user.clicks.pop();
   remember();
+  await call("DELETE", `${pathOf(user.id)}/events/${eventId}`);
   await refresh();
 }
 
 async function startOver() {
-  if (user.startsWith("visitor-") && !isNew) await call("DELETE", own + user); // nobody else can be this visitor
-  isNew = true;
-  await change(newVisitor());
+  if (user.isOurs && user.isKnown) await call("DELETE", pathOf(user.id));
+  await become(newVisitor());
 }
 
-async function open(userId) {
-  isNew = false;
-  await change(userId);
-}
-
-async function change(userId) {
-  user = userId;
-  clicks = [];
-  ranks = state = null;
+async function become(somebody) {
+  user = somebody;
+  ranks = null;
+  heatMap.show(null);
   remember();
   await refresh();
 }
 
-async function refresh(beganMs = performance.now()) {
+async function refresh(beganMs = performance.now(), eventMs = null) {
   const mine = ++turn;
-  const [recommended, stateNow] = await Promise.all([call("GET", `${own}${user}/recommendations?k=${K}`), readState()]);
+  const asking = call("GET", `${pathOf(user.id)}/recommendations?k=${K}`);
+  const reading = readState();
+  reading.catch(() => {}); // it is awaited below, unless the other fails first
+  const { data, spans } = await asking;
   if (mine !== turn) return;
-  showRecommendations(recommended.data);
-  showTiming(recommended.timing, performance.now() - beganMs);
-  showState(stateNow);
-  element("user").value = user;
-  element("undo").disabled = clicks.length === 0;
-  await showHistory(stateNow, mine);
+  showRecommendations(data);
+  showTiming(spans, eventMs, performance.now() - beganMs);
+  const state = await reading;
+  if (mine !== turn) return;
+  showState(state);
+  await showHistory(state, mine);
 }
 
+/** The user's state, null for whom nobody has seen yet. */
 async function readState() {
-  if (isNew) return null;
+  if (!user.isKnown) return null; // and the browser need not complain of a 404
   try {
-    return (await call("GET", own + user)).data;
+    return (await call("GET", pathOf(user.id))).data;
   } catch (failure) {
-    if (failure.status === 404) return null; // nobody has seen this user yet
+    if (failure.status === 404) return null;
     throw failure;
   }
 }
 
 // ---------------------------------------------------------------- items
 
-function itemRow(itemId, title, before, after, note) {
-  const row = document.createElement("li");
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "item";
+function itemRow(itemId, title, before, after) {
+  const name = make("b", { dir: "auto", textContent: title || itemId });
+  const button = make("button", { type: "button", className: "item" }, before, name, after);
   button.dataset.itemId = itemId;
-  const name = document.createElement("b");
-  name.dir = "auto";
-  name.textContent = title || itemId;
-  button.append(before, name, after);
-  if (note) {
-    const small = document.createElement("small");
-    small.dir = "auto";
-    small.textContent = note;
-    button.append(document.createElement("span"), small);
-  }
   button.addEventListener("click", () => act(() => click(itemId)));
-  row.append(button);
-  return row;
+  return make("li", {}, button);
 }
 
-function text(content, className) {
-  const span = document.createElement("span");
-  span.textContent = content;
-  span.className = className ?? "";
-  return span;
-}
+const text = (textContent, className = "") => make("span", { textContent, className });
 
 function moved(itemId, place) {
   const before = ranks?.get(itemId);
   if (ranks === null || before === place) return text("", "moved");
   if (before === undefined) return text("new", "moved up");
   const places = Math.abs(before - place);
-  const [sign, word, className] = before > place ? ["▲", "up", "moved up"] : ["▼", "down", "moved down"];
-  const shown = text("", className);
-  const sight = text(`${sign} ${places}`);
-  sight.ariaHidden = "true";
-  shown.append(sight, text(`${word} ${places}`, "unseen"));
-  return shown;
+  const [sign, word] = before > place ? ["▲", "up"] : ["▼", "down"];
+  const sight = make("span", { textContent: `${sign} ${places}`, ariaHidden: "true" });
+  return make("span", { className: `moved ${word}` }, sight, text(`${word} ${places}`, "unseen"));
 }
 
 function showRecommendations({ items, source }) {
-  for (const item of items) if (item.title) titles.set(item.item_id, item.title);
+  for (const { item_id: itemId, title } of items) if (title) titles.set(itemId, title);
+  const list = element("recommendations");
+  const were = tops(list);
+  const focused = [...list.children].findIndex((row) => row.querySelector(":focus-visible"));
   const rows = items.map((item, place) =>
     itemRow(item.item_id, item.title, moved(item.item_id, place), text(item.score.toFixed(2), "figure")),
   );
-  element("recommendations").replaceChildren(...rows);
+  list.replaceChildren(...rows);
+  if (focused >= 0) rows[Math.min(focused, rows.length - 1)]?.firstChild.focus(); // who types stays where they were
+  if (ranks !== null) slide(list, were);
   ranks = new Map(items.map((item, place) => [item.item_id, place]));
   element("source").textContent = source;
   const first = items.length ? `first is ${titleOf(items[0].item_id)}` : "nothing to recommend";
   element("announcement").textContent = `Recommendations, ${source}: ${first}`;
 }
 
-function showTiming(header, tookMs) {
-  const spans = [...header.matchAll(/([\w-]+);dur=([\d.]+)/g)].map(([, name, ms]) => `${name} ${(+ms).toFixed(2)} ms`);
-  element("timing").textContent = [...spans, `from click to list ${tookMs.toFixed(0)} ms`].join(" · ");
+const tops = (list) =>
+  new Map([...list.children].map((row) => [row.firstChild.dataset.itemId, row.getBoundingClientRect().top]));
+
+/** Let each row come from where it was, and new ones appear. */
+function slide(list, were) {
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  const are = tops(list);
+  for (const row of list.children) {
+    const itemId = row.firstChild.dataset.itemId;
+    const from = were.get(itemId);
+    const begin = from === undefined ? { opacity: 0 } : { transform: `translateY(${from - are.get(itemId)}px)` };
+    row.animate([begin, {}], { duration: SLIDE_MS, easing: "ease-out" });
+  }
 }
 
-async function search() {
-  const query = element("query").value.trim();
-  const { data } = await call("GET", `/v1/items?limit=${SEARCH_LIMIT}&query=${encodeURIComponent(query)}`);
-  if (query !== element("query").value.trim()) return; // typed on meanwhile
-  for (const item of data.items) titles.set(item.item_id, item.title);
-  const rows = data.items.map((item) =>
-    itemRow(item.item_id, item.title, text(""), text(""), item.categories.join(" · ")),
+/** Steps from the click to the list; what the service does not account for is the way there and back, and the page. */
+function showTiming(spans, eventMs, tookMs) {
+  const steps = [...(eventMs === null ? [] : [["event", eventMs]]), ...spans];
+  const rest = Math.max(0, tookMs - steps.reduce((sum, [, took]) => sum + took, 0));
+  const all = [...steps, ["the rest", rest]];
+  const bars = all.map(([name, took]) => {
+    const bar = make("i", { className: name.replace(" ", "-") });
+    bar.style.flexGrow = took;
+    return bar;
+  });
+  const words = all.map(([name, took]) =>
+    make("li", { className: name.replace(" ", "-"), textContent: `${name} ${took.toFixed(took < 10 ? 2 : 0)} ms` }),
   );
-  element("found").replaceChildren(...rows);
+  element("time-bar").replaceChildren(...bars);
+  const whole = eventMs === null ? "from asking to the list" : "from click to list";
+  element("timing").replaceChildren(...words, make("li", { textContent: `${whole} ${tookMs.toFixed(0)} ms` }));
 }
 
-async function showHistory(stateNow, mine) {
-  const itemIds = stateNow?.recent_items ?? [];
+let isSearching = false;
+
+/** Look for what stands there, one search after the other, the newest last. */
+async function search() {
+  if (isSearching) return; // whoever is at it goes on until it has shown what stands there
+  isSearching = true;
+  try {
+    let query;
+    do {
+      query = element("query").value;
+      const { data } = await call("GET", `/v1/items?limit=${SEARCH_LIMIT}&query=${encodeURIComponent(query.trim())}`);
+      showFound(query.trim(), data.items);
+    } while (query !== element("query").value);
+  } finally {
+    isSearching = false;
+  }
+}
+
+function showFound(query, items) {
+  for (const item of items) titles.set(item.item_id, item.title);
+  const rows = items.map((item) => {
+    const note = [...(item.available ? [] : ["not available"]), ...item.categories].join(" · ");
+    const row = itemRow(item.item_id, item.title, "", make("small", { dir: "auto", textContent: note }));
+    row.firstChild.classList.toggle("unavailable", !item.available);
+    return row;
+  });
+  element("found").replaceChildren(...rows);
+  element("found").scrollTop = 0;
+  const several = items.length === SEARCH_LIMIT ? `The first ${items.length}` : `${items.length}`;
+  const found = items.length ? `${several} with “${query}”, closest first` : `Nothing has “${query}” in its title`;
+  element("found-line").textContent = query ? found : "Most popular first";
+}
+
+async function showHistory(state, mine) {
+  const itemIds = state?.recent_items ?? [];
   const unknown = [...new Set(itemIds)].filter((itemId) => !titles.has(itemId));
   await Promise.all(unknown.map(learnTitle));
   if (mine !== turn) return;
   const rows = itemIds.map((itemId) => {
-    const row = document.createElement("li");
-    row.dir = "auto";
+    const row = make("li", { dir: "auto", textContent: titleOf(itemId) });
     row.dataset.itemId = itemId;
-    row.textContent = titleOf(itemId);
     return row;
   });
   element("history").replaceChildren(...rows);
 }
 
 async function learnTitle(itemId) {
-  const { data } = await call("GET", `/v1/items?limit=1&query=${encodeURIComponent(itemId)}`);
-  titles.set(itemId, data.items[0]?.item_id === itemId ? data.items[0].title : "");
+  const { data } = await call("GET", `/v1/items/${encodeURIComponent(itemId)}`);
+  titles.set(itemId, data.title);
 }
 
-// ---------------------------------------------------------------- the state
+// ---------------------------------------------------------------- the state, the model
 
-function fading(rate) {
-  return rate === 0 ? "Never fades" : `Fades by half in ${(Math.LN2 / rate).toPrecision(2)} clicks`;
-}
-
-function layHistogram() {
-  const { decay_rates: rates, history_codebooks: codebooks, history_codewords: codewords } = model.config.model;
-  const parts = rates.map((rate, r) => {
-    const part = document.createElement("div");
-    part.className = "rate";
-    const title = document.createElement("h3");
-    title.textContent = fading(rate);
-    const picture = document.createElement("div");
-    picture.setAttribute("role", "img");
-    const table = document.createElement("table");
-    for (let b = 0; b < codebooks; b++) {
-      const row = table.insertRow();
-      for (let w = 0; w < codewords; w++) {
-        const cell = row.insertCell();
-        Object.assign(cell.dataset, { rate: r, codebook: b, codeword: w });
-        cell.append(document.createElement("i"));
-      }
-    }
-    picture.append(table);
-    part.append(title, picture);
-    return part;
-  });
-  element("histogram").replaceChildren(...parts);
-}
-
-function showState(stateNow) {
-  const before = state;
-  const grew = before !== null && stateNow !== null && stateNow.event_count > before.event_count;
-  const first = before === null && stateNow?.event_count === 1;
-  document.querySelectorAll("#histogram .rate").forEach((part, r) => {
-    const uses = stateNow?.histogram[r];
-    const most = uses ? Math.max(...uses.flat(), Number.MIN_VALUE) : 1;
-    const touched = [];
-    part.querySelectorAll("td").forEach((cell) => {
-      const { codebook, codeword } = cell.dataset;
-      const value = uses?.[codebook][codeword] ?? 0;
-      const old = before?.histogram[r][codebook][codeword] ?? 0;
-      const isTouched = (grew || first) && value > old; // all other bins have faded
-      cell.firstChild.style.setProperty("--heat", value / most);
-      cell.title = `codebook ${+codebook + 1}, codeword ${+codeword + 1}: ${value.toFixed(3)}`;
-      cell.classList.toggle("touched", isTouched);
-      if (isTouched) touched.push(`codeword ${+codeword + 1} of codebook ${+codebook + 1}`);
-    });
-    const what = touched.length ? `the last click added to ${touched.join(", ")}` : "no click since it was shown last";
-    part.querySelector("[role=img]").ariaLabel = `${part.querySelector("h3").textContent}: ${what}`;
-  });
-  element("state-size").textContent = stateNow ? `${count(stateNow.event_count)} events` : "no events";
-  state = stateNow;
-}
-
-// ---------------------------------------------------------------- the model and its service
-
-const count = (number) => number.toLocaleString("en");
-
-function pairs(list, entries) {
-  const parts = entries.flatMap(([name, value]) => {
-    const term = document.createElement("dt");
-    const description = document.createElement("dd");
-    term.textContent = name;
-    description.textContent = value;
-    return [term, description];
-  });
-  list.replaceChildren(...parts);
+function showState(state) {
+  heatMap.show(state);
+  if (state === null) user.clicks = []; // the service has forgotten them
+  element("state-size").textContent = state ? `${count(state.event_count)} events` : "no events";
+  element("user").value = user.id;
+  element("undo").disabled = user.clicks.length === 0;
 }
 
 async function showModel() {
-  model = (await call("GET", "/v1/model")).data;
-  const { preset, decay_rates: rates, history_codebooks: b, history_codewords: w } = model.config.model;
+  const { data: model } = await call("GET", "/v1/model");
+  const { preset, decay_rates: rates, history_codebooks: books, history_codewords: words } = model.config.model;
+  const data = model.config.data ?? {};
   element("model-line").textContent = `${model.generation} · ${count(model.items)} items · ${preset}`;
-  const epochs = model.metrics.epochs ?? [];
-  const judged = epochs.findLast((epoch) => typeof epoch.ndcg_at_10 === "number");
-  const quality = judged ? [["on validation", `HR@10 ${judged.hr_at_10.toFixed(3)}, NDCG@10 ${judged.ndcg_at_10.toFixed(3)}`]] : [];
-  pairs(element("model"), [
-    ["generation", model.generation],
-    ["tag", model.tag],
+  const best = (model.metrics.epochs ?? []).findLast((epoch) => typeof epoch.ndcg_at_10 === "number");
+  const learned = data.events ? [["learned from", `${count(data.events)} events of ${count(data.users)} users`]] : [];
+  const quality = best
+    ? [["on validation", `HR@10 ${best.hr_at_10.toFixed(3)}, NDCG@10 ${best.ndcg_at_10.toFixed(3)}`]]
+    : [];
+  describe(element("model"), [
+    ["generation", `${model.generation}, ${model.tag}`],
     ["items", count(model.items)],
-    ["histogram", `${rates.length} rates × ${b} codebooks × ${w} codewords, whatever the length of a history`],
+    ...learned,
     ...quality,
+    ["a user's state", `${count(model.state_bytes)} bytes, however long the history`],
+    ["histogram", `${rates.length} rates × ${books} codebooks × ${words} codewords`],
   ]);
-  layHistogram();
+  heatMap = new HeatMap(element("histogram"), model.config.model);
 }
 
-function readMetrics(exposition) {
-  const samples = [];
-  for (const [, name, labels = "", value] of exposition.matchAll(/^(\w+)(?:\{(.*)\})? (\S+)$/gm)) {
-    const of = Object.fromEntries([...labels.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map((pair) => pair.slice(1)));
-    samples.push({ name, of, value: Number(value) });
-  }
-  return (name, where = () => true) =>
-    samples.filter((sample) => sample.name === name && where(sample.of)).reduce((sum, { value }) => sum + value, 0);
-}
+// ---------------------------------------------------------------- operations
 
-function quantile(share, now, before) {
-  const bounds = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];
-  const isOf = (bound) => (of) => Number(of.le) === bound && of.route.startsWith("/v1/");
-  const under = (bound) =>
-    now("lisarec_request_seconds_bucket", isOf(bound)) - before("lisarec_request_seconds_bucket", isOf(bound));
-  const all = under(Infinity);
-  const bound = bounds.find((one) => under(one) >= share * all);
-  return all === 0 ? "–" : bound === undefined ? "> 10 s" : `≤ ${bound * 1e3} ms`;
-}
-
-let lastMetrics = null;
-
-async function watchOnce() {
-  const now = readMetrics((await call("GET", "/metrics")).data.replaceAll("+Inf", "Infinity"));
-  const atMs = performance.now();
-  if (lastMetrics) {
-    const { then, thenMs } = lastMetrics;
-    const perS = (name, where) => `${((now(name, where) - then(name, where)) / ((atMs - thenMs) / 1e3)).toFixed(1)}/s`;
-    pairs(element("figures"), [
-      ["events", perS("lisarec_events_total", (of) => of.outcome === "accepted")],
-      ["duplicates", perS("lisarec_events_total", (of) => of.outcome === "duplicate")],
-      ["requests", perS("lisarec_request_seconds_count", (of) => of.route.startsWith("/v1/"))],
-      ["failed requests", perS("lisarec_request_seconds_count", (of) => of.status.startsWith("5"))],
-      ["half of them within", quantile(0.5, now, then)],
-      ["99 of 100 within", quantile(0.99, now, then)],
-      ["at work now", count(now("lisarec_queue_depth", (of) => of.queue === "requests"))],
-    ]);
-    element("figures").hidden = false;
-  }
-  lastMetrics = { then: now, thenMs: atMs };
-}
+const operations = new Operations(element("figures"));
 
 async function watch() {
   while (element("watch").checked) {
-    if (!document.hidden) await act(watchOnce);
+    if (document.hidden) operations.pause();
+    else operations.take((await call("GET", "/metrics")).data, performance.now());
     await new Promise((resolve) => setTimeout(resolve, WATCH_EVERY_MS));
   }
-  lastMetrics = null;
+  operations.pause();
+}
+
+let isWatching = false;
+
+async function watchOnce() {
+  if (isWatching) return;
+  isWatching = true;
+  try {
+    await watch();
+  } catch (failure) {
+    element("watch").checked = false;
+    describe(element("figures"), [["not to be seen", failure.message]]);
+  } finally {
+    isWatching = false;
+  }
 }
 
 // ---------------------------------------------------------------- the page
 
-let typing;
-element("query").addEventListener("input", () => {
-  clearTimeout(typing);
-  typing = setTimeout(() => act(search), SEARCH_PAUSE_MS);
-});
+/** Up and down go through a list; down from the search goes into what was found. */
+function walk(press) {
+  const step = { ArrowDown: 1, ArrowUp: -1 }[press.key];
+  if (!step) return;
+  const list = press.target.closest("#found, #recommendations") ?? element("found");
+  const buttons = [...list.querySelectorAll("button")];
+  const next = buttons[buttons.indexOf(press.target.closest("button")) + step];
+  if (next) press.preventDefault();
+  next?.focus();
+}
+
+for (const id of ["query", "found", "recommendations"]) element(id).addEventListener("keydown", walk);
+element("query").addEventListener("input", () => act(search));
 element("undo").addEventListener("click", () => act(undo));
 element("reset").addEventListener("click", () => act(startOver));
-element("watch").addEventListener("change", watch);
+element("watch").addEventListener("change", watchOnce);
 element("user-form").addEventListener("submit", (submit) => {
   submit.preventDefault();
-  act(() => open(element("user").value.trim()));
+  act(() => become({ id: element("user").value.trim(), isOurs: false, isKnown: true, clicks: [] }));
 });
 element("key-form").addEventListener("submit", (submit) => {
   submit.preventDefault();
-  sessionStorage.setItem("lisarec.key", element("key").value);
+  useKey(element("key").value);
   element("key-form").hidden = true;
   act(begin);
 });
@@ -388,6 +315,7 @@ async function begin() {
   remember();
   await showModel();
   await Promise.all([refresh(), search()]);
+  watchOnce();
 }
 
 act(begin);

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import ValidationError
 
@@ -134,6 +137,17 @@ class TestTheKeyring:
 
 
 @dataclass(frozen=True)
+class Names:
+    """Whom and what a call is about."""
+
+    user: str = "ada"
+    visitor: str = "visitor"
+    item: str = item_id(1)
+    event: str = "one"
+    model: str = "tiny"
+
+
+@dataclass(frozen=True)
 class Call:
     """A route of the app, and how it is called for a user of one tenant."""
 
@@ -141,21 +155,27 @@ class Call:
     path: str
     scope: Scope | None
 
-    def options(self) -> dict[str, Any]:
+    def options(self, names: Names) -> dict[str, Any]:
         if self.path == "/v1/events":
-            return {"json": {"event_id": "one", "user_id": "ada", "item_id": item_id(1)}}
+            return {"json": {"event_id": names.event, "user_id": names.user, "item_id": names.item}}
+        if self.path == "/v1/items" and self.method == "POST":
+            return {"json": {"item_id": names.item, "categories": ["tea"]}}
+        if self.path.endswith("/merge"):
+            return {"json": {"from": names.visitor}}
         if self.method in ("POST", "PUT", "PATCH"):
-            return {"json": {"user_id": "ada"}}
+            return {"json": {"user_id": names.user}}
         return {}
 
-    def url(self) -> str:
-        return self.path.format(user_id="ada", item_id=item_id(1), name="tiny", event_id="one")
+    def url(self, names: Names) -> str:
+        return self.path.format(
+            user_id=names.user, item_id=names.item, name=names.model, event_id=names.event, kind="js"
+        )
 
 
-def calls_of(settings: Settings) -> list[Call]:
+def calls_of(app: FastAPI) -> list[Call]:
     """Every route of the app with the scope that it declares; one that declares none, or two, fails here."""
     calls = []
-    for context in iter_route_contexts(create_app(settings).routes):
+    for context in iter_route_contexts(app.routes):
         route = context.original_route
         if not isinstance(route, APIRoute):
             assert context.path == "/openapi.json", f"{context.path} is not guarded"
@@ -176,9 +196,12 @@ PAGES = {
 
 def test_the_description_names_the_scope_of_every_call(tmp_path: Path, model_dir: Path) -> None:
     settings = Settings(model_dir=model_dir, data_dir=tmp_path, keys_file=tmp_path / "keys")
-    document = create_app(settings).openapi()
+    app = create_app(settings)
+    document = app.openapi()
     (scheme,) = document["components"]["securitySchemes"]
-    for call in calls_of(settings):
+    calls = calls_of(app)
+    assert document["paths"].keys() <= {call.path for call in calls}
+    for call in calls:
         operation = document["paths"].get(call.path, {}).get(call.method.lower())
         if operation is None:
             assert call.method == "HEAD" or (call.path in PAGES and call.scope is None)
@@ -210,8 +233,11 @@ class Shops:
         add(self.file, key)
         return text
 
-    def call(self, call: Call, headers: Any) -> httpx.Response:
-        return self.client.request(call.method, call.url(), headers=headers, **call.options())
+    def calls(self) -> list[Call]:
+        return calls_of(create_app(self.settings))
+
+    def call(self, call: Call, headers: Any, names: Names = Names()) -> httpx.Response:
+        return self.client.request(call.method, call.url(names), headers=headers, **call.options(names))
 
 
 @pytest.fixture(scope="module")
@@ -221,14 +247,21 @@ def shops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shops]:
     shops.client.close()
 
 
+def test_a_route_that_declares_no_scope_is_noticed(tmp_path: Path, model_dir: Path) -> None:
+    app = create_app(Settings(model_dir=model_dir, data_dir=tmp_path, keys_file=tmp_path / "keys"))
+    app.get("/v1/forgotten")(lambda: None)
+    with pytest.raises(AssertionError, match="/v1/forgotten has to declare one scope"):
+        calls_of(app)
+
+
 class TestEveryRoute:
     def test_declares_what_it_needs_and_only_health_is_open(self, shops: Shops) -> None:
-        calls = calls_of(shops.settings)
+        calls = shops.calls()
         assert {call.path for call in calls if call.scope is None} == {"/healthz", "/readyz", "/client.js"}
         assert {call.scope for call in calls} >= {"events:write", "recs:read", "users:admin", "admin", "metrics:read"}
 
     def test_takes_the_right_scope_and_no_other(self, shops: Shops) -> None:
-        for call in calls_of(shops.settings):
+        for call in shops.calls():
             for tenant in TENANTS:
                 for scope in SCOPES:
                     answer = shops.call(call, bearer(shops.text[tenant, scope]))
@@ -252,7 +285,7 @@ class TestEveryRoute:
             {"authorization": b"Bearer \xff"},
             {"x-api-key": right},
         ]
-        for call in calls_of(shops.settings):
+        for call in shops.calls():
             if call.scope is None:
                 continue
             answers = [shops.call(call, headers) for headers in wrong]
@@ -295,6 +328,37 @@ class TestTenants:
         assert ask("main", "users:admin", "/v1/users/zoe").json()["event_count"] == 1
         tags = {ask(tenant, "recs:read", "/v1/model").json()["tag"] for tenant in TENANTS}
         assert len(tags) == 2
+
+    def test_get_the_same_answers_about_what_others_have_as_about_nothing(self, shops: Shops) -> None:
+        """Every route, by a key that may call it: ids of another shop make no difference, to neither shop."""
+        theirs, nobodys = (
+            Names(*(f"{kind}-of-{whose}" for kind in ("user", "visitor", "item", "event", "model")))
+            for whose in ("main", "nobody")
+        )
+        write_model(shops.settings.model_dirs["main"].parent / theirs.model, seed=10)  # type: ignore[union-attr]
+        for scope, path, body in (
+            ("events:write", "/v1/events", {"event_id": theirs.event, "user_id": theirs.user, "item_id": item_id(2)}),
+            ("events:write", "/v1/events", {"event_id": "v", "user_id": theirs.visitor, "item_id": item_id(2)}),
+            ("catalogue:write", "/v1/items", {"item_id": theirs.item, "title": "Secret"}),
+        ):
+            assert shops.client.post(path, json=body, headers=bearer(shops.text["main", scope])).status_code == 200
+
+        def told(call: Call, names: Names) -> tuple[int, str]:
+            answer = shops.call(call, bearer(shops.text["books", call.scope or "recs:read"]), names)
+            said = re.sub(r'"(recommendation_id|files_by|timestamp)":("[^"]+"|[0-9.]+)', "", answer.text)
+            for name in ("user", "visitor", "item", "event", "model"):
+                said = said.replace(getattr(names, name), f"<{name}>")
+            return answer.status_code, said
+
+        for call in sorted(shops.calls(), key=lambda call: call.method != "GET"):
+            if call.path != "/metrics":
+                assert told(call, theirs) == told(call, nobodys), call
+        metrics = shops.client.get("/metrics", headers=bearer(shops.text["books", "metrics:read"])).text
+        assert "-of-main" not in metrics
+        state = shops.client.get(f"/v1/users/{theirs.user}", headers=bearer(shops.text["main", "users:admin"])).json()
+        assert state["event_count"] == 1
+        item = shops.client.get(f"/v1/items/{theirs.item}", headers=bearer(shops.text["main", "recs:read"])).json()
+        assert (item["title"], item["categories"]) == ("Secret", [])
 
     def test_switch_apart_and_only_to_models_of_their_own(self, shops: Shops) -> None:
         def activate(tenant: str, name: str) -> httpx.Response:
@@ -389,6 +453,47 @@ class TestBrowsers:
         failed = post(json={}, origin=SHOP)  # a page has to be able to read what is wrong
         assert (failed.status_code, failed.headers["access-control-allow-origin"]) == (422, SHOP)
         assert_refused(shops.client.get("/v1/model", headers=bearer(page_key) | {"origin": SHOP}), 403)
+
+
+class TestWithoutKeys:
+    """Whoever reaches the service may do everything, and so must not be a page that somebody happens to look at."""
+
+    OWN = "http://127.0.0.1:8000"
+    EVENT = MappingProxyType({"user_id": "rebound", "item_id": "i"})
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"host": "evil.example", "origin": "http://evil.example", "sec-fetch-site": "same-origin"},  # rebinding
+            {"host": "evil.example:8000", "sec-fetch-site": "same-origin"},
+            {"host": "127.0.0.1:8000", "origin": "https://evil.example", "sec-fetch-site": "cross-site"},
+            {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"},
+            {"host": "127.0.0.1:8000", "origin": "null"},
+            {"host": "127.0.0.1:8000", "sec-fetch-site": "cross-site"},
+            {"host": "[::1", "origin": "http://evil.example"},
+        ],
+    )
+    def test_pages_of_others_may_do_nothing(self, shared_client: Client, headers: dict[str, str]) -> None:
+        assert_refused(shared_client.post("/v1/events", json=dict(self.EVENT), headers=headers), 403)
+        assert_refused(shared_client.get("/v1/users/rebound", headers=headers), 403)
+        assert_refused(shared_client.post("/v1/admin/generations/tiny/activate", headers=headers), 403)
+        assert shared_client.get("/v1/users/rebound").status_code == 404
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"host": "127.0.0.1:8000", "origin": OWN, "sec-fetch-site": "same-origin"},
+            {"host": "localhost", "origin": "http://localhost"},
+            {"host": "127.0.0.1:8000", "sec-fetch-site": "none"},
+            {"host": "anything.example"},  # no browser
+        ],
+    )
+    def test_its_own_page_and_other_programs_may(self, shared_client: Client, headers: dict[str, str]) -> None:
+        assert shared_client.get("/v1/items/popular", headers=headers).status_code == 200
+
+    def test_the_script_is_for_every_page(self, shared_client: Client) -> None:
+        headers = {"origin": "https://shop.example", "sec-fetch-site": "cross-site"}
+        assert shared_client.get("/client.js", headers=headers).status_code == 200
 
 
 class TestMetrics:

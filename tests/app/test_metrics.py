@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,7 +18,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.archiving import ArchiverMetrics, Turns
+from app.archiving import run as archive
 from app.metrics import LATENCY_BUCKETS_S, Late
+from app.service import SAMPLE_EVERY_S
+from storage.archive import ArchiveWriter
 from tests.app.conftest import Client
 from tests.app.test_server import Process, free_port
 
@@ -85,6 +90,25 @@ def test_what_is_served_is_told(client: Client) -> None:
     assert value(found, "lisarec_generation", **labels) == 1
     assert value(found, "lisarec_state_bytes", tenant="main") > 100
     assert value(found, "lisarec_queue_depth", queue="requests") == 1  # the one that asks
+
+
+def test_how_far_the_archive_is_behind_the_log_is_told(start: Callable[..., Client], tmp_path: Path) -> None:
+    archive_dir = tmp_path / "archive"
+    client = start(tmp_path / "state", archive_dir=archive_dir)
+    client.click("ada", "item-1")
+
+    def lag_s() -> float | None:
+        client.runner.run(asyncio.sleep(1.2 * SAMPLE_EVERY_S))
+        return samples(client.get("/metrics").text).get(("lisarec_log_lag_seconds", ()))
+
+    assert lag_s() is None  # no archiver has ever taken a turn
+    once = Turns(every_s=None, keep_tail_s=0, keep_days=None)
+    archive(client.settings.model_copy(update={"archive_dir": archive_dir}), once, print, ArchiverMetrics())
+    assert 0 < (lag_s() or 0) < PATIENCE_S
+    with ArchiveWriter.open(archive_dir) as writer:
+        writer.note_through(time.time() - 1000)
+    assert 1000 < (lag_s() or 0) < 1000 + PATIENCE_S
+    client.close()
 
 
 def test_failures_of_the_store_are_counted_by_call(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app import recommend
+from app.recommend import Recommender
 from app.schemas import MAX_ITEM_IDS, MAX_K, MAX_REQUESTS
 from model.artifact import load
 from model.engine import Engine
@@ -224,7 +227,7 @@ REFUSED: dict[str, tuple[Any, str | None]] = {
     "k of 1,001": ({"user_id": "ada", "k": 1_001}, "k"),
     "k as text": ({"user_id": "ada", "k": "5"}, "k"),
     "k as a boolean": ({"user_id": "ada", "k": True}, "k"),
-    "k as a float": ({"user_id": "ada", "k": 5.0}, "k"),
+    "k as a fraction": ({"user_id": "ada", "k": 5.5}, "k"),
     "NaN": ({"user_id": "ada", "k": float("nan")}, "k"),
     "explain as text": ({"user_id": "ada", "explain": "true"}, "explain"),
     "explain as a number": ({"user_id": "ada", "explain": 1}, "explain"),
@@ -276,3 +279,48 @@ def test_an_invalid_query_is_refused(shared_client: Client, query: str) -> None:
 def test_a_full_batch_is_answered(shared_client: Client) -> None:
     results = post(shared_client, requests=[{"user_id": f"u{n}", "k": 1} for n in range(MAX_REQUESTS)])["results"]
     assert [result["user_id"] for result in results] == [f"u{n}" for n in range(MAX_REQUESTS)]
+
+
+class TestWhereAnswersAreComputed:
+    """Short turns on the event loop, long ones beside it; what is answered is the same."""
+
+    @pytest.fixture
+    def turns(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The threads that computed."""
+        found: list[str] = []
+        computed = Recommender._answer
+
+        def noting(self: Recommender, *arguments: Any) -> Any:
+            found.append(threading.current_thread().name)
+            return computed(self, *arguments)
+
+        monkeypatch.setattr(Recommender, "_answer", noting)
+        return found
+
+    def recommended(self, client: Client, monkeypatch: pytest.MonkeyPatch, at_once_s: float) -> Any:
+        monkeypatch.setattr(recommend, "AT_ONCE_S", at_once_s)
+        return client.recommend("ada")["items"]
+
+    def test_a_short_one_on_the_event_loop_and_a_long_one_beside_it(
+        self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client.click("ada", "item-1", "item-2")
+        at_once = self.recommended(client, monkeypatch, 1e9)
+        beside = self.recommended(client, monkeypatch, -1.0)
+        assert at_once == beside
+        assert not turns[0].startswith("engine")
+        assert turns[1].startswith("engine")
+
+    def test_what_may_take_long_never_on_the_event_loop(
+        self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(recommend, "AT_ONCE_S", 1e9)
+        for body in (
+            {"history": ["item-1"]},
+            {"user_id": "ada", "candidates": ["item-1", "item-2"]},
+            {"user_id": "ada", "exclude_seen": "all"},
+            {"user_id": "ada", "k": 1000},
+        ):
+            post(client, **body)
+        assert len(turns) == 4
+        assert all(turn.startswith("engine") for turn in turns)

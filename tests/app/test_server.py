@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from app.main import serve
@@ -205,6 +207,16 @@ def test_workers_share_the_users(launch: Callable[..., Process], store: str, req
     assert process.exit_code() == 0
 
 
+def test_workers_end_with_the_parent_that_was_killed(launch: Callable[..., Process]) -> None:
+    process = launch(workers=2, port=free_port(), drain_s=0)
+    assert httpx.get(f"{process.url}/readyz").status_code == 200
+    workers = psutil.Process(process.process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    process.kill()
+    _, left = psutil.wait_procs(workers, timeout=EXIT_TIMEOUT_S)
+    assert left == []
+
+
 def test_what_was_acknowledged_outlives_a_redis_that_was_killed(
     launch: Callable[..., Process], model_dir: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
@@ -237,12 +249,19 @@ def test_raw_nonsense_is_refused_and_harms_nobody(server: Process) -> None:
         b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ]
     for request in nonsense:
-        assert raw_exchange(server.address, request)[:12] in (b"", b"HTTP/1.1 400"), request
+        answer = raw_exchange(server.address, request)
+        if answer:
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400"), request
+            assert json.loads(body)["error"]["code"] in ("not_http", "invalid_json"), request
     raw_exchange(server.address, b'POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"user_id"')
     with httpx.Client(base_url=server.url) as client:
         assert client.get("/readyz").status_code == 200
         assert client.get("/v1/users/a%2Fb").status_code == 404
+        counted = 'lisarec_request_seconds_count{method="other",route="unmatched",status="400"} '
+        assert counted in client.get("/metrics").text
     assert "Traceback" not in server.log()
+    assert "Invalid HTTP" not in server.log()  # or anybody could fill it
 
 
 @pytest.mark.parametrize("declared", [True, False])

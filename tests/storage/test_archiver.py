@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from storage.archive import Archive, ArchiveWriter
 from storage.archiver import Moved, RedisLog, SQLiteLog, archive
 from storage.redis import RedisStore
-from storage.redis_layout import Keyspace
+from storage.redis_layout import Keyspace, trim_arguments
 from storage.sqlite import FILE_NAME, SQLiteStore
 from storage.state import Event
 from storage.store import StorageError, StorageUnavailable
@@ -269,6 +269,39 @@ class TestMoving:
                 await assert_state_is_fold_of_log(store)
 
         asyncio.run(law())
+
+    def test_who_is_erased_and_comes_back_while_the_log_is_trimmed_is_a_new_user(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The archive still has what was erased, until the archiver's next turn."""
+
+        async def fill() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", [click(f"old{n}") for n in range(5)])
+
+        async def erase_and_come_back() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.erase("main", "u")
+                await store.append("main", [click("old1"), click("new")])
+
+        def overtaken(*args: Any) -> Any:
+            monkeypatch.undo()
+            back = threading.Thread(target=asyncio.run, args=(erase_and_come_back(),))
+            back.start()
+            back.join()
+            return trim_arguments(*args)
+
+        async def read() -> None:
+            async with opened(any_server, tmp_path) as store:
+                assert await ids(store) == ["old1", "new"]
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(fill())
+        monkeypatch.setattr("storage.archiver.trim_arguments", overtaken)
+        turn(any_server, tmp_path)
+        asyncio.run(read())
+        turn(any_server, tmp_path)
+        asyncio.run(read())
 
 
 class TestKilling:

@@ -384,6 +384,35 @@ def interfere_once(
     monkeypatch.setattr(store, "_read_folds", read_and_be_overtaken)
 
 
+def test_a_state_that_is_read_while_its_user_is_erased_is_of_what_came_since(
+    any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = make_generation(tag=b"gen two\0", seed=1)
+
+    async def law(then: list[Event]) -> None:
+        async with opened(any_server) as store, opened(any_server) as other:
+            await store.append("main", [click(f"e{number}") for number in range(5)])
+            read_log = store._log
+
+            def erased_first(*place: Any, **bounds: Any) -> AsyncIterator[Any]:
+                async def read() -> AsyncIterator[Any]:
+                    monkeypatch.undo()
+                    await other.erase("main", "u")
+                    if then:
+                        await other.append("main", then)
+                    async for entry in read_log(*place, **bounds):
+                        yield entry
+
+                return read()
+
+            monkeypatch.setattr(store, "_log", erased_first)
+            (value,) = await store.states("main", ["u"], newer)
+            assert_state_is(value, fold(newer, then))
+
+    asyncio.run(law([]))
+    asyncio.run(law([click("new", item=3)]))
+
+
 class TestRounds:
     def test_a_state_far_behind_is_caught_up_while_events_go_on(self, any_server: RedisServer) -> None:
         long_log = [click(f"e{number}", item=number % 12) for number in range(5 * storage.redis.FAR_BEHIND)]

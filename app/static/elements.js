@@ -1,0 +1,16 @@
+// Elements of the page. Whatever a catalogue or a user may contain is put into them as text, never as markup.
+
+export const element = (id) => document.getElementById(id);
+
+export function make(name, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+export const count = (number) => number.toLocaleString("en");
+
+/** Names with their values, in a description list. */
+export function describe(list, entries) {
+  list.replaceChildren(...entries.map(([name, ...values]) => make("div", {}, make("dt", { textContent: name }), make("dd", {}, ...values))));
+}

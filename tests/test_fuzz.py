@@ -1,0 +1,74 @@
+"""Some thousand requests that nobody should send, to a running service: `benchmarks.fuzz` in short."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks import fuzz
+from benchmarks.fuzz import Found, Fuzzed, described, exchange_all, fuzzed, judge, look_after
+from benchmarks.nonsense import Case, cases
+from tests.app.conftest import write_model
+
+RAW = {"service": 700, "balancer": 300}
+WAITING_SHARE = 0.001
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
+    try:
+        with fuzzed(write_model(tmp_path_factory.mktemp("models") / "tiny"), "redis", with_keys=True) as service:
+            yield service
+    except FileNotFoundError as exc:  # CI turns this into a failure
+        pytest.skip(str(exc))
+
+
+def test_nonsense_and_what_the_description_says_bring_nothing_down(service: Fuzzed) -> None:
+    found, files = Found(), service.number("process_open_fds")
+    for name, url in (("service", service.url), ("balancer", service.running.url)):
+        asyncio.run(exchange_all(url, list(cases(service.calls(), RAW[name], 1, WAITING_SHARE)), found, name))
+    assert {200, 400, 401, 404, 405, 413, 422, 431} <= found.answers.keys()
+    described(service, 1, 1, found, "examples,coverage")
+    assert found.cases > sum(RAW.values()) + 500
+    look_after(service, files, found)
+    assert found.faults == {}
+
+
+def test_the_same_seed_gives_the_same_cases(service: Fuzzed) -> None:
+    calls = service.calls()
+    assert {bytes(call.target) for call in calls} >= {b"/v1/events", b"/v1/users/ada/recommendations", b"/metrics"}
+    first, second, other = (list(cases(calls, 50, seed, 0.1)) for seed in (1, 1, 2))
+    assert first == second != other
+
+
+ODD = {
+    b"HTTP/1.1 500 Oh\r\n\r\n{}": "500 b'{}' to it",
+    b"HTTP/1.1 200 OK\r\n\r\n{}HTTP/1.1 503 Oh\r\n\r\n": "503 b'' to it",
+    b"HTTP/1.1 404 No\r\n\r\n" + b"x" * 4_097: "an error of 4,097 bytes to it",
+    b"SSH-2.0": "not HTTP: b'SSH-2.0' to it",
+    None: "no answer within 20 s to it",
+}
+
+
+@pytest.mark.parametrize(("answered", "fault"), ODD.items())
+def test_a_fault_is_seen(answered: bytes | None, fault: str) -> None:
+    found = Found()
+    judge(answered, found, "it")
+    assert found.faults == {fault: 1}
+
+
+def test_who_neither_answers_nor_hangs_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "ANSWER_WITHIN_S", 0.2)
+    found, case = Found(), Case((b"GET / HTTP/1.1\r\n\r\n",), "half-close")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asyncio.run(exchange_all(f"http://127.0.0.1:{silent.getsockname()[1]}", [case], found, "silent"))
+    assert [fault.partition(" to ")[0] for fault in found.faults] == ["no answer within 0.2 s"]
+
+
+def test_numbers_are_found_wherever_they_stand() -> None:
+    numbers = [random.random() for _ in range(4)]
+    assert list(fuzz.leaves({"a": [numbers[0], {"b": numbers[1]}], "c": numbers[2:]})) == numbers
