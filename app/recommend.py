@@ -55,8 +55,8 @@ BATCH = 64  # requests that one read and one turn of the engine answer; more gai
 AT_ONCE_S = 0.005  # the interpreter's switch interval: another thread that computes holds up the event loop as long
 REMEMBERED = 16  # batches
 LIGHT_FIELDS, LIGHT_K = {"user_id", "k", "exclude_seen", "explain", "diversity", "max_per_category"}, 50
-LIGHT_FIELDS |= {"categories", "categories_all", "categories_none", "boost", "pin", "cursor"}
-LIGHT_IDS = 100  # of pins and earlier pages
+LIGHT_FIELDS |= {"categories", "categories_all", "categories_none", "exclude", "boost", "pin", "cursor", "because"}
+LIGHT_IDS = 100  # of items that are excluded or pinned or were on earlier pages
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 
 
@@ -522,7 +522,7 @@ def _is_light(request: RecommendationRequest) -> bool:
         request.model_fields_set <= LIGHT_FIELDS
         and request.k <= LIGHT_K
         and request.exclude_seen != "all"
-        and len(request.pin) + len(request.cursor or ()) <= LIGHT_IDS
+        and len(request.exclude) + len(request.pin) + len(request.cursor or ()) <= LIGHT_IDS
     )
 
 

@@ -238,10 +238,10 @@ class RecommendationQuery(Closed):
 
     k: ResultCount = 10
     exclude_seen: SeenRule = "recent"
-    categories: Categories = Field([], description="an item needs one of them")
-    categories_all: FewCategories = Field([], description="an item needs all of them")
-    categories_none: Categories = Field([], description="an item may have none of them")
-    exclude: ItemIds = []
+    categories: Categories = Field(default_factory=list, description="an item needs one of them")
+    categories_all: FewCategories = Field(default_factory=list, description="an item needs all of them")
+    categories_none: Categories = Field(default_factory=list, description="an item may have none of them")
+    exclude: ItemIds = Field(default_factory=list)
     diversity: Diversity = Field(0.0, description="0: the best items; 1: the least alike among the best")
     max_per_category: Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_plain_digits)] | None = Field(
         None, description="items of one category in all pages together"
@@ -284,7 +284,9 @@ class RecommendationRequest(RecommendationQuery):
         {},
         description="by category, added to the score of its items; 0.7 doubles the odds of an item, -0.7 halves them",
     )
-    pin: Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValidator(_different_pins)] = []
+    pin: Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValidator(_different_pins)] = Field(
+        default_factory=list
+    )
 
     @model_validator(mode="after")
     def _one_asker(self) -> Self:
