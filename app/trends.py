@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue import Rows
+from app.catalogue import Rows, gains_of
 from app.schemas import ScoredItem
 from app.shelf import Shelf
 from model import bitmap
 from model.bitmap import Bitmap
+from model.scan import Boosts
 from storage.state import Event
 from storage.store import Appended, StorageError, UserStore
 from storage.trends import HALF_LIFE_S, count_at, trend_of
@@ -86,18 +87,18 @@ class Trending:
 
     def __init__(self, trends: Trends, catalogue: Shelf) -> None:
         self._trends = trends
-        self._catalogue = catalogue
+        self.catalogue = catalogue
         self._newest: Mapping[str, float] = {}
         self._read = _Read.of({}, catalogue)
 
     def items(self, k: int, categories: Collection[str] = ()) -> list[ScoredItem]:
         """The k highest of those that can be had in one of the categories, or in any; by how often they are used."""
-        excluded = self._catalogue.unavailable.copy()
+        excluded = self.catalogue.unavailable.copy()
         if categories:
-            excluded |= ~self._catalogue.in_categories(categories)
+            excluded |= ~self.catalogue.in_categories(categories)
         read = self._now()
         rows = bitmap.first_outside(excluded, read.rows, k)
-        return [self._catalogue.scored_item(row, read.counts[row]) for row in rows.tolist()]
+        return [self.catalogue.scored_item(row, read.counts[row]) for row in rows.tolist()]
 
     @property
     def are_known(self) -> bool:
@@ -111,22 +112,46 @@ class Trending:
     def popular(self, k: int, excluded: Bitmap) -> list[ScoredItem]:
         """The same with their scores; by training's counts alone where too little is known."""
         if not self.are_known:
-            return self._catalogue.popular(k, excluded)
-        return [self._catalogue.scored_item(row, score) for score, row in self._first(k, excluded)]
+            return self.catalogue.popular(k, excluded)
+        return [self.catalogue.scored_item(row, score) for score, row in self._first(k, excluded)]
+
+    def ranked(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
+        """As `popular`, with boosts, which multiply an item's score by e to their power."""
+        if not self.are_known:
+            return self.catalogue.most_popular(k, excluded, boosts)
+        read = self._now()
+        used = read.rows.astype(np.int64)
+        used = used[~bitmap.has(excluded, used)]
+        others, _ = self.catalogue.most_popular(k, excluded | read.bitmap, boosts)
+        rows = np.concatenate([used, others])
+        scores = self.scores(rows, boosts)
+        best = np.argsort(-scores, kind="stable")[:k]
+        return rows[best], scores[best]
+
+    def scores(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
+        """Of any items, as in `ranked`."""
+        counts = self.catalogue.boosted_counts(rows, boosts)
+        if not self.are_known:
+            return counts
+        read = self._now()
+        counts *= PRIOR / max(int(self.catalogue.counts.sum()), 1)
+        just_now = np.fromiter((read.counts.get(row, 0.0) for row in rows.tolist()), np.float64, len(rows))
+        scores: NDArray[np.float64] = counts + just_now * (1.0 if boosts is None else np.exp(gains_of(boosts, rows)))
+        return scores
 
     def _first(self, k: int, excluded: Bitmap) -> list[tuple[float, int]]:
-        read, counts = self._now(), self._catalogue.counts
-        excluded = excluded | self._catalogue.unavailable
+        read, counts = self._now(), self.catalogue.counts
+        excluded = excluded | self.catalogue.unavailable
         each = PRIOR / max(int(counts.sum()), 1)
         used = bitmap.first_outside(excluded, read.with_prior, k).tolist()
-        others = bitmap.first_outside(excluded | read.bitmap, self._catalogue.popular_rows, k).tolist()
+        others = bitmap.first_outside(excluded | read.bitmap, self.catalogue.popular_rows, k).tolist()
         found = [(read.counts.get(row, 0.0) + each * int(counts[row]), row) for row in [*used, *others]]
         return sorted(found, key=lambda one: -one[0])[:k]
 
     def _now(self) -> _Read:
         newest = self._trends.newest
         if newest is not self._newest:
-            self._read, self._newest = _Read.of(newest, self._catalogue), newest
+            self._read, self._newest = _Read.of(newest, self.catalogue), newest
         return self._read
 
 
