@@ -11,6 +11,7 @@ from model import bitmap
 from model.bitmap import Bitmap
 from model.items import Items
 from model.names import UNLIKE
+from storage.cold import COLD, cold_row
 
 Rows = NDArray[np.int64]
 
@@ -23,6 +24,8 @@ class Catalogue:
         self.counts = items.counts
         self.popular_rows = items.popular_first
         self.row_of = items.rows
+        self.learned = items.learned  # rows from there on are of items that no model has learned
+        self._cold_rows = {cold_row(self.item_ids[row]): row for row in range(items.learned, len(items))}
         self.unavailable = bitmap.empty(len(items))  # what nobody is shown
         self._titles = items.titles
         self._categories = items.categories
@@ -36,6 +39,18 @@ class Catalogue:
     def rows(self, item_ids: Iterable[str]) -> Rows:
         """Rows of those ids that are known, in the order given."""
         return self.row_of.known(list(item_ids))
+
+    def in_state(self, named: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Rows of what a state names; -1 for what this catalogue does not have, or not yet."""
+        if named.max(initial=-1) < COLD:
+            return named
+        rows = [self._cold_rows.get(name, -1) if name >= COLD else name for name in named.ravel().tolist()]
+        return np.array(rows, np.int32).reshape(named.shape)
+
+    def known_in_state(self, named: NDArray[np.int32]) -> Rows:
+        """Rows of what a state names, without what this catalogue does not have."""
+        rows = self.in_state(named)
+        return rows[rows >= 0].astype(np.int64)
 
     def bitmap_of(self, rows: Rows) -> Bitmap:
         filled = bitmap.empty(len(self))
@@ -53,6 +68,8 @@ class Catalogue:
         item: ScoredItem = {"item_id": self.item_ids[row], "score": score}
         if title := self._titles[row]:
             item["title"] = title
+        if row >= self.learned:
+            item["cold"] = True
         return item
 
     def named_item(self, row: int) -> NamedItem:
@@ -86,4 +103,9 @@ class Catalogue:
         return np.minimum(self._titles.closeness(wanted), self.item_ids.closeness(wanted))
 
     def _item(self, row: int) -> Item:
-        return Item(item_id=self.item_ids[row], title=self._titles[row], categories=list(self._categories[row]))
+        return Item(
+            item_id=self.item_ids[row],
+            title=self._titles[row],
+            categories=list(self._categories[row]),
+            known=row < self.learned,
+        )

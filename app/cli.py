@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.console import Console
@@ -24,7 +24,18 @@ from rich.progress import (
 )
 
 from app.logs import LogFormat
-from model.config import PRESETS, Config, DataCard, Protocol, SeenRule, TrainOn
+from model.config import (
+    EVENT_WEIGHTS,
+    MECHANISMS,
+    PRESETS,
+    Config,
+    DataCard,
+    MechanismRecipe,
+    MechanismTraining,
+    Protocol,
+    SeenRule,
+    TrainOn,
+)
 from model.config import preset as preset_of
 
 if TYPE_CHECKING:
@@ -50,6 +61,25 @@ RedisUrlOption = Annotated[str | None, typer.Option(help="Users are kept in this
 DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLite in this directory.", metavar="DIR")]
 ArchiveDirOption = Annotated[
     Path | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR")
+]
+
+
+class Address(NamedTuple):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise typer.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:9464")
+    return Address(host, int(port))
+
+
+MetricsOption = Annotated[
+    Address | None, typer.Option(parser=_address, help="Answer Prometheus here.", metavar="HOST:PORT")
 ]
 
 
@@ -79,11 +109,21 @@ def _known_preset(name: str) -> str:
     return name
 
 
+def _known_preset_or_mechanism(name: str) -> str:
+    return name if name in MECHANISMS else _known_preset(name)
+
+
 @cli.command()
 def train(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Model directory to write.", metavar="DIR")],
-    preset: Annotated[str, typer.Option(help="Shape and training settings.", callback=_known_preset)] = "lisa-mini",
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="Shape and training settings; docs/mechanisms.md has those that are compared, not served.",
+            callback=_known_preset_or_mechanism,
+        ),
+    ] = "lisa-mini",
     protocol: Annotated[Protocol, typer.Option(help="What to hold out for this protocol's test.")] = "loo_full",
     train_on: Annotated[TrainOn, typer.Option(help="'all' leaves nothing to evaluate; for production.")] = "train",
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
@@ -104,39 +144,61 @@ def train(
             help="Type whose items do not count as seen: so they may be shown again; repeatable.", metavar="TYPE"
         ),
     ] = None,
+    codes_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the codes of this model, as one of --preset transformer-codes: the paper's codebook migration.",
+            metavar="DIR",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed and number of threads give the same model.")] = 0,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
 ) -> None:
     """Train a model on a data directory."""
     from app.training_progress import TrainingProgress
+    from model.mechanisms import train as mechanisms
     from model.train import train as train_model
 
-    shape, training = preset_of(preset)
-    chosen = {"epochs": epochs or training.epochs, "lift_strength": lift, "seed": seed}
-    training = training.model_copy(update=chosen)
-    card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
-    config = _with_event_types(Config(model=shape, training=training, data=card), event_weight or (), unseen or ())
+    if preset in MECHANISMS and lift is not None:
+        raise typer.BadParameter("mechanisms that are compared lift nothing; leave out --lift")
+    if preset in PRESETS and codes_from is not None:
+        raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
+    chosen: dict[str, Any] = {"epochs": epochs, "seed": seed} if epochs else {"seed": seed}
+    about: dict[str, Any] = _event_types(event_weight or (), unseen or ())
+    about["data"] = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
+    recipe: Config | MechanismRecipe
+    if preset in MECHANISMS:
+        recipe = MechanismRecipe(model=MECHANISMS[preset], training=MechanismTraining(**chosen), **about)
+    else:
+        shape, training = preset_of(preset)
+        recipe = Config(model=shape, training=training.model_copy(update={**chosen, "lift_strength": lift}), **about)
     try:
-        with TrainingProgress(training.epochs, console) as progress:
-            artifact = train_model(data, out, config, device=device, resume=resume, progress=progress)
+        with TrainingProgress(recipe.training.epochs, console) as progress:
+            how: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
+            if isinstance(recipe, MechanismRecipe):
+                compared = mechanisms.train(data, out, recipe, codes_from=codes_from, **how)
+                then = f"generation {compared.tag}; try 'lisarec evaluate --model {out} --data {data}'"
+            else:
+                served = train_model(data, out, recipe, **how)
+                then = f"{len(served.items):,} items, generation {served.tag}; try 'lisarec serve --model {out}'"
     except KeyboardInterrupt:
         _say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None
-    _say(f"{out}: {len(artifact.items):,} items, generation {artifact.tag}; try 'lisarec serve --model {out}'")
+    _say(f"{out}: {then}")
 
 
-def _with_event_types(config: Config, weights: Sequence[str], unseen: Sequence[str]) -> Config:
+def _event_types(weights: Sequence[str], unseen: Sequence[str]) -> dict[str, Any]:
     """What the command line says of event types, beside what holds for the others."""
     from pydantic import ValidationError
 
     given = [text.partition("=") for text in weights]
+    said = {
+        "event_weights": EVENT_WEIGHTS | {name: weight for name, _, weight in given},
+        "unseen_types": tuple(sorted(set(unseen))),
+    }
     try:
-        said = {
-            "event_weights": config.event_weights | {name: weight for name, _, weight in given},
-            "unseen_types": tuple(sorted(set(unseen))),
-        }
-        return Config.model_validate(config.model_dump() | said)
+        return Config.model_validate(said).model_dump(include=set(said))
     except ValidationError as exc:
         raise typer.BadParameter(f"{exc.errors()[0]['msg']}; give TYPE=WEIGHT, as purchase=3") from exc
 
@@ -166,8 +228,8 @@ def evaluate(
     """Measure a model on the events held out of its data."""
     from app.quality_page import write_page
     from app.quality_table import baselines_table, metrics_table
-    from model.artifact import load
     from model.baselines import GRIDS
+    from model.evaluate import Compared, load
     from model.evaluate import evaluate as evaluate_models
     from model.sequential import NEURAL_GRIDS
 
@@ -178,6 +240,9 @@ def evaluate(
     chosen = {*(GRIDS if baselines else ()), *(baseline or ())}
     grids = {name: grid for name, grid in every_grid.items() if name in chosen}
     loaded = [load(directory) for directory in model]
+    first = loaded[0]
+    if report is not None and isinstance(first, Compared):
+        raise typer.BadParameter("pages are written of models that are served; leave out --report, or see --json")
     with console.status("reading") as status:
         found = evaluate_models(loaded, data, protocol, seen, grids, status.update)
     numbers = found.to_json()
@@ -185,8 +250,8 @@ def evaluate(
         json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     if ranks is not None:
         found.write_ranks(ranks)
-    if report is not None:
-        _say(f"{write_page(report, found, loaded[0])} is ready; open it in a browser")
+    if report is not None and not isinstance(first, Compared):
+        _say(f"{write_page(report, found, first)} is ready; open it in a browser")
     console.print(metrics_table(numbers))
     if grids:
         console.print(baselines_table(numbers))
@@ -303,6 +368,45 @@ def activate(
 
 
 @cli.command()
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="Of the experiment.", metavar="[NAME]")] = None,
+    shares: Annotated[
+        list[str] | None, typer.Argument(help="Models and their shares of the users.", metavar="MODEL=SHARE...")
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="Serve the active model to everybody again.")] = False,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    models_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR"),
+    ] = None,
+) -> None:
+    """Let every process on a store serve several models at the same time, each to its share of the users.
+
+    Who gets which is told by a hash of the user's id and the experiment's name. GET /v1/stats tells what came of it.
+    """
+    from pydantic import ValidationError
+
+    from app import generations
+    from app.schemas import Experiment
+
+    if end == (name is not None):
+        raise typer.BadParameter("give a name and MODEL=SHARE for two models or more, or --end")
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, models_dir=models_dir)
+    begun = None
+    if name is not None:
+        try:
+            given = dict(share.rsplit("=", 1) for share in shares or ())
+            begun = Experiment.model_validate({"name": name, "shares": given})
+        except (ValueError, ValidationError) as exc:
+            raise typer.BadParameter(
+                "an experiment is a name and MODEL=SHARE for 2 to 8 models, with shares above 0"
+            ) from exc
+    asyncio.run(generations.note_experiment(settings, begun))
+    _say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")
+
+
+@cli.command()
 def drop(
     name: Annotated[str, typer.Argument(help="Name, or tag, of a generation nobody serves.", metavar="NAME")],
     redis_url: RedisUrlOption = None,
@@ -334,9 +438,7 @@ def archive(
         int | None,
         typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
     ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Answer Prometheus here, as 127.0.0.1:9464.", metavar="HOST:PORT")
-    ] = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
 
@@ -354,10 +456,7 @@ def archive(
         settings = settings.model_copy(update={"redis_url": None})
     numbers = ArchiverMetrics()
     if metrics is not None:
-        host, _, port = metrics.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise typer.BadParameter("give --metrics as HOST:PORT, such as 127.0.0.1:9464")
-        numbers.listen(host, int(port))
+        numbers.listen(metrics.host, metrics.port)
     run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or _say, numbers)
 
 
@@ -389,6 +488,7 @@ def retrain(
     max_loss: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
     ] = 0.1,
+    metrics: MetricsOption = None,
 ) -> None:
     """Train on the archive, compare with the model that is served, and serve the new one if it is no worse.
 
@@ -396,10 +496,14 @@ def retrain(
     train on yet, and 3 when the new one was refused. How it ended stands in retrain.json beside the models.
     """
     from app import retraining
+    from app.trainer_metrics import TrainerMetrics
 
     settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir, models_dir=models_dir)
     plan = retraining.Plan(preset, epochs, min_events, max_events, max_loss)
-    outcome = retraining.run(settings, plan, every, console)
+    numbers = TrainerMetrics()
+    if metrics is not None:
+        numbers.listen(metrics.host, metrics.port)
+    outcome = retraining.run(settings, plan, every, console, numbers)
     if outcome.outcome == "refused":
         raise typer.Exit(3)
 

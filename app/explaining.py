@@ -33,7 +33,7 @@ class Explainer:
     """Explains the answers of one generation."""
 
     def __init__(self, generation: Generation, catalogue: Catalogue, engine: Engine) -> None:
-        self._history_codes = generation.codes
+        self._history_codes = engine.history_codes
         self._slowest = int(np.argmin(generation.decay_rates))
         self._catalogue = catalogue
         self._engine = engine

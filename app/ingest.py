@@ -7,10 +7,10 @@ from math import isfinite
 from pydantic import ValidationError
 
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, details_of
+from app.live import Live
 from app.metrics import Metrics
 from app.schemas import MAX_AHEAD_US, MAX_EVENTS, EventCounts, PostedEvent, is_id
 from app.settings import Settings
-from app.trends import Trends
 from app.uuid7 import uuid7
 from model.data import LAST_SECOND
 from storage.state import Event, id_time_us
@@ -24,12 +24,12 @@ REFUSED = "nothing was applied; correct the events named here and send them all 
 class Ingest:
     """Takes in the events of one tenant."""
 
-    def __init__(self, store: UserStore, settings: Settings, metrics: Metrics, trends: Trends) -> None:
+    def __init__(self, store: UserStore, settings: Settings, metrics: Metrics, live: Live) -> None:
         self._store = store
         self._tenant = settings.tenant
         self._needs_ids = settings.keys_file is not None
         self._metrics = metrics
-        self._trends = trends
+        self._live = live
 
     async def append(self, body: object) -> EventCounts:
         """Apply the parsed body of ``POST /v1/events``; when this returns, the events are durable.
@@ -42,10 +42,11 @@ class Ingest:
         events = plain_events(bodies, now_us, needs_ids=self._needs_ids)
         if events is None:
             events = [_event(event, now_us) for event in validated(bodies, now_us, needs_ids=self._needs_ids)]
+        logged, witnessed = await self._live.before(events)
         with self._metrics.asking_store("append"):
-            appended = await self._store.append(self._tenant, events)
+            appended = await self._store.append(self._tenant, logged)
         self._metrics.count_events(appended)
-        self._trends.count(events, appended)
+        self._live.after(events, appended, witnessed)
         duplicates = sum(one.duplicate for one in appended)
         return EventCounts(
             accepted=len(appended) - duplicates,

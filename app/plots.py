@@ -17,6 +17,10 @@ BAR_HEIGHT, BAR_LEFT = 26, 130
 APART = 4  # how far the marks of two lines stand from each other, so that their whiskers do not cover each other
 CELL_HEIGHT = 20
 MOST_LABELS = 16
+FILE_STYLE = """
+text { fill: #57606a; font: 12px sans-serif; } .grid { stroke: #b9c0c8; } .first.fill { fill: #0b62c4; }
+@media (prefers-color-scheme: dark) { text { fill: #9aa4af } .grid { stroke: #363c44; } .first.fill { fill: #6cb2ff; } }
+"""
 
 
 class Point(NamedTuple):
@@ -26,6 +30,14 @@ class Point(NamedTuple):
     value: float
     interval: tuple[float, float] | None = None
     note: str = ""
+
+
+class Spot(NamedTuple):
+    """A named value over an amount."""
+
+    label: str
+    amount: float
+    value: float
 
 
 class Axis(NamedTuple):
@@ -41,6 +53,11 @@ class Axis(NamedTuple):
         span = max(values, default=0) - low or 1.0
         power = 10.0 ** math.floor(math.log10(span))
         return cls(low, low + next(step * power for step in (1, 2, 4, 8, 10) if step * power >= span * (1 - 1e-9)))
+
+    @classmethod
+    def within(cls, values: Sequence[float]) -> Axis:
+        """A little below the least to a little above the largest, in hundredths."""
+        return cls(math.floor(min(values) * 100 - 0.5) / 100, math.ceil(max(values) * 100 + 0.5) / 100)
 
     def y(self, value: float) -> float:
         share = (value - self.low) / (self.high - self.low)
@@ -83,6 +100,21 @@ def lines(series: Sequence[tuple[str, Sequence[Point]]], title: str, x_title: st
             parts.append(_mark(x, y, shade, note))
     parts += _legend([name for name, _ in series]) if len(series) > 1 else []
     return _svg(parts, HEIGHT, title)
+
+
+def scatter(spots: Sequence[Spot], title: str, x_title: str) -> Html:
+    """Named values over amounts of any size, whose axis is logarithmic; a file of its own, with its colours."""
+    axis = Axis.within([spot.value for spot in spots])
+    powers = [math.log2(spot.amount) for spot in spots]
+    first, last = math.floor(min(powers)), math.ceil(max(powers) + 0.5)
+    labels = [f"{2**power:,}" for power in range(first, last + 1)]
+    parts = [tag("style", FILE_STYLE), *_frame(labels, axis, x_title), _text(title, LEFT, 12, "start")]
+    for spot, power in zip(spots, powers, strict=True):
+        x, y = _x(power - first, len(labels)), axis.y(spot.value)
+        parts.append(_mark(x, y, "first", tag("title", f"{spot.label}: {spot.value:.4f}, {spot.amount:,.0f}")))
+        beyond = x > WIDTH - RIGHT - 120
+        parts.append(_text(spot.label, x - 8 if beyond else x + 8, y, "end" if beyond else "start"))
+    return _svg(parts, HEIGHT, title, xmlns="http://www.w3.org/2000/svg")
 
 
 def heat_map(shares: NDArray[np.floating], title: str, row_name: str, column_name: str) -> Html:
@@ -135,9 +167,9 @@ def _mark(x: float, y: float, shade: str, note: Html) -> Html:
     return tag("rect", note, x=_number(x - 4), y=_number(y - 4), width=8, height=8, class_="second fill")
 
 
-def _svg(parts: Sequence[Html], height: float, title: str) -> Html:
+def _svg(parts: Sequence[Html], height: float, title: str, **attributes: str) -> Html:
     box = f"0 0 {WIDTH} {_number(height)}"
-    return tag("svg", tag("title", title), *parts, viewBox=box, role="img", aria_label=title)
+    return tag("svg", tag("title", title), *parts, viewBox=box, role="img", aria_label=title, **attributes)
 
 
 def _text(text: str, x: float, y: float, anchor: str) -> Html:
@@ -148,7 +180,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Html:
     return tag("line", x1=_number(x1), y1=_number(y1), x2=_number(x2), y2=_number(y2), class_=class_)
 
 
-def _x(place: int, places: int) -> float:
+def _x(place: float, places: int) -> float:
     return LEFT + (place + 0.5) * (WIDTH - LEFT - RIGHT) / places
 
 

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from app import trace
+from app import blending, trace
 from app.batching import Batching, never
-from app.catalogue import Catalogue, Rows
+from app.catalogue import Rows
+from app.clicks import Clicks
 from app.errors import InvalidRequest, ItemNotFound, details_of
 from app.explaining import Asker, Explainer
 from app.metrics import Metrics
+from app.recommendation_ids import hash_of
 from app.schemas import (
     Explanation,
     RecommendationBatch,
@@ -29,7 +31,8 @@ from app.schemas import (
     SimilarQuery,
     Source,
 )
-from app.uuid7 import uuid7
+from app.shelf import Shelf
+from app.trends import Trending
 from model import bitmap
 from model.bitmap import Bitmap
 from model.engine import Engine, Queries
@@ -65,11 +68,13 @@ class Stored:
 class Steps:
     """What the model makes its query from.
 
+    events     how many
     histogram  (R, B, W)  float32, the scale of each row is free
     last       row of the last item
     recent     (K,)       rows of the newest
     """
 
+    events: int
     histogram: NDArray[np.float32]
     last: int
     recent: NDArray[np.integer]
@@ -94,6 +99,7 @@ class Ask:
     like        of what the best items are to be like; None: what the user is to like
     excluded    what may not be shown
     candidates  only allowed ones; None for every item
+    is_blended  with what is used just now
     """
 
     request: RecommendationRequest
@@ -101,6 +107,12 @@ class Ask:
     like: int | None
     excluded: Bitmap
     candidates: Rows | None
+    is_blended: bool
+
+    @property
+    def depth(self) -> int:
+        """How many items have to be found for it."""
+        return self.request.k + blending.DEEPER if self.is_blended else self.request.k
 
 
 class Found(NamedTuple):
@@ -131,23 +143,30 @@ class Recommender:
         self,
         name: str,
         generation: Generation,
-        catalogue: Catalogue,
+        catalogue: Shelf,
         engine: Engine,
+        trending: Trending,
         engine_thread: Executor,
         store: UserStore,
         tenant: str,
         metrics: Metrics,
+        clicks: Clicks,
+        experiment: str = "",
     ) -> None:
         self._name = name
         self._generation = generation
         self._catalogue = catalogue
         self._engine = engine
+        self._trending = trending
         self._window = engine.window
         self._explainer = Explainer(generation, catalogue, engine)
         self._engine_thread = engine_thread
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
+        self._clicks = clicks
+        self._experiment = experiment
+        self._experiment_hash = hash_of(experiment)
         self._light_s = AT_ONCE_S  # computing that a light request takes, as far as is known
         self._batching = Batching(self._answers, at_once=BATCH, at_most=MAX_WAITING)
 
@@ -185,6 +204,7 @@ class Recommender:
                 spans.update(of_batch)
         for answer in answers:
             self._metrics.count_recommendations(answer["source"])
+            self._clicks.show(self._name, self._experiment, len(answer["items"]))
         return answers
 
     async def answer(
@@ -284,15 +304,13 @@ class Recommender:
     def _pasts(self, stored: Stored) -> dict[str, Past]:
         """The pasts of the known users."""
         states = self._generation.decode_many(list(stored.states.values()))
-        newest = states["stepped_items"]
         return {
             user_id: Past(
-                # the bins as they are: the scale of a row is free
-                steps=Steps(state["bins"], state["last_item"], window) if state["n"] else None,
-                recent=recent_items(state).astype(np.int64),
+                steps=steps,
+                recent=self._catalogue.known_in_state(recent_items(state)),
                 logged=self._catalogue.rows(stored.logged.get(user_id, ())),
             )
-            for user_id, state, window in zip(stored.states, states, newest, strict=True)
+            for user_id, state, steps in zip(stored.states, states, steps_of(states, self._catalogue), strict=True)
         }
 
     def _past_of_history(self, item_ids: Sequence[str]) -> Past:
@@ -302,12 +320,12 @@ class Recommender:
             return NOBODY
         if not len(self._generation.codes):  # there is no model yet, just what is popular
             return Past(None, recent=rows[-ITEM_RING:], logged=rows)
-        codes = self._generation.codes[rows]
+        codes = self._engine.history_codes[rows]
         histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
         window = np.full(self._window, -1)
         newest_first = rows[::-1][: self._window]
         window[: len(newest_first)] = newest_first
-        return Past(Steps(histogram, rows[-1], window), recent=rows[-ITEM_RING:], logged=rows)
+        return Past(Steps(len(rows), histogram, rows[-1], window), recent=rows[-ITEM_RING:], logged=rows)
 
     def _ask(self, request: RecommendationRequest, users: Mapping[str, Past]) -> Ask:
         if request.history is not None:
@@ -321,7 +339,11 @@ class Recommender:
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
             candidates = rows[~bitmap.has(excluded, rows)]
-        return Ask(request, past, like, excluded, candidates)
+        is_plain = candidates is None and like is None and not request.explain
+        return Ask(request, past, like, excluded, candidates, is_plain and self._is_blended(past))
+
+    def _is_blended(self, past: Past) -> bool:
+        return past.steps is not None and past.steps.events <= blending.EVENTS and self._trending.are_known
 
     def _like(self, request: RecommendationRequest, past: Past) -> int | None:
         """The item that heads the list, if it is to have one and there is one."""
@@ -358,12 +380,7 @@ class Recommender:
         return found
 
     def _stepped(self, asks: Sequence[Ask]) -> Queries:
-        steps = [ask.past.steps for ask in asks if ask.past.steps]
-        return self._engine.step(
-            np.stack([step.histogram for step in steps]),
-            np.array([step.last for step in steps]),
-            np.stack([step.recent for step in steps]),
-        )
+        return self._engine.step(*stacked([ask.past.steps for ask in asks if ask.past.steps]))
 
     def _neighbours(self, asks: Sequence[Ask]) -> Queries:
         return self._engine.neighbours_of([ask.like for ask in asks if ask.like is not None])
@@ -372,8 +389,8 @@ class Recommender:
         """What is found for each of the asks, which have a query each."""
         found: dict[Ask, Found] = {}
         # who wants few items does not wait for a longer ranking
-        for k in {ask.request.k for ask in asks}:
-            wide = [place for place, ask in enumerate(asks) if ask.request.k == k and ask.candidates is None]
+        for k in {ask.depth for ask in asks}:
+            wide = [place for place, ask in enumerate(asks) if ask.depth == k and ask.candidates is None]
             if wide:
                 theirs = queries[wide]
                 rows, scores = self._engine.top_k(theirs, k, np.stack([asks[place].excluded for place in wide]))
@@ -394,6 +411,8 @@ class Recommender:
 
     def _best(self, ask: Ask, found: Found) -> Recommendations:
         """The answer of what was found."""
+        if ask.is_blended and ask.past.steps:
+            return self._blended(ask, found.rows[found.rows >= 0], ask.past.steps.events)
         rows, scores = found.rows[: ask.request.k], found.scores[: ask.request.k]
         items = [
             self._catalogue.scored_item(row, score)
@@ -405,6 +424,12 @@ class Recommender:
                 item["explanation"] = explanation
         return self._recommendations(ask, "personalised" if ask.like is None else "similar", items)
 
+    def _blended(self, ask: Ask, own: Rows, events: int) -> Recommendations:
+        now = self._trending.first(ask.depth, ask.excluded)
+        rows, scores = blending.blended(own, now, events, ask.request.k)
+        best = zip(rows.tolist(), scores.tolist(), strict=True)
+        return self._recommendations(ask, "blended", [self._catalogue.scored_item(*one) for one in best])
+
     def _explain(self, ask: Ask, found: Found, rows: Rows) -> list[Explanation]:
         query, past = found.queries[[found.place]], ask.past
         if ask.like is not None or past.steps is None:
@@ -413,16 +438,20 @@ class Recommender:
 
     def _popular(self, ask: Ask) -> Recommendations:
         excluded = ask.excluded if ask.candidates is None else ~self._catalogue.bitmap_of(ask.candidates)
-        return self._recommendations(ask, "popular", self._catalogue.popular(ask.request.k, excluded))
+        return self._recommendations(ask, "popular", self._trending.popular(ask.request.k, excluded))
 
     def _recommendations(self, ask: Ask, source: Source, items: list[ScoredItem]) -> Recommendations:
         answer: Recommendations = {
-            "recommendation_id": uuid7(),
+            "recommendation_id": self._clicks.ids.make(
+                self._generation.tag, self._experiment_hash, [item["item_id"] for item in items]
+            ),
             "user_id": ask.request.user_id,
             "generation": self._name,
             "source": source,
             "items": items,
         }
+        if self._experiment:
+            answer["experiment"] = self._experiment
         if ask.like is not None:
             answer["because"] = self._catalogue.named_item(ask.like)
         return answer
@@ -431,6 +460,30 @@ class Recommender:
 def _is_light(request: RecommendationRequest) -> bool:
     """Whether it asks for no more than most do, so that the time of one tells that of the next."""
     return request.model_fields_set <= LIGHT_FIELDS and request.k <= LIGHT_K and request.exclude_seen != "all"
+
+
+def steps_of(states: NDArray[np.void], catalogue: Shelf) -> list[Steps | None]:
+    """What the model makes its queries from; None for who has not stepped, or only with items that are not known here.
+
+    states  (Q,) decoded
+    """
+    windows, lasts = catalogue.in_state(states["stepped_items"]), catalogue.in_state(states["last_item"])
+    found: list[Steps | None] = []
+    for state, window, last in zip(states, windows, lasts, strict=True):
+        if last < 0:  # also where another process has just given codes to an item
+            last = next((row for row in window if row >= 0), -1)
+        # the bins as they are: the scale of a row is free
+        found.append(Steps(int(state["n"]), state["bins"], last, window) if last >= 0 else None)
+    return found
+
+
+def stacked(steps: Sequence[Steps]) -> tuple[NDArray[np.float32], NDArray[np.integer], NDArray[np.integer]]:
+    """As the engine takes them."""
+    return (
+        np.stack([step.histogram for step in steps]),
+        np.array([step.last for step in steps]),
+        np.stack([step.recent for step in steps]),
+    )
 
 
 def _distinct(user_ids: Iterable[str | None]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
+from app.assigned import is_assignment
 from storage.store import ItemChanges, ItemEntry
 
 
@@ -21,6 +22,8 @@ class Said:
 
     def take(self, changes: ItemChanges) -> None:
         for entry in changes.entries:
+            if is_assignment(entry):
+                continue
             self.mark += 1
             self._newest.pop(entry.item_id, None)  # so that what was changed last stands last
             self._newest[entry.item_id] = self.mark, entry

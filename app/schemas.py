@@ -254,6 +254,7 @@ class ScoredItem(TypedDict):
     item_id: str
     score: float
     title: NotRequired[str]
+    cold: NotRequired[bool]  # true: no model has learned the item, it is known from live events alone
     explanation: NotRequired[Explanation]
 
 
@@ -262,7 +263,7 @@ class NamedItem(TypedDict):
     title: NotRequired[str]
 
 
-Source = Literal["personalised", "popular", "similar"]
+Source = Literal["personalised", "popular", "blended", "similar"]
 
 
 class Recommendations(TypedDict):
@@ -273,6 +274,7 @@ class Recommendations(TypedDict):
     generation: str
     source: Source
     items: list[ScoredItem]
+    experiment: NotRequired[str]
     because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]
 
 
@@ -578,6 +580,40 @@ class ServedModel(BaseModel):
     )
 
 
+class PlaceStats(BaseModel):
+    """Of one place of the lists that one generation made, in one experiment or outside of any."""
+
+    generation: str
+    experiment: str | None
+    place: int = Field(description="from 1 to 20")
+    shown: int = Field(description="lists that were as long")
+    events: dict[str, int] = Field(description="by type, what was posted with the list's recommendation_id")
+
+
+class Stats(BaseModel):
+    """What came of recommendations: of all processes, some seconds ago, since the data were begun."""
+
+    places: list[PlaceStats]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "places": [
+                        {
+                            "generation": "shop",
+                            "experiment": None,
+                            "place": 1,
+                            "shown": 1200,
+                            "events": {"click": 96, "purchase": 7},
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+
+
 class Activated(BaseModel):
     """The generation that every process of the service is to serve from now on, and the one that this one served."""
 
@@ -587,6 +623,35 @@ class Activated(BaseModel):
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"generation": "shop-june", "tag": "9f86d081884c7d65", "previous": "shop-may"}]}
+    )
+
+
+MAX_ARMS = 8
+Share = Annotated[float, Field(gt=0, le=1_000_000)]
+
+
+class Experiment(Closed):
+    """Generations that are live at the same time, each for its share of the users; shares need not add up to 1."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
+    )
+
+    name: Id = Field(description="another name mixes the users anew")
+    shares: Annotated[dict[Id, Share], Field(min_length=2, max_length=MAX_ARMS)] = Field(
+        description="by the name of the model"
+    )
+
+
+class Experiments(BaseModel):
+    """The experiment that every process goes by within a second or so."""
+
+    experiment: Experiment | None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"experiment": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}}]
+        }
     )
 
 

@@ -2,21 +2,30 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
 
 from app import no_model
+from app.assigned import NONE, Assigned, Assignment
+from app.errors import InvalidRequest, details_of
+from app.experiments import Split
+from app.live import Live
 from app.metrics import Metrics
 from app.models_folder import load_named
+from app.newcomers import Newcomers
 from app.recommend import Recommender
 from app.said import Said
-from app.schemas import ServedModel
+from app.schemas import Experiment, ServedModel
 from app.settings import Settings
 from app.shelf import Shelf
-from app.trends import Trending, Trends
+from app.trends import Trending
 from app.users import Users
 from model.artifact import Artifact, ArtifactError
+from model.cold import fits, with_cold
 from model.engine import Engine
 from storage.state import Generation
 from storage.store import NamedGeneration, StorageError, UserStore
@@ -26,18 +35,28 @@ RETRY_AFTER_S = 5.0  # when the model that the pointer names could not be loaded
 ANNOUNCE_EVERY_S = 20.0
 LIVE_FOR_S = 60.0
 ITEMS_AT_ONCE = 1000
-COUNT_EVERY_S = 1.0  # items, while there is no model; and at most a twentieth of the time
-COUNTING_SHARE = 0.05
+MADE_EVERY_S = 1.0  # a catalogue of the same model: counted items while there is none, or items with new codes
+MAKING_SHARE = 0.05  # of the time, at most
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """One generation, served. A request works with the one it began with."""
+    """One generation, served. A request works with the one it began with.
+
+    artifact   the model as it was trained
+    assigned   codes of items that it has not learned, as they were when this was made
+    cold       those that fit the model; catalogue and engine have these items too
+    newcomers  watches for more of them
+    """
 
     named: NamedGeneration
     generation: Generation
+    artifact: Artifact
+    assigned: Mapping[str, Assignment]
+    cold: Mapping[str, Assignment]
+    newcomers: Newcomers
     catalogue: Shelf
     engine: Engine
     trending: Trending
@@ -59,21 +78,26 @@ class Switch:
         store: UserStore,
         engine_thread: Executor,
         metrics: Metrics,
-        trends: Trends,
+        live: Live,
     ) -> None:
         self._settings = settings
         self._store = store
         self._engine_thread = engine_thread
         self._metrics = metrics
-        self._trends = trends
+        self._live = live
+        self._assigned = Assigned()
         self._said = Said()
         self._one_at_a_time = asyncio.Lock()
         self._one_reads_items = asyncio.Lock()
         self._failed: NamedGeneration | None = None
         self._retry_at_s = 0.0
         self._announce_at_s = 0.0
-        self._count_at_s = 0.0
-        self.serving = self._ready(artifact, artifact.name)
+        self._make_at_s = 0.0
+        self._arms: dict[str, Serving] = {}  # of an experiment, beside what everybody else is served
+        self.experiment: Experiment | None = None
+        self._experiment_text: str | None = None  # as it was noted, once it is gone by
+        self._experiment_at_s = 0.0
+        self._take(self._ready(artifact, artifact.name))
         self._note_served()
 
     async def follow(self) -> None:
@@ -96,8 +120,13 @@ class Switch:
             if active is not None and active.tag != self.serving.named.tag and not self._waits_after_failure(active):
                 async with self._one_at_a_time:
                     await self._go_to_looking_at_items(active)
+            if watched.experiment != self._experiment_text:
+                await self._go_by_experiment(watched.experiment)
             if self.serving.named.tag == no_model.TAG:
-                await self._count()
+                await self._make_again(self.serving, self._counted)
+            for serving in self._served():
+                if self._assigned.of(serving.named.tag) is not serving.assigned:
+                    await self._make_again(serving, self._grown)
         except StorageError as exc:
             logger.debug("cannot look which generation is active: %s", exc)
         except Exception:
@@ -110,8 +139,10 @@ class Switch:
                 changes = await self._store.item_changes(self._settings.tenant, self._said.version, ITEMS_AT_ONCE)
                 if not changes.entries:
                     return
+                self._assigned.take(changes.entries)
                 self._said.take(changes)
-                await asyncio.to_thread(self.serving.catalogue.catch_up)
+                for serving in self._served():
+                    await asyncio.to_thread(serving.catalogue.catch_up)
 
     async def activate(self, name: str) -> Serving:
         """Let everybody serve the model of that name, this process from now on.
@@ -125,25 +156,91 @@ class Switch:
             self._serve(serving)
             return serving
 
+    async def experiment_with(self, body: object) -> Experiment:
+        """Let everybody go by the parsed body of ``PUT /v1/admin/experiment``, this process from now on.
+
+        raises  InvalidRequest              when it is no experiment
+                NoSuchModel, ArtifactError  when this process cannot load a model of it; nothing changed then
+                StorageError                when it could not be noted; the same
+        """
+        try:
+            experiment = Experiment.model_validate(body)
+        except ValidationError as exc:
+            raise InvalidRequest("the body is no experiment", details_of(exc)) from None
+        async with self._one_at_a_time:
+            arms = await self._arms_of(experiment)
+            text = experiment.model_dump_json()
+            await self._store.generations.note_experiment(text)
+            self._experiment_with(experiment, text, arms)
+        return experiment
+
+    async def end_experiment(self) -> None:
+        """Let everybody serve the active model again; StorageError when that could not be noted."""
+        async with self._one_at_a_time:
+            await self._store.generations.note_experiment(None)
+            self._experiment_with(None, None, {})
+
+    async def _go_by_experiment(self, text: str | None) -> None:
+        if asyncio.get_running_loop().time() < self._experiment_at_s:
+            return
+        async with self._one_at_a_time:
+            try:
+                experiment = None if text is None else Experiment.model_validate_json(text)
+                arms = {} if experiment is None else await self._arms_of(experiment)
+            except (ValueError, OSError) as exc:
+                logger.error("not going by the experiment: %s", exc)
+                self._experiment_at_s = asyncio.get_running_loop().time() + RETRY_AFTER_S
+            else:
+                self._experiment_with(experiment, text, arms)
+
+    async def _arms_of(self, experiment: Experiment) -> dict[str, Serving]:
+        """By name; those that are served already as they are."""
+        served = {serving.named.name: serving for serving in self._served()}
+        return {
+            name: served[name] if name in served else await asyncio.to_thread(self._load, name)
+            for name in experiment.shares
+        }
+
+    def _experiment_with(self, experiment: Experiment | None, text: str | None, arms: dict[str, Serving]) -> None:
+        logger.warning("experiment: %s", "none" if experiment is None else text)
+        self.experiment, self._experiment_text, self._arms = experiment, text, arms
+        self._announce_at_s = 0
+        for serving in arms.values():
+            serving.catalogue.catch_up()  # with what was said while it was loaded
+        self._spread()
+
+    def _served(self) -> list[Serving]:
+        """First what everybody is served who is in no experiment."""
+        by_tag = {serving.named.tag: serving for serving in (self.serving, *self._arms.values())}
+        return list(by_tag.values())
+
     async def _announce(self) -> None:
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._announce_at_s:
-            await self._store.generations.announce(self.serving.named, LIVE_FOR_S)
+            for serving in self._served():
+                await self._store.generations.announce(serving.named, LIVE_FOR_S)
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
 
-    async def _count(self) -> None:
-        """Serve what is popular now, without a model."""
+    async def _make_again(self, before: Serving, make: Callable[[Serving], Awaitable[Serving]]) -> None:
+        """Serve the same generation with another catalogue."""
         begin_s = asyncio.get_running_loop().time()
-        if begin_s < self._count_at_s:
+        if begin_s < self._make_at_s:
             return
-        before, generation = self.serving, self.serving.generation
-        catalogue = await no_model.shelf(self._store, self._settings.tenant, self._said)
+        made = await make(before)
         end_s = asyncio.get_running_loop().time()
-        self._count_at_s = end_s + max(COUNT_EVERY_S, (end_s - begin_s) / COUNTING_SHARE)
-        counted = self._served(before.named, generation, catalogue, before.engine, before.model)
-        catalogue.catch_up()  # with what was said while it was counted
-        if self.serving is before:  # and no request has activated a model meanwhile
-            self.serving = counted
+        self._make_at_s = end_s + max(MADE_EVERY_S, (end_s - begin_s) / MAKING_SHARE)
+        made.catalogue.catch_up()  # with what was said while it was made
+        self._arms = {name: made if serving is before else serving for name, serving in self._arms.items()}
+        self._take(made if self.serving is before else self.serving)  # a request may have activated a model meanwhile
+
+    async def _counted(self, before: Serving) -> Serving:
+        """What is popular now, without a model."""
+        catalogue = await no_model.shelf(self._store, self._settings.tenant, self._said)
+        return self._with(before, catalogue=catalogue)
+
+    async def _grown(self, before: Serving) -> Serving:
+        """With the items that have codes now."""
+        return await asyncio.to_thread(self._with_assigned, before)
 
     def _waits_after_failure(self, active: NamedGeneration) -> bool:
         return active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s
@@ -180,17 +277,41 @@ class Switch:
 
     def _serve(self, serving: Serving) -> None:
         logger.warning("serving %r instead of %r", serving.named.name, self.serving.named.name)
-        self._store.fold_into([serving.generation])
         serving.catalogue.catch_up()  # with what was said while it was loaded
-        self.serving = serving
+        self._take(serving)
         self._failed = None
         self._announce_at_s = 0
         self._metrics.count_switch("switched")
         self._note_served()
 
+    def _take(self, serving: Serving) -> None:
+        """The one assignment that a change is."""
+        self.serving = serving
+        self._spread()
+
+    def _spread(self) -> None:
+        """Let everything else work with what is served now."""
+        served, experiment = self._served(), self.experiment
+        name = "" if experiment is None else experiment.name
+        for serving in served:
+            counted = [kind for kind, weight in serving.generation.event_weights.items() if weight > 0]
+            serving.newcomers.serve(serving.catalogue, serving.engine, serving.cold)
+            self._live.clicks.serve(serving.named.tag, serving.named.name, name, counted)
+        self._live.newcomers = [serving.newcomers for serving in served if len(serving.artifact.items)]
+        self._store.fold_into([serving.generation for serving in served])
+        self.recommender: Recommender | Split = self.serving.recommender
+        if experiment is not None:
+            arms = {arm: self._recommender_in(name, serving) for arm, serving in self._arms.items()}
+            self.recommender = Split(experiment, arms, self.serving.recommender)
+
+    def _recommender_in(self, experiment: str, serving: Serving) -> Recommender:
+        return self._recommender(
+            serving.named.name, serving.generation, serving.catalogue, serving.engine, serving.trending, experiment
+        )
+
     def _note_served(self) -> None:
         generation, named = self.serving.generation, self.serving.named
-        self._trends.count_types(generation.event_weights)
+        self._live.trends.count_types(generation.event_weights)
         state_bytes = generation.dtype.itemsize
         self._metrics.serve(self._settings.tenant, named.name, named.tag.hex(), state_bytes)
 
@@ -198,33 +319,69 @@ class Switch:
         return self._ready(load_named(self._settings.models_folder, name), name)
 
     def _ready(self, artifact: Artifact, name: str) -> Serving:
-        generation = generation_of(artifact)
-        engine = Engine(artifact, self._settings.device)
-        named = NamedGeneration(name, generation.tag)
-        model = _served_model(self._settings, artifact, name, generation.dtype.itemsize)
-        return self._served(named, generation, Shelf(artifact.items, self._said), engine, model)
-
-    def _served(
-        self,
-        named: NamedGeneration,
-        generation: Generation,
-        catalogue: Shelf,
-        engine: Engine,
-        model: ServedModel,
-    ) -> Serving:
         store, tenant = self._store, self._settings.tenant
-        trending = Trending(self._trends, catalogue)
-        return Serving(
-            named=named,
+        generation = generation_of(artifact)
+        catalogue, engine = Shelf(artifact.items, self._said), Engine(artifact, self._settings.device)
+        trending = Trending(self._live.trends, catalogue)
+        serving = Serving(
+            named=NamedGeneration(name, generation.tag),
             generation=generation,
+            artifact=artifact,
+            assigned=NONE,
+            cold=NONE,
+            newcomers=Newcomers(artifact, generation, self._assigned, self._engine_thread, store, tenant),
             catalogue=catalogue,
             engine=engine,
             trending=trending,
-            recommender=Recommender(
-                named.name, generation, catalogue, engine, self._engine_thread, store, tenant, self._metrics
-            ),
-            users=Users(named.name, generation, catalogue, store, tenant),
-            model=model,
+            recommender=self._recommender(name, generation, catalogue, engine, trending),
+            users=Users(name, generation, catalogue, store, tenant),
+            model=_served_model(self._settings, artifact, name, generation.dtype.itemsize),
+        )
+        return serving if self._assigned.of(generation.tag) is NONE else self._with_assigned(serving)
+
+    def _with_assigned(self, before: Serving) -> Serving:
+        assigned = self._assigned.of(before.named.tag)
+        cold = {item_id: one for item_id, one in assigned.items() if fits(before.artifact, item_id, one.codes)}
+        grown = with_cold(before.artifact, {item_id: one.codes for item_id, one in cold.items()})
+        engine = Engine(grown, self._settings.device)
+        return self._with(
+            replace(before, assigned=assigned, cold=cold), catalogue=Shelf(grown.items, self._said), engine=engine
+        )
+
+    def _with(self, before: Serving, catalogue: Shelf, engine: Engine | None = None) -> Serving:
+        """The same generation, of whose catalogue everything is made that belongs to it."""
+        engine = engine or before.engine
+        name, generation, trending = before.named.name, before.generation, Trending(self._live.trends, catalogue)
+        return replace(
+            before,
+            catalogue=catalogue,
+            engine=engine,
+            trending=trending,
+            recommender=self._recommender(name, generation, catalogue, engine, trending),
+            users=Users(name, generation, catalogue, self._store, self._settings.tenant),
+        )
+
+    def _recommender(
+        self,
+        name: str,
+        generation: Generation,
+        catalogue: Shelf,
+        engine: Engine,
+        trending: Trending,
+        experiment: str = "",
+    ) -> Recommender:
+        return Recommender(
+            name,
+            generation,
+            catalogue,
+            engine,
+            trending,
+            self._engine_thread,
+            self._store,
+            self._settings.tenant,
+            self._metrics,
+            self._live.clicks,
+            experiment,
         )
 
 

@@ -44,8 +44,8 @@ class Stocking:
         """
         posted = _validated(body if isinstance(body, list) else [body])
         await self._note([_entry(item.item_id, item) for item in posted])
-        row_of = self._switch.serving.catalogue.row_of
-        return ItemsTaken(accepted=len(posted), unknown_items=sum(item.item_id not in row_of for item in posted))
+        learned = self._switch.serving.generation.item_index
+        return ItemsTaken(accepted=len(posted), unknown_items=sum(item.item_id not in learned for item in posted))
 
     def item(self, item_id: str) -> Item:
         """The item as it is now.

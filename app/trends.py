@@ -6,12 +6,11 @@ seconds; what was undone or erased fades like everything else, as a trend names 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +24,9 @@ from storage.state import Event
 from storage.store import Appended, StorageError, UserStore
 from storage.trends import HALF_LIFE_S, count_at, trend_of
 
-LOOK_EVERY_S = 5.0
 ITEMS = 4096  # that are read; behind them nothing is used much, and popular items follow
+PRIOR = 1000.0  # events that training's popularity counts as where both are ranked together
+ENOUGH = 1000.0  # events of this moment, below which what is used just now is chance
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,6 @@ class Trends:
             if event.type in types and not one.duplicate:
                 counts[event.item_id] += 2.0 ** ((event.timestamp_us - begin_us) * scale)
 
-    async def follow(self) -> None:
-        """Look again and again."""
-        while True:
-            with suppress(StorageError):
-                await self.look()
-            await asyncio.sleep(LOOK_EVERY_S)
-
     async def look(self) -> None:
         """Tell what was counted, and read what everybody has; StorageError when the store cannot be used."""
         await self.tell()
@@ -90,28 +83,70 @@ class Trending:
     def __init__(self, trends: Trends, catalogue: Shelf) -> None:
         self._trends = trends
         self._catalogue = catalogue
-        self._read: Mapping[str, float] = {}
-        self._rows: NDArray[np.int32] = np.zeros(0, np.int32)
-
-    def rows(self) -> NDArray[np.int32]:
-        """Highest first."""
-        newest = self._trends.newest
-        if newest is not self._read:
-            self._rows = self._catalogue.rows(newest).astype(np.int32)
-            self._read = newest
-        return self._rows
-
-    def first(self, k: int, excluded: Bitmap) -> Rows:
-        """The k highest of those not excluded."""
-        return bitmap.first_outside(excluded, self.rows(), k).astype(np.int64)
+        self._newest: Mapping[str, float] = {}
+        self._read = _Read.of({}, catalogue)
 
     def items(self, k: int, categories: Collection[str] = ()) -> list[ScoredItem]:
         """The k highest of those that can be had in one of the categories, or in any; by how often they are used."""
         excluded = self._catalogue.unavailable.copy()
         if categories:
             excluded |= ~self._catalogue.in_categories(categories)
-        now_us, ids = time.time_ns() // 1_000, self._catalogue.item_ids
-        return [
-            self._catalogue.scored_item(row, count_at(self._trends.newest.get(ids[row], 0.0), now_us))
-            for row in self.first(k, excluded).tolist()
-        ]
+        read = self._now()
+        rows = bitmap.first_outside(excluded, read.rows, k)
+        return [self._catalogue.scored_item(row, read.counts[row]) for row in rows.tolist()]
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there were events enough to tell what is used just now."""
+        return self._now().total >= ENOUGH
+
+    def first(self, k: int, excluded: Bitmap) -> Rows:
+        """The k items outside that are used most just now, popular ones where few are."""
+        return np.array([row for _, row in self._first(k, excluded)], np.int64)
+
+    def popular(self, k: int, excluded: Bitmap) -> list[ScoredItem]:
+        """The same with their scores; by training's counts alone where too little is known."""
+        if not self.are_known:
+            return self._catalogue.popular(k, excluded)
+        return [self._catalogue.scored_item(row, score) for score, row in self._first(k, excluded)]
+
+    def _first(self, k: int, excluded: Bitmap) -> list[tuple[float, int]]:
+        read, counts = self._now(), self._catalogue.counts
+        excluded = excluded | self._catalogue.unavailable
+        each = PRIOR / max(int(counts.sum()), 1)
+        used = bitmap.first_outside(excluded, read.with_prior, k).tolist()
+        others = bitmap.first_outside(excluded | read.bitmap, self._catalogue.popular_rows, k).tolist()
+        found = [(read.counts.get(row, 0.0) + each * int(counts[row]), row) for row in [*used, *others]]
+        return sorted(found, key=lambda one: -one[0])[:k]
+
+    def _now(self) -> _Read:
+        newest = self._trends.newest
+        if newest is not self._newest:
+            self._read, self._newest = _Read.of(newest, self._catalogue), newest
+        return self._read
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read, in rows of a catalogue.
+
+    rows        highest trend first
+    counts      how many events of the moment of reading each is worth
+    with_prior  the same rows, in the order in which training's popularity counts too
+    """
+
+    rows: NDArray[np.int32]
+    counts: Mapping[int, float]
+    with_prior: NDArray[np.int32]
+    bitmap: Bitmap
+    total: float
+
+    @classmethod
+    def of(cls, trends: Mapping[str, float], catalogue: Shelf) -> _Read:
+        now_us = time.time_ns() // 1_000
+        known = {catalogue.row_of.get(item_id): trend for item_id, trend in trends.items()}
+        counts = {row: count_at(trend, now_us) for row, trend in known.items() if row is not None}
+        rows, each = np.fromiter(counts, np.int32, len(counts)), PRIOR / max(int(catalogue.counts.sum()), 1)
+        expected = np.fromiter(counts.values(), np.float64, len(counts)) + each * catalogue.counts[rows]
+        in_order = rows[np.argsort(-expected, kind="stable")]
+        return cls(rows, counts, in_order, catalogue.bitmap_of(rows.astype(np.int64)), sum(counts.values()))

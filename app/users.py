@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from app.catalogue import Catalogue
 from app.errors import InvalidRequest, UserNotFound, details_of
 from app.schemas import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
+from storage.cold import plain_type
 from storage.corrections import UNDO, posted_as
 from storage.state import Event, Generation, recent_items
 from storage.store import UserStore
@@ -36,12 +37,13 @@ class Users:
         states = self._generation.decode_many([value])
         state = states[0]
         item_ids = self._catalogue.item_ids
+        last = int(self._catalogue.in_state(states["last_item"])[0])
         return UserState(
             user_id=user_id,
             generation=self._name,
             event_count=int(state["event_count"]),
-            last_item_id=item_ids[state["last_item"]] if state["last_item"] >= 0 else None,
-            recent_items=[item_ids[row] for row in recent_items(state)],
+            last_item_id=item_ids[last] if last >= 0 else None,
+            recent_items=[item_ids[row] for row in self._catalogue.known_in_state(recent_items(state))],
             histogram=self._generation.histograms(states)[0].tolist(),
         )
 
@@ -100,7 +102,7 @@ def _logged(event: Event) -> LoggedEvent | LoggedUndo:
         "event_id": event_id,
         "user_id": user_id,
         "item_id": event.item_id,
-        "type": event.type,
+        "type": plain_type(event.type),
         "timestamp": event.timestamp_us / 1e6,
     }
     if event.value is not None:

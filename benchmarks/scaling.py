@@ -1,9 +1,10 @@
 """Whether clients notice that replicas come and go: requests that fail while the service is scaled and restarted.
 
 Clients post events and ask for recommendations all the time while the processes of benchmarks/topology.py are scaled
-1 -> 4, restarted one by one, and scaled 4 -> 1, again and again until enough requests are done. Every answer must be a
-success, a known user's recommendations must be personalised, and in the end every event must count once: exit status 1
-where that is not so.
+2 -> 8, restarted one by one, one of them killed with kill -9, and scaled 8 -> 2, again and again until enough requests
+are done. The archiver moves the log out of Redis meanwhile, and Prometheus watches. Every answer must be a success, a
+known user's recommendations must be personalised, and in the end every event must count once and be archived once, and
+Prometheus must have seen all replicas and no failure: exit status 1 where that is not so.
 
     python -m benchmarks.scaling --model models/ml-1m
 """
@@ -14,8 +15,10 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import httpx
@@ -25,11 +28,15 @@ from rich.console import Console
 from rich.table import Table
 
 from app.uuid7 import uuid7
-from benchmarks.topology import Topology, topology
+from benchmarks.topology import MAX_REPLICAS, Topology, topology
+from benchmarks.watching import ARCHIVE, Prometheus, watched
 from model import artifact
+from storage.archive_events import ArchivedEvents
 
 REQUEST_TIMEOUT_S = 60.0
 SHOWN_FAILURES = 10
+ARCHIVED_WITHIN_S = 60.0
+REST_S = 60.0  # else nearly all of the time would go into starting replicas
 
 console = Console()
 
@@ -101,25 +108,31 @@ class Visitor:
         return answer
 
 
-async def disturb(running: Topology, requests: int, most: int, tally: Tally, done: asyncio.Event) -> None:
-    """Scale up, restart and scale down until there were enough requests."""
+async def disturb(
+    running: Topology, requests: int, fewest: int, most: int, rest_s: float, tally: Tally, done: asyncio.Event
+) -> None:
+    """Scale up, restart, kill and scale down until there were enough requests."""
 
     async def stage(name: str, action: object = None, *args: int) -> None:
         tally.stage = name
-        await asyncio.to_thread(action, *args) if callable(action) else await asyncio.sleep(1)
+        await asyncio.to_thread(action, *args) if callable(action) else await asyncio.sleep(rest_s)
 
     try:
         while tally.requests < requests:
-            await stage("1 replica")
-            await stage(f"1 -> {most}", running.scale, most)
-            await stage(f"{most} replicas")
+            await stage(f"{fewest} of them")
+            await stage(f"{fewest} -> {most}", running.scale, most)
+            await stage(f"{most} of them")
             await stage("restarting one by one", running.restart_one_by_one)
-            await stage(f"{most} -> 1", running.scale, 1)
+            await stage("kill -9 of one", running.kill_one)
+            await stage(f"{most} -> {fewest}", running.scale, fewest)
     finally:
         done.set()
 
 
-async def measure(running: Topology, item_ids: list[str], requests: int, visitors: int, most: int) -> Tally:
+async def measure(
+    running: Topology, item_ids: list[str], requests: int, visitors: int, fewest: int, most: int, rest_s: float = 1
+) -> Tally:
+    """What becomes of so many requests; between two disturbances the replicas are left alone for `rest_s`."""
     tally, done = Tally(), asyncio.Event()
     async with (
         httpx.AsyncClient(base_url=running.url, timeout=REQUEST_TIMEOUT_S) as lasting,
@@ -127,7 +140,7 @@ async def measure(running: Topology, item_ids: list[str], requests: int, visitor
         httpx.AsyncClient(base_url=running.url, timeout=REQUEST_TIMEOUT_S, headers={"connection": "close"}) as brief,
         asyncio.TaskGroup() as group,
     ):
-        group.create_task(disturb(running, requests, most, tally, done))
+        group.create_task(disturb(running, requests, fewest, most, rest_s, tally, done))
         for n in range(visitors):
             client = brief if n % 2 else lasting
             group.create_task(Visitor(f"visitor-{n}", item_ids, client, tally).visit(done))
@@ -161,18 +174,54 @@ def report(tally: Tally, elapsed_s: float, resent: int) -> None:
         console.print(f"[red]{count} x {stage}: {failure}", soft_wrap=True)
 
 
+def check_archive(archive: Path, prometheus: Prometheus, tally: Tally) -> int:
+    """Add a failure unless each acknowledged event comes to be archived once; returns how many are."""
+    acknowledged = sum(tally.posted.values())
+    give_up_at_s = time.monotonic() + ARCHIVED_WITHIN_S
+    while prometheus.number('lisarec_archive_events_total{done="archived"}') < acknowledged:
+        if time.monotonic() > give_up_at_s:
+            break
+        time.sleep(1)
+    archived = len(ArchivedEvents(archive, "main"))
+    if archived != acknowledged:
+        tally.failures["end", f"{acknowledged:,} events acknowledged, {archived:,} archived"] += 1
+    return archived
+
+
+def check_watched(prometheus: Prometheus, most: int, tally: Tally) -> None:
+    """Add what Prometheus has not seen of the replicas, and what it has seen of failures."""
+    seen = prometheus.number('max_over_time(count(up{job="app"} == 1)[2h:1s])')
+    if seen < most:
+        tally.failures["end", f"Prometheus has seen {seen:g} replicas at a time"] += 1
+    failed = prometheus.number('haproxy_frontend_http_responses_total{proxy="service", code="5xx"}')
+    if failed:
+        tally.failures["end", f"the load balancer has answered {failed:g} times with 5xx"] += 1
+    paged = prometheus.query('count by (alertname) (count_over_time(ALERTS{alertstate="firing", severity="page"}[2h]))')
+    for alert in paged:
+        tally.failures["end", f"the alert {alert['metric']['alertname']} has fired"] += 1
+
+
 def main(
     model: Annotated[Path, typer.Option(help="Model directory.")],
-    requests: Annotated[int, typer.Option(min=1, help="At least so many.")] = 50_000,
+    requests: Annotated[int, typer.Option(min=1, help="At least so many.")] = 200_000,
     visitors: Annotated[int, typer.Option(min=1, help="How many requests at a time.")] = 16,
-    most: Annotated[int, typer.Option(min=2, help="How many replicas to scale to.")] = 4,
-    redis: Annotated[bool, typer.Option(help="Redis, or one SQLite file for all replicas.")] = True,
+    fewest: Annotated[int, typer.Option(min=1, help="How many replicas to scale down to.")] = 2,
+    most: Annotated[int, typer.Option(min=2, max=MAX_REPLICAS, help="How many to scale up to.")] = 8,
 ) -> None:
     item_ids = artifact.load(model).items.ids
-    with topology(model, 1, redis=redis) as running:
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="lisarec-scaling-")))
+        environment = {"LISAREC_ARCHIVE_DIR": str(directory / ARCHIVE)}
+        running = stack.enter_context(topology(model, fewest, environment=environment))
+        # the tail is short, so that resends and new states meet what is archived
+        prometheus = stack.enter_context(watched(running, directory, ["--every", "5", "--keep-tail", "10"]))
         begin_s = time.monotonic()
-        tally = asyncio.run(measure(running, item_ids, requests, visitors, most))
-        report(tally, time.monotonic() - begin_s, running.resent())
+        tally = asyncio.run(measure(running, item_ids, requests, visitors, fewest, most, REST_S))
+        elapsed_s = time.monotonic() - begin_s
+        archived = check_archive(directory / ARCHIVE, prometheus, tally)
+        check_watched(prometheus, most, tally)
+        report(tally, elapsed_s, running.resent())
+        console.print(f"{archived:,} events archived, {running.killed} replicas killed")
     if tally.failures:
         raise typer.Exit(1)
 

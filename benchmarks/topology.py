@@ -106,6 +106,7 @@ class Topology:
         self.replica_port = free_port()
         self.replicas: list[Replica] = []
         self.redis_url: str | None = None
+        self.killed = 0
         self._model = model
         self.store_options = store_options
         self._names = names
@@ -129,6 +130,19 @@ class Topology:
             self._stop([replica])
             self.replicas.remove(replica)
             self._wait_until_ready(self._start())
+
+    def kill_one(self) -> None:
+        """Kill the replica that has run for longest, and put a new one into its place."""
+        lost = self.replicas.pop(0)
+        lost.process.kill()
+        lost.process.wait()
+        self.killed += 1
+        self._names.addresses.discard(lost.address)
+        self._wait_until_ready(self._start())
+
+    def targets(self) -> list[str]:
+        """Where the replicas listen that have their name just now."""
+        return [f"{address}:{self.replica_port}" for address in sorted(self._names.addresses)]
 
     def resent(self) -> int:
         """How many requests the load balancer has logged as sent more than once."""

@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 
 from app.ingest import Ingest
+from app.live import Live
 from app.metrics import Metrics
 from app.serving import generation_of
 from app.settings import Settings
-from app.trends import Trends
 from benchmarks.ledger import TENANT
 from model import artifact
 from storage.redis import RedisStore
@@ -31,7 +31,7 @@ async def write(store_address: str, model: Path, events: Path, taken: Path) -> N
         store = await RedisStore.open(store_address, generations)
     else:
         store = await SQLiteStore.open(Path(store_address), generations)
-    ingest = Ingest(store, Settings(model_dir=model, tenant=TENANT), Metrics(), Trends(store, TENANT))
+    ingest = Ingest(store, Settings(model_dir=model, tenant=TENANT), Metrics(), Live(store, TENANT, Metrics()))
     lines = enumerate(events.read_text().splitlines())
     with taken.open("a", buffering=1) as acknowledged:
 

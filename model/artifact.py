@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.config import Config
+from model.config import Config, Recipe
 from model.items import LAYOUT, Items
 from model.lisa import AttentionTables, LisaMini
 
@@ -110,7 +110,7 @@ def save(directory: Path, model: LisaMini, config: Config, items: Items, metrics
 
 
 def write(
-    directory: Path, tensors: dict[str, Tensor], config: Config, items: pl.DataFrame, metrics: dict[str, Any]
+    directory: Path, tensors: dict[str, Tensor], config: Recipe, items: pl.DataFrame, metrics: dict[str, Any]
 ) -> None:
     """Write a model directory; the manifest comes last, so a directory is complete or has none."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | Non
 
 
 def load(directory: Path) -> Artifact:
-    """Read a model directory onto the CPU; raises ArtifactError when a file is missing, changed or does not fit.
+    """Read a model that can be served onto the CPU; raises ArtifactError when a file is missing, changed or misfits.
 
     What belongs to single items stays in the file, which is mapped: only pages that are looked at take memory, and they
     take it once for all processes. So the file may be replaced, as ``write`` does, but not be written over.
@@ -143,6 +143,7 @@ def load(directory: Path) -> Artifact:
     hashes = _hashes(directory)
     with ThreadPoolExecutor() as beside:
         tag = beside.submit(_checked_tag, directory, hashes, beside)
+        _require_served(directory)
         try:
             config = Config.model_validate_json((directory / CONFIG).read_bytes())
             metrics = json.loads((directory / METRICS).read_text())
@@ -159,6 +160,28 @@ def load(directory: Path) -> Artifact:
                 f"model directory {str(directory)!r} has {len(items)} items but {len(model.bias)} codes"
             )
         return Artifact(directory.resolve().name, tag.result(), config, items, model, tables, metrics)
+
+
+def verified(directory: Path) -> str:
+    """The tag of a model directory whose files are those of its manifest; raises ArtifactError otherwise."""
+    with ThreadPoolExecutor() as beside:
+        return _checked_tag(directory, _hashes(directory), beside)
+
+
+def is_compared(directory: Path) -> bool:
+    """Whether the model that stands there is one of ``model.mechanisms``, which are not served."""
+    try:
+        return "mechanism" in json.loads((directory / CONFIG).read_bytes())["model"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+
+
+def _require_served(directory: Path) -> None:
+    if is_compared(directory):
+        raise ArtifactError(
+            f"model directory {str(directory)!r} holds a mechanism that is compared, not served; 'lisarec evaluate' "
+            "takes it, and for serving train with --preset lisa-mini"
+        )
 
 
 def exists(directory: Path) -> bool:

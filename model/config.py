@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, StringConstraints, field_validator
 
-Protocol = Literal["loo_full", "loo_sampled100", "temporal"]
+Protocol = Literal["loo_full", "loo_sampled100", "loo_paper100", "temporal"]
 SplitName = Literal["loo", "temporal"]
 TrainOn = Literal["train", "validation", "all"]
 SeenRule = Literal["none", "recent", "all"]
@@ -61,6 +61,43 @@ class TrainConfig(Frozen):
     seed: int = 0
 
 
+MechanismName = Literal["softmax", "histograms", "linear", "gated-linear", "interests"]
+
+
+class MechanismConfig(Frozen):
+    """Shape of a model of one of the mechanisms that are compared; see ``model.mechanisms``."""
+
+    preset: str
+    mechanism: MechanismName
+    width: int = Field(128, ge=1, le=8192)  # D
+    window: int = Field(300, ge=1, le=65_536)  # events that are read at most, the newest ones
+    dropout: float = Field(0.1, ge=0, lt=1)
+    heads: int = Field(1, ge=1, le=256)  # of softmax attention
+    memory: int = Field(64, ge=1, le=8192)  # width of what linear attention remembers
+    interests: int = Field(16, ge=1, le=8192)  # of LightSANs
+    decoupled_positions: bool = False  # of LightSANs
+    codebooks: int = Field(8, ge=1, le=256)  # B
+    codewords: int = Field(0, ge=0, le=256)  # W; 0: histories are read by the items' own vectors
+    soft: bool = False  # codes are shares of all codewords
+    target_codebooks: int = Field(8, ge=1, le=256)  # B'
+    target_codewords: int = Field(0, ge=0, le=256)  # W'; 0: targets have no codebooks of their own
+    quantised_targets: bool = False  # then they are those of the history, or else the items' own vectors
+
+
+class MechanismTraining(Frozen):
+    """How the weights of a mechanism are found; the defaults are those of the paper, but for the schedule."""
+
+    epochs: int = Field(200, ge=1)
+    histories_per_batch: int = Field(128, ge=1)
+    loss: Literal["binary", "softmax"] = "binary"  # binary: of the next item and one uniform negative
+    sampled_negatives: int = Field(512, ge=1)  # of the softmax, for all positions of a batch
+    learning_rate: float = Field(0.001, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_share: float = Field(0.05, ge=0, lt=1)
+    patience: int = Field(20, ge=1)
+    seed: int = 0
+
+
 class DataCard(Frozen):
     """What the model was trained on, so that an evaluation can hold it to it."""
 
@@ -72,11 +109,11 @@ class DataCard(Frozen):
     events: int = 0
 
 
-class Config(Frozen):
+class Recipe(Frozen):
     """Everything ``config.json`` of a model directory says."""
 
-    model: ModelConfig = ModelConfig()
-    training: TrainConfig = TrainConfig()
+    model: ModelConfig | MechanismConfig
+    training: TrainConfig | MechanismTraining
     data: DataCard = DataCard()
     event_weights: dict[EventType, float] = EVENT_WEIGHTS
     unseen_types: tuple[EventType, ...] = ()  # whose items the seen rule does not hide; every other event's are seen
@@ -91,9 +128,39 @@ class Config(Frozen):
         return weights
 
 
+class Config(Recipe):
+    """Of a model that is served."""
+
+    model: ModelConfig = ModelConfig()
+    training: TrainConfig = TrainConfig()
+
+
+class MechanismRecipe(Recipe):
+    """Of a model that is compared."""
+
+    model: MechanismConfig
+    training: MechanismTraining = MechanismTraining()
+
+
 PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {
     "lisa-mini": (ModelConfig(), TrainConfig()),
     "lisa-recent": (ModelConfig(preset="lisa-recent", hops=0, recent_items=32, recent_heads=4), TrainConfig()),
+}
+
+
+MECHANISMS: dict[str, MechanismConfig] = {
+    shape.preset: shape
+    for shape in (
+        MechanismConfig(preset="transformer-paper", mechanism="softmax"),
+        MechanismConfig(preset="lisa-base-paper", mechanism="histograms", codewords=128, quantised_targets=True),
+        MechanismConfig(preset="lisa-soft-paper", mechanism="histograms", codewords=16, soft=True),
+        MechanismConfig(preset="lisa-mini-paper", mechanism="histograms", codewords=32, target_codewords=128),
+        MechanismConfig(preset="transformer-codes", mechanism="softmax", codewords=128, quantised_targets=True),
+        MechanismConfig(preset="linear", mechanism="linear"),
+        MechanismConfig(preset="gated-linear", mechanism="gated-linear"),
+        MechanismConfig(preset="lightsans", mechanism="interests"),
+        MechanismConfig(preset="lightsans-decoupled", mechanism="interests", decoupled_positions=True),
+    )
 }
 
 

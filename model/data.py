@@ -433,7 +433,8 @@ def _counted(log: pl.DataFrame) -> pl.DataFrame:
     undone = log.filter(is_undo).select("user_id", event_id="item_id")
     merged = log.filter(is_into).select("user_id")
     events = log.filter(~is_undo & ~is_into)
-    return events.join(undone, on=["user_id", "event_id"], how="anti").join(merged, on="user_id", how="anti")
+    events = events.join(undone, on=["user_id", "event_id"], how="anti").join(merged, on="user_id", how="anti")
+    return events.with_columns(type=pl.col("type").str.replace("!.*", ""))  # codes, drawn in storage/cold.py
 
 
 def _archived_files(manifest: Path, folder: str) -> list[str]:

@@ -76,7 +76,10 @@ class Engine:
         self.device = torch.device(device)
         self.items = len(artifact.items)
         self.window = artifact.config.model.recent_items  # K, how many of a user's newest items a step wants
-        self.target_codes = artifact.target_codes  # (N, B'), on the CPU
+        self.history_codes, self.target_codes = (
+            artifact.history_codes,
+            artifact.target_codes,
+        )  # (N, books), on the CPU
         # a copy, or the artifact and every engine made of it before would move along
         self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
         self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))

@@ -11,11 +11,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from model import artifact
 from model.artifact import Artifact
 from model.baselines import Baseline, TooManyItems
-from model.config import Config, DataCard, Protocol, SeenRule
+from model.config import DataCard, Protocol, Recipe, SeenRule
 from model.data import DataError, Interactions, Split, read_interactions, split, training_histories
 from model.engine import Engine
+from model.mechanisms import train as mechanisms
+from model.mechanisms.train import Compared as Compared
 from model.metrics import (
     CUTOFFS,
     FREQUENCY_EDGES,
@@ -29,11 +32,27 @@ from model.metrics import (
     interval_95,
     metrics,
 )
-from model.ranking import HeldOut, Scorer, from_states, held_out, ranks_and_recommendations, ranks_full, ranks_sampled
+from model.ranking import (
+    PAPERS_DRAW,
+    Draw,
+    HeldOut,
+    Scorer,
+    from_states,
+    held_out,
+    ranks_and_recommendations,
+    ranks_full,
+    ranks_sampled,
+)
 from model.sequential import Judge, Neural, Say
 
 JUDGING_USERS = 5_000
-SUFFIXES: dict[Protocol, str] = {"loo_full": "full", "loo_sampled100": "sampled100", "temporal": "temporal"}
+SUFFIXES: dict[Protocol, str] = {
+    "loo_full": "full",
+    "loo_sampled100": "sampled100",
+    "loo_paper100": "paper100",
+    "temporal": "temporal",
+}
+SAMPLED: dict[Protocol, Draw] = {"loo_sampled100": Draw(), "loo_paper100": PAPERS_DRAW}
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ class Trial:
 
     protocol: Protocol
     seen_rule: SeenRule
-    config: Config
+    config: Recipe
     interactions: Interactions
     parts: Split
     events: HeldOut
@@ -76,12 +95,12 @@ class Trial:
 
     def test(self, name: str, settings: dict[str, Any], scorer: Scorer) -> Result:
         """Rank the held-out events by the scorer, as the protocol says."""
-        if self.protocol == "loo_sampled100":
-            return Result(name, settings, ranks_sampled(self.events, scorer, seed=0), None)
+        if self.protocol in SAMPLED:
+            return Result(name, settings, ranks_sampled(self.events, scorer, 0, SAMPLED[self.protocol]), None)
         k = min(max(CUTOFFS), self.items)
         return Result(name, settings, *ranks_and_recommendations(self.events, scorer, self.seen_rule, k))
 
-    def test_model(self, model: Artifact) -> Result:
+    def test_model(self, model: Artifact | Compared) -> Result:
         """Test a model; raises DataError for one that was trained on other events than the trial allows."""
         _require_honest(model.config.data, self.interactions, self.protocol)
         if model.config.data.train_on != self.config.data.train_on:
@@ -89,7 +108,7 @@ class Trial:
         if _without_seed(model.config) != _without_seed(self.config):
             raise DataError(f"the models are not seeds of one: {model.name!r} was trained with other settings")
         settings = {"generation": model.tag, "seed": model.config.training.seed}
-        return self.test(model.config.model.preset, settings, model_scorer(model))
+        return self.test(model.config.model.preset, settings, scorer_of(model))
 
     def test_baseline(self, name: str, grid: Sequence[Baseline], say: Say = lambda _: None) -> Result:
         """Test the baseline of the grid that validation chooses, on the training events that the model had.
@@ -190,7 +209,7 @@ class Report:
             "split": card.split,
             "train_on": card.train_on,
             "seen_rule": trial.seen_rule,
-            "tie_rule": "against the model",
+            "tie_rule": "against the model" if trial.protocol != "loo_paper100" else "in the model's favour",
             "users": len(self.ranks),
             "items": trial.items,
             "cold_items": int((trial.counts == 0).sum()),
@@ -273,7 +292,7 @@ class Report:
 
 
 def evaluate(
-    models: Sequence[Artifact],
+    models: Sequence[Artifact | Compared],
     directory: Path,
     protocol: Protocol | None = None,
     seen_rule: SeenRule | None = None,
@@ -306,14 +325,16 @@ def evaluate(
     return Report(trial, tested, baselines, skipped)
 
 
-def prepare(model: Artifact, directory: Path, protocol: Protocol | None, seen_rule: SeenRule | None) -> Trial:
+def prepare(
+    model: Artifact | Compared, directory: Path, protocol: Protocol | None, seen_rule: SeenRule | None
+) -> Trial:
     """The trial that a model's own data and split make; arguments and errors as those of ``evaluate``."""
     config = model.config
     card = config.data
     protocol = protocol or ("temporal" if card.split == "temporal" else "loo_full")
-    if protocol == "loo_sampled100":
+    if protocol in SAMPLED:
         if seen_rule not in (None, "all"):
-            raise DataError(f"the negatives of loo_sampled100 lie outside the history; leave out --seen {seen_rule}")
+            raise DataError(f"the negatives of {protocol} lie outside the history; leave out --seen {seen_rule}")
         seen_rule = "all"
     interactions = read_interactions(directory).stepping(config.event_weights)
     _require_honest(card, interactions, protocol)
@@ -325,7 +346,7 @@ def prepare(model: Artifact, directory: Path, protocol: Protocol | None, seen_ru
     return Trial(protocol, seen_rule or card.seen_rule, config, interactions, parts, events, counts)
 
 
-def _without_seed(config: Config) -> Config:
+def _without_seed(config: Recipe) -> Recipe:
     return config.model_copy(update={"training": config.training.model_copy(update={"seed": 0})})
 
 
@@ -339,6 +360,15 @@ def _require_honest(card: DataCard, interactions: Interactions, protocol: Protoc
         raise DataError("the model was trained on all events, the test events too; train with --train-on train")
     if (protocol == "temporal") != (card.split == "temporal"):
         raise DataError(f"the model was trained for the split {card.split!r}, which {protocol!r} does not test")
+
+
+def load(directory: Path) -> Artifact | Compared:
+    """A model that is served, or a mechanism that is compared; raises ArtifactError."""
+    return mechanisms.load(directory) if artifact.is_compared(directory) else artifact.load(directory)
+
+
+def scorer_of(model: Artifact | Compared) -> Scorer:
+    return mechanisms.scorer_of(model.network) if isinstance(model, Compared) else model_scorer(model)
 
 
 def model_scorer(model: Artifact) -> Scorer:

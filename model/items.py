@@ -34,6 +34,8 @@ class Items:
     counts  (N,)  int32 or int64, training events of each item
     """
 
+    _cold = 0
+
     def __init__(
         self,
         ids: Iterable[str] | pl.Series,
@@ -48,6 +50,24 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.counts)
+
+    @property
+    def learned(self) -> int:
+        """How many of them, the first ones, a model was trained on."""
+        return len(self) - self._cold
+
+    def with_cold(self, ids: Sequence[str]) -> Items:
+        """These and items of other ids behind them, of which nothing else is known."""
+        more, cold = Names.of(ids), Items.__new__(Items)
+        cold.ids = Names(np.concatenate([self.ids.buffer, more.buffer]), _continued(self.ids.ends, more.ends[1:]))
+        cold.titles = Names(self.titles.buffer, _continued(self.titles.ends, np.zeros(len(ids), np.int64)))
+        labels = self.categories
+        ends = _continued(labels.ends, np.zeros(len(ids), np.int64))
+        cold.categories = Labels(labels.names, labels.codes, ends, labels.items)
+        cold.counts = np.concatenate([self.counts, np.zeros(len(ids), self.counts.dtype)])
+        cold.popular_first = np.concatenate([self.popular_first, np.arange(len(self), len(cold), dtype=np.int32)])
+        cold._cold = self._cold + len(ids)
+        return cold
 
     @cached_property
     def rows(self) -> Rows:
@@ -136,6 +156,13 @@ def _tensor(part: NDArray[np.generic]) -> Tensor:
 
 def _unsigned(part: NDArray[np.signedinteger]) -> NDArray[np.unsignedinteger]:
     return part.view(f"u{part.itemsize}")
+
+
+def _continued(ends: NDArray[np.unsignedinteger], more: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
+    """Ends of parts that lie behind others, whose own ends are counted from there."""
+    behind = int(ends[-1]) + more.astype(np.int64)
+    last = int(behind[-1]) if len(behind) else int(ends[-1])
+    return np.concatenate([ends, behind]).astype(np.uint32 if last < 2**32 else np.uint64)
 
 
 def _short(ends: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:

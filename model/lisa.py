@@ -6,10 +6,14 @@ further looks are the hops of Sukhbaatar et al., End-To-End Memory Networks, 201
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -143,6 +147,19 @@ class LisaMini(nn.Module):
         peak = similarity.amax(dim=-1, keepdim=True).detach()
         return AttentionTables(torch.exp(similarity - peak), self.codebooks @ self.value)
 
+    def with_cold(self, codes: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8], float]]) -> LisaMini:
+        """This model, whose weights it shares, with items behind its own: history codes, target codes and bias of each.
+
+        They have no followers, and are nobody's.
+        """
+        history, target, bias = zip(*codes, strict=True)
+        wider = copy.copy(self)
+        wider._buffers, wider._parameters = dict(self._buffers), dict(self._parameters)
+        wider.history_codes = torch.cat([self.history_codes, torch.from_numpy(np.stack(history))])
+        wider.target_codes = torch.cat([self.target_codes, torch.from_numpy(np.stack(target))])
+        wider.bias = nn.Parameter(torch.cat([self.bias.detach(), torch.tensor(bias)]), requires_grad=False)
+        return wider
+
     def read(self, histogram: Tensor, last: Tensor, recent: Tensor, tables: AttentionTables | None = None) -> Tensor:
         """Turn states into queries.
 
@@ -192,6 +209,8 @@ class LisaMini(nn.Module):
     def lifts(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """What followed the newest items before: (Q, K) -> items (Q, F) int64 and what their scores gain (Q, F)."""
         newest = recent[:, :LIFTING_ITEMS]
+        if len(self.followers) < len(self.target_codes):
+            newest = newest.masked_fill(newest >= len(self.followers), -1)
         rows, steps_ago = newest.clamp_min(0), torch.arange(newest.shape[1], device=recent.device)
         fading = torch.exp(-DECAY_PER_ITEM * steps_ago) * (newest >= 0)
         followers = self.followers[rows].long().clamp_min(0)

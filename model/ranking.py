@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model.config import Config, ModelConfig, SeenRule
+from model.config import ModelConfig, Recipe, SeenRule
 from model.data import Histories, Interactions, histories_before, seen_before
 from model.dense import best_first
 from model.histogram import history_histogram
@@ -48,7 +48,7 @@ class HeldOut:
         return len(self.targets)
 
 
-def held_out(interactions: Interactions, positions: NDArray[np.int64], config: Config) -> HeldOut:
+def held_out(interactions: Interactions, positions: NDArray[np.int64], config: Recipe) -> HeldOut:
     """The events at the given positions, which need at least one event of the same user before them."""
     histories = histories_before(interactions, positions, config.event_weights)
     seen = seen_before(interactions, positions, config.unseen_types) if config.unseen_types else None
@@ -79,7 +79,22 @@ def ranks_and_recommendations(
     return ranks, recommended
 
 
-def ranks_sampled(events: HeldOut, scorer: Scorer, seed: int) -> NDArray[np.int64]:
+@dataclass(frozen=True)
+class Draw:
+    """How the negatives of a sampled ranking are drawn, and for whom a tie counts.
+
+    The defaults are the rules of this project. Those of the paper let an item be drawn twice, so that there are fewer
+    to beat, and place the held-out item before all that score the same.
+    """
+
+    with_replacement: bool = False
+    ties_favour_the_target: bool = False
+
+
+PAPERS_DRAW = Draw(with_replacement=True, ties_favour_the_target=True)
+
+
+def ranks_sampled(events: HeldOut, scorer: Scorer, seed: int, draw: Draw = Draw()) -> NDArray[np.int64]:
     """Rank of each held-out item among itself and 100 uniform negatives outside the user's history: (Q,).
 
     The same seed draws the same negatives for every scorer.
@@ -93,8 +108,13 @@ def ranks_sampled(events: HeldOut, scorer: Scorer, seed: int) -> NDArray[np.int6
             fresh[history] = False
             fresh[target] = False
             allowed = np.flatnonzero(fresh)
-            negatives = rng.choice(allowed, min(SAMPLED_NEGATIVES, len(allowed)), replace=False)
-            ranks[block.start + row] = 1 + int((scores[row, negatives] >= scores[row, target]).sum())
+            if draw.with_replacement and len(allowed):
+                negatives = rng.choice(allowed, SAMPLED_NEGATIVES)
+            else:
+                negatives = rng.choice(allowed, min(SAMPLED_NEGATIVES, len(allowed)), replace=False)
+            theirs, own = scores[row, negatives], scores[row, target]
+            better = theirs > own if draw.ties_favour_the_target else theirs >= own
+            ranks[block.start + row] = 1 + int(better.sum())
     return ranks
 
 

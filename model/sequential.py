@@ -42,11 +42,13 @@ class Batch(NamedTuple):
     items    (S, L)  int64
     real     (S, L)  bool, false where padded
     targets  (Q,)    int64, what came after each of the Q real positions
+    users    (S,)    int64, whose histories they are
     """
 
     items: Tensor
     real: Tensor
     targets: Tensor
+    users: NDArray[np.int64]
 
 
 class Network(nn.Module):
@@ -259,16 +261,24 @@ def loss_of(network: Network, batch: Batch) -> Tensor:
     return sampled_softmax_loss(queries, vectors, network.bias, batch.targets, negatives, dtype)
 
 
-def batches(histories: Histories, window: int, rng: np.random.Generator) -> Iterator[Batch]:
-    """Every position of an epoch that has a next item, once, in segments of similar length, the batches shuffled."""
+def batches(
+    histories: Histories, window: int, rng: np.random.Generator, segments_each: int | None = None
+) -> Iterator[Batch]:
+    """Every position of an epoch that has a next item, once, in segments of similar length, the batches shuffled.
+
+    segments_each  how many a batch has; None: as many as have some thousand positions
+    """
     begins, lengths = segments(histories, window, rng)
     by_length = np.lexsort((rng.random(len(lengths)), lengths))
-    size = min(max(histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH), POSITIONS_PER_BATCH)
-    batch_of = np.cumsum(lengths[by_length]) // size
+    if segments_each is None:
+        size = min(max(histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH), POSITIONS_PER_BATCH)
+        batch_of = np.cumsum(lengths[by_length]) // size
+    else:
+        batch_of = np.arange(len(lengths)) // segments_each
     chosen = np.split(by_length, np.flatnonzero(np.diff(batch_of)) + 1)
     for index in rng.permutation(len(chosen)):
         if len(chosen[index]):
-            yield _padded(histories.item, begins[chosen[index]], lengths[chosen[index]])
+            yield _padded(histories, begins[chosen[index]], lengths[chosen[index]])
 
 
 def segments(
@@ -296,7 +306,7 @@ def scorer_of(network: Network, window: int) -> Scorer:
     @torch.inference_mode()
     def scorer(prefixes: Histories) -> NDArray[np.float32]:
         lengths = np.minimum(prefixes.lengths, window)
-        items = _rows(prefixes.item, prefixes.starts[1:] - lengths, lengths)
+        items = rows_of(prefixes.item, prefixes.starts[1:] - lengths, lengths)
         read = network.eval()(torch.from_numpy(items))
         queries = read[torch.arange(len(lengths)), torch.from_numpy(lengths - 1)]
         scores: NDArray[np.float32] = (queries @ network.vectors.weight.T + network.bias).numpy()
@@ -305,13 +315,14 @@ def scorer_of(network: Network, window: int) -> Scorer:
     return scorer
 
 
-def _padded(item: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Batch:
+def _padded(histories: Histories, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Batch:
     real = np.arange(lengths.max()) < lengths[:, None]
-    targets = _rows(item, begins + 1, lengths)[real]
-    return Batch(torch.from_numpy(_rows(item, begins, lengths)), torch.from_numpy(real), torch.from_numpy(targets))
+    items, targets = (rows_of(histories.item, begin, lengths) for begin in (begins, begins + 1))
+    users = np.searchsorted(histories.starts, begins, side="right") - 1
+    return Batch(torch.from_numpy(items), torch.from_numpy(real), torch.from_numpy(targets[real]), users)
 
 
-def _rows(item: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def rows_of(item: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Stretches of events, one a row; what stands behind a shorter one is its last event again."""
     steps = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
     return item[begins[:, None] + steps].astype(np.int64)

@@ -12,6 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.cold import COLD, MARK, cold_row, plain_type
 from storage.state import MAX_TIME_S, NEGLIGIBLE, Event, Generation, event_hash
 
 UNKNOWN = -1
@@ -21,7 +22,8 @@ UNKNOWN = -1
 class EventColumns:
     """Q events as the fold sees them.
 
-    rows           (Q,) int32    of the items in the generation's codes, -1 = unknown
+    rows           (Q,) int32    of the items in the generation's codes, -1 = unknown, from COLD on = with cold codes
+    cold_codes     (Q, B) uint8  codes that events bring themselves; (0, B) where none does
     weights        (Q,) float32  of their types, 0 = no step
     seen           (Q,) bool     whether their types count as seen
     timestamps_us  (Q,) int64
@@ -30,6 +32,7 @@ class EventColumns:
     """
 
     rows: NDArray[np.int32]
+    cold_codes: NDArray[np.uint8]
     weights: NDArray[np.float32]
     seen: NDArray[np.bool_]
     timestamps_us: NDArray[np.int64]
@@ -46,15 +49,33 @@ class EventColumns:
         weights = {kind: max(0.0, weight) for kind, weight in generation.event_weights.items()}
         if id_hashes is None:
             id_hashes = (event_hash(event.event_id) for event in events)
+        kinds = [event.type for event in events]
+        rows = np.fromiter(map(row_of, (event.item_id for event in events), repeat(UNKNOWN)), np.int32, count)
+        cold_codes = np.zeros((0, generation.codes.shape[1]), np.uint8)  # of the one type that is compiled
+        if any(MARK in kind for kind in kinds):
+            cold_codes = _cold_codes(generation, events, rows)
+            kinds = [plain_type(kind) for kind in kinds]
         id_times_us = np.fromiter((event.id_time_us or 0 for event in events), np.int64, count)
         return cls(
-            np.fromiter(map(row_of, (event.item_id for event in events), repeat(UNKNOWN)), np.int32, count),
-            np.fromiter((weights.get(event.type, 0.0) for event in events), np.float32, count),
-            np.fromiter((event.type not in generation.unseen_types for event in events), np.bool_, count),
+            rows,
+            cold_codes,
+            np.fromiter((weights.get(kind, 0.0) for kind in kinds), np.float32, count),
+            np.fromiter((kind not in generation.unseen_types for kind in kinds), np.bool_, count),
             np.fromiter((event.timestamp_us for event in events), np.int64, count),
             np.clip(-(-id_times_us // 1_000_000), 0, MAX_TIME_S).astype(np.uint32),
             np.fromiter(id_hashes, np.uint64, count),
         )
+
+
+def _cold_codes(generation: Generation, events: Sequence[Event], rows: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """The codes that events bring for unknown items, (Q, B); in `rows` these items then have what stands for them."""
+    found = np.zeros((len(events), generation.codes.shape[1]), np.uint8)
+    for place in np.flatnonzero(rows == UNKNOWN).tolist():
+        codes = generation.cold_codes(events[place])
+        if codes is not None:
+            found[place] = codes
+            rows[place] = cold_row(events[place].item_id)
+    return found
 
 
 def fold_encoded(
@@ -102,6 +123,7 @@ def fold_many(
         late,
         users,
         events.rows,
+        events.cold_codes,
         events.weights,
         events.seen,
         events.timestamps_us,
@@ -133,6 +155,7 @@ def _fold_many(  # type: ignore[no-untyped-def]
     late,
     users,
     rows,
+    cold_codes,
     weights,
     seen,
     timestamps_us,
@@ -187,10 +210,12 @@ def _fold_many(  # type: ignore[no-untyped-def]
                         bins[user, rate, book, word] = scaled if scaled >= negligible else np.float32(0)
             anchor[user] = n[user]
             age = np.uint64(0)
+        is_cold = row >= COLD
         for rate in range(len(rates)):
             step = weight * growth[age, rate]
             for book in range(books):
-                bins[user, rate, book, codes[row, book]] += step
+                word = cold_codes[event, book] if is_cold else codes[row, book]
+                bins[user, rate, book, word] += step
 
         late[event] = timestamps_us[event] < last_timestamp_us[user]
         first = 1 if late[event] else 0
@@ -202,4 +227,4 @@ def _fold_many(  # type: ignore[no-untyped-def]
             last_item[user] = row
             last_timestamp_us[user] = timestamps_us[event]
             for book in range(books):
-                last_codes[user, book] = codes[row, book]
+                last_codes[user, book] = cold_codes[event, book] if is_cold else codes[row, book]

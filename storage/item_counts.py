@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from storage.archive import Manifest, Snapshot
+from storage.cold import MARK
 from storage.corrections import INTO, UNDO
 from storage.state import Event
 
@@ -29,7 +30,7 @@ def counted(log: pl.LazyFrame) -> pl.LazyFrame:
         events = events.join(undone.lazy(), on=["user_id", "event_id"], how="anti")
     if len(merged):
         events = events.join(merged.lazy(), on="user_id", how="anti")
-    return events
+    return events.with_columns(type=pl.col("type").str.replace(f"{MARK}.*", ""))
 
 
 def item_counts(log: pl.LazyFrame, types: Collection[str]) -> ItemCounts:

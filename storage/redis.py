@@ -7,8 +7,9 @@ sync cost far more than an event, so whatever arrives during one round is read a
 
 import asyncio
 import logging
+import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path
@@ -18,6 +19,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 
 from storage.archive import ArchivedLog, Snapshot
 from storage.archive_lookups import ArchiveLookups
+from storage.cold import plain_type
 from storage.corrections import LogFold, counted
 from storage.fold import compile_fold
 from storage.redis_corrections import RedisCorrections
@@ -25,6 +27,8 @@ from storage.redis_generations import RedisGenerations, named_by
 from storage.redis_item_counts import RedisItemCounts
 from storage.redis_items import PUT_ITEMS, READ_ITEMS, RedisItems
 from storage.redis_layout import (
+    ADD_TALLIES,
+    APPEND,
     COMMIT,
     ERASE,
     KEEP,
@@ -293,7 +297,7 @@ class RedisStore:
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         user = await self._root(tenant, user_id)
         events = counted([entry.event async for entry in self._log(user)])
-        return {event.item_id for event in events if event.type not in unseen_types}
+        return {event.item_id for event in events if plain_type(event.type) not in unseen_types}
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         user = await self._root(tenant, user_id)
@@ -303,13 +307,17 @@ class RedisStore:
         servers = await self._usable_servers()
         read: list[bytes | None] = []
         for values in await servers.values(
-            [[self._keys.active(self._tenant)], [self._keys.items(self._tenant).version]]
+            [
+                [self._keys.active(self._tenant)],
+                [self._keys.items(self._tenant).version],
+                [self._keys.experiment(self._tenant)],
+            ]
         ):
             if isinstance(values, Exception):
                 raise failure_of(values) from values
             read += values
-        pointer, version = read
-        return Watched(named_by(pointer), int(version or 0))
+        pointer, version, experiment = read
+        return Watched(named_by(pointer), int(version or 0), None if experiment is None else experiment.decode())
 
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         await self._usable_servers()
@@ -335,6 +343,21 @@ class RedisStore:
         await self._usable_servers()
         return await self._trends.best(tenant, limit)
 
+    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+        args: list[Argument] = [part for name, count in counts.items() for part in (name, count)]
+        if args:
+            await self._usable_servers()
+            await self._run(ADD_TALLIES, [self._keys.tallies(tenant)], args)
+
+    async def tallies(self, tenant: str) -> dict[str, int]:
+        found = await (await self._usable_servers()).call("HGETALL", self._keys.tallies(tenant))
+        return {name.decode(): int(count) for name, count in found.items()}
+
+    async def secret(self) -> bytes:
+        await self._usable_servers()
+        await self._call("HSETNX", self._keys.meta, "secret", secrets.token_hex(32))
+        return bytes.fromhex((await self._call("HGET", self._keys.meta, "secret")).decode())
+
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         user = await self._root(tenant, user_id)
         is_new = await self._corrections.undo(self._keys.user(tenant, user_id), event_id)
@@ -355,14 +378,14 @@ class RedisStore:
     async def erase(self, tenant: str, user_id: str) -> None:
         self._refuse_when_closed()
         await self._check_servers()
-        for user in await self._corrections.names_to_erase(self._keys.user(tenant, user_id)):
-            await self._erase(user)
+        await self._corrections.erase(self._keys.user(tenant, user_id))
 
     async def _erase(self, user: User) -> None:
         tags = await self._registered_tags()
-        await self._run(ERASE, *erase_arguments(user, tags), copied=True)
+        await self._run(ERASE, *erase_arguments(user, tags))
         late = await self._registered_tags() - tags  # a generation's first states were written meanwhile
-        await self._call("DEL", user.aliases, *map(user.state_of_tag, late))
+        if late:
+            await self._call("DEL", *map(user.state_of_tag, late))
 
     async def _root(self, tenant: str, user_id: str) -> User:
         self._refuse_when_closed()
@@ -463,7 +486,9 @@ class RedisStore:
         return values
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS, ADD_TRENDS):
+        scripts = [COMMIT, KEEP, READ_LOG, ERASE, APPEND, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS]
+        scripts += [ADD_TRENDS, ADD_TALLIES]
+        for script in scripts:
             for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
                 if isinstance(reply, Exception) and not self._servers.is_cluster:
                     raise failure_of(reply) from reply
@@ -677,7 +702,10 @@ class RedisStore:
         if undecided:
             self._look_up_apart(undecided)
         commits = [_received(together, folds) for together in ready]
-        fold_new(serving, [fold for commit in commits for fold in commit.folds.values()])
+        new_folds = [fold for commit in commits for fold in commit.folds.values()]
+        if any(fold.is_corrected for fold in new_folds):  # a back-up is being restored
+            await self._corrections.raise_layout()
+        fold_new(serving, new_folds)
         again: list[Part] = []
         on_the_way: list[Part] = []
         for commit, reply in zip(commits, await self._send(commits), strict=True):
@@ -823,7 +851,7 @@ class RedisStore:
         """Of each commit, what becomes of its changes, or why nothing does."""
         # One without changes only has what was logged before, but perhaps not copied before somebody was told so.
         changes = {commit.partition: commit.changes for commit in commits}
-        is_copied = self._servers.copies.replicas > 0
+        is_copied = self._servers.copies.are_wanted
         sent = {partition: of_users for partition, of_users in changes.items() if of_users or is_copied}
         # One server does all in one call; in a cluster each partition may be elsewhere.
         calls = [{one: sent[one]} for one in sent] if self._servers.is_cluster else [sent] if sent else []

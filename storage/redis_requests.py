@@ -210,6 +210,7 @@ class UserFold:
     late: set[int] = field(
         default_factory=set
     )  # hashes of the ids of those new ones that the first generation calls so
+    is_corrected: bool = False  # by one of those new ones
     failure: Exception | None = None  # why it cannot be read
 
     def knows(self, entry: Entry) -> bool:
@@ -227,6 +228,7 @@ class UserFold:
         self.seen.add(entry.id_hash)
         self.new.append(entry)
         if is_correction(entry.event):
+            self.is_corrected = True
             self.states.clear()  # who next needs them folds them
         return True
 
@@ -234,7 +236,7 @@ class UserFold:
         """Of a new entry, which has been folded in."""
         if is_correction(entry.event):
             return Appended()
-        unknown_item = entry.event.item_id not in self.serving[0].item_index
+        unknown_item = not self.serving[0].knows_item_of(entry.event)
         return Appended(unknown_item=unknown_item, late=entry.id_hash in self.late)
 
     def change(self) -> Change:

@@ -65,12 +65,17 @@ def script_call(script: Script, keys: Sequence[str], args: Sequence[Argument]) -
 class Copies:
     """How many replicas must have what is acknowledged, and how long that may take.
 
-    synced  on their disks, and on that of the server itself: WAITAOF, of Redis 7.2 and later, instead of WAIT
+    synced  on their disks, and on that of the server itself, also where there are none: WAITAOF, of Redis 7.2 and
+            later, instead of WAIT
     """
 
     replicas: int = 0
     timeout_s: float = 1.0
     synced: bool = False
+
+    @property
+    def are_wanted(self) -> bool:
+        return self.replicas > 0 or self.synced
 
     @property
     def command(self) -> tuple[Argument, ...]:
@@ -84,6 +89,8 @@ class Copies:
         local, replicas = reply if self.synced else (1, reply)
         if local >= 1 and replicas >= self.replicas:
             return None
+        if local < 1:
+            return StorageUnavailable("Redis has not synced it yet; send it again")
         return StorageUnavailable(f"{replicas} replicas of Redis have it, not {self.replicas}; send it again")
 
 
@@ -99,12 +106,13 @@ class RedisServers:
         self.copies = copies
         self._seeds = urls_of_nodes(url)
         self._connect_timeout_s = connect_timeout_s
-        self._socket_timeout_s = socket_timeout_s + (copies.timeout_s if copies.replicas else 0)
+        self._socket_timeout_s = socket_timeout_s + (copies.timeout_s if copies.are_wanted else 0)
         self._pool_timeout_s = socket_timeout_s
         self._is_known = False
         self._clients: dict[str, Redis] = {seed: self._new_client(seed) for seed in self._seeds}
         self._owners: list[str | None] = [ONE_SERVER]  # URL of the node that has a slot
         self._replicas: set[str] = set()
+        self._asked: set[str] = set()  # nodes that commands were sent on to, which may have no slot yet
         self._refreshing: asyncio.Task[None] | None = None
 
     def _new_client(self, url: str) -> Redis:
@@ -234,6 +242,7 @@ class RedisServers:
         for place, reply in enumerate(replies):
             if isinstance(reply, AskError) and not isinstance(reply, MovedError):
                 asked[self._url(reply, self._owners[self._slot(commands[place].key)])].append(place)
+        self._asked.update(filter(None, asked))
         await self._send_to(asked, commands, replies, asking=True, copied=copied)
         for place, reply in enumerate(replies):
             if isinstance(reply, MovedError):
@@ -275,7 +284,7 @@ class RedisServers:
         """All on one connection, as ASKING and WAIT need it."""
         # a transaction of a cluster cannot span slots
         in_transaction = together and len(commands) > 1 and not self.is_cluster
-        is_waited_for = copied and self.copies.replicas > 0
+        is_waited_for = copied and self.copies.are_wanted
         async with self._client(url).pipeline(transaction=False) as pipe:
             if in_transaction:
                 pipe.execute_command("MULTI")
@@ -305,11 +314,12 @@ class RedisServers:
     # ---- every node
 
     async def everywhere(self, *args: Argument, replicas: bool = False) -> list[Any]:
-        """The replies of all servers that have slots, exceptions in the place of those that failed.
+        """The replies of all servers that have slots or are getting some, exceptions in the place of those that failed.
 
         raises  StorageUnavailable  when all failed to answer
         """
-        urls = sorted({url for url in self._owners if url is not None} | (self._replicas if replicas else set()))
+        owners = {url for url in self._owners if url is not None}
+        urls = sorted(owners | self._asked | (self._replicas if replicas else set()))
         replies = await asyncio.gather(*(self._on(url, *args) for url in urls), return_exceptions=True)
         for reply in replies:
             if isinstance(reply, BaseException) and not isinstance(reply, CONNECTION_ERRORS):
@@ -351,7 +361,7 @@ class RedisServers:
             urls = [_at(asked, (host or b"").decode(), int(port)) for host, port, *_ in nodes]
             owners[first : last + 1] = urls[:1] * (last + 1 - first)
             replicas.update(urls[1:])
-        self._owners, self._replicas = owners, replicas
+        self._owners, self._replicas, self._asked = owners, replicas, set()
 
     def _refresh(self) -> None:
         """Read the map again, soon."""

@@ -88,5 +88,5 @@ def _answers(
         if not new:
             yield DUPLICATE
         else:
-            is_known = is_correction(event) or event.item_id in first.item_index
+            is_known = is_correction(event) or first.knows_item_of(event)
             yield Appended(unknown_item=not is_known, late=next(each))

@@ -4,6 +4,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Sequence
 
+from storage.cold import plain_type
 from storage.corrections import INTO, UNDO, full_id, into, is_merged, readdressed, undo
 from storage.sqlite_batches import in_batches, rows_of
 from storage.sqlite_log import EVENT_COLUMNS, log_event
@@ -55,7 +56,7 @@ def as_logged(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> l
 
 def seen_items(db: sqlite3.Connection, tenant: str, user_id: str, unseen_types: Collection[str]) -> set[str]:
     of_user = {"tenant": tenant, "user_id": root(db, tenant, user_id)}
-    return {item_id for kind, item_id in db.execute(SELECT_SEEN, of_user) if kind not in unseen_types}
+    return {item_id for kind, item_id in db.execute(SELECT_SEEN, of_user) if plain_type(kind) not in unseen_types}
 
 
 def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str) -> bool | None:

@@ -16,11 +16,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.cold import MARK, codes_in, cold_row, plain_type
+
 # One state, little-endian, without padding (R rates, B codebooks, W codewords):
 #
 #   version            u1        layout; always the first byte, so that any layout can be told from any other
 #   reserved           u1[3]     zero
-#   last_item          i4        row of the last item in the generation's codes, -1 = none yet
+#   last_item          i4        row of the last item in the generation's codes, -1 = none yet; storage/cold.py: others
 #   generation         u1[8]     tag of the generation that folds this state (not S8, which strips trailing zeros)
 #   n                  u8        steps so far
 #   anchor             u8        the step at which bins were last on the scale of the true histogram
@@ -172,15 +174,16 @@ class Generation:
     def apply(self, state: State, event: Event) -> Effect:
         """Fold the event into the state, in place. The caller has made sure that it was not folded before."""
         _push_id(state, event)
-        item = self.item_index.get(event.item_id)
-        if item is None:
+        kind, item = plain_type(event.type), self.item_index.get(event.item_id)
+        codes = self.cold_codes(event) if item is None else self.codes[item]
+        if codes is None:
             return Effect.UNKNOWN_ITEM
-        weight = self.event_weights.get(event.type, 0.0)
-        if event.type not in self.unseen_types:
+        item = cold_row(event.item_id) if item is None else item
+        weight = self.event_weights.get(kind, 0.0)
+        if kind not in self.unseen_types:
             _push_item(state, item)
         if weight <= 0:
             return Effect.WEIGHTLESS
-        codes = self.codes[item]
         late = event.timestamp_us < state["last_timestamp_us"]
         self._step(state, codes, weight)
         _insert(state["stepped_items"], item, place=int(late))  # behind the last item, which stays the last one
@@ -190,6 +193,16 @@ class Generation:
         state["last_codes"] = codes
         state["last_timestamp_us"] = event.timestamp_us
         return Effect.STEPPED
+
+    def cold_codes(self, event: Event) -> NDArray[np.uint8] | None:
+        """The codes (B,) that the event brings for an item that the generation has not learned, if it does."""
+        if MARK not in event.type:
+            return None
+        return codes_in(event.type, self.tag, self.codes.shape[1], self.codewords)
+
+    def knows_item_of(self, event: Event) -> bool:
+        """Whether the event's item has codes."""
+        return event.item_id in self.item_index or self.cold_codes(event) is not None
 
     def encode(self, state: State) -> bytes:
         """The state as bytes, always ``dtype.itemsize`` of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from benchmarks import (
     catalogue,
     constant,
     exactly_once,
+    mechanisms,
     memory,
     rates,
     rebuild,
@@ -183,3 +185,23 @@ def test_every_path_of_the_scan_is_timed_beside_torch(capsys: pytest.CaptureFixt
     scan.main([3_000], [10], rounds=2)
     printed = capsys.readouterr().out
     assert all(printed.count(f"{path}, k 10 ") == 2 for path in (*paths(), "torch"))
+
+
+def test_mechanisms_are_trained_tested_and_weighed_once(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"data": data, "runs": tmp_path, "loss": "softmax", "batch": 32, "learning_rate": 0.01, "rounds": 1}
+    two = ["lisa-soft-paper", "transformer-paper"]
+    mechanisms.main(**told, preset=two[:1], epochs=1, only_report=False, plot=None)
+    weights = (tmp_path / data.name / two[0] / artifact.WEIGHTS).stat().st_mtime_ns
+    mechanisms.main(**told, preset=two, epochs=1, only_report=True, plot=None)  # the other one is not there yet
+    assert not artifact.exists(tmp_path / data.name / two[1])
+    mechanisms.main(**told, preset=two, epochs=1, only_report=False, plot=tmp_path / "plot.svg")
+    printed = capsys.readouterr().out
+    soft, softmax = json.loads((tmp_path / data.name / "mechanisms.json").read_text())
+    assert [soft["preset"], softmax["preset"]] == two
+    assert (soft["state_bytes"], softmax["state_bytes"]) == (4 * 8 * 16, 4 * 2 * 300 * 128)
+    assert soft["ties"]["hr_at_10"] >= soft["sampled100"]["hr_at_10"] > 0
+    assert all(f"`{name}`" in printed for name in two)
+    assert "<svg" in (tmp_path / "plot.svg").read_text()
+    assert (tmp_path / data.name / two[0] / artifact.WEIGHTS).stat().st_mtime_ns == weights

@@ -25,7 +25,7 @@ def begin(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Client]]:
     """Start a service without a model on the store of this test."""
-    monkeypatch.setattr(serving, "COUNT_EVERY_S", 0.05)
+    monkeypatch.setattr(serving, "MADE_EVERY_S", 0.05)
     clients: list[Client] = []
     server: RedisServer | None = request.getfixturevalue("redis_server") if request.param == "redis" else None
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.markup import Html, tag
-from app.plots import Axis, Point, bars, heat_map, lines
+from app.plots import Axis, Point, Spot, bars, heat_map, lines, scatter
 from app.quality_page import codeword_shares, page, write_page
 from app.quality_table import baselines_table, metrics_table
 from app.shop import generate
@@ -228,6 +228,14 @@ class TestPlots:
         axis = Axis.around(values, from_zero)
         assert axis.low <= min(values)
         assert max(values) <= axis.high + 1e-9 * (abs(axis.low) + abs(axis.high) + 1)  # rounding, far below a pixel
+
+    def test_a_scatter_is_in_the_order_of_amounts_and_values(self) -> None:
+        spots = [Spot("a & b", 512, 0.79), Spot("c", 1_000_000, 0.80), Spot("d", 4_096, 0.78)]
+        marks = list(shapes(scatter(spots, "t", "bytes"), "{http://www.w3.org/2000/svg}circle"))
+        across, down = ([float(mark[name]) for mark in marks] for name in ("cx", "cy"))
+        assert np.argsort(across).tolist() == [0, 2, 1]
+        assert np.argsort(down).tolist() == [1, 0, 2]
+        assert (across[2] - across[0]) / (across[1] - across[0]) == pytest.approx(3 / np.log2(1e6 / 512), abs=1e-3)
 
     def test_a_heat_map_is_darkest_where_most_is(self) -> None:
         shares = np.array([[0.5, 0.25, 0.25], [0.0, 0.1, 0.9]])

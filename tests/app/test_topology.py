@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from benchmarks import scaling
-from benchmarks.topology import Topology, topology
+from benchmarks.topology import FIRST_ADDRESS, MAX_REPLICAS, Topology, topology
 from model.artifact import load
 
 BODY_LIMIT = 1 << 20
@@ -72,11 +72,25 @@ def test_what_is_for_operators_is_not_passed_on_however_it_is_spelled(running: T
 
 
 def test_no_request_fails_while_replicas_come_and_go(running: Topology, model_dir: Path) -> None:
-    """1 -> 2 replicas, each restarted, 2 -> 1, under 2,000 requests: none fails, every event counts once."""
+    """1 -> 2 replicas, each restarted, one killed, 2 -> 1, under 2,000 requests: none fails, each event counts once."""
     running.scale(1)
-    tally = asyncio.run(scaling.measure(running, load(model_dir).items.ids, requests=2_000, visitors=6, most=2))
+    items = load(model_dir).items.ids
+    tally = asyncio.run(scaling.measure(running, items, requests=2_000, visitors=6, fewest=1, most=2))
     assert tally.failures == {}
     assert tally.requests >= 2_000
+
+
+def test_replicas_that_are_found_before_they_listen_fail_no_request(running: Topology) -> None:
+    """As many as the load balancer takes: with fewer retries than that, one request would meet them all."""
+    running.scale(1)
+    silent = {FIRST_ADDRESS + 20 + n for n in range(MAX_REPLICAS - 1)}
+    with httpx.Client(base_url=running.url, timeout=30) as client:
+        for _ in range(3):
+            running._names.addresses |= silent
+            statuses = {client.get("/v1/items/popular").status_code for _ in range(100) if not time.sleep(0.02)}
+            running._names.addresses -= silent
+            assert statuses == {200}
+            time.sleep(1)  # until they are forgotten
 
 
 def test_without_a_replica_clients_are_told_to_come_back(running: Topology) -> None:

@@ -13,6 +13,7 @@ from model.data import Histories
 from model.histogram import history_histogram
 from model.metrics import metrics
 from model.ranking import (
+    Draw,
     HeldOut,
     Scorer,
     from_states,
@@ -113,6 +114,22 @@ class TestSampledNegatives:
         scores = np.zeros(151)  # exactly a hundred are left: each is drawn once, so exactly these thirty win
         scores[51:81], scores[self.TARGET] = 9, 1
         assert self.ranks(scores).tolist() == [31] * 20
+
+    def test_the_papers_are_drawn_again_and_again(self) -> None:
+        """Of a hundred items thirty win: 30 in expectation and a variance of 21, where each was drawn once before."""
+        scores = np.zeros(151)
+        scores[51:81], scores[self.TARGET] = 9, 1
+        events, everyone = self.events(400), scorer(np.tile(scores, (400, 1)))
+        beaten_by = ranks_sampled(events, everyone, 0, Draw(with_replacement=True)) - 1
+        assert abs(beaten_by.mean() - 30) < 1
+        assert 16 < beaten_by.var() < 27
+
+    @pytest.mark.parametrize(("favour", "expected"), [(False, 101), (True, 1)])
+    def test_a_tie_counts_as_the_draw_says(self, favour: bool, expected: int) -> None:
+        for with_replacement in (False, True):
+            draw = Draw(with_replacement, ties_favour_the_target=favour)
+            ranks = ranks_sampled(self.events(), scorer(np.zeros((20, 400))), 0, draw)
+            assert ranks.tolist() == [expected] * 20
 
     def test_they_are_uniform(self) -> None:
         users, winners = 600, [51, 150, 250]

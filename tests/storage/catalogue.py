@@ -12,6 +12,19 @@ RATES = (0.0, 0.05, 0.8)
 WEIGHTS = {"click": 1.0, "buy": 3.5, "view": 0.25, "dislike": -1.0, "impression": 0.0}
 UNSEEN = ("view", "impression")
 START_US = 1_700_000_000_000_000
+# codes of items that no model has learned, for one generation or both; some that fit neither
+ONE = b"gen one\0".hex() + "000102031c1d1e1f"
+TWO = b"gen two\0".hex() + "0a0b0c0d"
+WRONG = b"gen one\0".hex() + "ff" * 8
+WITH_CODES = [
+    f"click!{ONE}",
+    f"buy!{TWO}!{ONE}",
+    f"view!{ONE}!{TWO}",
+    f"dislike!{ONE}",
+    f"click!{WRONG}",
+    f"click!{ONE}00",
+    "buy!zz",
+]
 
 
 def make_generation(
@@ -47,7 +60,7 @@ def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
         event_id=st.integers(0, 30).map("e{}".format),
         user_id=st.just("u"),
         item_id=st.integers(0, KNOWN_ITEMS + 2).map("item{}".format),
-        type=st.sampled_from([*WEIGHTS, "click", "click", "never heard of"]),
+        type=st.sampled_from([*WEIGHTS, "click", "click", "never heard of", *WITH_CODES]),
         timestamp_us=st.integers(0, 5).map(lambda step: START_US + step),
         id_time_us=st.none() | st.integers(0, 40).map(lambda second: START_US + second * 1_000_000),
         value=st.none() | st.floats(-1e6, 1e6),

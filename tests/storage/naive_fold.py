@@ -5,6 +5,7 @@ Everything decays in place at every step, in float64; ids are a set; nothing is 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ class NaiveUser:
     bins: dict[tuple[int, int, int], float] = field(default_factory=dict)
     steps: int = 0
     last: tuple[int, int] | None = None  # (row, timestamp_us)
+    last_codes: list[int] = field(default_factory=list)
     items: list[int] = field(default_factory=list)
     stepped: list[int] = field(default_factory=list)  # rows, oldest first; a late one before the last item
 
@@ -27,28 +29,32 @@ class NaiveUser:
         if event.event_id in self.ids:
             return True, False, False
         self.ids.add(event.event_id)
-        if event.item_id not in self.generation.item_index:
+        kind, *brought = event.type.split("!")
+        row = self.generation.item_index.get(event.item_id)
+        codes = brought_codes(self.generation, brought) if row is None else self.generation.codes[row].tolist()
+        if codes is None:
             return False, True, False
-        row = self.generation.item_index[event.item_id]
-        if event.type not in self.generation.unseen_types:
+        if row is None:
+            row = name_of_cold(event.item_id)
+        if kind not in self.generation.unseen_types:
             self.items.append(row)
-        weight = self.generation.event_weights.get(event.type, 0)
+        weight = self.generation.event_weights.get(kind, 0)
         if weight <= 0:
             return False, False, False
-        self._step(row, weight)
+        self._step(codes, weight)
         if self.last is not None and event.timestamp_us < self.last[1]:
             self.stepped.insert(-1, row)
             return False, False, True
         self.stepped.append(row)
-        self.last = row, event.timestamp_us
+        self.last, self.last_codes = (row, event.timestamp_us), codes
         return False, False, False
 
-    def _step(self, row: int, weight: float) -> None:
+    def _step(self, codes: list[int], weight: float) -> None:
         self.steps += 1
         for rate, book, word in self.bins:
             self.bins[rate, book, word] *= float(np.exp(-self.generation.decay_rates[rate]))
         for rate in range(len(self.generation.decay_rates)):
-            for book, word in enumerate(self.generation.codes[row].tolist()):
+            for book, word in enumerate(codes):
                 self.bins[rate, book, word] = self.bins.get((rate, book, word), 0.0) + weight
 
     def histogram(self) -> NDArray[np.float64]:
@@ -57,6 +63,22 @@ class NaiveUser:
         for cell, amount in self.bins.items():
             dense[cell] = amount
         return dense
+
+
+def brought_codes(generation: Generation, brought: list[str]) -> list[int] | None:
+    """The first that are as many as the generation has codebooks, if they are codewords of it."""
+    tag, length = generation.tag.hex(), 16 + 2 * generation.codes.shape[1]
+    for text in brought:
+        if text[:16] == tag and len(text) == length:
+            codes = [int(text[place : place + 2], 16) for place in range(16, length, 2)]
+            return codes if max(codes) < generation.codewords else None
+    return None
+
+
+def name_of_cold(item_id: str) -> int:
+    """30 bits of a hash and one above them."""
+    bits = blake2b(item_id.encode(), digest_size=4).digest()
+    return 2**30 + int.from_bytes(bits, "little") % 2**30
 
 
 def fold(generation: Generation, events: Iterable[Event]) -> NaiveUser:
@@ -83,7 +105,7 @@ def assert_state_is(value: bytes | None, expected: NaiveUser) -> None:
         assert state["last_item"] == -1
     else:
         assert (state["last_item"], state["last_timestamp_us"]) == expected.last
-        assert state["last_codes"].tolist() == generation.codes[expected.last[0]].tolist()
+        assert state["last_codes"].tolist() == expected.last_codes
     assert_histogram_is(generation.histograms(generation.decode_many([value]))[0], expected.histogram())
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 import storage.backup
 from storage.backup import backup, restore
@@ -85,6 +86,24 @@ def test_what_is_restored_is_what_was_backed_up_also_when_it_was_interrupted(
             assert all(answer.duplicate for answer in await store.append("main", again))
             await backup(store, tmp_path / "again.gz")
         assert told_by(tmp_path / "again.gz") == told_by(tmp_path / "log.gz")
+
+    asyncio.run(law())
+
+
+def test_an_older_lisarec_cannot_be_started_over_restored_undos(tmp_path: Path) -> None:
+    """It would take them for events."""
+
+    async def law() -> None:
+        async with opened(new_address("sqlite", tmp_path / "one"), GENERATION) as store:
+            await store.append("main", [click("e1"), click("e2")])
+            await store.undo("main", "u", "e1")
+            await backup(store, tmp_path / "log.gz")
+        address = new_address("redis-server", tmp_path)
+        async with opened(address, GENERATION) as store:
+            await restore(store, tmp_path / "log.gz")
+        url, prefix = address.removeprefix("redis:").split(" ")
+        with redis.Redis.from_url(url) as client:
+            assert client.hget(f"{prefix}:meta", "layout") == b"3"
 
     asyncio.run(law())
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.crc import key_slot
 
 import storage.redis
+from benchmarks.cluster import command
 from storage.archive import ArchiveWriter
 from storage.archiver import RedisLog, archive
 from storage.redis import RedisStore
@@ -198,6 +200,28 @@ class TestSlots:
                     assert await ids(two, visitor) == logged
                     (state,) = await two.states("main", [visitor], GENERATION)
                     assert_state_is(state, fold(GENERATION, [one for one in log if one.event_id not in taken_back]))
+
+        asyncio.run(law())
+
+    def test_a_node_that_gets_its_first_slot_takes_events_before_it_has_it(self, own_cluster: RedisCluster) -> None:
+        """All keys are there already, and the others still send everybody who asks."""
+        node, user_id = own_cluster.add_node(), fresh_user()
+        head = user_of(own_cluster.url, user_id).head
+
+        async def law() -> None:
+            async with opened(own_cluster.url) as store:
+                await store.append("main", [click("before", user_id)])
+                loop = asyncio.get_running_loop()
+
+                def append() -> None:
+                    if not command(source, "CLUSTER", "COUNTKEYSINSLOT", key_slot(head.encode())):
+                        appended = store.append("main", [click("meanwhile", user_id)])
+                        asyncio.run_coroutine_threadsafe(appended, loop).result()
+
+                source = own_cluster.owner(head).client
+                await asyncio.to_thread(own_cluster.move, head, append, node)
+                assert await ids(store, user_id) == ["before", "meanwhile"]
+                await assert_state_is_fold_of_log(store, user_id)
 
         asyncio.run(law())
 
@@ -387,8 +411,9 @@ class TestCopies:
                     with pytest.raises(StorageUnavailable, match="0 replicas of Redis have it, not 1") as refused:
                         await store.append("main", attempt)
                     assert not isinstance(refused.value, PartlyApplied)
-                with pytest.raises(StorageUnavailable):
-                    await store.erase("main", "h")
+                for _ in range(2):
+                    with pytest.raises(StorageUnavailable):
+                        await store.erase("main", "h")
                 assert await ids(store, "a") == ["before", "e"]  # logged all the same
                 replica.thaw()
                 await until_applied(store, events)
@@ -487,6 +512,23 @@ class TestCopies:
         finally:
             replica.stop()
             primary.stop()
+
+    def test_a_server_without_replicas_has_synced_what_is_acknowledged(self) -> None:
+        """Also one that is told to sync every second."""
+        server = new_server("valkey-server", "--appendfsync", "everysec")
+        assert "has not synced it yet" in str(Copies(synced=True).lacking([0, 0]))
+
+        async def law() -> None:
+            async with opened(server.url, copies=Copies(timeout_s=10, synced=True)) as store:
+                assert not (await store.append("main", [click("e")]))[0].duplicate
+                server.client.config_set("appendonly", "no")
+                with pytest.raises(StorageError):
+                    await store.append("main", [click("f")])
+
+        try:
+            asyncio.run(law())
+        finally:
+            server.stop()
 
     def test_a_server_that_cannot_wait_for_synced_copies_is_refused(self, cluster: RedisCluster) -> None:
         version = tuple(map(int, cluster.primaries[0].client.info("server")["redis_version"].split(".")[:2]))

@@ -14,7 +14,7 @@ import storage.sqlite_log
 import storage.sqlite_states
 from storage.sqlite import FILE_NAME, SCHEMA_VERSION, SQLiteStore
 from storage.store import StorageBusy, StorageError, StorageUnavailable
-from tests.storage.catalogue import KNOWN_ITEMS, START_US, click, make_generation
+from tests.storage.catalogue import KNOWN_ITEMS, START_US, click, make_generation, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
 
 GENERATION = make_generation()
@@ -154,6 +154,26 @@ def test_a_state_that_is_gone_or_unreadable_is_folded_again(tmp_path: Path, dama
         assert_state_is(
             (await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, [*events, click("one more")])
         )
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_state_that_cannot_be_kept_is_served(tmp_path: Path) -> None:
+    """The disk is full, and another model was activated: what is logged can still be folded for it."""
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        events = [click(f"e{n}", item=n) for n in range(10)]
+        await store.append("main", events)
+        db = store._writer._connection
+        (pages,) = db.execute("PRAGMA page_count").fetchone()
+        db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StorageUnavailable, match="full"):
+            await store.append("main", [click(f"e{n}", f"user{n}") for n in range(200)])
+        for _ in range(2):
+            (value,) = await store.states("main", ["u"], make_newer())
+            assert_state_is(value, fold(make_newer(), events))
         await store.close()
 
     asyncio.run(law())

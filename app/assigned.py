@@ -1,0 +1,75 @@
+"""Codes that the service has given to items which a generation's model has not learned, as far as one process has read.
+
+They travel with what is said of items: an assignment is the entry "ITEM!TAG" of the catalogue, which no client can
+write, as ids from outside have no "!"; its title is
+
+  EVIDENCE BIAS HISTORY TARGET      how many events the codes were made from, and the codes, two digits each
+
+So versions, paging and back-ups are those of items. No state depends on an assignment: an event that steps with codes
+has them itself (storage/cold.py). They decide what is recommended, and with which codes events are logged from now on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from model.cold import Codes
+from storage.cold import MARK
+from storage.store import ItemEntry
+
+logger = logging.getLogger(__name__)
+NONE: Mapping[str, Assignment] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Of one item and generation; the more events it was made from, the better it is."""
+
+    item_id: str
+    tag: bytes
+    codes: Codes
+    evidence: int
+
+
+def is_assignment(entry: ItemEntry) -> bool:
+    return MARK in entry.item_id
+
+
+def entry_of(assignment: Assignment) -> ItemEntry:
+    codes = assignment.codes
+    title = f"{assignment.evidence} {codes.bias!r} {codes.history.tobytes().hex()} {codes.target.tobytes().hex()}"
+    return ItemEntry(f"{assignment.item_id}{MARK}{assignment.tag.hex()}", title)
+
+
+def assignment_in(entry: ItemEntry) -> Assignment:
+    """raises  ValueError  for an entry that `entry_of` has not made"""
+    item_id, _, tag = entry.item_id.partition(MARK)
+    evidence, bias, *codes = (entry.title or "").split(" ")
+    history, target = (np.frombuffer(bytes.fromhex(text), np.uint8) for text in codes)
+    return Assignment(item_id, bytes.fromhex(tag), Codes(history, target, float(bias)), int(evidence))
+
+
+class Assigned:
+    """The newest assignments of one tenant's generations. Only the event loop changes it."""
+
+    def __init__(self) -> None:
+        self._by_tag: dict[bytes, Mapping[str, Assignment]] = {}
+
+    def take(self, entries: Iterable[ItemEntry]) -> None:
+        for entry in entries:
+            if is_assignment(entry):
+                try:
+                    assignment = assignment_in(entry)
+                except ValueError as exc:
+                    logger.warning("codes of an item cannot be read: %s", exc)
+                else:
+                    # replaced, so that who holds the ones before sees that there are others
+                    self._by_tag[assignment.tag] = {**self.of(assignment.tag), assignment.item_id: assignment}
+
+    def of(self, tag: bytes) -> Mapping[str, Assignment]:
+        """By item id, in the order of the items' first assignments; another mapping whenever one has changed."""
+        return self._by_tag.get(tag, NONE)

@@ -1,0 +1,281 @@
+"""Every mechanism side by side: trained, tested by three protocols, weighed and timed. One table, JSON and a plot.
+
+What is there already is not done again: a training goes on after its last whole epoch, a tested model is not tested
+twice. So the command may be interrupted and given again, and more presets may be added later.
+
+The presets train 200 epochs of binary cross-entropy with one negative each, as the paper's do. On few cores give fewer
+epochs, a smaller batch and the sampled softmax, which learns more from each position; the table says which it was.
+
+    python -m benchmarks.mechanisms --data $LISAREC_DATA/ml-1m --runs runs --loss softmax --epochs 8 --plot docs/x.svg
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+
+from app.plots import Spot, scatter
+from benchmarks.scan import cpu
+from model import artifact, evaluate
+from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
+from model.data import Histories, read_interactions
+from model.loop import CHECKPOINT, EpochReport
+from model.mechanisms import train as mechanisms
+from model.mechanisms.network import MechanismNetwork
+from model.mechanisms.quantiser import compression_ratio
+from model.metrics import interval_95, metrics
+from model.ranking import Draw, Scorer, ranks_sampled
+
+MIGRATED = "lisa-base-migrated"  # lisa-base-paper that keeps the codes of CODES_FROM
+CODES_FROM = "transformer-codes"
+NAMES = [*MECHANISMS, MIGRATED]
+PAPERS_HR_AT_10 = {  # HR@10 on ML-1M, of its tables 4 and 6
+    "transformer-paper": 0.791,
+    "lisa-base-paper": 0.796,
+    "lisa-soft-paper": 0.789,
+    "lisa-mini-paper": 0.789,
+    MIGRATED: 0.795,
+}
+PAPERS = MechanismTraining()
+DRAWS = {
+    "sampled100": Draw(),
+    "ties": Draw(ties_favour_the_target=True),
+    "replacement": Draw(with_replacement=True),
+    "paper100": Draw(with_replacement=True, ties_favour_the_target=True),
+}
+STEPPED_EVENTS = 200
+MOST_REMEMBERED = 2**28  # scores, a gigabyte
+
+console = Console(width=200)
+
+
+class Said:
+    """Says how a training is going and adds up the processor time it takes, over interruptions too."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "cpu_s.json"
+        self._begun_s = time.process_time()
+
+    def batch(self, epoch: int, share: float, loss: float) -> None: ...
+
+    def epoch(self, report: EpochReport) -> None:
+        spent = json.loads(self._file.read_text()) if self._file.exists() else []
+        spent = [*spent[: report.epoch], time.process_time() - self._begun_s]
+        self._file.write_text(json.dumps(spent))
+        self._begun_s = time.process_time()
+        about = f"epoch {report.epoch + 1}: loss {report.loss:.4f}, {report.elapsed_s / 60:.1f} minutes"
+        console.print(f"{self._file.parent.name}: {about}, of one core {spent[-1] / 60:.1f}", highlight=False)
+
+
+def trained(name: str, data: Path, runs: Path, recipe: MechanismRecipe) -> mechanisms.Compared:
+    """The model of a run, trained to its end first."""
+    out = runs / name
+    if artifact.exists(out):
+        return mechanisms.load(out)
+    resume = (out / CHECKPOINT / "last.safetensors").exists()
+    codes_from = runs / CODES_FROM if name == MIGRATED else None
+    out.mkdir(parents=True, exist_ok=True)
+    return mechanisms.train(data, out, recipe, codes_from=codes_from, resume=resume, progress=Said(out))
+
+
+def remembered(scorer: Scorer, most: int = MOST_REMEMBERED) -> Scorer:
+    """The same, which scores a block of histories once; not where all scores together are too many."""
+    known: dict[bytes, NDArray[np.float32]] = {}
+
+    def scored(prefixes: Histories) -> NDArray[np.float32]:
+        key = prefixes.starts.tobytes() + prefixes.item.tobytes()
+        if key in known:
+            return known[key].copy()
+        scores = scorer(prefixes)
+        if sum(each.size for each in known.values()) + scores.size <= most:
+            known[key] = scores.copy()
+        return scores
+
+    return scored
+
+
+def tested(model: mechanisms.Compared, data: Path, runs: Path) -> dict[str, Any]:
+    """Quality under every protocol, from the file where it is kept if it is of this model."""
+    file = runs / model.name / "tested.json"
+    if file.exists():
+        kept: dict[str, Any] = json.loads(file.read_text())
+        if kept["generation"] == model.tag:
+            return kept
+    trial = evaluate.prepare(model, data, "loo_full", None)
+    scorer = remembered(evaluate.scorer_of(model))
+    ranks = {"full": trial.test(model.name, {}, scorer).ranks}
+    ranks |= {name: ranks_sampled(trial.events, scorer, 0, draw) for name, draw in DRAWS.items()}
+    found: dict[str, Any] = {"generation": model.tag, "users": len(trial.events), "items": trial.items}
+    for name, those in ranks.items():
+        numbers = metrics(those)
+        found[name] = {"hr_at_10": numbers["hr_at_10"], "ndcg_at_10": numbers["ndcg_at_10"]}
+        found[name]["hr_at_10_interval_95"] = interval_95(those, "hr_at_10")
+    found["share_of_items_whose_codes_collide"] = collisions(model.network)
+    file.write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def collisions(network: MechanismNetwork) -> float:
+    """Share of the items that another one scores equal to, whatever the query: those of the same target codes."""
+    with torch.no_grad():
+        targets = network.distinct().targets
+    _, counts = torch.unique(targets, dim=0, return_counts=True)
+    return 1 - int((counts == 1).sum()) / len(targets)
+
+
+class Weight(NamedTuple):
+    """What a user costs: bytes of the state, and microseconds of one more event, alone and 256 users at once."""
+
+    state_bytes: int
+    alone_us: float
+    together_us: float
+
+
+def weighed(network: MechanismNetwork, rounds: int) -> Weight:
+    """Softmax attention and decoupled positions read all events again; theirs is a cache of keys and values."""
+    items = torch.randint(network.embedding.num_embeddings, (256, STEPPED_EVENTS))
+    with torch.inference_mode():
+        distinct = network.eval().distinct()
+        shape = network.mechanism.state_shape
+
+        def step(users: int) -> Callable[[], Any]:
+            if shape is None:
+                lengths = torch.full((users,), STEPPED_EVENTS)
+                return lambda: network(items[:users], lengths, distinct)
+            state, count = torch.ones(users, *shape), torch.full((users,), STEPPED_EVENTS)
+            return lambda: network.step(state, count, items[:users, 0], distinct)
+
+        alone = microseconds(step(1), rounds)
+        together = microseconds(step(256 if shape else 8), rounds) / (256 if shape else 8)
+    floats = math.prod(shape) if shape else 2 * network.config.window * network.config.width
+    return Weight(4 * floats, alone, together)
+
+
+def microseconds(run: Callable[[], Any], rounds: int) -> float:
+    took = []
+    for _ in range(rounds + 1):
+        begun = time.perf_counter()
+        run()
+        took.append(time.perf_counter() - begun)
+    return median(took[1:]) * 1e6
+
+
+def ratio(shape: MechanismConfig, items: int) -> float:
+    """Item-table compression by the paper's formula; 1 where the items' own vectors are kept and nothing else."""
+    books = [(shape.codebooks, shape.codewords)] if shape.codewords and not shape.soft else []
+    books += [(shape.target_codebooks, shape.target_codewords)] if shape.target_codewords else []
+    return compression_ratio(items, shape.width, books) if books else 1.0
+
+
+def cost(name: str, network: MechanismNetwork, rounds: int) -> dict[str, Any]:
+    """What does not depend on what a network has learned."""
+    ratio_of_items = ratio(network.config, network.embedding.num_embeddings)
+    return {"preset": name, **weighed(network, rounds)._asdict(), "item_table_ratio": ratio_of_items}
+
+
+def learned(name: str, model: mechanisms.Compared, data: Path, runs: Path) -> dict[str, Any]:
+    found = tested(model, data, runs)
+    spent_s = json.loads((runs / name / "cpu_s.json").read_text())
+    training = model.config.training
+    return {
+        "epochs": len(model.metrics["epochs"]),
+        "loss": training.loss,
+        "histories_per_batch": training.histories_per_batch,
+        "learning_rate": training.learning_rate,
+        **{key: found[key] for key in ("full", *DRAWS)},
+        "paper_hr_at_10": PAPERS_HR_AT_10.get(name),
+        "share_of_items_whose_codes_collide": found["share_of_items_whose_codes_collide"],
+        "training_minutes": sum(report["elapsed_s"] for report in model.metrics["epochs"]) / 60,
+        "training_core_minutes": sum(spent_s) / 60,
+    }
+
+
+def table(rows: Sequence[dict[str, Any]], title: str) -> str:
+    """Markdown, so that it can stand in a document as it was printed."""
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "epochs": lambda row: f"{row['epochs']}",
+        "`loo_full` HR@10 / NDCG@10": lambda row: quality(row["full"]),
+        "`loo_sampled100`": lambda row: quality(row["sampled100"]),
+        "`loo_paper100`": lambda row: quality(row["paper100"]),
+        "the paper's HR@10": lambda row: f"{row['paper_hr_at_10']:.3f}" if row["paper_hr_at_10"] else "",
+        "HR@10 by its ties": lambda row: gain(row, "ties"),
+        "by replacement": lambda row: gain(row, "replacement"),
+        "items that tie": lambda row: f"{row['share_of_items_whose_codes_collide']:.1%}",
+        "training, core minutes": lambda row: f"{row['training_core_minutes']:.1f}",
+    }
+    costs: dict[str, Callable[[dict[str, Any]], str]] = {
+        "state, bytes": lambda row: f"{row['state_bytes']:,}",
+        "a step, microseconds": lambda row: f"{row['alone_us']:,.0f}",
+        "of many together": lambda row: f"{row['together_us']:,.1f}",
+        "item table": lambda row: f"{row['item_table_ratio']:.2f} times smaller",
+    }
+    lines = [" | ".join(["preset", *columns, *costs]), "|".join("---" for _ in ["preset", *columns, *costs])]
+    for row in rows:
+        qualities = [cell(row) if "epochs" in row else "" for cell in columns.values()]
+        lines.append(" | ".join([f"`{row['preset']}`", *qualities, *(cell(row) for cell in costs.values())]))
+    return f"{title}\n\n" + "\n".join(f"| {line} |" for line in lines)
+
+
+def quality(found: dict[str, float]) -> str:
+    return f"{found['hr_at_10']:.4f} / {found['ndcg_at_10']:.4f}"
+
+
+def gain(row: dict[str, Any], rule: str) -> str:
+    """What one of the paper's two rules alone adds to HR@10 under ours."""
+    return f"{row[rule]['hr_at_10'] - row['sampled100']['hr_at_10']:+.4f}"
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Data directory.")],
+    runs: Annotated[Path, typer.Option(help="Models and results are kept here.")] = Path("runs"),
+    preset: Annotated[list[str], typer.Option(help="One of those there are; repeatable.")] = NAMES,
+    epochs: Annotated[int, typer.Option(min=1)] = PAPERS.epochs,
+    loss: Annotated[Literal["binary", "softmax"], typer.Option(help="The paper's is the binary one.")] = "binary",
+    batch: Annotated[int, typer.Option(min=1, help="Histories of a batch.")] = PAPERS.histories_per_batch,
+    learning_rate: Annotated[float, typer.Option(min=0)] = PAPERS.learning_rate,
+    rounds: Annotated[int, typer.Option(help="Timed steps.")] = 200,
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Train nothing; the others show costs alone.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Where to draw quality against bytes.")] = None,
+) -> None:
+    torch.set_num_threads(1)
+    runs = runs / data.name
+    training = MechanismTraining(epochs=epochs, loss=loss, histories_per_batch=batch, learning_rate=learning_rate)
+    unknown = sorted(set(preset) - set(NAMES))
+    if unknown:
+        raise typer.BadParameter(f"no preset {unknown[0]!r}; there are: {', '.join(NAMES)}")
+    items = len(read_interactions(data).item_ids)
+    rows = []
+    for name in preset:
+        recipe = MechanismRecipe(model=shape_of(name), training=training, data=DataCard(train_on="validation"))
+        if only_report and not artifact.exists(runs / name):
+            rows.append(cost(name, MechanismNetwork(recipe.model, items), rounds))
+        else:
+            model = trained(name, data, runs, recipe)
+            rows.append(cost(name, model.network, rounds) | learned(name, model, data, runs))
+        runs.mkdir(parents=True, exist_ok=True)
+        (runs / "mechanisms.json").write_text(json.dumps(rows, indent=2) + "\n")
+    console.print(table(rows, f"{data.name}: {cpu()}, one thread, torch {torch.__version__}"), soft_wrap=True)
+    spots = [Spot(row["preset"], row["state_bytes"], row["sampled100"]["hr_at_10"]) for row in rows if "epochs" in row]
+    if plot is not None and spots:
+        plot.write_text(scatter(spots, f"HR@10 (loo_sampled100, {data.name}) against bytes of state", "bytes of state"))
+
+
+def shape_of(name: str) -> MechanismConfig:
+    return MECHANISMS["lisa-base-paper" if name == MIGRATED else name]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,128 @@
+"""Codes for an item that training has not seen, from the users who chose it: what makes it recommendable before it is.
+
+History codes are what the items before it vote for. Target codes and bias are those under which it is likeliest that
+just these users, with their queries, chose it, and others did not: training's softmax for one item among many, which
+the model's own answers to a sample of queries stand for, found codebook by codebook. A few events cannot tell 256
+codewords apart; a prior by the votes decides where they do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.artifact import Artifact
+
+EVIDENCE = (10, 30, 100)  # events with known items before them, at which an item's codes are voted for
+PRIOR = 5.0  # how many events the votes are worth; of 1, 5 and 20, the best on validation
+SAMPLE = 600  # queries that stand for those of all users
+CONTEXT = 5  # known items before an event that vote
+FADING = 0.2  # of their votes, per item further back
+USUAL_EVENTS = 10.0  # an item's vote counts as 1 / sqrt(its training events + this), or the popular ones decide alone
+SWEEPS = 3  # over the codebooks
+
+
+class Codes(NamedTuple):
+    """Of one item: history (B,) and target (B',) codes, uint8, and the bias."""
+
+    history: NDArray[np.uint8]
+    target: NDArray[np.uint8]
+    bias: float
+
+
+class Chosen(NamedTuple):
+    """Before an event on the item: rows of the newest known items, newest first, and the user's query (D,)."""
+
+    before: tuple[int, ...]
+    query: Tensor
+
+
+class Asked(NamedTuple):
+    """What some user asked: the query (D,), and the logarithm of the softmax's sum over all items."""
+
+    query: Tensor
+    log_sum: float
+
+
+def with_cold(trained: Artifact, codes: Mapping[str, Codes]) -> Artifact:
+    """The model with these items, by id, behind those that training has seen."""
+    if not codes:
+        return trained
+    model = trained.model.with_cold(list(codes.values()))
+    return replace(trained, items=trained.items.with_cold(list(codes)), model=model)
+
+
+def fits(trained: Artifact, item_id: str, codes: Codes) -> bool:
+    """Whether `with_cold` takes them: the model has not learned the item, and has such codebooks."""
+    shape = trained.config.model
+    for own, books, words in (
+        (codes.history, shape.history_codebooks, shape.history_codewords),
+        (codes.target, shape.target_codebooks, shape.target_codewords),
+    ):
+        if len(own) != books or int(own.max(initial=0)) >= words:
+            return False
+    return item_id not in trained.items.rows and math.isfinite(codes.bias)
+
+
+def asked(trained: Artifact, query: Tensor, scores: Tensor) -> Asked:
+    """Of a query (D,) and the scores (N,) it gives to the items that training has seen."""
+    return Asked(query, float(torch.logsumexp(scores[: len(trained.items)], 0)))
+
+
+@torch.inference_mode()
+def likeliest(trained: Artifact, chosen: Sequence[Chosen], sample: Sequence[Asked], events: int) -> Codes:
+    """The item's codes.
+
+    chosen  its first events
+    sample  stands for all users
+    events  of all users on any item, since its first one
+    """
+    shape, model = trained.config.model, trained.model
+    before = [one.before for one in chosen]
+    votes = _votes(trained, before, trained.target_codes, shape.target_codewords)  # (B', W')
+    log_prior = torch.from_numpy(PRIOR * np.log((votes + 1) / (votes + 1).sum(axis=1, keepdims=True))).float()
+    by_users, by_all = (
+        torch.einsum("qd,bwd->bqw", torch.stack([one.query for one in some]), model.target_codebooks)
+        for some in (chosen, sample)
+    )
+    log_sums = torch.tensor([one.log_sum for one in sample])[:, None]
+    codes = votes.argmax(axis=1)
+    books = range(len(codes))
+    for _ in range(SWEEPS):
+        for book in books:
+            others = [other for other in books if other != book]
+            of_users = by_users[book] + _scores(by_users, codes, others)  # (count, W')
+            of_all = by_all[book] + _scores(by_all, codes, others) - log_sums
+            # the likelihood with the best bias for each codeword
+            likelihood = of_users.sum(dim=0) - len(chosen) * torch.logsumexp(of_all, dim=0)
+            codes[book] = int((likelihood + log_prior[book]).argmax())
+    of_all = _scores(by_all, codes, books)[:, 0] - log_sums[:, 0]
+    each_stands_for = max(events, len(chosen)) / len(sample)
+    bias = float(np.log(len(chosen) / each_stands_for) - torch.logsumexp(of_all, dim=0))
+    history = _votes(trained, before, trained.history_codes, shape.history_codewords).argmax(axis=1)
+    learned = model.bias.detach()
+    return Codes(
+        history.astype(np.uint8), codes.astype(np.uint8), min(max(bias, float(learned.min())), float(learned.max()))
+    )
+
+
+def _votes(
+    trained: Artifact, before: Sequence[tuple[int, ...]], codes: NDArray[np.uint8], words: int
+) -> NDArray[np.float64]:
+    """Of the items before, for each codeword: (books, words)."""
+    rows = np.array([row for items in before for row in items])
+    fading = np.array([np.exp(-FADING * place) for items in before for place in range(len(items))])
+    weights = fading / np.sqrt(trained.items.counts[rows] + USUAL_EVENTS)
+    return np.array([np.bincount(book, weights, words) for book in codes[rows].T])
+
+
+def _scores(products: Tensor, codes: NDArray[np.int64], books: Iterable[int]) -> Tensor:
+    """What the codes of some books add to the scores: (B', Q, W') -> (Q, 1)."""
+    return torch.stack([products[book][:, codes[book]] for book in books]).sum(dim=0)[:, None]

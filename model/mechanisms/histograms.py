@@ -1,0 +1,66 @@
+"""LISA with learned codes: the last item's codes attend to the codeword histogram of the history.
+
+Source: Wu et al., LISA, WWW 2021, equations 9 to 11; the decay of 0.1 a step as in the paper's published code. Base,
+Mini and Soft are this file with other codebooks: their histograms count codes that are hard, or shares that are soft.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from model.mechanisms import prefix
+from model.mechanisms.mechanism import Events, Mechanism
+from model.mechanisms.quantiser import Quantiser, mixed
+
+DECAY_RATE = 0.1  # lambda, per step
+
+
+class Histograms(Mechanism):
+    """The state is one histogram: (B, W). Attention in each codebook has its own projections."""
+
+    decay = math.exp(-DECAY_RATE)
+
+    def __init__(self, width: int, quantiser: Quantiser) -> None:
+        super().__init__()
+        books, words = quantiser.codebooks.shape[:2]
+        self.state_shape = books, words
+        self.soft = quantiser.soft
+        self.query, self.key, self.value = (
+            nn.Parameter(torch.randn(books, width, width) / math.sqrt(width)) for _ in range(3)
+        )
+        self._codebooks = [quantiser.codebooks]  # the quantiser's own: in a list, so that it is not a parameter twice
+
+    def seen(self, events: Events) -> Tensor:
+        assert events.codes is not None
+        return events.codes[events.places]
+
+    def feature(self, events: Tensor) -> Tensor:
+        """Codes are what is counted: (Q, B, W) -> (Q, B, W)."""
+        return events
+
+    def read(self, state: Tensor, events: Tensor) -> Tensor:
+        """(Q, B, W) and (Q, B, W) -> (Q, D)"""
+        match, values = self.tables()
+        share = (self._logits(events, match) + state.log()).softmax(dim=-1)
+        return share.flatten(1) @ values
+
+    def forward(self, events: Events) -> Tensor:
+        assert events.codes is not None
+        match, values = self.tables()
+        logits = self._logits(events.codes, match)  # of items, not of events, which are many more
+        return prefix.shares(events.codes, logits, events.places, events.lengths, self.decay) @ values
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Inner products of all codeword pairs (B, W, W), and projected values (B W, D)."""
+        width = self.query.shape[-1]
+        words = self._codebooks[0] * math.sqrt(width)  # as items are, where they are read
+        match = (words @ self.query) @ (words @ self.key).mT / math.sqrt(width)
+        return match, (words @ self.value).flatten(0, 1)
+
+    def _logits(self, codes: Tensor, match: Tensor) -> Tensor:
+        """How well each codeword matches the items' codes: (U, B, W) -> (U, B, W)."""
+        books = zip(codes.unbind(1), match, strict=True)
+        return torch.stack([mixed(code, table, self.soft) for code, table in books], dim=1)

@@ -1,0 +1,81 @@
+"""LightSANs: a history becomes k latent interests, and events attend to these instead of to each other.
+
+    interest_n[i] = sum of exp(a_i . x_m) x_m / sum of exp(a_i . x_m), over m <= n
+    out_n         = softmax over i of (q_n . K interest_n[i]) @ V interest_n
+
+Source: Fan et al., Lighter and better: low-rank decomposed self-attention networks for next-item recommendation, SIGIR
+2021, sections 3.1 to 3.3. Theirs reads one whole history at a time; here an event's interests are those of the events
+so far, which makes numerator and denominator sums: a state. Their decoupled positions attend from place to place, which
+needs every event again, so with them there is no state.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.mechanisms.mechanism import Events, Mechanism
+
+LARGEST_LOGIT = 20.0  # of an event in an interest: bounded, as sums of exponentials are never rescaled
+
+
+class Interests(Mechanism):
+    """The state: k numerators (k, D) and, in one more column, their denominators.
+
+    window  None, or as many places as decoupled positions know
+    """
+
+    def __init__(self, width: int, interests: int, window: int | None = None) -> None:
+        super().__init__()
+        self.state_shape = (interests, width + 1) if window is None else None
+        self.aggregate = nn.Parameter(torch.randn(interests, width) / math.sqrt(width))
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.places = None
+        if window is not None:
+            self.places = nn.Parameter(torch.randn(window, width) * 0.02)
+            self.place_query, self.place_key = (nn.Linear(width, width, bias=False) for _ in range(2))
+
+    def feature(self, events: Tensor) -> Tensor:
+        """(Q, D) -> (Q, k, D + 1)"""
+        seen = torch.cat([events, torch.ones_like(events[:, :1])], dim=1)
+        return self._weights(events)[:, :, None] * seen[:, None, :]
+
+    def read(self, state: Tensor, events: Tensor) -> Tensor:
+        interests = state[..., :-1] / state[..., -1:]
+        logits = interests @ self._asked(events)[:, :, None]  # (Q, k, 1)
+        read: Tensor = self.out(self.value((logits.softmax(dim=1) * interests).sum(dim=1)))
+        return read
+
+    def forward(self, events: Events) -> Tensor:
+        """The interests of every event (S, L, k, D) are never made: they are weighted sums of events twice over."""
+        hidden, weights = events.hidden, self._weights(events.hidden)
+        totals = weights.cumsum(dim=1)  # (S, L, k)
+        logits = (self._asked(hidden) @ hidden.mT).tril() @ weights / totals
+        share = (logits.softmax(dim=-1) / totals @ weights.mT).tril()  # (S, L, L), of events by way of interests
+        found = self.value(share @ hidden)
+        if self.places is not None:
+            found = found + self._by_place(hidden.shape[1]) @ self.value(hidden)
+        read: Tensor = self.out(found)
+        return read
+
+    def _weights(self, events: Tensor) -> Tensor:
+        """How much an event counts in each interest: (..., D) -> (..., k)."""
+        logits = events @ self.aggregate.T
+        return (LARGEST_LOGIT * torch.tanh(logits / LARGEST_LOGIT)).exp()
+
+    def _asked(self, events: Tensor) -> Tensor:
+        """``K^T q / sqrt(D)``, what an interest is multiplied with: (..., D) -> (..., D)."""
+        asked: Tensor = self.query(events) @ self.key.weight / math.sqrt(events.shape[-1])
+        return asked
+
+    def _by_place(self, length: int) -> Tensor:
+        """Attention from place to place, whatever stood there: (L, L)."""
+        assert self.places is not None
+        places = self.places[:length]
+        logits = self.place_query(places) @ self.place_key(places).T / math.sqrt(places.shape[1])
+        future = torch.ones_like(logits, dtype=torch.bool).triu(1)
+        return F.softmax(logits.masked_fill(future, -torch.inf), dim=-1)

@@ -1,0 +1,147 @@
+"""A recommender around a mechanism: embeddings, positions, one post-norm block, and items as targets.
+
+Source: what Wu et al., LISA, WWW 2021, and its published code have in common for all mechanisms they compare.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.config import MechanismConfig
+from model.mechanisms.histograms import Histograms
+from model.mechanisms.interests import Interests
+from model.mechanisms.linear import Linear
+from model.mechanisms.mechanism import Events, Mechanism
+from model.mechanisms.quantiser import Encoded, Quantiser
+from model.mechanisms.softmax import Softmax
+
+
+class Distinct:
+    """The distinct items of a batch, encoded once however often they stand there.
+
+    items    (U,)     int64, sorted
+    history  what a history sees of them
+    targets  (U, D)   what can be recommended
+    """
+
+    def __init__(self, items: Tensor, history: Encoded, targets: Tensor) -> None:
+        self.items, self.history, self.targets = items, history, targets
+
+    def places(self, items: Tensor) -> Tensor:
+        """Rows of the given items, which are among these."""
+        return torch.searchsorted(self.items, items.contiguous())
+
+
+class MechanismNetwork(nn.Module):
+    """Histories to queries: (S, L) items, padded behind -> (S, L, D)."""
+
+    frozen_codes: Tensor | None  # (N, B) uint8, history codes that are no longer learned
+    mechanism: Mechanism
+
+    def __init__(self, config: MechanismConfig, items: int) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.embedding = nn.Embedding(items, width)
+        nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(width))
+        self.position = nn.Parameter(torch.randn(config.window, width) * 0.02)
+        self.quantiser = self.target_quantiser = None
+        if config.codewords:
+            self.quantiser = Quantiser(width, config.codebooks, config.codewords, config.soft)
+        if config.target_codewords:
+            self.target_quantiser = Quantiser(width, config.target_codebooks, config.target_codewords)
+        self.register_buffer("frozen_codes", None)
+        self.mechanism = self._mechanism()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.feed_forward = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def _mechanism(self) -> Mechanism:
+        config = self.config
+        match config.mechanism:
+            case "softmax":
+                return Softmax(config.width, config.heads)
+            case "linear":
+                return Linear(config.width, config.memory, gated=False)
+            case "gated-linear":
+                return Linear(config.width, config.memory, gated=True)
+            case "interests":
+                return Interests(config.width, config.interests, config.window if config.decoupled_positions else None)
+            case "histograms":
+                assert self.quantiser is not None
+                return Histograms(config.width, self.quantiser)
+
+    def distinct(self, *items: Tensor) -> Distinct:
+        """Encode all items that stand in the given tensors; nothing given: all items there are."""
+        if items:
+            rows = torch.unique(torch.cat([part.flatten() for part in items]))
+            vectors = self.embedding(rows)
+        else:
+            vectors = self.embedding.weight
+            rows = torch.arange(len(vectors), device=vectors.device)
+        history = Encoded(None, vectors)
+        if self.quantiser is not None:
+            codes = None if self.frozen_codes is None else self.frozen_codes[rows]
+            history = self.quantiser(vectors) if codes is None else self.quantiser.decode(codes)
+        targets = vectors
+        if self.target_quantiser is not None:
+            targets = self.target_quantiser(vectors).vectors
+        elif self.config.quantised_targets:
+            targets = history.vectors
+        return Distinct(rows, history, targets)
+
+    def migrate(self, other: MechanismNetwork) -> None:
+        """Take over what another network has learned around its mechanism, and keep its codes as they are from now on.
+
+        raises  ValueError  when it has no hard codes, or others than this one
+        """
+        source, own = other.quantiser, self.quantiser
+        if source is None or own is None or source.soft or own.soft:
+            raise ValueError("both models need hard codes of their histories")
+        if source.codebooks.shape != own.codebooks.shape or other.embedding.weight.shape != self.embedding.weight.shape:
+            raise ValueError("it has other codebooks or items; train it with the same numbers of both")
+        theirs = {name: tensor for name, tensor in other.state_dict().items() if not name.startswith("mechanism.")}
+        self.load_state_dict(theirs, strict=False)
+        with torch.no_grad():
+            codes = other.distinct().history.codes
+        assert codes is not None
+        self.frozen_codes = codes.argmax(dim=-1).byte()
+
+    def forward(self, items: Tensor, lengths: Tensor, distinct: Distinct) -> Tensor:
+        """Queries for what comes after each event, which know nothing of later events.
+
+        items    (S, L)     int64, padded behind with any item of ``distinct``
+        lengths  (S,)       int64
+        returns  (S, L, D)
+        """
+        places = distinct.places(items)
+        hidden = self._hidden(distinct, places, self.position[: items.shape[1]])
+        return self._block(hidden, self.mechanism(Events(hidden, distinct.history.codes, places, lengths)))
+
+    def step(self, state: Tensor, count: Tensor, items: Tensor, distinct: Distinct) -> tuple[Tensor, Tensor]:
+        """One more event of each user: the state with it, and the query for what comes next.
+
+        state    (Q, *state_shape)  all 0 before the first event
+        count    (Q,)               int64, events before this one; beyond the last position the last one stays
+        items    (Q,)               int64
+        returns  (Q, *state_shape) and (Q, D)
+        """
+        places = distinct.places(items)
+        hidden = self._hidden(distinct, places, self.position[count.clamp_max(len(self.position) - 1)])
+        seen = self.mechanism.seen(Events(hidden, distinct.history.codes, places, torch.ones_like(items)))
+        state = self.mechanism.decay * state + self.mechanism.feature(seen)
+        return state, self._block(hidden, self.mechanism.read(state, seen))
+
+    def _hidden(self, distinct: Distinct, places: Tensor, positions: Tensor) -> Tensor:
+        scale = math.sqrt(self.config.width)
+        hidden: Tensor = self.dropout(F.embedding(places, distinct.history.vectors) * scale + positions)
+        return hidden
+
+    def _block(self, hidden: Tensor, found: Tensor) -> Tensor:
+        hidden = self.norms[0](hidden + self.dropout(found))
+        added: Tensor = self.norms[1](hidden + self.dropout(self.feed_forward(hidden)))
+        return added

@@ -1,0 +1,100 @@
+"""Items to codes that are learned with the model: residual encoding by bilinear similarity, straight-through.
+
+Source: Wu et al., LISA, WWW 2021, section 3; temperature, similarity and residual encoding as in the paper's published
+code. Its assignment becomes multi-hot where similarities tie; here the first of them wins.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+TEMPERATURE = 0.7
+
+
+class Encoded(NamedTuple):
+    """What items become.
+
+    codes    (U, B, W)  share of each codeword, one-hot where hard; None without codebooks
+    vectors  (U, D)     the sums of the codewords
+    """
+
+    codes: Tensor | None
+    vectors: Tensor
+
+
+class Quantiser(nn.Module):
+    """Codebooks, each of which encodes what the ones before have left over."""
+
+    def __init__(self, width: int, books: int, words: int, soft: bool = False) -> None:
+        super().__init__()
+        self.soft = soft
+        self.codebooks = nn.Parameter(torch.randn(books, words, width) / math.sqrt(books * width))
+        self.similarity = nn.Parameter(torch.eye(width).repeat(books, 1, 1) * math.sqrt(width))
+
+    def forward(self, vectors: Tensor) -> Encoded:
+        """(U, D) -> codes and what they stand for."""
+        left, codes = vectors, []
+        for words, similarity in zip(self.codebooks, self.similarity, strict=True):
+            share = (left @ (similarity @ words.T) / TEMPERATURE).softmax(dim=-1)
+            code = share if self.soft else StraightThrough.apply(share)  # type: ignore[no-untyped-call]
+            left = left - mixed(code, words, self.soft)
+            codes.append(code)
+        return Encoded(torch.stack(codes, dim=1), vectors - left)
+
+    def decode(self, codes: Tensor) -> Encoded:
+        """Codes that are no longer learned, (U, B) integers, and what they stand for."""
+        one_hot = F.one_hot(codes.long(), self.codebooks.shape[1]).to(self.codebooks.dtype)
+        books = torch.arange(len(self.codebooks), device=codes.device)
+        return Encoded(one_hot, self.codebooks[books, codes.long()].sum(dim=1))
+
+
+class StraightThrough(torch.autograd.Function):
+    """One-hot of the largest share, whose gradient is taken for that of the shares: (..., W) -> (..., W)."""
+
+    @staticmethod
+    def forward(ctx: Any, share: Tensor) -> Tensor:
+        return torch.zeros_like(share).scatter_(-1, share.argmax(dim=-1, keepdim=True), 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def mixed(code: Tensor, table: Tensor, soft: bool) -> Tensor:
+    """``code @ table``, which is a look-up where codes are one-hot: (U, W) and (W, K) -> (U, K)."""
+    found: Tensor = code @ table if soft else _Looked.apply(code, table)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Looked(torch.autograd.Function):
+    """A product with one-hot rows, of which only the gradient of the codes is a product."""
+
+    @staticmethod
+    def forward(ctx: Any, code: Tensor, table: Tensor) -> Tensor:
+        chosen = code.argmax(dim=-1)
+        ctx.save_for_backward(chosen, table)
+        return table[chosen]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+        chosen, table = ctx.saved_tensors
+        of_code = gradient @ table.T if ctx.needs_input_grad[0] else None
+        return of_code, torch.zeros_like(table).index_add_(0, chosen, gradient)
+
+
+def compression_ratio(items: int, width: int, codebooks: list[tuple[int, int]], embeddings: bool = False) -> float:
+    """How many times smaller the item table becomes: floats of four bytes against codewords and packed indices.
+
+    codebooks   (B, W) of each set of codebooks that an item is encoded by
+    embeddings  whether the original embeddings have to be kept beside them
+
+    Source: Wu et al., LISA, WWW 2021, table 2: an index takes log2(W) bits.
+    """
+    table = 32 * items * width
+    packed = sum(books * (32 * words * width + items * math.log2(words)) for books, words in codebooks)
+    return table / (packed + table * embeddings)

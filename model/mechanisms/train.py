@@ -1,0 +1,210 @@
+"""Training and scoring of mechanisms: histories of similar length together, one uniform negative for each position.
+
+Source: the loss of Kang and McAuley, SASRec, ICDM 2018, which Wu et al., LISA, WWW 2021, train with.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from model import artifact, data
+from model.config import MechanismRecipe
+from model.data import Histories
+from model.loop import CHECKPOINT, Loop, Progress, TrainError, held_out_for
+from model.loss import sampled_softmax_loss
+from model.mechanisms.network import MechanismNetwork
+from model.ranking import Scorer
+from model.sequential import batches, rows_of
+from model.train import begin
+
+POSITIONS_AT_ONCE = 8_192  # when scoring
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A model directory that holds a mechanism, loaded. ``tag`` as that of a model that is served."""
+
+    name: str
+    tag: str
+    config: MechanismRecipe
+    network: MechanismNetwork
+    metrics: dict[str, Any]
+
+
+class Batch(NamedTuple):
+    """Histories and what came next.
+
+    items      (S, L)  padded behind
+    lengths    (S,)
+    targets    (Q,)    of the real positions
+    negatives  (Q,) with the binary loss, one for each position; else (negatives,), for all of them
+    """
+
+    items: Tensor
+    lengths: Tensor
+    targets: Tensor
+    negatives: Tensor
+
+
+class MechanismTrainer(Loop[Batch]):
+    """Trains one mechanism; ``network`` may have codes that are frozen already."""
+
+    def __init__(
+        self,
+        network: MechanismNetwork,
+        interactions: data.Interactions,
+        parts: data.Split,
+        recipe: MechanismRecipe,
+        directory: Path,
+        device: str,
+    ) -> None:
+        histories = data.training_histories(interactions, parts.train, recipe.event_weights)
+        if not histories.positions:
+            raise data.DataError("no user has two training events, so there is nothing to learn; add interactions")
+        newest = newest_events(histories, recipe.model.window + 1)
+        super().__init__(network, newest, held_out_for(interactions, parts, recipe), recipe, directory, device)
+        self._net = network
+        self._window = recipe.model.window
+        self._items = len(interactions.item_ids)
+        self._training = recipe.training
+        self._is_binary = recipe.training.loss == "binary"
+        self._had = np.unique(histories.rows * np.int64(self._items) + histories.item)
+
+    def _batches(self, seed: int) -> Iterator[tuple[Batch, float]]:
+        rng = np.random.default_rng(seed)
+        for batch in batches(self.histories, self._window, rng, self._training.histories_per_batch):
+            lengths = batch.real.sum(dim=1)
+            if self._is_binary:
+                negatives = self._negatives(np.repeat(batch.users, lengths.numpy()), rng)
+            else:
+                negatives = rng.permutation(self._items)[: self._training.sampled_negatives]
+            tensors = (batch.items, lengths, batch.targets, torch.from_numpy(negatives))
+            yield Batch(*(part.to(self.device) for part in tensors)), len(batch.targets) / self.histories.positions
+
+    def _negatives(self, users: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """One item for each position that its user never had in training: uniform, drawn again until it is."""
+        drawn = rng.integers(0, self._items, len(users))
+        for _ in range(100):  # a user who had everything is given what comes
+            wanted = users * np.int64(self._items) + drawn
+            place = np.minimum(np.searchsorted(self._had, wanted), len(self._had) - 1)
+            again = np.flatnonzero(self._had[place] == wanted)
+            if not len(again):
+                break
+            drawn[again] = rng.integers(0, self._items, len(again))
+        return drawn
+
+    def _loss(self, batch: Batch) -> Tensor:
+        distinct = self._net.distinct(batch.items, batch.targets, batch.negatives)
+        read = self._net(batch.items, batch.lengths, distinct)
+        real = torch.arange(read.shape[1], device=read.device) < batch.lengths[:, None]
+        queries = read[real]
+
+        def vectors(items: Tensor) -> Tensor:
+            return F.embedding(distinct.places(items), distinct.targets)
+
+        if self._is_binary:
+            wanted, unwanted = ((queries * vectors(items)).sum(dim=-1) for items in (batch.targets, batch.negatives))
+            return F.softplus(-wanted).mean() + F.softplus(unwanted).mean()
+        bias = torch.zeros(self._items, device=read.device)
+        return sampled_softmax_loss(queries, vectors, bias, batch.targets, batch.negatives, torch.float32)
+
+    def _scorer(self) -> Scorer:
+        return scorer_of(self._net)
+
+
+def scorer_of(network: MechanismNetwork) -> Scorer:
+    """Score by what is read at the newest event of each history."""
+    with torch.inference_mode():
+        distinct = network.eval().distinct()
+
+    @torch.inference_mode()
+    def scorer(prefixes: Histories) -> NDArray[np.float32]:
+        lengths = np.minimum(prefixes.lengths, network.config.window)
+        queries = torch.empty(len(lengths), network.config.width)
+        order = np.argsort(lengths, kind="stable")
+        for chosen in np.split(order, np.flatnonzero(np.diff(np.cumsum(lengths[order]) // POSITIONS_AT_ONCE)) + 1):
+            items = torch.from_numpy(rows_of(prefixes.item, (prefixes.starts[1:] - lengths)[chosen], lengths[chosen]))
+            length = torch.from_numpy(lengths[chosen])
+            read = network(items.to(distinct.items.device), length.to(distinct.items.device), distinct)
+            queries[chosen] = read[torch.arange(len(chosen)), length - 1].cpu()
+        scores: NDArray[np.float32] = (queries @ distinct.targets.cpu().T).numpy()
+        return scores
+
+    return scorer
+
+
+def newest_events(histories: Histories, most: int) -> Histories:
+    """What is left of histories when each has so many events at most."""
+    lengths = np.minimum(histories.lengths, most)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    kept = np.arange(starts[-1]) + np.repeat(histories.starts[1:] - lengths - starts[:-1], lengths)
+    return Histories(histories.item[kept], histories.weights[kept], starts)
+
+
+def train(
+    directory: Path,
+    out: Path,
+    recipe: MechanismRecipe,
+    *,
+    codes_from: Path | None = None,
+    device: str = "cpu",
+    resume: bool = False,
+    progress: Progress,
+) -> Compared:
+    """Train a mechanism on a data directory and save it as a model directory.
+
+    codes_from  a model directory of the same codebooks and items, whose codes are kept as they are: the codebook
+                migration of Wu et al., LISA, WWW 2021, table 6
+    raises      DataError   when the data cannot be read or split
+                TrainError  when ``out`` holds a model or an unfinished training, or the codes do not fit
+    """
+    begun = begin(directory, out, recipe, device, resume)
+    torch.manual_seed(recipe.training.seed)
+    network = MechanismNetwork(recipe.model, len(begun.interactions.item_ids))
+    if codes_from is not None:
+        _migrate(load(codes_from), network, begun.recipe)
+    trainer = MechanismTrainer(network, begun.interactions, begun.parts, begun.recipe, out, device)
+    trainer.fit(progress, resume)
+    found = {"epochs": [report._asdict() for report in trainer.reports]}
+    weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    artifact.write(out, weights, begun.recipe, begun.catalogue().frame(), found)
+    shutil.rmtree(out / CHECKPOINT)
+    return load(out)
+
+
+def load(directory: Path) -> Compared:
+    """Read a mechanism that was trained; raises ArtifactError when a file is missing, changed or does not fit."""
+    tag = artifact.verified(directory)
+    try:
+        recipe = MechanismRecipe.model_validate_json((directory / artifact.CONFIG).read_bytes())
+        weights = load_file(directory / artifact.WEIGHTS)
+        network = MechanismNetwork(recipe.model, len(weights["embedding.weight"]))
+        network.frozen_codes = weights.get("frozen_codes")
+        network.load_state_dict(weights)
+        metrics = json.loads((directory / artifact.METRICS).read_text())
+    except artifact.BROKEN as exc:
+        raise artifact.ArtifactError(
+            f"model directory {str(directory)!r} holds no mechanism of this version: {str(exc)[:1000]}"
+        ) from exc
+    return Compared(directory.resolve().name, tag, recipe, network.eval(), metrics)
+
+
+def _migrate(source: Compared, network: MechanismNetwork, recipe: MechanismRecipe) -> None:
+    if source.config.data.sha256 != recipe.data.sha256 or source.config.data.train_on != recipe.data.train_on:
+        raise TrainError(f"the codes of {source.name!r} were learned from other events; train it on the same ones")
+    try:
+        network.migrate(source.network)
+    except ValueError as exc:
+        raise TrainError(f"the codes of {source.name!r} do not fit: {exc}") from exc

@@ -1,0 +1,95 @@
+"""Users of few events: what is used just now stands beside what the model says, and no filter leaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app import trends
+from app.blending import CONSTANT, blended
+from tests.app.conftest import ITEMS, Client, categories_of, item_id
+
+RANKINGS = st.lists(st.integers(0, 12), unique=True, max_size=10)
+
+
+@given(RANKINGS, RANKINGS, st.integers(1, 3), st.integers(1, 12))
+def test_each_item_scores_by_its_places_in_both_rankings(own: list[int], now: list[int], events: int, k: int) -> None:
+    rows, scores = blended(np.array(own, np.int64), np.array(now, np.int64), events, k)
+    weight = events / (events + CONSTANT)
+    expected = {
+        row: (weight / (2 + own.index(row)) if row in own else 0)
+        + ((1 - weight) / (2 + now.index(row)) if row in now else 0)
+        for row in {*own, *now}
+    }
+    assert len(rows) == len(set(rows.tolist())) == min(k, len(expected))
+    assert scores.tolist() == pytest.approx([expected[row] for row in rows.tolist()])
+    assert scores.tolist() == pytest.approx(sorted(expected.values(), reverse=True)[:k])
+
+
+@pytest.fixture
+def busy(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A service where it is known what is used just now: item-7 most, then item-8."""
+    monkeypatch.setattr(trends, "ENOUGH", 4.0)
+    client.click("others", *["item-7"] * 3, *["item-8"] * 2)
+    client.runner.run(client.service.live.look())
+    return client
+
+
+def ids(answer: dict[str, Any]) -> list[str]:
+    return [item["item_id"] for item in answer["items"]]
+
+
+def test_short_histories_are_blended_and_longer_ones_are_not(busy: Client) -> None:
+    busy.click("ada", "item-1")
+    answer = busy.recommend("ada", k=ITEMS)
+    assert answer["source"] == "blended"
+    assert len(set(ids(answer))) == ITEMS - 1
+    assert [item["score"] for item in answer["items"]] == sorted((i["score"] for i in answer["items"]), reverse=True)
+    busy.click("ada", "item-2", "item-3")
+    few = busy.recommend("ada")
+    assert (few["source"], len(few["items"])) == ("blended", 10)
+    busy.click("ada", "item-4")
+    assert busy.recommend("ada")["source"] == "personalised"
+
+
+def test_what_is_used_most_gains_by_being_so(busy: Client) -> None:
+    """Against the same user where nothing is known of what is used."""
+    history = {"history": ["item-1"], "k": ITEMS, "exclude_seen": "none"}
+    answer = busy.post("/v1/recommendations", json=history).json()
+    own = ids(busy.post("/v1/recommendations", json={**history, "explain": True}).json())
+    assert answer["source"] == "blended"
+    popular = np.argsort(-busy.service.catalogue.counts, kind="stable").tolist()
+    each = trends.PRIOR / busy.service.catalogue.counts.sum()
+    live = {7: 3.0, 8: 2.0}
+    now = sorted(popular, key=lambda row: -(live.get(row, 0.0) + each * busy.service.catalogue.counts[row]))
+    weight = 1 / (1 + CONSTANT)
+    scores = {item_id(row): (1 - weight) / (2 + place) for place, row in enumerate(now)}
+    scores = {name: score + weight / (2 + own.index(name)) for name, score in scores.items()}
+    assert [item["score"] for item in answer["items"]] == pytest.approx(
+        [scores[name] for name in ids(answer)], rel=1e-6
+    )
+    assert scores[ids(answer)[0]] == max(scores.values())
+    assert busy.post("/v1/recommendations", json={**history, "candidates": own[:3]}).json()["source"] == "personalised"
+
+
+@pytest.mark.parametrize("user", ["ada", "unknown"])
+def test_no_filter_leaks(busy: Client, user: str) -> None:
+    busy.click("ada", "item-1")
+    busy.request("PUT", "/v1/items/item-8", json={"available": False})
+    answer = busy.recommend(user, k=ITEMS, categories="tea", exclude=["item-4", "item-1"])
+    teas = {item_id(row) for row in range(ITEMS) if "tea" in categories_of(row)}
+    assert set(ids(answer)) == teas - {"item-1", "item-4", "item-8"}
+
+
+def test_who_is_unknown_gets_what_is_used_just_now_and_popular_items(busy: Client) -> None:
+    counts = busy.service.catalogue.counts
+    each, live = trends.PRIOR / counts.sum(), {7: 3.0, 8: 2.0}
+    expected = sorted(-(live.get(row, 0.0) + each * int(counts[row])) for row in range(ITEMS))
+    answer = busy.recommend("unknown", k=ITEMS)
+    assert answer["source"] == "popular"
+    assert [-item["score"] for item in answer["items"]] == pytest.approx(expected, rel=1e-5)
+    assert len(set(ids(answer))) == ITEMS

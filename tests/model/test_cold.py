@@ -1,0 +1,97 @@
+"""Items that training has not seen: they score by their codes as trained ones do, and are found by who chose them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from model.artifact import Artifact
+from model.cold import Chosen, Codes, asked, likeliest, with_cold
+from model.config import Config, ModelConfig
+from model.engine import Engine
+from model.items import Items
+from model.lisa import LisaMini
+
+ITEMS, LEARNED = 40, 30
+SHAPE = ModelConfig(width=16, history_codebooks=3, history_codewords=8, target_codebooks=3, target_codewords=16)
+
+
+def model_of(items: int, seed: int = 3) -> Artifact:
+    """The first items of a random model, which has followers among the first ten only."""
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    codes = [
+        torch.from_numpy(rng.integers(0, words, (ITEMS, books)))[:items]
+        for books, words in (
+            (SHAPE.history_codebooks, SHAPE.history_codewords),
+            (SHAPE.target_codebooks, SHAPE.target_codewords),
+        )
+    ]
+    model = LisaMini(SHAPE, *codes).eval()
+    with torch.no_grad():
+        model.target_codebooks.normal_()
+        model.bias.copy_(torch.randn(ITEMS)[:items])
+        model.followers[:10] = torch.from_numpy(rng.integers(0, 10, (10, SHAPE.followers)))
+        model.lift[:10] = torch.rand(10, SHAPE.followers)
+        tables = model.tables()
+    labels = [("a",) if row % 2 else () for row in range(items)]
+    model.settle()
+    ids = Items([f"i{row}" for row in range(items)], [f"t{row}" for row in range(items)], labels, np.arange(items))
+    return Artifact("m", "00" * 8, Config(model=SHAPE), ids, model, tables, {})
+
+
+def states(count: int, items: int = ITEMS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shape = len(SHAPE.decay_rates), SHAPE.history_codebooks, SHAPE.history_codewords
+    recent = rng.integers(-1, items, (count, SHAPE.recent_items))
+    return rng.random((count, *shape), np.float32), rng.integers(0, items, count), recent
+
+
+def test_a_cold_item_scores_like_a_trained_one_of_its_codes_without_followers() -> None:
+    """And everything else stays as it was: the model that it was made from too."""
+    whole, learned = model_of(ITEMS), model_of(LEARNED)
+    with torch.no_grad():
+        whole.model.lift[LEARNED:] = 0
+    codes = {
+        f"i{row}": Codes(whole.history_codes[row], whole.target_codes[row], whole.model.bias[row].item())
+        for row in range(LEARNED, ITEMS)
+    }
+    grown = with_cold(learned, codes)
+    for engine, name in ((Engine(grown), "grown"), (Engine(learned), "learned")):
+        items = len(grown.items) if name == "grown" else LEARNED
+        asked = states(50, items)
+        expected = Engine(whole).scores(Engine(whole).step(*asked))[:, :items]
+        torch.testing.assert_close(engine.scores(engine.step(*asked)), expected, rtol=0, atol=0)
+        best, _ = engine.top_k(engine.step(*asked), 5)
+        np.testing.assert_array_equal(best, expected.argsort(dim=1, descending=True)[:, :5])
+    assert (grown.items.learned, len(grown.items), learned.items.learned) == (LEARNED, ITEMS, LEARNED)
+    assert list(grown.items.ids) == [f"i{row}" for row in range(ITEMS)]
+    assert [grown.items.rows[f"i{row}"] for row in range(ITEMS)] == list(range(ITEMS))
+    assert list(grown.items.titles)[LEARNED - 1 :] == [f"t{LEARNED - 1}", *[""] * (ITEMS - LEARNED)]
+    assert grown.items.categories[LEARNED:] == [()] * (ITEMS - LEARNED)
+    assert grown.items.categories.items_with("a").tolist() == list(range(1, LEARNED, 2))
+    assert grown.items.popular_first.tolist() == [*range(LEARNED - 1, -1, -1), *range(LEARNED, ITEMS)]
+    assert with_cold(learned, {}) is learned
+
+
+@torch.inference_mode()
+def test_who_chose_an_item_tells_its_place_and_how_often_its_bias() -> None:
+    """Users whose queries are what a trained item answers best choose a new one: it comes near the trained one."""
+    trained = model_of(ITEMS)
+    vectors = trained.model.item_vectors()
+    rng = np.random.default_rng(1)
+    sample = [
+        asked(trained, query, vectors @ query + trained.model.bias)
+        for query in torch.from_numpy(rng.normal(size=(200, SHAPE.width)).astype(np.float32))
+    ]
+    near = 0
+    for row in range(8):
+        wanted = vectors[row] / vectors[row].norm()
+        queries = [wanted + 0.3 * torch.from_numpy(rng.normal(size=SHAPE.width).astype(np.float32)) for _ in range(30)]
+        chosen = [Chosen((row, (row + 1) % ITEMS), query) for query in queries]
+        found, rarest = (likeliest(trained, chosen, sample, events=10**n) for n in (3, 99))
+        assert found.bias > rarest.bias == trained.model.bias.min()
+        assert (found.history.shape, found.target.shape, found.target.dtype) == ((3,), (3,), np.uint8)
+        vector = trained.model.target_codebooks[torch.arange(3), torch.from_numpy(found.target).long()].sum(0)
+        near += bool(((vectors @ vector).argsort(descending=True)[:3] == row).any())
+    assert near >= 6

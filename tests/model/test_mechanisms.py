@@ -1,0 +1,370 @@
+"""Laws of all mechanisms: stepping equals the parallel form, gradients are right, a resumed training is the same."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.autograd.graph import saved_tensors_hooks
+
+from model import artifact, data, evaluate, train
+from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
+from model.data import Histories
+from model.mechanisms import linear, prefix
+from model.mechanisms import train as mechanisms
+from model.mechanisms.interests import Interests
+from model.mechanisms.linear import Linear
+from model.mechanisms.mechanism import Events
+from model.mechanisms.network import MechanismNetwork
+from model.mechanisms.quantiser import TEMPERATURE, Quantiser, StraightThrough, compression_ratio
+from model.mechanisms.softmax import Softmax
+
+Make = Callable[..., Any]
+ITEMS = 50
+SMALL = {"width": 12, "window": 40, "memory": 5, "interests": 3}
+
+
+def small(name: str) -> MechanismConfig:
+    shape = MECHANISMS[name]
+    words = {"codebooks": 2, "target_codebooks": 3}
+    words |= {"codewords": 7} if shape.codewords else {}
+    words |= {"target_codewords": 9} if shape.target_codewords else {}
+    return shape.model_copy(update=SMALL | words)
+
+
+def network(name: str, seed: int = 0) -> MechanismNetwork:
+    torch.manual_seed(seed)
+    made = MechanismNetwork(small(name), ITEMS).eval()
+    with torch.no_grad():
+        for weights in made.parameters():
+            weights += 0.1 * torch.randn_like(weights)
+    return made
+
+
+CONSTANT = [name for name in MECHANISMS if network(name).mechanism.state_shape is not None]
+
+
+def test_all_but_softmax_and_decoupled_positions_have_a_state_of_constant_size() -> None:
+    assert set(MECHANISMS) - set(CONSTANT) == {"transformer-paper", "transformer-codes", "lightsans-decoupled"}
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+@torch.inference_mode()
+def test_steps_equal_the_parallel_forward(name: str) -> None:
+    net = network(name)
+    items, lengths = torch.randint(ITEMS, (3, 40)), torch.tensor([40, 1, 23])
+    distinct = net.distinct(items)
+    parallel = net(items, lengths, distinct)
+    assert net.mechanism.state_shape is not None
+    state = torch.zeros(3, *net.mechanism.state_shape)
+    for event in range(40):
+        state, stepped = net.step(state, torch.full((3,), event), items[:, event], distinct)
+        real = lengths > event
+        torch.testing.assert_close(stepped[real], parallel[real, event], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@torch.inference_mode()
+def test_later_events_and_padding_change_nothing(name: str) -> None:
+    net = network(name)
+    items = torch.randint(ITEMS, (2, 20))
+    changed = items.clone()
+    changed[:, 12:] = torch.randint(ITEMS, (2, 8))
+    before = net(items, torch.tensor([20, 20]), net.distinct(items))
+    after = net(changed, torch.tensor([20, 12]), net.distinct(changed))
+    torch.testing.assert_close(before[:, :12], after[:, :12], rtol=1e-4, atol=1e-5)
+
+
+class TestHistograms:
+    """The pass over prefixes, against histograms that are counted one by one."""
+
+    def case(self, seed: int = 0) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(seed)
+        codes = torch.rand(6, 2, 4, dtype=torch.float64, requires_grad=True)
+        logits = torch.randn(6, 2, 4, dtype=torch.float64, requires_grad=True)
+        return codes, logits, torch.randint(6, (3, 5)), torch.tensor([5, 3, 1])
+
+    def test_shares_are_those_of_counted_histograms(self) -> None:
+        codes, logits, places, lengths = self.case()
+        found = prefix.shares(codes, logits, places, lengths, 0.8)
+        for row in range(3):
+            for event in range(5):
+                if event >= lengths[row]:
+                    assert (found[row, event] == 0).all()
+                    continue
+                past = places[row, : event + 1]
+                counts = sum(codes[item] * 0.8 ** (event - at) for at, item in enumerate(past))
+                mass = counts * logits[places[row, event]].exp()
+                torch.testing.assert_close(found[row, event], (mass / mass.sum(-1, keepdim=True)).flatten())
+
+    def test_gradients_are_right(self) -> None:
+        codes, logits, places, lengths = self.case()
+        assert gradcheck(lambda *given: prefix.shares(*given, places, lengths, 0.8), (codes, logits))
+
+    def test_logits_far_apart_do_no_harm(self) -> None:
+        codes, logits, places, lengths = self.case()
+        hard = torch.nn.functional.one_hot(codes.argmax(-1), 4).double().requires_grad_()
+        prefix.shares(hard, logits * 1e4, places, lengths, 0.8).square().sum().backward()
+        assert all(tensor.grad is not None and bool(tensor.grad.isfinite().all()) for tensor in (hard, logits))
+
+
+class TestLinear:
+    def test_lookups_are_those_of_summed_outer_products(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(linear, "EVENTS_PER_CHUNK", 4)
+        added, queries = torch.randn(2, 11, 3), torch.randn(2, 11, 3)
+        states = torch.einsum("sli,slj->slij", added, added).cumsum(1)
+        expected = torch.einsum("slij,slj->sli", states, queries)
+        torch.testing.assert_close(linear.prefix_lookups(added, queries), expected, rtol=1e-4, atol=1e-5)
+
+    def test_gradients_are_right(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(linear, "EVENTS_PER_CHUNK", 3)
+        given = [torch.randn(2, 7, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+        assert gradcheck(linear.prefix_lookups, given)
+
+    @pytest.mark.parametrize("gated", [False, True])
+    def test_the_way_back_keeps_no_states(self, gated: bool) -> None:
+        mechanism, length, memory = Linear(8, 6, gated), 200, 6
+        kept: list[int] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tensor.numel())
+            return tensor
+
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            mechanism(events(torch.randn(1, length, 8, requires_grad=True)))
+        assert max(kept) < length * memory * memory / 2
+
+    def test_a_gate_lets_features_through_in_part(self) -> None:
+        mechanism, hidden = Linear(4, 3, gated=True), torch.randn(2, 4)
+        assert mechanism.gate is not None
+        projected = mechanism.hidden(hidden)
+        added = torch.sigmoid(mechanism.gate(projected)) * projected
+        torch.testing.assert_close(mechanism.feature(hidden)[:, :3], added[:, :, None] * added[:, None, :])
+
+
+@torch.inference_mode()
+def test_interests_are_averages_of_events_that_are_attended_to() -> None:
+    torch.manual_seed(0)
+    mechanism, hidden = Interests(6, 3), torch.randn(1, 9, 6)
+    found = mechanism(events(hidden))
+    for event in range(9):
+        past = hidden[0, : event + 1]
+        weights = (20 * torch.tanh(past @ mechanism.aggregate.T / 20)).softmax(dim=0)  # (events, k)
+        interests = weights.T @ past
+        share = (mechanism.key(interests) @ mechanism.query(hidden[0, event]) / math.sqrt(6)).softmax(dim=0)
+        torch.testing.assert_close(found[0, event], mechanism.out(share @ mechanism.value(interests)))
+
+
+@torch.inference_mode()
+def test_decoupled_positions_add_what_stood_at_attended_places() -> None:
+    torch.manual_seed(0)
+    mechanism, hidden = Interests(6, 3, window=9), torch.randn(1, 7, 6)
+    assert mechanism.places is not None
+    without = Interests(6, 3)
+    without.load_state_dict(mechanism.state_dict(), strict=False)
+    added = mechanism(events(hidden)) - without(events(hidden))
+    places = mechanism.places[:5]
+    share = (mechanism.place_key(places) @ mechanism.place_query(places[4]) / math.sqrt(6)).softmax(dim=0)
+    torch.testing.assert_close(added[0, 4], mechanism.out.weight @ (share @ mechanism.value(hidden[0, :5])))
+
+
+@torch.inference_mode()
+def test_softmax_attends_to_all_events_so_far() -> None:
+    torch.manual_seed(0)
+    mechanism, hidden = Softmax(6, 2), torch.randn(1, 5, 6)
+    queries, keys, values = (part.view(5, 2, 3) for part in mechanism.project(hidden[0]).split(6, dim=-1))
+    share = (torch.einsum("khd,hd->kh", keys[:4], queries[3]) / math.sqrt(3)).softmax(dim=0)
+    expected = mechanism.out(torch.einsum("kh,khd->hd", share, values[:4]).flatten())
+    torch.testing.assert_close(mechanism(events(hidden))[0, 3], expected)
+
+
+class TestQuantiser:
+    def test_each_codebook_encodes_what_is_left_over(self) -> None:
+        torch.manual_seed(0)
+        made, vectors = Quantiser(5, 3, 4), torch.randn(10, 5)
+        encoded = made(vectors)
+        left = vectors
+        for book in range(3):
+            likeness = left @ made.similarity[book] @ made.codebooks[book].T
+            assert torch.equal(encoded.codes[:, book].argmax(-1), likeness.argmax(-1))
+            left = left - made.codebooks[book][likeness.argmax(-1)]
+        torch.testing.assert_close(encoded.vectors, vectors - left)
+
+    def test_ties_are_won_by_the_first_and_rows_stay_one_hot(self) -> None:
+        one_hot = StraightThrough.apply(torch.tensor([[0.25, 0.25, 0.5, 0.5], [0.1, 0.1, 0.1, 0.1]]))
+        assert one_hot.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
+
+    def test_gradients_pass_straight_through(self) -> None:
+        """As if the codes were the shares that they were chosen by, everywhere after the choice."""
+        torch.manual_seed(0)
+        made = Quantiser(5, 1, 4).double()
+        vectors, wanted = (torch.randn(6, 5, dtype=torch.float64) for _ in range(2))
+        made(vectors.requires_grad_()).vectors.backward(wanted)
+        own = vectors.detach().clone().requires_grad_()
+        share = (own @ made.similarity[0] @ made.codebooks[0].detach().T / TEMPERATURE).softmax(-1)
+        (share @ made.codebooks[0].detach()).backward(wanted)
+        torch.testing.assert_close(vectors.grad, own.grad)
+
+    def test_soft_codes_are_shares(self) -> None:
+        codes = Quantiser(5, 3, 4, soft=True)(torch.randn(10, 5)).codes
+        assert (codes > 0).all()
+        torch.testing.assert_close(codes.sum(-1), torch.ones(10, 3))
+
+    def test_frozen_codes_decode_to_what_they_were_encoded_to(self) -> None:
+        made = Quantiser(5, 3, 4)
+        encoded = made(torch.randn(10, 5))
+        decoded = made.decode(encoded.codes.argmax(-1).byte())
+        assert torch.equal(decoded.codes, encoded.codes)
+        torch.testing.assert_close(decoded.vectors, encoded.vectors)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("lisa-base-paper", 3.19), ("lisa-mini-paper", 2.51)])
+def test_compression_is_that_of_the_papers_table_2(name: str, expected: float) -> None:
+    shape = MECHANISMS[name]
+    books = [(shape.codebooks, shape.codewords), (shape.target_codebooks, shape.target_codewords)]
+    kept = [each for each in books if each[1]]
+    assert round(compression_ratio(3_416, shape.width, kept), 2) == expected
+
+
+def events(hidden: torch.Tensor) -> Events:
+    rows, length = hidden.shape[:2]
+    return Events(hidden, None, torch.zeros(rows, length, dtype=torch.int64), torch.full((rows,), length))
+
+
+# Training
+
+
+def recipe(name: str, **training: Any) -> MechanismRecipe:
+    settings = MechanismTraining(**{"epochs": 2, "histories_per_batch": 30, "learning_rate": 0.01} | training)
+    return MechanismRecipe(model=small(name), training=settings, data=DataCard(train_on="validation"))
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    return (one / artifact.WEIGHTS).read_bytes() == (other / artifact.WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("loss", ["binary", "softmax"])
+def test_a_resumed_training_equals_an_uninterrupted_one(shop: Path, silent: Make, tmp_path: Path, loss: str) -> None:
+    wanted = recipe("lisa-mini-paper", epochs=3, loss=loss)
+    mechanisms.train(shop, tmp_path / "whole", wanted, progress=silent())
+    with pytest.raises(KeyboardInterrupt):
+        mechanisms.train(shop, tmp_path / "parts", wanted, progress=silent(stop_after=0))
+    torch.rand(100)
+    mechanisms.train(shop, tmp_path / "parts", wanted, resume=True, progress=silent())
+    assert same_weights(tmp_path / "whole", tmp_path / "parts")
+    assert not (tmp_path / "parts" / train.CHECKPOINT).exists()
+
+
+@pytest.mark.parametrize("name", ["transformer-paper", "lisa-base-paper", "gated-linear"])
+def test_training_learns_what_follows(shop: Path, silent: Make, tmp_path: Path, name: str) -> None:
+    """Four steps in five go to the next item of the ring."""
+    wanted = recipe(name, epochs=12, loss="softmax")
+    model = mechanisms.train(shop, tmp_path / "model", wanted, progress=silent())
+    found = evaluate.evaluate([model], shop, "loo_full", "none").to_json()
+    assert found["metrics"]["hr_at_10_full"] > 0.6
+    losses = [report["loss"] for report in model.metrics["epochs"]]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_negatives_are_never_of_the_users_own_items(shop: Path, tmp_path: Path) -> None:
+    wanted = recipe("linear")
+    interactions = data.read_interactions(shop)
+    parts = data.split(interactions, "loo", "validation")
+    net = MechanismNetwork(wanted.model, len(interactions.item_ids))
+    trainer = mechanisms.MechanismTrainer(net, interactions, parts, wanted, tmp_path, "cpu")
+    whole = data.training_histories(interactions, parts.train, wanted.event_weights)
+    had = [set(items.tolist()) for items in whole]
+    users = np.repeat([user for user, items in enumerate(had) if len(items) < 30], 50)
+    drawn = trainer._negatives(users, np.random.default_rng(0))
+    assert all(item not in had[user] for user, item in zip(users, drawn, strict=True))
+    assert len(set(drawn.tolist())) == len(interactions.item_ids)
+
+
+def test_long_histories_are_cut_to_their_newest_events() -> None:
+    histories = Histories(np.arange(9, dtype=np.int32), np.ones(9, np.float32), np.array([0, 5, 5, 9]))
+    cut = mechanisms.newest_events(histories, 3)
+    assert [items.tolist() for items in cut] == [[2, 3, 4], [], [6, 7, 8]]
+
+
+@pytest.mark.parametrize("name", ["transformer-paper", "lisa-soft-paper"])
+def test_scores_are_those_of_each_history_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network(name)
+    rng = np.random.default_rng(0)
+    lengths = np.array([3, 60, 1, 17])
+    item = rng.integers(0, ITEMS, lengths.sum()).astype(np.int32)
+    histories = Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *lengths]))
+    monkeypatch.setattr(mechanisms, "POSITIONS_AT_ONCE", 20)
+    together = mechanisms.scorer_of(net)(histories)
+    for row, items in enumerate(histories):
+        newest = torch.from_numpy(items[-40:].astype(np.int64))[None]
+        with torch.inference_mode():
+            distinct = net.distinct()
+            query = net(newest, torch.tensor([newest.shape[1]]), distinct)[0, -1]
+            np.testing.assert_allclose(together[row], (distinct.targets @ query).numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def source(shop: Path, silent: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("source") / "model"
+    mechanisms.train(shop, out, recipe("transformer-codes"), progress=silent())
+    return out
+
+
+class TestMigration:
+    def test_codes_stay_while_all_else_learns(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
+        out, wanted = tmp_path / "model", recipe("lisa-base-paper")
+        with pytest.raises(KeyboardInterrupt):
+            mechanisms.train(shop, out, wanted, codes_from=source, progress=silent(stop_after=0))
+        mechanisms.train(shop, out, wanted, codes_from=source, resume=True, progress=silent())
+        before, after = mechanisms.load(source).network, mechanisms.load(out).network
+        with torch.inference_mode():
+            codes = before.distinct().history.codes
+            assert torch.equal(after.distinct().history.codes, codes)
+        assert after.quantiser is not None
+        assert before.quantiser is not None
+        assert not torch.equal(after.quantiser.codebooks, before.quantiser.codebooks)
+
+    def test_codes_that_do_not_fit_are_refused(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
+        with pytest.raises(train.TrainError, match="need hard codes"):
+            mechanisms.train(shop, tmp_path / "m", recipe("linear"), codes_from=source, progress=silent())
+        other = recipe("lisa-base-paper")
+        other = other.model_copy(update={"model": other.model.model_copy(update={"codewords": 5})})
+        with pytest.raises(train.TrainError, match="other codebooks or items"):
+            mechanisms.train(shop, tmp_path / "m", other, codes_from=source, progress=silent())
+        card = other.model_copy(update={"data": DataCard(train_on="train")})
+        with pytest.raises(train.TrainError, match="learned from other events"):
+            mechanisms.train(shop, tmp_path / "m", card, codes_from=source, progress=silent())
+
+
+@pytest.fixture(scope="module")
+def made(shop: Path, silent: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "model"
+    mechanisms.train(shop, out, recipe("lisa-soft-paper"), progress=silent())
+    return out
+
+
+class TestModelDirectory:
+    def test_it_is_compared_and_not_served(self, made: Path) -> None:
+        with pytest.raises(artifact.ArtifactError, match="compared, not served; 'lisarec evaluate' takes it"):
+            artifact.load(made)
+        assert isinstance(evaluate.load(made), mechanisms.Compared)
+
+    def test_a_broken_one_is_refused(self, made: Path, tmp_path: Path) -> None:
+        copy = shutil.copytree(made, tmp_path / "copy")
+        (copy / artifact.WEIGHTS).write_bytes(b"no weights")
+        with pytest.raises(artifact.ArtifactError, match="not the file its manifest names"):
+            mechanisms.load(copy)
+
+    def test_the_papers_protocol_has_a_name(self, shop: Path, made: Path) -> None:
+        found = evaluate.evaluate([evaluate.load(made)], shop, "loo_paper100").to_json()
+        assert found["tie_rule"] == "in the model's favour"
+        assert found["metrics"]["hr_at_10_paper100"] >= 0
+        with pytest.raises(data.DataError, match="negatives of loo_paper100 lie outside the history"):
+            evaluate.evaluate([evaluate.load(made)], shop, "loo_paper100", "none")
