@@ -67,6 +67,7 @@ def main(
 def name_items(directory: Path, trained: artifact.Artifact, count: int) -> Path:
     """Write a model with so many items, each with a title and categories."""
     enlarged.write(directory / "unnamed", trained, count, "trained")
+    (directory / "shop").mkdir()
     shop.generate(directory / "shop", shoppers=1)
     names = read_items(directory / "shop")
     goods = list(names.titles)
@@ -108,7 +109,7 @@ def visiting(browser: Browser, address: str) -> Iterator[Page]:
     page = context.new_page()
     page.add_init_script(WATCH)
     page.goto(address)
-    page.wait_for_function("took['first recommendations'] && took['first found']")
+    page.wait_for_function("() => took['first recommendations'] && took['first found']")
     yield page
     context.close()
 
