@@ -6,7 +6,7 @@ twice. So the command may be interrupted and given again, and more presets may b
 The presets train 200 epochs of binary cross-entropy with one negative each, as the paper's do. On few cores give fewer
 epochs, a smaller batch and the sampled softmax, which learns more from each position; the table says which it was.
 
-    python -m benchmarks.mechanisms --data $LISAREC_DATA/ml-1m --runs runs --loss softmax --epochs 8 --plot docs/x.svg
+    python -m benchmarks.mechanisms --data $LISAREC_DATA/ml-1m --loss softmax --epochs 8 --batch 16 --plot x.svg
 """
 
 from __future__ import annotations
