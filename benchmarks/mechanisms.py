@@ -204,7 +204,7 @@ def learned(name: str, model: mechanisms.Compared, data: Path, runs: Path) -> di
 def table(rows: Sequence[dict[str, Any]], title: str) -> str:
     """Markdown, so that it can stand in a document as it was printed."""
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "epochs": lambda row: f"{row['epochs']}",
+        "epochs, loss": lambda row: f"{row['epochs']}, {row['loss']}",
         "`loo_full` HR@10 / NDCG@10": lambda row: quality(row["full"]),
         "`loo_sampled100`": lambda row: quality(row["sampled100"]),
         "`loo_paper100`": lambda row: quality(row["paper100"]),
