@@ -1,6 +1,7 @@
 """The items of one generation: ids, titles, categories and popularity, by their rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import chain, islice
 
 import numpy as np
@@ -11,9 +12,14 @@ from model import bitmap
 from model.bitmap import Bitmap
 from model.items import Items
 from model.names import UNLIKE
+from model.scan import Boosts
+from model.variety import Categories
 from storage.cold import COLD, cold_row
 
 Rows = NDArray[np.int64]
+KEPT_BYTES = 1 << 25  # of the bitmaps of categories that were asked for lately
+ROUNDING = 1e-9  # more than that of a product
+LOOKED_AT = 1024  # popular items at first, and twice as many each time
 
 
 class Catalogue:
@@ -29,6 +35,8 @@ class Catalogue:
         self.unavailable = bitmap.empty(len(items))  # what nobody is shown
         self._titles = items.titles
         self._categories = items.categories
+        self._in_category = lru_cache(max(8, KEPT_BYTES // (len(self.unavailable) * 8 + 1)))(self._found_in_category)
+        self.categories_of(np.zeros(0, np.int64))
         self.popular(
             1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"]))
         )  # compiles what requests would wait for
@@ -42,7 +50,7 @@ class Catalogue:
 
     def in_state(self, named: NDArray[np.int32]) -> NDArray[np.int32]:
         """Rows of what a state names; -1 for what this catalogue does not have, or not yet."""
-        if named.max(initial=-1) < COLD:
+        if not _has_cold(named):
             return named
         rows = [self._cold_rows.get(name, -1) if name >= COLD else name for name in named.ravel().tolist()]
         return np.array(rows, np.int32).reshape(named.shape)
@@ -50,7 +58,7 @@ class Catalogue:
     def known_in_state(self, named: NDArray[np.int32]) -> Rows:
         """Rows of what a state names, without what this catalogue does not have."""
         rows = self.in_state(named)
-        return rows[rows >= 0].astype(np.int64)
+        return named.astype(np.int64) if rows is named else rows[rows >= 0].astype(np.int64)
 
     def bitmap_of(self, rows: Rows) -> Bitmap:
         filled = bitmap.empty(len(self))
@@ -61,8 +69,31 @@ class Catalogue:
         """The items that have at least one of the categories; an unknown category has no items."""
         found = bitmap.empty(len(self))
         for category in set(categories):
-            bitmap.add(found, self._categories.items_with(category))
+            found |= self._in_category(category)
         return found
+
+    def _found_in_category(self, category: str) -> Bitmap:
+        return self.bitmap_of(self._categories.items_with(category).astype(np.int64))
+
+    @property
+    def labels(self) -> int:
+        """How many different categories there are; those of `categories_of` are smaller."""
+        return len(self._categories.names)
+
+    def label(self, number: int) -> str:
+        return self._categories.names[number]
+
+    def categories_of(self, rows: Rows) -> Categories:
+        """The numbers of the items' categories."""
+        return Categories(*self._categories.of_rows(rows))
+
+    def boosts(self, gains: Mapping[str, float]) -> Boosts | None:
+        """Of the items of each category; None where there is nothing to gain."""
+        known = {category: gain for category, gain in gains.items() if gain}
+        if not known:
+            return None
+        sets = np.stack([self.in_categories([category]) for category in known])
+        return Boosts(sets, np.array(list(known.values()), np.float32))
 
     def scored_item(self, row: int, score: float) -> ScoredItem:
         item: ScoredItem = {"item_id": self.item_ids[row], "score": score}
@@ -84,6 +115,32 @@ class Catalogue:
         excluded = bitmap.empty(len(self)) if excluded is None else excluded
         found = bitmap.first_outside(excluded, self.popular_rows, k).tolist()
         return [self.scored_item(row, float(self.counts[row])) for row in found]
+
+    def most_popular(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
+        """Rows and scores of the k most popular items outside, ties by item order.
+
+        A boost is added to the logarithm of an item's count, as it is to a score of the model; the score is the count
+        that this makes.
+        """
+        if boosts is None:
+            rows = bitmap.first_outside(excluded, self.popular_rows, k).astype(np.int64)
+            return rows, self.boosted_counts(rows, None)
+        reach = np.exp(np.maximum(boosts.gains, 0).sum(dtype=np.float64)) * (1 + ROUNDING)
+        rows, scores, seen = np.empty(0, np.int64), np.empty(0, np.float64), 0
+        while seen < len(self) and not (len(rows) == k and self.counts[self.popular_rows[seen]] * reach < scores[-1]):
+            part = self.popular_rows[seen : seen + max(LOOKED_AT, seen)].astype(np.int64)
+            seen += len(part)
+            allowed = part[~bitmap.has(excluded, part)]
+            rows = np.concatenate([rows, allowed])
+            scores = np.concatenate([scores, self.boosted_counts(allowed, boosts)])
+            best = np.lexsort((rows, -scores))[:k]
+            rows, scores = rows[best], scores[best]
+        return rows, scores
+
+    def boosted_counts(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
+        factors = 1.0 if boosts is None else np.exp(gains_of(boosts, rows))
+        boosted: NDArray[np.float64] = np.multiply(self.counts[rows], factors, dtype=np.float64)
+        return boosted
 
     def search(self, query: str, limit: int) -> list[Item]:
         """Items whose title or id contains the query, whatever the case; the most popular ones for an empty query.
@@ -109,3 +166,16 @@ class Catalogue:
             categories=list(self._categories[row]),
             known=row < self.learned,
         )
+
+
+def _has_cold(named: NDArray[np.int32]) -> bool:
+    """Of few numbers Python tells the largest sooner than numpy."""
+    return max(named.ravel().tolist(), default=-1) >= COLD
+
+
+def gains_of(boosts: Boosts, rows: Rows) -> NDArray[np.float64]:
+    """What the boosts add to each of the rows."""
+    found = np.zeros(len(rows))
+    for members, gain in zip(*boosts, strict=True):
+        found += bitmap.has(members, rows) * float(gain)
+    return found

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.console import Console
@@ -61,6 +61,25 @@ RedisUrlOption = Annotated[str | None, typer.Option(help="Users are kept in this
 DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLite in this directory.", metavar="DIR")]
 ArchiveDirOption = Annotated[
     Path | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR")
+]
+
+
+class Address(NamedTuple):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise typer.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:9464")
+    return Address(host, int(port))
+
+
+MetricsOption = Annotated[
+    Address | None, typer.Option(parser=_address, help="Answer Prometheus here.", metavar="HOST:PORT")
 ]
 
 
@@ -349,6 +368,45 @@ def activate(
 
 
 @cli.command()
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="Of the experiment.", metavar="[NAME]")] = None,
+    shares: Annotated[
+        list[str] | None, typer.Argument(help="Models and their shares of the users.", metavar="MODEL=SHARE...")
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="Serve the active model to everybody again.")] = False,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    models_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR"),
+    ] = None,
+) -> None:
+    """Let every process on a store serve several models at the same time, each to its share of the users.
+
+    Who gets which is told by a hash of the user's id and the experiment's name. GET /v1/stats tells what came of it.
+    """
+    from pydantic import ValidationError
+
+    from app import generations
+    from app.schemas import Experiment
+
+    if end == (name is not None):
+        raise typer.BadParameter("give a name and MODEL=SHARE for two models or more, or --end")
+    settings = _store_settings(redis_url=redis_url, data_dir=data_dir, models_dir=models_dir)
+    begun = None
+    if name is not None:
+        try:
+            given = dict(share.rsplit("=", 1) for share in shares or ())
+            begun = Experiment.model_validate({"name": name, "shares": given})
+        except (ValueError, ValidationError) as exc:
+            raise typer.BadParameter(
+                "an experiment is a name and MODEL=SHARE for 2 to 8 models, with shares above 0"
+            ) from exc
+    asyncio.run(generations.note_experiment(settings, begun))
+    _say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")
+
+
+@cli.command()
 def drop(
     name: Annotated[str, typer.Argument(help="Name, or tag, of a generation nobody serves.", metavar="NAME")],
     redis_url: RedisUrlOption = None,
@@ -380,9 +438,7 @@ def archive(
         int | None,
         typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
     ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Answer Prometheus here, as 127.0.0.1:9464.", metavar="HOST:PORT")
-    ] = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
 
@@ -400,10 +456,7 @@ def archive(
         settings = settings.model_copy(update={"redis_url": None})
     numbers = ArchiverMetrics()
     if metrics is not None:
-        host, _, port = metrics.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise typer.BadParameter("give --metrics as HOST:PORT, such as 127.0.0.1:9464")
-        numbers.listen(host, int(port))
+        numbers.listen(metrics.host, metrics.port)
     run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or _say, numbers)
 
 
@@ -435,6 +488,7 @@ def retrain(
     max_loss: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
     ] = 0.1,
+    metrics: MetricsOption = None,
 ) -> None:
     """Train on the archive, compare with the model that is served, and serve the new one if it is no worse.
 
@@ -442,10 +496,14 @@ def retrain(
     train on yet, and 3 when the new one was refused. How it ended stands in retrain.json beside the models.
     """
     from app import retraining
+    from app.trainer_metrics import TrainerMetrics
 
     settings = _store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir, models_dir=models_dir)
     plan = retraining.Plan(preset, epochs, min_events, max_events, max_loss)
-    outcome = retraining.run(settings, plan, every, console)
+    numbers = TrainerMetrics()
+    if metrics is not None:
+        numbers.listen(metrics.host, metrics.port)
+    outcome = retraining.run(settings, plan, every, console, numbers)
     if outcome.outcome == "refused":
         raise typer.Exit(3)
 

@@ -12,7 +12,7 @@ from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, U
 from app.schemas import Id
 from app.service import Service, Services
 
-REPEATABLE = frozenset({"categories", "exclude"})
+REPEATABLE = frozenset({"categories", "categories_all", "categories_none", "exclude"})
 
 
 async def running_services(request: Request) -> Services:

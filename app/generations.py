@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from app.models_folder import load_named
+from app.schemas import Experiment
 from app.service import open_store
 from app.serving import ANNOUNCE_EVERY_S, LIVE_FOR_S, generation_of
 from app.settings import StoreSettings
@@ -47,6 +48,17 @@ async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration,
         before = await store.generations.active()
         await store.generations.activate(named)
     return named, before
+
+
+async def note_experiment(settings: StoreSettings, experiment: Experiment | None) -> None:
+    """Let every process on the store go by the experiment; None ends it.
+
+    raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
+    """
+    for name in experiment.shares if experiment is not None else ():
+        await asyncio.to_thread(load_named, settings.models_folder, name)
+    async with opened_store(settings) as store:
+        await store.generations.note_experiment(None if experiment is None else experiment.model_dump_json())
 
 
 async def drop(settings: StoreSettings, name: str) -> int:

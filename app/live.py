@@ -1,13 +1,19 @@
-"""What live events teach beside the states: what is used just now, and codes of items that no model has learned."""
+"""What live events teach beside the states: what is used just now, codes of new items, what came of recommendations."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
+from app.clicks import Clicks
+from app.metrics import Metrics
 from app.newcomers import Newcomers, Witnessed, with_codes_of
 from app.trends import Trends
 from storage.state import Event
-from storage.store import Appended
+from storage.store import Appended, StorageError, UserStore
+
+LOOK_EVERY_S = 5.0
 
 
 class Live:
@@ -16,9 +22,27 @@ class Live:
     newcomers  of the generations that are served
     """
 
-    def __init__(self, trends: Trends) -> None:
-        self.trends = trends
+    def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
+        self.trends = Trends(store, tenant)
+        self.clicks = Clicks(store, tenant, metrics)
         self.newcomers: Sequence[Newcomers] = ()
+
+    async def follow(self) -> None:
+        """Tell the store what was counted, and read what all have, again and again."""
+        while True:
+            with suppress(StorageError):
+                await self.look()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """raises  StorageError  when the store cannot be used; what was counted is told the next time"""
+        await self.clicks.look()
+        await self.trends.look()
+
+    async def tell(self) -> None:
+        """Tell what was counted; StorageError as for `look`."""
+        await self.clicks.tell()
+        await self.trends.tell()
 
     async def close(self) -> None:
         """Stop what is under way."""
@@ -39,5 +63,6 @@ class Live:
     ) -> None:
         """The events, as they were posted, are logged."""
         self.trends.count(events, appended)
+        self.clicks.count(events, appended)
         for newcomers, own in witnessed:
             newcomers.learn(events, appended, own)

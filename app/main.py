@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import gc
 import logging
+import multiprocessing
+import os
 import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -28,7 +29,7 @@ from app.metrics import Metrics, RequestTimer
 from app.overload import RequestBound
 from app.routes import admin, client, events, health, items, model, playground, recommendations, users
 from app.service import Services, running
-from app.settings import Settings, share_metrics, shared_metrics
+from app.settings import Settings, is_loopback, share_metrics, shared_metrics
 from model import artifact
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,16 @@ def create_app(settings: Settings) -> FastAPI:
 
 def create_worker_app() -> FastAPI:
     """The app of one of several worker processes, which find their settings in the environment."""
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     return create_app(Settings())
+
+
+def _end_with_parent() -> None:
+    """Nobody would ever end a worker whose parent was killed; so it drains then, as on any SIGTERM."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def serve(settings: Settings) -> None:
@@ -150,14 +160,6 @@ def _say_who_gets_in(settings: Settings) -> None:
         logger.warning("there are no keys: only this machine can reach the service, and may do everything")
     else:
         logger.warning("there are no keys, and --insecure: whoever reaches %s may do everything", settings.host)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def require_free(host: str, port: int, way_out: str) -> None:

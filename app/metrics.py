@@ -8,7 +8,7 @@ gauges do not. One process alone keeps its numbers in memory.
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -98,6 +98,13 @@ class Metrics:
             "lisarec_recommendations", "Answers by the source of their items", ["source"]
         )
         self._sources: dict[str, Counter] = {}
+        of_list = ["tenant", "generation", "experiment"]
+        self._shown = self._counter(
+            "lisarec_shown_lists", "Lists by their length, 21 for longer ones", [*of_list, "length"]
+        )
+        self._chosen = self._counter(
+            "lisarec_chosen_items", "Events that came of a list, by the item's place in it", [*of_list, "place", "type"]
+        )
         self._failed_reads = self._counter(
             "lisarec_failed_state_reads",
             "Recommendations answered with popular items because the store could not be read",
@@ -157,6 +164,12 @@ class Metrics:
         if child is None:
             child = self._sources[source] = self._recommendations.labels(source)
         child.inc()
+
+    def count_places(self, tenant: str, tallies: Mapping[str, int]) -> None:
+        """Of lists and events, by the names that `app.clicks` gives them."""
+        for name, count in tallies.items():
+            what, *labels = name.split("|")
+            (self._shown if what == "shown" else self._chosen).labels(tenant, *labels).inc(count)
 
     def count_switch(self, outcome: Literal["switched", "failed"]) -> None:
         self._switches[outcome].inc()

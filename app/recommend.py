@@ -16,9 +16,15 @@ from pydantic import ValidationError
 from app import blending, trace
 from app.batching import Batching, never
 from app.catalogue import Rows
+from app.clicks import Clicks
+from app.cursor import MAX_ITEMS as MAX_SHOWN
+from app.cursor import cursor_after
 from app.errors import InvalidRequest, ItemNotFound, details_of
 from app.explaining import Asker, Explainer
 from app.metrics import Metrics
+from app.ranking import Personal, Popular, Ranked, Ranking, Scores
+from app.recommendation_ids import hash_of
+from app.rules import Rules, rules_of
 from app.schemas import (
     Explanation,
     RecommendationBatch,
@@ -31,11 +37,12 @@ from app.schemas import (
 )
 from app.shelf import Shelf
 from app.trends import Trending
-from app.uuid7 import uuid7
 from model import bitmap
 from model.bitmap import Bitmap
 from model.engine import Engine, Queries
 from model.histogram import history_histogram
+from model.scan import Boosts
+from model.variety import compile_loops
 from storage.state import ITEM_RING, Generation, recent_items
 from storage.store import PartlyRead, StorageError, UserStore
 
@@ -47,7 +54,9 @@ FOLD_AT_ONCE = 500
 BATCH = 64  # requests that one read and one turn of the engine answer; more gain nothing, and all wait for the last one
 AT_ONCE_S = 0.005  # the interpreter's switch interval: another thread that computes holds up the event loop as long
 REMEMBERED = 16  # batches
-LIGHT_FIELDS, LIGHT_K = {"user_id", "k", "exclude_seen"}, 50
+LIGHT_FIELDS, LIGHT_K = {"user_id", "k", "exclude_seen", "explain", "diversity", "max_per_category"}, 50
+LIGHT_FIELDS |= {"categories", "categories_all", "categories_none", "exclude", "boost", "pin", "cursor", "because"}
+LIGHT_IDS = 100  # of items that are excluded or pinned or were on earlier pages
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 
 
@@ -96,6 +105,7 @@ class Ask:
     """One request in rows of the catalogue.
 
     like        of what the best items are to be like; None: what the user is to like
+    rules       what is wanted of the list beyond the best; None where nothing is
     excluded    what may not be shown
     candidates  only allowed ones; None for every item
     is_blended  with what is used just now
@@ -104,14 +114,21 @@ class Ask:
     request: RecommendationRequest
     past: Past
     like: int | None
+    rules: Rules | None
     excluded: Bitmap
     candidates: Rows | None
     is_blended: bool
 
     @property
     def depth(self) -> int:
-        """How many items have to be found for it."""
+        """How many of the best items are looked for at first."""
+        if self.rules is not None:
+            return self.rules.depth
         return self.request.k + blending.DEEPER if self.is_blended else self.request.k
+
+    @property
+    def boosts(self) -> Boosts | None:
+        return None if self.rules is None else self.rules.boosts
 
 
 class Found(NamedTuple):
@@ -121,7 +138,7 @@ class Found(NamedTuple):
     """
 
     rows: Rows
-    scores: NDArray[np.float32]
+    scores: Scores
     queries: Queries
     place: int
 
@@ -149,6 +166,8 @@ class Recommender:
         store: UserStore,
         tenant: str,
         metrics: Metrics,
+        clicks: Clicks,
+        experiment: str = "",
     ) -> None:
         self._name = name
         self._generation = generation
@@ -156,11 +175,15 @@ class Recommender:
         self._engine = engine
         self._trending = trending
         self._window = engine.window
+        compile_loops()
         self._explainer = Explainer(generation, catalogue, engine)
         self._engine_thread = engine_thread
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
+        self._clicks = clicks
+        self._experiment = experiment
+        self._experiment_hash = hash_of(experiment)
         self._light_s = AT_ONCE_S  # computing that a light request takes, as far as is known
         self._batching = Batching(self._answers, at_once=BATCH, at_most=MAX_WAITING)
 
@@ -198,6 +221,7 @@ class Recommender:
                 spans.update(of_batch)
         for answer in answers:
             self._metrics.count_recommendations(answer["source"])
+            self._clicks.show(self._name, self._experiment, len(answer["items"]))
         return answers
 
     async def answer(
@@ -325,15 +349,19 @@ class Recommender:
             past = self._past_of_history(request.history)
         else:
             past = users.get(str(request.user_id), NOBODY)
-        excluded, like = self._excluded(request, past), self._like(request, past)
+        excluded, like = self._filtered(request), self._like(request, past)
         if like is not None:
             bitmap.add(excluded, np.array([like]))
+        rules = rules_of(request, self._catalogue, excluded)
+        bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])
+        if rules is not None and len(elsewhere := rules.elsewhere):
+            bitmap.add(excluded, elsewhere)
         candidates = None
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
             candidates = rows[~bitmap.has(excluded, rows)]
-        is_plain = candidates is None and like is None and not request.explain
-        return Ask(request, past, like, excluded, candidates, is_plain and self._is_blended(past))
+        is_plain = candidates is None and like is None and rules is None and not request.explain
+        return Ask(request, past, like, rules, excluded, candidates, is_plain and self._is_blended(past))
 
     def _is_blended(self, past: Past) -> bool:
         return past.steps is not None and past.steps.events <= blending.EVENTS and self._trending.are_known
@@ -346,13 +374,17 @@ class Recommender:
             return self._catalogue.row_of.get(request.because)
         return int(past.steps.last) if past.steps else None
 
-    def _excluded(self, request: RecommendationRequest, past: Past) -> Bitmap:
+    def _filtered(self, request: RecommendationRequest) -> Bitmap:
         """What the request's filters leave out."""
-        excluded = self._catalogue.bitmap_of(self._catalogue.rows(request.exclude))
-        excluded |= self._catalogue.unavailable
+        catalogue = self._catalogue
+        excluded = catalogue.bitmap_of(catalogue.rows(request.exclude))
+        excluded |= catalogue.unavailable
         if request.categories:
-            excluded |= ~self._catalogue.in_categories(request.categories)
-        bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])
+            excluded |= ~catalogue.in_categories(request.categories)
+        for category in request.categories_all:
+            excluded |= ~catalogue.in_categories([category])
+        if request.categories_none:
+            excluded |= catalogue.in_categories(request.categories_none)
         return excluded
 
     def _rank(self, asks: Sequence[Ask]) -> dict[Ask, Found]:
@@ -380,21 +412,21 @@ class Recommender:
 
     def _scan(self, asks: Sequence[Ask], queries: Queries) -> dict[Ask, Found]:
         """What is found for each of the asks, which have a query each."""
+        self._engine.asked(queries)  # once for all
         found: dict[Ask, Found] = {}
-        # who wants few items does not wait for a longer ranking
-        for k in {ask.depth for ask in asks}:
-            wide = [place for place, ask in enumerate(asks) if ask.depth == k and ask.candidates is None]
-            if wide:
-                theirs = queries[wide]
-                rows, scores = self._engine.top_k(theirs, k, np.stack([asks[place].excluded for place in wide]))
-                for n, place in enumerate(wide):
-                    found[asks[place]] = Found(rows[n], scores[n], theirs, n)
-        narrow = {place: candidates for place, ask in enumerate(asks) if (candidates := ask.candidates) is not None}
-        if narrow:
-            theirs, most = queries[list(narrow)], max(asks[place].request.k for place in narrow)
-            ranked = self._engine.rank_candidates(theirs, list(narrow.values()), most)
-            for n, (place, best) in enumerate(zip(narrow, ranked, strict=True)):
-                found[asks[place]] = Found(*best, theirs, n)
+        alike = [ask.depth if ask.boosts is None and ask.candidates is None else None for ask in asks]
+        # who wants few items does not wait for a longer ranking, and boosts are one request's
+        for depth in set(alike):
+            places = [place for place, its_depth in enumerate(alike) if its_depth == depth]
+            if depth is not None:
+                theirs = queries if len(places) == len(asks) else queries[places]
+                rows, scores = self._engine.top_k(theirs, depth, np.stack([asks[place].excluded for place in places]))
+                found |= {asks[place]: Found(rows[n], scores[n], theirs, n) for n, place in enumerate(places)}
+                continue
+            for place in places:
+                ask, query = asks[place], queries.one(place)
+                best = Personal(self._engine, query, ask.boosts, ask.candidates).best(ask.depth, ask.excluded)
+                found[ask] = Found(*best, query, 0)
         return found
 
     def _note_stages(self, queries: int, step_s: float, scan_s: float) -> None:
@@ -406,16 +438,39 @@ class Recommender:
         """The answer of what was found."""
         if ask.is_blended and ask.past.steps:
             return self._blended(ask, found.rows[found.rows >= 0], ask.past.steps.events)
-        rows, scores = found.rows[: ask.request.k], found.scores[: ask.request.k]
-        items = [
+        source: Source = "personalised" if ask.like is None else "similar"
+        if ask.rules is None:
+            rows, cursor = found.rows[: ask.request.k], None
+            items = self._scored(rows, found.scores[: ask.request.k])
+        else:
+            query = found.queries.one(found.place)
+            ranking = Personal(self._engine, query, ask.boosts, ask.candidates)
+            rows, items, cursor = self._listed(ask, ask.rules, ranking, found[:2])
+        if ask.request.explain:
+            for item, explanation in zip(items, self._explain(ask, found, rows[: len(items)]), strict=True):
+                item["explanation"] = explanation
+        return self._recommendations(ask, source, items, cursor)
+
+    def _scored(self, rows: Rows, scores: Scores) -> list[ScoredItem]:
+        return [
             self._catalogue.scored_item(row, score)
             for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
             if row >= 0
         ]
-        if ask.request.explain:
-            for item, explanation in zip(items, self._explain(ask, found, rows[: len(items)]), strict=True):
-                item["explanation"] = explanation
-        return self._recommendations(ask, "personalised" if ask.like is None else "similar", items)
+
+    def _listed(
+        self, ask: Ask, rules: Rules, ranking: Ranking, best: Ranked
+    ) -> tuple[Rows, list[ScoredItem], str | None]:
+        """The list that the rules make of a ranking, of which the best are known; and where it goes on."""
+        listed = rules.applied(ranking, best, ask.excluded)
+        items = self._scored(listed.rows, listed.scores)
+        for place in np.flatnonzero(listed.pinned):
+            items[place]["pinned"] = True
+        cursor = None
+        if ask.request.cursor is not None and listed.goes_on:
+            shown = [*rules.shown, *(item["item_id"] for item in items)]
+            cursor = cursor_after(shown) if len(shown) < MAX_SHOWN else None
+        return listed.rows, items, cursor
 
     def _blended(self, ask: Ask, own: Rows, events: int) -> Recommendations:
         now = self._trending.first(ask.depth, ask.excluded)
@@ -424,23 +479,38 @@ class Recommender:
         return self._recommendations(ask, "blended", [self._catalogue.scored_item(*one) for one in best])
 
     def _explain(self, ask: Ask, found: Found, rows: Rows) -> list[Explanation]:
-        query, past = found.queries[[found.place]], ask.past
+        query, past = found.queries.one(found.place), ask.past
         if ask.like is not None or past.steps is None:
-            return self._explainer.explain(Asker(query, NO_ROWS, np.array([ask.like]), None), rows)
-        return self._explainer.explain(Asker(query, past.steps.recent, past.recent, past.steps.histogram), rows)
+            asker = Asker(query, NO_ROWS, np.array([ask.like]), None, ask.boosts)
+        else:
+            asker = Asker(query, past.steps.recent, past.recent, past.steps.histogram, ask.boosts)
+        return self._explainer.explain(asker, rows)
 
     def _popular(self, ask: Ask) -> Recommendations:
         excluded = ask.excluded if ask.candidates is None else ~self._catalogue.bitmap_of(ask.candidates)
-        return self._recommendations(ask, "popular", self._trending.popular(ask.request.k, excluded))
+        if ask.rules is None:
+            return self._recommendations(ask, "popular", self._trending.popular(ask.request.k, excluded))
+        ranking = Popular(self._engine, self._trending, ask.boosts, ask.candidates)
+        best = ranking.best(ask.depth, ask.excluded)
+        _, items, cursor = self._listed(ask, ask.rules, ranking, best)
+        return self._recommendations(ask, "popular", items, cursor)
 
-    def _recommendations(self, ask: Ask, source: Source, items: list[ScoredItem]) -> Recommendations:
+    def _recommendations(
+        self, ask: Ask, source: Source, items: list[ScoredItem], cursor: str | None = None
+    ) -> Recommendations:
         answer: Recommendations = {
-            "recommendation_id": uuid7(),
+            "recommendation_id": self._clicks.ids.make(
+                self._generation.tag, self._experiment_hash, [item["item_id"] for item in items]
+            ),
             "user_id": ask.request.user_id,
             "generation": self._name,
             "source": source,
             "items": items,
         }
+        if ask.request.cursor is not None:
+            answer["cursor"] = cursor
+        if self._experiment:
+            answer["experiment"] = self._experiment
         if ask.like is not None:
             answer["because"] = self._catalogue.named_item(ask.like)
         return answer
@@ -448,7 +518,12 @@ class Recommender:
 
 def _is_light(request: RecommendationRequest) -> bool:
     """Whether it asks for no more than most do, so that the time of one tells that of the next."""
-    return request.model_fields_set <= LIGHT_FIELDS and request.k <= LIGHT_K and request.exclude_seen != "all"
+    return (
+        request.model_fields_set <= LIGHT_FIELDS
+        and request.k <= LIGHT_K
+        and request.exclude_seen != "all"
+        and len(request.exclude) + len(request.pin) + len(request.cursor or ()) <= LIGHT_IDS
+    )
 
 
 def steps_of(states: NDArray[np.void], catalogue: Shelf) -> list[Steps | None]:
@@ -456,7 +531,10 @@ def steps_of(states: NDArray[np.void], catalogue: Shelf) -> list[Steps | None]:
 
     states  (Q,) decoded
     """
-    windows, lasts = catalogue.in_state(states["stepped_items"]), catalogue.in_state(states["last_item"])
+    windows, lasts = states["stepped_items"], states["last_item"]
+    known = catalogue.in_state(windows)
+    if known is not windows:  # the last item is one of them
+        windows, lasts = known, catalogue.in_state(lasts)
     found: list[Steps | None] = []
     for state, window, last in zip(states, windows, lasts, strict=True):
         if last < 0:  # also where another process has just given codes to an item

@@ -35,6 +35,7 @@ from rich.console import Console
 from app import generations, no_model
 from app.models_folder import load_named
 from app.settings import StoreSettings
+from app.trainer_metrics import TrainerMetrics
 from app.training_progress import TrainingProgress
 from model import artifact
 from model.artifact import MANIFEST, Artifact
@@ -132,25 +133,31 @@ class Verdict:
     difference_interval_95: tuple[float, float]
 
 
-def run(settings: StoreSettings, plan: Plan, every_s: float | None, console: Console) -> Outcome:
+def run(
+    settings: StoreSettings, plan: Plan, every_s: float | None, console: Console, numbers: TrainerMetrics
+) -> Outcome:
     """Retrain once, or for ever; in between, failures are said and waited out.
 
     raises  StorageError, ValueError, OSError  when the one round fails
     """
     os.nice(NICENESS)
     torch.set_num_threads(1)
-    with _alone(settings.models_folder):
+    folder = settings.models_folder
+    with _alone(folder):
+        numbers.begin(folder, Report.read(folder), every_s or 0.0)
         while True:
             if every_s is not None:
-                time.sleep(_due_in_s(settings.models_folder, every_s))
+                time.sleep(_due_in_s(folder, every_s))
             try:
                 outcome = Round(settings, plan, console).run()
             except (StorageError, ValueError, OSError) as exc:
                 if every_s is None:
                     raise
+                numbers.failed()
                 _say(console, f"will try again: {exc}")
                 time.sleep(min(AFTER_FAILURE_S, every_s))
                 continue
+            numbers.ended(folder, Report.read(folder), outcome)
             _say(console, f"{outcome.outcome}: {outcome.reason}")
             if every_s is None:
                 return outcome

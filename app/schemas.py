@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from app.cursor import BadCursor, shown_before
 from model.config import SeenRule
 from model.data import LAST_SECOND
 
@@ -29,6 +30,10 @@ MAX_ITEMS = 1_000
 MAX_REQUESTS = 100
 MAX_ITEM_IDS = 10_000
 MAX_K = 1_000
+MAX_CATEGORY_CHARS = 256
+MAX_CATEGORIES = 100  # that an item needs all of
+MAX_BOOSTS = 20  # categories
+MAX_BOOST = 20.0  # either way; e to its power times any odds is more than enough
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # a client's clock may be this far ahead of ours
 
 _RFC_3339 = re.compile(
@@ -93,16 +98,79 @@ def _plain_flag(value: object) -> object:
     return value
 
 
+def _plain_number(value: object) -> object:
+    """Of a query string's spellings of a number take only the plain one, not 1e-1, inf or +.5."""
+    if isinstance(value, str) and not _PLAIN_NUMBER.fullmatch(value):
+        raise PydanticCustomError("not_plain", "is not a plain number such as 0.5")
+    return value
+
+
+def _shown_before(value: object) -> tuple[str, ...]:
+    """The ids in a cursor."""
+    if isinstance(value, tuple):
+        return value  # they were read before
+    try:
+        if not isinstance(value, str) or not all(map(is_id, ids := shown_before(value))):
+            raise BadCursor
+    except BadCursor:
+        raise PydanticCustomError(
+            "not_a_cursor", "is none; take `cursor` of the page before as it is, or an empty one for the first page"
+        ) from None
+    return tuple(ids)
+
+
+def _boost(value: object) -> dict[str, float]:
+    """What is added to the items of each category; checked as a whole, as a reason's field would be a category."""
+    if not isinstance(value, dict) or len(value) > MAX_BOOSTS or not all(map(_is_boost, value.items())):
+        raise PydanticCustomError(
+            "no_boost",
+            "takes at most {categories} categories, each with a number from -{most} to {most}",
+            {"categories": MAX_BOOSTS, "most": int(MAX_BOOST)},
+        )
+    return {category: float(gain) for category, gain in value.items()}
+
+
+def _is_boost(boost: tuple[object, object]) -> bool:
+    category, gain = boost
+    return (
+        isinstance(category, str)
+        and 1 <= len(category) <= MAX_CATEGORY_CHARS
+        and isinstance(gain, int | float)
+        and not isinstance(gain, bool)
+        and abs(gain) <= MAX_BOOST  # so that NaN is refused too
+    )
+
+
+def _different_pins(pins: list["Pin"]) -> list["Pin"]:
+    if len({pin.item_id for pin in pins}) < len(pins) or len({pin.place for pin in pins}) < len(pins):
+        raise PydanticCustomError("pinned_twice", "pins an item twice, or two items at one place")
+    return pins
+
+
+_PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 _ID = r"[A-Za-z0-9_.:@-]{1,128}"
 _is_in_alphabet = re.compile(_ID).fullmatch
 Id = Annotated[str, StringConstraints(pattern=f"^{_ID}$"), AfterValidator(_no_path_step)]
 IdOrEmpty = Annotated[str, StringConstraints(pattern=f"^({_ID})?$"), AfterValidator(_no_path_step)]
 # fail_fast: one bad id is reason enough, and a list of a million has no million reasons.
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
-Categories = Annotated[
-    list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=MAX_K, fail_fast=True)
-]
+Category = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CATEGORY_CHARS)]
+Categories = Annotated[list[Category], Field(max_length=MAX_K, fail_fast=True)]
+FewCategories = Annotated[list[Category], Field(max_length=MAX_CATEGORIES, fail_fast=True)]
+Cursor = Annotated[tuple[str, ...], PlainValidator(_shown_before), WithJsonSchema({"type": "string"})]
 ResultCount = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_plain_digits)]
+Boost = Annotated[
+    dict[str, float],
+    PlainValidator(_boost),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -MAX_BOOST, "maximum": MAX_BOOST},
+            "maxProperties": MAX_BOOSTS,
+        }
+    ),
+]
+Diversity = Annotated[float, Field(ge=0, le=1), BeforeValidator(_plain_number)]
 Flag = Annotated[bool, BeforeValidator(_plain_flag)]
 Timestamp = Annotated[
     int,
@@ -170,12 +238,30 @@ class RecommendationQuery(Closed):
 
     k: ResultCount = 10
     exclude_seen: SeenRule = "recent"
-    categories: Categories = Field([], description="an item needs one of them")
-    exclude: ItemIds = []
+    categories: Categories = Field(default_factory=list, description="an item needs one of them")
+    categories_all: FewCategories = Field(default_factory=list, description="an item needs all of them")
+    categories_none: Categories = Field(default_factory=list, description="an item may have none of them")
+    exclude: ItemIds = Field(default_factory=list)
+    diversity: Diversity = Field(0.0, description="0: the best items; 1: the least alike among the best")
+    max_per_category: Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_plain_digits)] | None = Field(
+        None, description="items of one category in all pages together"
+    )
+    cursor: Cursor | None = Field(
+        None, description="answer in pages: empty for the first one, then that of the page before"
+    )
     because: IdOrEmpty | None = Field(
         None, description="instead, what is most like this item; empty: like the user's newest one"
     )
     explain: Flag = Field(False, description="say what made the score of each item")
+
+
+class Pin(Closed):
+    """An item at a fixed place of the list, whatever its score; the first place is 1."""
+
+    model_config = ConfigDict(strict=True)
+
+    item_id: Id
+    place: ResultCount
 
 
 ONE_ASKER: dict[str, Any] = {
@@ -194,6 +280,13 @@ class RecommendationRequest(RecommendationQuery):
     user_id: Id | None = None
     history: ItemIds | None = Field(None, description="item ids, oldest first; nothing is stored")
     candidates: ItemIds | None = Field(None, description="rank just these")
+    boost: Boost = Field(
+        {},
+        description="by category, added to the score of its items; 0.7 doubles the odds of an item, -0.7 halves them",
+    )
+    pin: Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValidator(_different_pins)] = Field(
+        default_factory=list
+    )
 
     @model_validator(mode="after")
     def _one_asker(self) -> Self:
@@ -238,7 +331,7 @@ class RecentItem(TypedDict):
 
 
 class Explanation(TypedDict):
-    """What the score is the sum of (`codewords`, `other_codewords`, `bias`, `follows`), and where it comes from."""
+    """What the score is the sum of (`codewords`, `other_codewords`, `bias`, `follows`, `boost`), and why it is so."""
 
     codewords: Annotated[list[TargetCodeword], Field(description="the three that add most")]
     other_codewords: Annotated[float, Field(description="what the others add")]
@@ -246,6 +339,7 @@ class Explanation(TypedDict):
     follows: Annotated[float, Field(description="what is added since the item has often followed recent ones")]
     history: Annotated[list[HistoryCodeword], Field(description="the three that most of the user's history has")]
     recent_items: Annotated[list[RecentItem], Field(description="the three that add most")]
+    boost: NotRequired[Annotated[float, Field(description="what the request adds for its categories")]]
 
 
 class ScoredItem(TypedDict):
@@ -254,6 +348,7 @@ class ScoredItem(TypedDict):
     item_id: str
     score: float
     title: NotRequired[str]
+    pinned: NotRequired[Annotated[Literal[True], Field(description="stands here since the request wants it")]]
     cold: NotRequired[bool]  # true: no model has learned the item, it is known from live events alone
     explanation: NotRequired[Explanation]
 
@@ -274,6 +369,8 @@ class Recommendations(TypedDict):
     generation: str
     source: Source
     items: list[ScoredItem]
+    cursor: NotRequired[Annotated[str | None, Field(description="of the next page; null after the last")]]
+    experiment: NotRequired[str]
     because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]
 
 
@@ -579,6 +676,40 @@ class ServedModel(BaseModel):
     )
 
 
+class PlaceStats(BaseModel):
+    """Of one place of the lists that one generation made, in one experiment or outside of any."""
+
+    generation: str
+    experiment: str | None
+    place: int = Field(description="from 1 to 20")
+    shown: int = Field(description="lists that were as long")
+    events: dict[str, int] = Field(description="by type, what was posted with the list's recommendation_id")
+
+
+class Stats(BaseModel):
+    """What came of recommendations: of all processes, some seconds ago, since the data were begun."""
+
+    places: list[PlaceStats]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "places": [
+                        {
+                            "generation": "shop",
+                            "experiment": None,
+                            "place": 1,
+                            "shown": 1200,
+                            "events": {"click": 96, "purchase": 7},
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+
+
 class Activated(BaseModel):
     """The generation that every process of the service is to serve from now on, and the one that this one served."""
 
@@ -588,6 +719,35 @@ class Activated(BaseModel):
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"generation": "shop-june", "tag": "9f86d081884c7d65", "previous": "shop-may"}]}
+    )
+
+
+MAX_ARMS = 8
+Share = Annotated[float, Field(gt=0, le=1_000_000)]
+
+
+class Experiment(Closed):
+    """Generations that are live at the same time, each for its share of the users; shares need not add up to 1."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
+    )
+
+    name: Id = Field(description="another name mixes the users anew")
+    shares: Annotated[dict[Id, Share], Field(min_length=2, max_length=MAX_ARMS)] = Field(
+        description="by the name of the model"
+    )
+
+
+class Experiments(BaseModel):
+    """The experiment that every process goes by within a second or so."""
+
+    experiment: Experiment | None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"experiment": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}}]
+        }
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from app.experiments import Split
 from app.ingest import Ingest
 from app.keys import Keyring
 from app.live import Live
@@ -20,7 +21,7 @@ from app.serving import Switch, generation_of
 from app.settings import Settings, StoreSettings
 from app.shelf import Shelf
 from app.stocking import Stocking
-from app.trends import Trending, Trends
+from app.trends import Trending
 from app.users import Users
 from model.artifact import Artifact
 from storage.archive import archived_through_s
@@ -54,8 +55,8 @@ class Service:
         return self.switch.serving.trending
 
     @property
-    def recommender(self) -> Recommender:
-        return self.switch.serving.recommender
+    def recommender(self) -> Recommender | Split:
+        return self.switch.recommender
 
     @property
     def users(self) -> Users:
@@ -112,14 +113,14 @@ async def _serving(
     """One tenant, with a store of its own over the same data: what one does takes no turn from another."""
     store = await open_store(settings, generation_of(artifact))
     try:
-        live = Live(Trends(store, settings.tenant))
+        live = Live(store, settings.tenant, metrics)
         switch = Switch(settings, artifact, store, engine_thread, metrics, live)
         await switch.look()  # so that a process which joins never serves another model first
         ingest, stocking = Ingest(store, settings, metrics, live), Stocking(store, switch, settings.tenant)
-        async with _in_the_background(switch.follow(), live.trends.follow(), _sweep(store)):
+        async with _in_the_background(switch.follow(), live.follow(), _sweep(store)):
             yield Service(store, switch, ingest, stocking, live)
         with suppress(StorageError):
-            await live.trends.tell()
+            await live.tell()
     finally:
         await live.close()
         await store.close()

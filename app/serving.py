@@ -7,15 +7,19 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from pydantic import ValidationError
+
 from app import no_model
 from app.assigned import NONE, Assigned, Assignment
+from app.errors import InvalidRequest, details_of
+from app.experiments import Split
 from app.live import Live
 from app.metrics import Metrics
 from app.models_folder import load_named
 from app.newcomers import Newcomers
 from app.recommend import Recommender
 from app.said import Said
-from app.schemas import ServedModel
+from app.schemas import Experiment, ServedModel
 from app.settings import Settings
 from app.shelf import Shelf
 from app.trends import Trending
@@ -89,6 +93,10 @@ class Switch:
         self._retry_at_s = 0.0
         self._announce_at_s = 0.0
         self._make_at_s = 0.0
+        self._arms: dict[str, Serving] = {}  # of an experiment, beside what everybody else is served
+        self.experiment: Experiment | None = None
+        self._experiment_text: str | None = None  # as it was noted, once it is gone by
+        self._experiment_at_s = 0.0
         self._take(self._ready(artifact, artifact.name))
         self._note_served()
 
@@ -112,10 +120,13 @@ class Switch:
             if active is not None and active.tag != self.serving.named.tag and not self._waits_after_failure(active):
                 async with self._one_at_a_time:
                     await self._go_to_looking_at_items(active)
+            if watched.experiment != self._experiment_text:
+                await self._go_by_experiment(watched.experiment)
             if self.serving.named.tag == no_model.TAG:
-                await self._make_again(self._counted)
-            elif self._assigned.of(self.serving.named.tag) is not self.serving.assigned:
-                await self._make_again(self._grown)
+                await self._make_again(self.serving, self._counted)
+            for serving in self._served():
+                if self._assigned.of(serving.named.tag) is not serving.assigned:
+                    await self._make_again(serving, self._grown)
         except StorageError as exc:
             logger.debug("cannot look which generation is active: %s", exc)
         except Exception:
@@ -130,7 +141,8 @@ class Switch:
                     return
                 self._assigned.take(changes.entries)
                 self._said.take(changes)
-                await asyncio.to_thread(self.serving.catalogue.catch_up)
+                for serving in self._served():
+                    await asyncio.to_thread(serving.catalogue.catch_up)
 
     async def activate(self, name: str) -> Serving:
         """Let everybody serve the model of that name, this process from now on.
@@ -144,23 +156,82 @@ class Switch:
             self._serve(serving)
             return serving
 
+    async def experiment_with(self, body: object) -> Experiment:
+        """Let everybody go by the parsed body of ``PUT /v1/admin/experiment``, this process from now on.
+
+        raises  InvalidRequest              when it is no experiment
+                NoSuchModel, ArtifactError  when this process cannot load a model of it; nothing changed then
+                StorageError                when it could not be noted; the same
+        """
+        try:
+            experiment = Experiment.model_validate(body)
+        except ValidationError as exc:
+            raise InvalidRequest("the body is no experiment", details_of(exc)) from None
+        async with self._one_at_a_time:
+            arms = await self._arms_of(experiment)
+            text = experiment.model_dump_json()
+            await self._store.generations.note_experiment(text)
+            self._experiment_with(experiment, text, arms)
+        return experiment
+
+    async def end_experiment(self) -> None:
+        """Let everybody serve the active model again; StorageError when that could not be noted."""
+        async with self._one_at_a_time:
+            await self._store.generations.note_experiment(None)
+            self._experiment_with(None, None, {})
+
+    async def _go_by_experiment(self, text: str | None) -> None:
+        if asyncio.get_running_loop().time() < self._experiment_at_s:
+            return
+        async with self._one_at_a_time:
+            try:
+                experiment = None if text is None else Experiment.model_validate_json(text)
+                arms = {} if experiment is None else await self._arms_of(experiment)
+            except (ValueError, OSError) as exc:
+                logger.error("not going by the experiment: %s", exc)
+                self._experiment_at_s = asyncio.get_running_loop().time() + RETRY_AFTER_S
+            else:
+                self._experiment_with(experiment, text, arms)
+
+    async def _arms_of(self, experiment: Experiment) -> dict[str, Serving]:
+        """By name; those that are served already as they are."""
+        served = {serving.named.name: serving for serving in self._served()}
+        return {
+            name: served[name] if name in served else await asyncio.to_thread(self._load, name)
+            for name in experiment.shares
+        }
+
+    def _experiment_with(self, experiment: Experiment | None, text: str | None, arms: dict[str, Serving]) -> None:
+        logger.warning("experiment: %s", "none" if experiment is None else text)
+        self.experiment, self._experiment_text, self._arms = experiment, text, arms
+        self._announce_at_s = 0
+        for serving in arms.values():
+            serving.catalogue.catch_up()  # with what was said while it was loaded
+        self._spread()
+
+    def _served(self) -> list[Serving]:
+        """First what everybody is served who is in no experiment."""
+        by_tag = {serving.named.tag: serving for serving in (self.serving, *self._arms.values())}
+        return list(by_tag.values())
+
     async def _announce(self) -> None:
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._announce_at_s:
-            await self._store.generations.announce(self.serving.named, LIVE_FOR_S)
+            for serving in self._served():
+                await self._store.generations.announce(serving.named, LIVE_FOR_S)
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
 
-    async def _make_again(self, make: Callable[[Serving], Awaitable[Serving]]) -> None:
+    async def _make_again(self, before: Serving, make: Callable[[Serving], Awaitable[Serving]]) -> None:
         """Serve the same generation with another catalogue."""
-        begin_s, before = asyncio.get_running_loop().time(), self.serving
+        begin_s = asyncio.get_running_loop().time()
         if begin_s < self._make_at_s:
             return
         made = await make(before)
         end_s = asyncio.get_running_loop().time()
         self._make_at_s = end_s + max(MADE_EVERY_S, (end_s - begin_s) / MAKING_SHARE)
         made.catalogue.catch_up()  # with what was said while it was made
-        if self.serving is before:  # and no request has activated a model meanwhile
-            self._take(made)
+        self._arms = {name: made if serving is before else serving for name, serving in self._arms.items()}
+        self._take(made if self.serving is before else self.serving)  # a request may have activated a model meanwhile
 
     async def _counted(self, before: Serving) -> Serving:
         """What is popular now, without a model."""
@@ -206,7 +277,6 @@ class Switch:
 
     def _serve(self, serving: Serving) -> None:
         logger.warning("serving %r instead of %r", serving.named.name, self.serving.named.name)
-        self._store.fold_into([serving.generation])
         serving.catalogue.catch_up()  # with what was said while it was loaded
         self._take(serving)
         self._failed = None
@@ -217,8 +287,27 @@ class Switch:
     def _take(self, serving: Serving) -> None:
         """The one assignment that a change is."""
         self.serving = serving
-        serving.newcomers.serve(serving.catalogue, serving.engine, serving.cold)
-        self._live.newcomers = [serving.newcomers] if len(serving.artifact.items) else []
+        self._spread()
+
+    def _spread(self) -> None:
+        """Let everything else work with what is served now."""
+        served, experiment = self._served(), self.experiment
+        name = "" if experiment is None else experiment.name
+        for serving in served:
+            counted = [kind for kind, weight in serving.generation.event_weights.items() if weight > 0]
+            serving.newcomers.serve(serving.catalogue, serving.engine, serving.cold)
+            self._live.clicks.serve(serving.named.tag, serving.named.name, name, counted)
+        self._live.newcomers = [serving.newcomers for serving in served if len(serving.artifact.items)]
+        self._store.fold_into([serving.generation for serving in served])
+        self.recommender: Recommender | Split = self.serving.recommender
+        if experiment is not None:
+            arms = {arm: self._recommender_in(name, serving) for arm, serving in self._arms.items()}
+            self.recommender = Split(experiment, arms, self.serving.recommender)
+
+    def _recommender_in(self, experiment: str, serving: Serving) -> Recommender:
+        return self._recommender(
+            serving.named.name, serving.generation, serving.catalogue, serving.engine, serving.trending, experiment
+        )
 
     def _note_served(self) -> None:
         generation, named = self.serving.generation, self.serving.named
@@ -273,7 +362,13 @@ class Switch:
         )
 
     def _recommender(
-        self, name: str, generation: Generation, catalogue: Shelf, engine: Engine, trending: Trending
+        self,
+        name: str,
+        generation: Generation,
+        catalogue: Shelf,
+        engine: Engine,
+        trending: Trending,
+        experiment: str = "",
     ) -> Recommender:
         return Recommender(
             name,
@@ -285,6 +380,8 @@ class Switch:
             self._store,
             self._settings.tenant,
             self._metrics,
+            self._live.clicks,
+            experiment,
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -111,6 +112,14 @@ class Settings(StoreSettings):
         """Put these settings into the environment, where the worker processes started next find them."""
         for name, value in self.model_dump(mode="json", exclude_none=True).items():
             os.environ[PREFIX + name.upper()] = value if isinstance(value, str) else json.dumps(value)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def share_metrics(directory: Path) -> None:

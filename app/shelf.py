@@ -15,6 +15,7 @@ from model import bitmap
 from model.bitmap import Bitmap
 from model.items import Items
 from model.names import UNLIKE, Names
+from model.variety import Categories
 from storage.store import ItemEntry
 
 NO_ROWS: Rows = np.empty(0, np.int64)
@@ -30,6 +31,7 @@ class Shelf(Catalogue):
         self._recategorised: dict[int, tuple[str, ...]] = {}
         self._is_recategorised = bitmap.empty(len(items))  # of these items, the model's categories do not count
         self._rows_said: dict[str, Rows] = {}  # by category
+        self._labels_said: dict[str, int] = {}  # numbers of categories, those of the model come first
         self._unknown: dict[str, ItemEntry] = {}  # items that the model has not learned
         super().__init__(items)  # which already asks for what is overridden here
         bitmap.discard(self.unavailable, NO_ROWS)  # compiled now, not by the first change
@@ -55,6 +57,32 @@ class Shelf(Catalogue):
         for category in categories & self._rows_said.keys():
             bitmap.add(found, self._rows_said[category])
         return found
+
+    @property
+    def labels(self) -> int:
+        return super().labels + len(self._labels_said)
+
+    def label(self, number: int) -> str:
+        learned = super().labels
+        return super().label(number) if number < learned else list(self._labels_said)[number - learned]
+
+    def categories_of(self, rows: Rows) -> Categories:
+        of_model = super().categories_of(rows)
+        said = bitmap.has(self._is_recategorised, rows)
+        if not said.any():
+            return of_model
+        parts = np.split(of_model.labels, of_model.ends[1:-1])
+        for place in np.flatnonzero(said).tolist():
+            names = self._recategorised.get(int(rows[place]), ())
+            parts[place] = np.array([self._number(name) for name in names], np.int64)
+        ends = np.cumsum([0, *map(len, parts)])
+        return Categories(np.concatenate(parts), ends)
+
+    def _number(self, category: str) -> int:
+        number = self._categories.number(category)
+        if number is None:
+            number = self._labels_said.setdefault(category, super().labels + len(self._labels_said))
+        return number
 
     def scored_item(self, row: int, score: float) -> ScoredItem:
         item = super().scored_item(row, score)

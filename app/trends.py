@@ -11,22 +11,21 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue import Rows
+from app.catalogue import Rows, gains_of
 from app.schemas import ScoredItem
 from app.shelf import Shelf
 from model import bitmap
 from model.bitmap import Bitmap
+from model.scan import Boosts
 from storage.state import Event
 from storage.store import Appended, StorageError, UserStore
 from storage.trends import HALF_LIFE_S, count_at, trend_of
 
-LOOK_EVERY_S = 5.0
 ITEMS = 4096  # that are read; behind them nothing is used much, and popular items follow
 PRIOR = 1000.0  # events that training's popularity counts as where both are ranked together
 ENOUGH = 1000.0  # events of this moment, below which what is used just now is chance
@@ -45,6 +44,7 @@ class Trends:
         self._store = store
         self._tenant = tenant
         self._types: Collection[str] = ()
+        self._one_at_a_time = asyncio.Lock()
         self._begin_us = time.time_ns() // 1_000
         self._counts = defaultdict[str, float](float)  # in events of the moment `_begin_us`
 
@@ -59,32 +59,27 @@ class Trends:
             if event.type in types and not one.duplicate:
                 counts[event.item_id] += 2.0 ** ((event.timestamp_us - begin_us) * scale)
 
-    async def follow(self) -> None:
-        """Look again and again."""
-        while True:
-            with suppress(StorageError):
-                await self.look()
-            await asyncio.sleep(LOOK_EVERY_S)
-
     async def look(self) -> None:
         """Tell what was counted, and read what everybody has; StorageError when the store cannot be used."""
         await self.tell()
-        self.newest = await self._store.trends(self._tenant, ITEMS)
+        async with self._one_at_a_time:
+            self.newest = await self._store.trends(self._tenant, ITEMS)
 
     async def tell(self) -> None:
         """Tell what was counted; StorageError as for `look`, and then it is told the next time."""
-        counts, begin_us = self._counts, self._begin_us
-        self._counts, self._begin_us = defaultdict(float), time.time_ns() // 1_000
-        told = {item_id: trend_of(begin_us, count) for item_id, count in counts.items() if count > 0}
-        if not told:
-            return
-        try:
-            await self._store.add_trends(self._tenant, told)
-        except StorageError as exc:
-            logger.debug("trends could not be noted, which will be tried again: %s", exc)
-            for item_id, trend in told.items():
-                self._counts[item_id] += count_at(trend, self._begin_us)
-            raise
+        async with self._one_at_a_time:  # or who tells meanwhile has not told yet when this returns
+            counts, begin_us = self._counts, self._begin_us
+            self._counts, self._begin_us = defaultdict(float), time.time_ns() // 1_000
+            told = {item_id: trend_of(begin_us, count) for item_id, count in counts.items() if count > 0}
+            if not told:
+                return
+            try:
+                await self._store.add_trends(self._tenant, told)
+            except StorageError as exc:
+                logger.debug("trends could not be noted, which will be tried again: %s", exc)
+                for item_id, trend in told.items():
+                    self._counts[item_id] += count_at(trend, self._begin_us)
+                raise
 
 
 class Trending:
@@ -92,18 +87,18 @@ class Trending:
 
     def __init__(self, trends: Trends, catalogue: Shelf) -> None:
         self._trends = trends
-        self._catalogue = catalogue
+        self.catalogue = catalogue
         self._newest: Mapping[str, float] = {}
         self._read = _Read.of({}, catalogue)
 
     def items(self, k: int, categories: Collection[str] = ()) -> list[ScoredItem]:
         """The k highest of those that can be had in one of the categories, or in any; by how often they are used."""
-        excluded = self._catalogue.unavailable.copy()
+        excluded = self.catalogue.unavailable.copy()
         if categories:
-            excluded |= ~self._catalogue.in_categories(categories)
+            excluded |= ~self.catalogue.in_categories(categories)
         read = self._now()
         rows = bitmap.first_outside(excluded, read.rows, k)
-        return [self._catalogue.scored_item(row, read.counts[row]) for row in rows.tolist()]
+        return [self.catalogue.scored_item(row, read.counts[row]) for row in rows.tolist()]
 
     @property
     def are_known(self) -> bool:
@@ -117,22 +112,46 @@ class Trending:
     def popular(self, k: int, excluded: Bitmap) -> list[ScoredItem]:
         """The same with their scores; by training's counts alone where too little is known."""
         if not self.are_known:
-            return self._catalogue.popular(k, excluded)
-        return [self._catalogue.scored_item(row, score) for score, row in self._first(k, excluded)]
+            return self.catalogue.popular(k, excluded)
+        return [self.catalogue.scored_item(row, score) for score, row in self._first(k, excluded)]
+
+    def ranked(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
+        """As `popular`, with boosts, which multiply an item's score by e to their power."""
+        if not self.are_known:
+            return self.catalogue.most_popular(k, excluded, boosts)
+        read = self._now()
+        used = read.rows.astype(np.int64)
+        used = used[~bitmap.has(excluded, used)]
+        others, _ = self.catalogue.most_popular(k, excluded | read.bitmap, boosts)
+        rows = np.concatenate([used, others])
+        scores = self.scores(rows, boosts)
+        best = np.argsort(-scores, kind="stable")[:k]
+        return rows[best], scores[best]
+
+    def scores(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
+        """Of any items, as in `ranked`."""
+        counts = self.catalogue.boosted_counts(rows, boosts)
+        if not self.are_known:
+            return counts
+        read = self._now()
+        counts *= PRIOR / max(int(self.catalogue.counts.sum()), 1)
+        just_now = np.fromiter((read.counts.get(row, 0.0) for row in rows.tolist()), np.float64, len(rows))
+        scores: NDArray[np.float64] = counts + just_now * (1.0 if boosts is None else np.exp(gains_of(boosts, rows)))
+        return scores
 
     def _first(self, k: int, excluded: Bitmap) -> list[tuple[float, int]]:
-        read, counts = self._now(), self._catalogue.counts
-        excluded = excluded | self._catalogue.unavailable
+        read, counts = self._now(), self.catalogue.counts
+        excluded = excluded | self.catalogue.unavailable
         each = PRIOR / max(int(counts.sum()), 1)
         used = bitmap.first_outside(excluded, read.with_prior, k).tolist()
-        others = bitmap.first_outside(excluded | read.bitmap, self._catalogue.popular_rows, k).tolist()
+        others = bitmap.first_outside(excluded | read.bitmap, self.catalogue.popular_rows, k).tolist()
         found = [(read.counts.get(row, 0.0) + each * int(counts[row]), row) for row in [*used, *others]]
         return sorted(found, key=lambda one: -one[0])[:k]
 
     def _now(self) -> _Read:
         newest = self._trends.newest
         if newest is not self._newest:
-            self._read, self._newest = _Read.of(newest, self._catalogue), newest
+            self._read, self._newest = _Read.of(newest, self.catalogue), newest
         return self._read
 
 

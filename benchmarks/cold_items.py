@@ -1,13 +1,9 @@
 """Items that training has not seen: how often and how well they are recommended once events introduce them.
 
-Every tenth item of a data set is held out of training. Then all events come in order of time, as live ones would. An
-item gets codes when enough users with a history have chosen it, and again when more have. An event steps with the codes
-its item has at that moment, or not at all. Each test event is ranked when its time has come, by what is known then.
-
-History codes are what the items before it vote for. Target codes and bias are those under which it is likeliest that
-just these users, with their queries, chose it, and others did not: training's softmax for one item among many, which
-the model's own answers to a sample of queries stand for, found codebook by codebook. A few events cannot tell 256
-codewords apart; a prior by the votes decides where they do not.
+Every tenth item of a data set is held out of training. Then all events come in order of time, as live ones would: they
+are posted to a real service with its embedded store, which gives codes to new items when enough users with a history
+have chosen them (app/newcomers.py, model/cold.py). When the time of a test event has come, the service is asked for
+that user's ten best items. After every request the service has the time that it wants for its work in the background.
 
     python -m benchmarks.cold_items --data $LISAREC_DATA/online-retail --plain models/retail --without models/tenth
 
@@ -17,51 +13,41 @@ and with the same settings, where it is not there yet.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
-import torch
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
+from app import newcomers
+from app.metrics import Metrics
+from app.schemas import RecommendationRequest
+from app.service import Service, running
+from app.settings import Settings
 from benchmarks.scan import cpu
 from model import artifact, data
 from model.artifact import Artifact, Items
 from model.data import Interactions, Split
+from model.engine import Engine
 from model.evaluate import prepare
 from model.histogram import history_histogram
-from model.lisa import LisaMini, sum_of_codewords
 from model.metrics import difference, difference_interval_95, interval_95, metrics
 from model.train import EpochReport, Trainer
 
 EVERY = 10
-EVIDENCE = (10, 30, 100)  # events with known items before them, at which an item's codes are voted for
-PRIOR = 5.0  # how many events the votes are worth; of 1, 5 and 20, the best on validation
-SAMPLE = 600  # queries that stand for those of all users
-SAMPLED_EVERY = 150  # events
-SWEEPS = 3  # over the codebooks
-CONTEXT = 5  # known items before an event that vote
-FADING = 0.2  # of their votes, per item further back
-USUAL_EVENTS = 10.0  # an item's vote counts as 1 / sqrt(its training events + this), or the popular ones decide alone
-NEVER = 1 << 30  # the rank of what cannot be recommended
+NEVER = 1 << 30  # the rank of what is not recommended
 K = 10
+POSTED_AT_ONCE = 100
 
 console = Console()
-
-
-class Codes(NamedTuple):
-    """Of one item, and its bias."""
-
-    history: NDArray[np.int64]
-    target: NDArray[np.int64]
-    bias: float
 
 
 def held_out_items(interactions: Interactions) -> NDArray[np.bool_]:
@@ -110,179 +96,106 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, pla
     artifact.save(out, trainer.model, plain.config, items, {})
 
 
-def with_room(model: LisaMini, more: int) -> LisaMini:
-    """The model with rows for more items, which have no codes and cannot be recommended yet."""
-    wider = LisaMini(
-        model.config,
-        torch.nn.functional.pad(model.history_codes, (0, 0, 0, more)),
-        torch.nn.functional.pad(model.target_codes, (0, 0, 0, more)),
-    )
-    state = model.state_dict()
-    wanting = {"history_codes": 0, "target_codes": 0, "followers": -1, "lift": 0}
-    for name, value in wanting.items():
-        state[name] = torch.nn.functional.pad(state[name], (0, 0, 0, more), value=value)
-    state["bias"] = torch.nn.functional.pad(state["bias"], (0, more), value=float(state["bias"].median()))
-    wider.load_state_dict(state)
-    return wider.eval()
-
-
-@dataclass
-class Chosen:
-    """A new item's first event, as a number of events, and of each of its events the items and the query before."""
-
-    since: int
-    before: list[tuple[int, ...]] = field(default_factory=list)
-    queries: list[Tensor] = field(default_factory=list)
-
-
-class Live:
-    """A service that learns of new items from events, one after the other; rows from `known` on are theirs."""
-
-    def __init__(self, trained: Artifact, new_items: int, evidence: Sequence[int]) -> None:
-        self.known = len(trained.items)
-        self._trained = trained
-        self._model = with_room(trained.model, new_items)
-        self._evidence = evidence
-        self._enough = max(evidence, default=0)
-        self._vectors = self._model.item_vectors(torch.arange(self.known))
-        self._steps = defaultdict[int, list[tuple[int, NDArray[np.int64]]]](list)  # by user
-        self._before: dict[int, deque[int]] = {}  # by user, newest known items, newest first
-        self._chosen: dict[int, Chosen] = {}
-        self._has_codes: set[int] = set()
-        self._events = 0
-        self._sample: deque[tuple[Tensor, Tensor]] = deque(maxlen=SAMPLE)  # queries, logarithms of their softmax's sum
-
-    def receive(self, user: int, item: int) -> None:
-        self._events += 1
-        before = self._before.setdefault(user, deque(maxlen=CONTEXT))
-        if self._events % SAMPLED_EVERY == 0 and before:
-            query = self._query(user)
-            self._sample.append((query, torch.logsumexp(self._vectors @ query + self._model.bias[: self.known], 0)))
-        if item >= self.known and before:
-            self._learn(user, item, tuple(before))
-        if item < self.known:
-            before.appendleft(item)
-        if item < self.known or item in self._has_codes:
-            self._steps[user].append((item, self._model.history_codes[item].numpy().copy()))
-
-    def _learn(self, user: int, item: int, before: tuple[int, ...]) -> None:
-        chosen = self._chosen.setdefault(item, Chosen(self._events))
-        if len(chosen.before) == self._enough:
-            return
-        chosen.before.append(before)
-        chosen.queries.append(self._query(user))
-        if len(chosen.before) in self._evidence and self._sample:
-            codes = self._likeliest(chosen)
-            self._model.history_codes[item] = torch.from_numpy(codes.history)
-            self._model.target_codes[item] = torch.from_numpy(codes.target)
-            self._model.bias[item] = codes.bias
-            self._has_codes.add(item)
-
-    def _likeliest(self, chosen: Chosen) -> Codes:
-        shape, books = self._trained.config.model, self._model.target_codebooks
-        votes = self._votes(chosen.before, self._trained.target_codes, shape.target_codewords)  # (B', W')
-        prior = PRIOR * np.log((votes + 1) / (votes + 1).sum(axis=1, keepdims=True))
-        log_prior = torch.from_numpy(prior).float()
-        queries, sums = (torch.stack(part) for part in zip(*self._sample, strict=True))
-        by_users = torch.einsum("qd,bwd->bqw", torch.stack(chosen.queries), books)
-        by_all = torch.einsum("qd,bwd->bqw", queries, books)
-        count = len(chosen.queries)
-        codes = votes.argmax(axis=1)
-        for _ in range(SWEEPS):
-            for book in range(len(books)):
-                others = [other for other in range(len(books)) if other != book]
-                of_users = by_users[book] + _scores(by_users, codes, others)  # (count, W')
-                of_all = by_all[book] + _scores(by_all, codes, others) - sums[:, None]
-                # the likelihood with the best bias for each codeword
-                likelihood = of_users.sum(dim=0) - count * torch.logsumexp(of_all, dim=0)
-                codes[book] = int((likelihood + log_prior[book]).argmax())
-        of_all = _scores(by_all, codes, range(len(books)))[:, 0] - sums
-        events = max(self._events - chosen.since, count) / len(self._sample)  # that one query of the sample stands for
-        bias = float(np.log(count / events) - torch.logsumexp(of_all, dim=0))
-        learned = self._model.bias[: self.known]
-        history = self._votes(chosen.before, self._trained.history_codes, shape.history_codewords).argmax(axis=1)
-        return Codes(history, codes, min(max(bias, float(learned.min())), float(learned.max())))
-
-    def _votes(self, before: Sequence[tuple[int, ...]], codes: NDArray[np.uint8], words: int) -> NDArray[np.float64]:
-        """Of the items before, for each codeword: (books, words)."""
-        rows = np.array([row for items in before for row in items])
-        fading = np.array([np.exp(-FADING * place) for items in before for place in range(len(items))])
-        weights = fading / np.sqrt(self._trained.items.counts[rows] + USUAL_EVENTS)
-        return np.array([np.bincount(book, weights, words) for book in codes[rows].T])
-
-    def _query(self, user: int) -> Tensor:
-        """What the user's state asks: (D,)."""
-        steps, shape = self._steps[user], self._model.config
-        codes = np.stack([codes for _, codes in steps]).astype(np.uint8)
-        histogram = history_histogram(codes, shape.decay_rates, shape.history_codewords)
-        recent = self._recent(user)
-        return self._model.read(torch.from_numpy(histogram)[None], recent[:, 0], recent, self._trained.tables)[0]
-
-    def _recent(self, user: int) -> Tensor:
-        newest = [item for item, _ in self._steps[user][::-1][: self._model.config.recent_items]]
-        return torch.tensor([newest + [-1] * (self._model.config.recent_items - len(newest))])
-
-    def scores(self, user: int) -> NDArray[np.float32]:
-        """Of every item for the user's next event; minus infinity for those without codes."""
-        if not self._steps[user]:
-            return np.full(len(self._model.bias), -np.inf, np.float32)
-        new = sum_of_codewords(self._model.target_codes[self.known :], self._model.target_codebooks)
-        found = torch.cat([self._vectors, new]) @ self._query(user) + self._model.bias
-        items, gains = self._model.lifts(self._recent(user))
-        scores: NDArray[np.float32] = found.scatter_add(0, items[0], gains[0]).numpy()
-        scores[[row for row in range(self.known, len(scores)) if row not in self._has_codes]] = -np.inf
-        return scores
-
-
-def _scores(products: Tensor, codes: NDArray[np.int64], books: Iterable[int]) -> Tensor:
-    """What the codes of some books add to the scores: (B', Q, W') -> (Q, 1)."""
-    return torch.stack([products[book][:, codes[book]] for book in books]).sum(dim=0)[:, None]
-
-
 @dataclass
 class Answers:
-    """Ranks of the test events, ties against the scorer, and how many of the ten best each time were new items."""
+    """Ranks of the test events, and how many of the ten best each time were new items."""
 
     ranks: list[int] = field(default_factory=list)
     new_shown: list[int] = field(default_factory=list)
 
-    def note(self, scores: NDArray[np.floating], target: int, known: int) -> None:
-        allowed = np.isfinite(scores[target])
-        self.ranks.append(int((scores >= scores[target]).sum()) if allowed else NEVER)
-        best = np.argsort(-scores, kind="stable")[:K]
-        self.new_shown.append(int((best >= known).sum()))
+    def note(self, best: list[str], target: str, new: set[str]) -> None:
+        self.ranks.append(best.index(target) + 1 if target in best else NEVER)
+        self.new_shown.append(sum(item_id in new for item_id in best))
 
 
-@torch.inference_mode()
-def replayed(trained: Artifact, interactions: Interactions, parts: Split, evidence: Sequence[int]) -> list[Answers]:
+@asynccontextmanager
+async def service_of(trained: Artifact, model: Path, directory: Path) -> AsyncIterator[Service]:
+    settings = Settings(model_dir=model, data_dir=directory)
+    async with running(settings, {settings.tenant: trained}, Metrics()) as services:
+        yield services.by_tenant[settings.tenant]
+
+
+async def finish(service: Service) -> None:
+    """Let the service do what it has begun, and go by it."""
+    own = service.switch.serving.newcomers
+    if own._at_work:
+        await asyncio.wait(list(own._at_work))
+        service.switch._make_at_s = 0.0
+        await service.switch.look()
+
+
+async def replayed(trained: Artifact, model: Path, interactions: Interactions, parts: Split) -> tuple[Answers, Answers]:
     """Answers of the service and of popularity at that moment, in the order of the split's test events."""
-    row_of = {name: row for row, name in enumerate(trained.items.ids)}
-    new = [name for name in interactions.item_ids if name not in row_of]
-    row_of.update((name, len(trained.items) + place) for place, name in enumerate(new))
-    rows = np.array([row_of[name] for name in interactions.item_ids])[interactions.item]
-    live = Live(trained, len(new), evidence)
+    newcomers.SAMPLED_AFTER_S = 0.0  # a year takes minutes here
+    new = set(interactions.item_ids) - set(trained.items.ids)
     tested = {int(position): place for place, position in enumerate(parts.test)}
-    counts = np.zeros(len(row_of))
-    by_place: list[tuple[Answers, Answers]] = [(Answers(), Answers()) for _ in tested]
-    for position in np.argsort(interactions.timestamp_us, kind="stable").tolist():
-        user, row = int(interactions.user[position]), int(rows[position])
-        if position in tested:
-            service, popular = by_place[tested[position]]
-            service.note(live.scores(user), row, live.known)
-            popular.note(counts, row, live.known)
-        live.receive(user, row)
-        counts[row] += 1
-    return [
+    by_place = [(Answers(), Answers()) for _ in tested]
+    counts, waiting = np.zeros(len(interactions.item_ids)), list[dict[str, object]]()
+    with tempfile.TemporaryDirectory() as directory:
+        async with service_of(trained, model, Path(directory)) as service:
+
+            async def post() -> None:
+                if waiting:
+                    await service.ingest.append(waiting)
+                    waiting.clear()
+                    await finish(service)
+
+            for position in np.argsort(interactions.timestamp_us, kind="stable").tolist():
+                user, item = int(interactions.user[position]), int(interactions.item[position])
+                user_id, item_id = interactions.user_ids[user], interactions.item_ids[item]
+                if position in tested:
+                    await post()
+                    asked = RecommendationRequest(user_id=user_id, k=K, exclude_seen="none")
+                    (answer,) = await service.recommender.recommend([asked])
+                    of_service, of_popularity = by_place[tested[position]]
+                    of_service.note([one["item_id"] for one in answer["items"]], item_id, new)
+                    most = np.argsort(-counts, kind="stable")[:K].tolist()
+                    of_popularity.note([interactions.item_ids[row] for row in most], item_id, new)
+                waiting.append(
+                    {
+                        "user_id": user_id,
+                        "item_id": item_id,
+                        "type": interactions.type_names[interactions.type[position]],
+                        "timestamp": int(interactions.timestamp_us[position]) / 1e6,
+                    }
+                )
+                counts[item] += 1
+                if len(waiting) == POSTED_AT_ONCE:
+                    await post()
+    first, second = (
         Answers([one[which].ranks[0] for one in by_place], [one[which].new_shown[0] for one in by_place])
         for which in (0, 1)
-    ]
+    )
+    return first, second
+
+
+def never_learned(trained: Artifact, interactions: Interactions, parts: Split) -> Answers:
+    """What the model answers that leaves new items out, of history and answers; who has no history gets no hit."""
+    row_of, shape, engine = (
+        {name: row for row, name in enumerate(trained.items.ids)},
+        trained.config.model,
+        Engine(trained),
+    )
+    rows = np.array([row_of.get(name, -1) for name in interactions.item_ids])[interactions.item]
+    answers = Answers()
+    for position in parts.test.tolist():
+        history = rows[interactions.starts[interactions.user[position]] : position]
+        history, target, rank = history[history >= 0], rows[position], NEVER
+        if len(history) and target >= 0:
+            window = np.full(shape.recent_items, -1)
+            window[: min(len(history), len(window))] = history[::-1][: len(window)]
+            histogram = history_histogram(trained.history_codes[history], shape.decay_rates, shape.history_codewords)
+            scores = engine.scores(engine.step(histogram[None], history[-1:], window[None]))[0].numpy()
+            rank = int((scores >= scores[target]).sum())
+        answers.ranks.append(rank)
+        answers.new_shown.append(0)
+    return answers
 
 
 def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Data directory with real times.")],
     plain: Annotated[Path, typer.Option(help="Model of all items.")],
     without: Annotated[Path, typer.Option(help="Model without every tenth item; trained where it is missing.")],
-    evidence: Annotated[list[int] | None, typer.Option(help="Events at which codes are voted for.")] = None,
 ) -> None:
     """Compare."""
     of_all = artifact.load(plain)
@@ -292,8 +205,8 @@ def main(
         train_without(data_dir, interactions, parts, of_all, without)
     trained = artifact.load(without)
     of_plain = trial.test_model(of_all)
-    never, _ = replayed(trained, interactions, parts, ())
-    service, popular = replayed(trained, interactions, parts, evidence or EVIDENCE)
+    never = never_learned(trained, interactions, parts)
+    service, popular = asyncio.run(replayed(trained, without, interactions, parts))
     is_new = held_out_items(interactions)[interactions.item[parts.test]]
     new_plain = held_out_items(interactions)[of_plain.recommended[:, :K]].sum(axis=1)  # type: ignore[index]
 
@@ -305,7 +218,7 @@ def main(
     named = {
         "trained on all items": (of_plain.ranks, new_plain),
         "without every tenth, never learned": (np.array(never.ranks), np.array(never.new_shown)),
-        "without, learned from events": (np.array(service.ranks), np.array(service.new_shown)),
+        "without, served with live events": (np.array(service.ranks), np.array(service.new_shown)),
         "popularity at that moment": (np.array(popular.ranks), np.array(popular.new_shown)),
     }
     for name, (ranks, shown) in named.items():
@@ -318,12 +231,12 @@ def main(
             f"{shown.mean() / K:.1%}",
         )
     console.print(table)
-    learned = named["without, learned from events"][0]
+    learned = named["without, served with live events"][0]
     for name in ("without every tenth, never learned", "trained on all items"):
         others = named[name][0]
         low, high = difference_interval_95(learned, others, "hr_at_10")
         gain = difference(learned, others, "hr_at_10")
-        console.print(f"HR@10, learned from events minus {name}: {gain:+.3f} ({low:+.3f} to {high:+.3f})")
+        console.print(f"HR@10, served with live events minus {name}: {gain:+.3f} ({low:+.3f} to {high:+.3f})")
 
 
 def _with_interval(ranks: NDArray[np.int64], metric: str) -> str:

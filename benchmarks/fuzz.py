@@ -105,12 +105,12 @@ def fuzzed(model: Path, store: Store, *, with_keys: bool) -> Iterator[Fuzzed]:
 
 
 def ask(service: Fuzzed, count: int, seed: int) -> Found:
-    """A quarter of the cases from schemathesis, the others raw nonsense, half of it through the load balancer."""
+    """An eighth of the cases from schemathesis, the others raw nonsense, half of it through the load balancer."""
     found = Found()
     files_before = service.number("process_open_fds")
     calls = service.calls()
     for name, url in (("service", service.url), ("balancer", service.running.url)):
-        of_seed = cases(calls, count * 3 // 8, seed, PATIENT_SHARE[name])
+        of_seed = cases(calls, count * 7 // 16, seed, PATIENT_SHARE[name])
         asyncio.run(exchange_all(url, list(of_seed), found, name))
     described(service, count - found.cases, seed, found)
     look_after(service, files_before, found)

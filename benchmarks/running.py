@@ -37,14 +37,15 @@ def running_service(model: Path, *options: str) -> Iterator[str]:
             service.wait(timeout=30)
 
 
-def wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
+def wait_until_ready(url: str, service: subprocess.Popen[bytes], path: str = "/readyz") -> None:
     give_up_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < give_up_s:
         if service.poll() is not None:
             raise RuntimeError(f"the service ended with {service.returncode} before it was ready")
         try:
-            if httpx.get(f"{url}/readyz").status_code == httpx.codes.OK:
+            if httpx.get(f"{url}{path}").status_code == httpx.codes.OK:
                 return
         except httpx.TransportError:
-            time.sleep(0.1)
+            pass
+        time.sleep(0.1)
     raise RuntimeError(f"the service was not ready within {START_TIMEOUT_S:g} s")

@@ -1,4 +1,4 @@
-"""Archiver and Prometheus beside a topology, as docker-compose.yml runs them.
+"""Archiver, trainer and Prometheus beside a topology, as docker-compose.yml runs them.
 
 Prometheus reads docker/prometheus/prometheus.yml and the rules beside it as they are mounted. In the place of Docker's
 names stands an HTTP server of this process, which tells it who listens where: replicas that come and go, too.
@@ -10,21 +10,23 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import yaml
 
-from benchmarks.running import free_port
+from benchmarks.running import free_port, wait_until_ready
 from benchmarks.topology import ROOT, Topology, program
 
 ARCHIVE = "archive"
 MOUNTED = ROOT / "docker" / "prometheus"
+LISAREC = (sys.executable, "-m", "app")
 CONFIG = yaml.safe_load((MOUNTED / "prometheus.yml").read_text())
 
 
@@ -51,30 +53,44 @@ class Prometheus:
 
 @contextmanager
 def watched(
-    running: Topology, directory: Path, every_s: Mapping[str, str], *archiver_options: str
+    running: Topology,
+    directory: Path,
+    archiver_options: Sequence[str],
+    *,
+    models: Path | None = None,
+    every_s: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Prometheus]:
-    """Start both; logs and all they write are in the directory, and they are gone afterwards.
+    """Start them; logs and all they write are in the directory, and they are gone afterwards.
 
     directory         the archive is there, too, as ARCHIVE
-    every_s           what Prometheus' file says under `global`, for a test that does not want to wait
     archiver_options  beside where it archives from and to
+    models            folder of the trainer, which gets a turn once a day; None: no trainer
+    every_s           instead of what Prometheus' file says under `global`, for a test that does not want to wait
     """
-    archiver, listening = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    archiver, trainer, listening = (f"127.0.0.1:{free_port()}" for _ in range(3))
     balancer = running.balancer_environment["LISAREC_METRICS_BIND"]
-    with _names(running, {"archive": [archiver], "haproxy": [balancer]}) as names_url:
+    with _names(running, {"archive": [archiver], "trainer": [trainer], "haproxy": [balancer]}) as names_url:
         jobs = [_job(job, names_url, listening) for job in CONFIG["scrape_configs"]]
         rules = [str(MOUNTED / Path(name).name) for name in CONFIG["rule_files"]]
         config = CONFIG | {"global": CONFIG["global"] | every_s, "rule_files": rules, "scrape_configs": jobs}
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
-        archive = [sys.executable, "-m", "app", "archive", "--redis-url", str(running.redis_url)]
-        archive += ["--archive-dir", str(directory / ARCHIVE), "--metrics", archiver, *archiver_options]
+        place = ["--redis-url", str(running.redis_url), "--archive-dir", str(directory / ARCHIVE)]
+        commands = {"archive": [*LISAREC, "archive", *place, "--metrics", archiver, *archiver_options]}
+        if models is not None:
+            retrain = ["retrain", *place, "--models-dir", str(models), "--every", "24h", "--metrics", trainer]
+            commands["trainer"] = [*LISAREC, *retrain]
         prometheus = [program("prometheus"), f"--config.file={directory / 'prometheus.yml'}"]
         prometheus += [f"--web.listen-address={listening}", f"--storage.tsdb.path={directory / 'tsdb'}"]
+        commands["prometheus"] = prometheus
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            for name, command in (("archive", archive), ("prometheus", prometheus)):
+            for name, command in commands.items():
                 with (directory / f"{name}.log").open("ab") as log:
                     processes.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
+            addresses = {"archive": archiver, "trainer": trainer, "prometheus": listening}
+            for name, process in zip(commands, processes, strict=True):
+                path = "/-/ready" if name == "prometheus" else "/metrics"
+                wait_until_ready(f"http://{addresses[name]}", process, path)
             yield Prometheus(f"http://{listening}")
         finally:
             for process in processes:

@@ -15,7 +15,6 @@ from app.live import Live
 from app.metrics import Metrics
 from app.serving import generation_of
 from app.settings import Settings
-from app.trends import Trends
 from benchmarks.ledger import TENANT
 from model import artifact
 from storage.redis import RedisStore
@@ -32,7 +31,7 @@ async def write(store_address: str, model: Path, events: Path, taken: Path) -> N
         store = await RedisStore.open(store_address, generations)
     else:
         store = await SQLiteStore.open(Path(store_address), generations)
-    ingest = Ingest(store, Settings(model_dir=model, tenant=TENANT), Metrics(), Live(Trends(store, TENANT)))
+    ingest = Ingest(store, Settings(model_dir=model, tenant=TENANT), Metrics(), Live(store, TENANT, Metrics()))
     lines = enumerate(events.read_text().splitlines())
     with taken.open("a", buffering=1) as acknowledged:
 

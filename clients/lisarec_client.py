@@ -65,6 +65,8 @@ class Recommendations:
     items: list[dict[str, Any]]  # {"item_id", "score", "title" ...}; of a fallback {"item_id"}
     source: str  # the service's word ("personalised", "popular" ...), or "fallback"
     recommendation_id: str | None = None
+    cursor: str | None = None  # of the next page, where pages were asked for; None after the last one
+    because: dict[str, Any] | None = None  # {"item_id", "title"}: the item that these are most like
 
     @property
     def item_ids(self) -> list[str]:
@@ -138,7 +140,8 @@ class AsyncClient:
     ) -> Recommendations:
         """The user's best items, or within the time-out the first k of the fallback. Never raises.
 
-        wishes  whatever else `POST /v1/recommendations` takes: categories, exclude, exclude_seen, candidates, history
+        wishes  whatever else `POST /v1/recommendations` takes: categories, categories_all, categories_none, exclude,
+                exclude_seen, candidates, history, boost, pin, diversity, max_per_category, cursor, because, explain
         """
         question = {"k": k, **wishes} if user_id is None else {"user_id": user_id, "k": k, **wishes}
         try:
@@ -157,7 +160,9 @@ class AsyncClient:
             answer = await self._http.post("/v1/recommendations", json=question)
         self._silent_until_s = time.monotonic() + (_retry_after_s(answer) or 0.0)
         said = _said(answer)
-        return Recommendations(said["items"], said["source"], said["recommendation_id"])
+        return Recommendations(
+            said["items"], said["source"], said["recommendation_id"], said.get("cursor"), said.get("because")
+        )
 
     async def user(self, user_id: str) -> dict[str, Any] | None:
         """What the service knows of the user; None of one without events."""

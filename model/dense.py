@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model import bitmap
-from model.scan import Lifted, Ranked
+from model.scan import Boosts, Lifted, Ranked
 
 
 class Dense:
@@ -39,8 +39,12 @@ class Dense:
             scores += products[:, book].index_select(1, codes)
         return scores.scatter_add_(1, *lifted)
 
-    def top_k(self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64]) -> Ranked:
+    def top_k(
+        self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
+    ) -> Ranked:
         scores = self.scores(products, lifted).cpu()
+        for members, gain in zip(*boosts, strict=True) if boosts else ():
+            scores[:, torch.from_numpy(bitmap.to_mask(members, self.items))] += gain
         scores[torch.from_numpy(bitmap.to_mask(excluded, self.items))] = -torch.inf
         highest = scores.topk(k, dim=1).values
         if highest.isnan().any():
@@ -54,7 +58,14 @@ class Dense:
             best[row, : len(found)] = found_scores
         return items, best
 
-    def rank(self, products: Tensor, lifted: Lifted, k: int, candidates: Sequence[NDArray[np.int64]]) -> list[Ranked]:
+    def rank(
+        self,
+        products: Tensor,
+        lifted: Lifted,
+        k: int,
+        candidates: Sequence[NDArray[np.int64]],
+        boosts: Boosts | None = None,
+    ) -> list[Ranked]:
         ranked = []
         for table, followers, gains, indices in zip(products, *lifted, candidates, strict=True):
             distinct = np.unique(indices)
@@ -65,6 +76,8 @@ class Dense:
             place, which = torch.where(chosen[:, None] == followers)
             scores.index_add_(0, place, gains[which])
             values = scores.cpu().numpy()
+            for members, gain in zip(*boosts, strict=True) if boosts else ():
+                values[bitmap.has(members, distinct)] += gain
             found, found_scores = best_first(values, np.arange(len(values)), k)
             ranked.append((distinct[found], found_scores))
         return ranked

@@ -19,7 +19,7 @@ from model.artifact import Artifact
 from model.dense import Dense
 from model.followers import LIFTING_ITEMS
 from model.lisa import AttentionTables, sum_of_codewords
-from model.scan import Lifted, Ranked, Scan
+from model.scan import Boosts, Lifted, Ranked, Scan
 from model.step import Step
 
 ITEMS_AT_ONCE = 1 << 16
@@ -49,6 +49,14 @@ class Queries:
     def __getitem__(self, rows: Sequence[int]) -> Queries:
         asked = self.asked and (self.asked[0][rows], Lifted(*(part[rows] for part in self.asked[1])))
         return Queries(self.vectors[rows], self.recent[rows], self.nearest, asked)
+
+    def one(self, place: int) -> Queries:
+        """Of the user at that place, without a copy."""
+        if len(self) == 1:
+            return self
+        row = slice(place, place + 1)
+        asked = self.asked and (self.asked[0][row], Lifted(*(part[row] for part in self.asked[1])))
+        return Queries(self.vectors[row], self.recent[row], self.nearest, asked)
 
 
 class Parts(NamedTuple):
@@ -142,14 +150,17 @@ class Engine:
     @torch.inference_mode()
     def scores(self, queries: Queries) -> Tensor:
         """Score of every item: Q queries -> (Q, N), summed from the codebooks' inner products in a fixed order."""
-        return self._asked_of(queries).scores(*self._asked(queries))
+        return self._asked_of(queries).scores(*self.asked(queries))
 
     @torch.inference_mode()
-    def top_k(self, queries: Queries, k: int, excluded: NDArray[np.uint64] | None = None) -> Ranked:
+    def top_k(
+        self, queries: Queries, k: int, excluded: NDArray[np.uint64] | None = None, boosts: Boosts | None = None
+    ) -> Ranked:
         """The k best items of each query, best first, ties by item order.
 
         queries   Q queries
         excluded  (Q, words)   bitmaps of what must not be shown
+        boosts    of items whose scores are to gain something
         returns   items (Q, k') int64 and scores (Q, k') float32, k' = min(k, N); where fewer items are allowed the
                   rest is -1 and -inf
         raises    ValueError   for a model that gives scores which are not finite, k below 1 or bitmaps that do not fit
@@ -158,17 +169,20 @@ class Engine:
         excluded = np.zeros(shape, np.uint64) if excluded is None else excluded
         if k < 1 or excluded.shape != shape:
             raise ValueError(f"there is no top {k} of {shape} words with bitmaps of {excluded.shape}")
-        return self._asked_of(queries).top_k(*self._asked(queries), min(k, self.items), np.ascontiguousarray(excluded))
+        words = np.ascontiguousarray(excluded)
+        return self._asked_of(queries).top_k(*self.asked(queries), min(k, self.items), words, boosts)
 
     @torch.inference_mode()
-    def rank_candidates(self, queries: Queries, candidates: Sequence[NDArray[np.int64]], k: int) -> list[Ranked]:
+    def rank_candidates(
+        self, queries: Queries, candidates: Sequence[NDArray[np.int64]], k: int, boosts: Boosts | None = None
+    ) -> list[Ranked]:
         """The k best of each query's own candidates, best first, ties by item order; only these are scored."""
-        return self._asked_of(queries).rank(*self._asked(queries), k, candidates)
+        return self._asked_of(queries).rank(*self.asked(queries), k, candidates, boosts)
 
     @torch.inference_mode()
     def explain(self, query: Queries, items: NDArray[np.int64]) -> Parts:
         """What one query's scores of k items are made of."""
-        products, lifted = self._asked(query)
+        products, lifted = self.asked(query)
         books = np.arange(products.shape[1])
         codewords = products[0].numpy(force=True)[books, self.target_codes[items]]
         bias = self._asked_of(query).bias[torch.from_numpy(items).to(self.device)].numpy(force=True)
@@ -178,7 +192,8 @@ class Engine:
         by_newest = lifts.reshape(len(items), newest, self._model.config.followers)
         return Parts(codewords, bias, by_newest.sum(axis=2))
 
-    def _asked(self, queries: Queries) -> Asked:
+    @torch.inference_mode()
+    def asked(self, queries: Queries) -> Asked:
         """Of the queries, once for all that is done with them."""
         if queries.asked is None:
             products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)

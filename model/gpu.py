@@ -18,7 +18,7 @@ from triton import language as tl
 
 from model import bitmap
 from model.dense import Dense, best_first
-from model.scan import Lifted, Ranked
+from model.scan import Boosts, Lifted, Ranked
 
 BLOCK = 1024  # items
 
@@ -82,9 +82,11 @@ class Fused(Dense):
         super().__init__(codes, bias)
         self._codes = codes.T.contiguous()  # (B', N) uint8
 
-    def top_k(self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64]) -> Ranked:
-        if k * BLOCK > self.items:  # nothing would be left out
-            return super().top_k(products, lifted, k, excluded)
+    def top_k(
+        self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
+    ) -> Ranked:
+        if k * BLOCK > self.items or boosts is not None:  # nothing would be left out, or too little is known of a block
+            return super().top_k(products, lifted, k, excluded, boosts)
         if not products.isfinite().all():
             raise ValueError("a query's scores are not finite, or beyond float32; train the model again")
         queries, books, width = products.shape

@@ -26,6 +26,7 @@ BUDGET = 254.0  # the largest sum of deficits that may still qualify
 RENEW_BELOW = 0.95  # deficits are made anew when an item may lose less than this share of what it could before
 AHEAD = 8192  # bytes of codes that are asked for before they are needed
 EPSILON = 2.0**-23  # of float32
+ROUNDING = 1e-5  # more than the relative error of a score's last additions
 SMALLEST = 1e-30
 LARGEST = 1e38  # of what the parts of a score may add up to
 
@@ -58,7 +59,10 @@ class Batch(NamedTuple):
     raised    (Q, F)       float32, their scores
     peaks     (Q, B')      float32, the largest product of each codebook
     bounds    (Q, 3)       float64: no score is above the first, none below the second can be among the k best, and
-                           an item could lose the third when the deficits were made
+                           an item could lose the third when the deficits were made; all without boosts
+    boosted   (G, words)   uint64, bitmaps of items whose scores gain something
+    boosts    (G,)         float32, what they gain
+    reach     what an item can gain at most
     found     (Q,)         int64, how many items are found
     items     (Q, k)       int64, the best of them as a heap, the worst first; at the end sorted, the best first
     scores    (Q, k)       float32, of these
@@ -71,6 +75,9 @@ class Batch(NamedTuple):
     raised: Any
     peaks: Any
     bounds: Any
+    boosted: Any
+    boosts: Any
+    reach: float
     found: Any
     items: Any
     scores: Any
@@ -104,7 +111,7 @@ def scores(catalogue, tables, out):
 
 
 @numba.njit(cache=True, nogil=True)
-def rank(catalogue, table, lifted, gains, candidates, items, scores):
+def rank(catalogue, table, lifted, gains, boosted, boosts, candidates, items, scores):
     """The best of the candidates, which are distinct; returns how many are shown."""
     alone, raised = np.empty(len(lifted), np.int64), np.empty(len(lifted), np.float32)
     _lift(catalogue.lanes, catalogue.bias, table, lifted, gains, alone, raised)
@@ -112,15 +119,18 @@ def rank(catalogue, table, lifted, gains, candidates, items, scores):
     for item in candidates:
         place = _place(item, alone)
         score = raised[place] if place >= 0 else _score(catalogue.lanes, catalogue.bias, table, item)
-        found = _offer(item, score, items, scores, found)
+        found = _offer(item, _boosted(item, score, boosted, boosts), items, scores, found)
     _sort(items, scores, found)
     return found
 
 
 @numba.njit(cache=True, nogil=True)
-def top_k(catalogue, tables, lifted, gains, excluded, work, k):
+def top_k(catalogue, tables, lifted, gains, boosted, boosts, excluded, work, k):
     """The k best items of each query, best first, ties by item order: as ``Scan.top_k``."""
     queries, lifts = lifted.shape
+    reach = 0.0
+    for boost in boosts:
+        reach += max(0.0, boost)
     batch = Batch(
         tables,
         excluded,
@@ -129,6 +139,9 @@ def top_k(catalogue, tables, lifted, gains, excluded, work, k):
         np.empty((queries, lifts), np.float32),
         np.empty(tables.shape[:2], np.float32),
         np.empty((queries, 3)),
+        boosted,
+        boosts,
+        reach,
         np.empty(queries, np.int64),
         np.empty((queries, k), np.int64),
         np.empty((queries, k), np.float32),
@@ -156,7 +169,8 @@ def _scan(catalogue, batch, stride):
             item = batch.lifted[q, place]
             if item >= 0 and not _is_in(batch.excluded[q], item):
                 found, bounds = batch.found[q : q + 1], batch.bounds[q]
-                _keep(item, batch.raised[q, place], batch.items[q], batch.scores[q], found, bounds)
+                score = _boosted(item, batch.raised[q, place], batch.boosted, batch.boosts)
+                _keep(item, score, batch.items[q], batch.scores[q], found, bounds, batch.reach)
         _renew(catalogue, batch.tables[q], batch.peaks[q], batch.bounds[q], batch.work[q])
     for begin in range(0, blocks, CHUNK * stride):
         end = begin + CHUNK * stride
@@ -189,15 +203,28 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride):
                 left &= left - np.uint64(1)
                 score = _score(lanes, bias, table, item)
                 if score >= bounds[1] and _place(item, lifted) < 0:
-                    _keep(item, score, items, scores, found, bounds)
+                    score = _boosted(item, score, batch.boosted, batch.boosts)
+                    _keep(item, score, items, scores, found, bounds, batch.reach)
 
 
 @numba.njit(nogil=True)
-def _keep(item, score, items, scores, found, bounds):
+def _keep(item, score, items, scores, found, bounds, reach):
     """Keep the item if it is among the k best so far."""
     found[0] = _offer(item, score, items, scores, found[0])
-    if found[0] == len(items) and scores[0] > bounds[1]:
-        bounds[1] = scores[0]
+    if found[0] == len(items):
+        least = np.float64(scores[0])
+        if reach > 0:
+            least -= reach + ROUNDING * (reach + abs(least))
+        if least > bounds[1]:
+            bounds[1] = least
+
+
+@numba.njit(nogil=True)
+def _boosted(item, score, boosted, boosts):
+    for place in range(len(boosts)):
+        if _is_in(boosted[place], item):
+            score += boosts[place]
+    return score
 
 
 @numba.njit(nogil=True)

@@ -176,6 +176,15 @@ class Labels(Sequence[tuple[str, ...]]):
         codes = self.codes[self.ends[place] : self.ends[place + 1]]
         return tuple(self.names[code] for code in codes.tolist())
 
+    def number(self, label: str) -> int | None:
+        """The label's place among the names."""
+        return self._code_of.get(label)
+
+    def of_rows(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Codes (M,) of these items, one behind the other, and where each item's end (rows + 1,)."""
+        ends = np.zeros(len(rows) + 1, np.int64)
+        return _gathered(self.codes, self.ends, rows, ends), ends
+
     def items_with(self, label: str) -> NDArray[np.int32]:
         """Rows of the items that have the label; none for an unknown one."""
         code = self._code_of.get(label)
@@ -264,3 +273,16 @@ def _stands(buffer, ends, wanted, found):  # type: ignore[no-untyped-def]
             closeness = WORD if buffer[place - 1] == SPACE else ANYWHERE
             if closeness < found[row]:
                 found[row] = closeness
+
+
+@numba.njit(cache=True, nogil=True)
+def _gathered(codes, ends, rows, own):  # type: ignore[no-untyped-def]
+    for place in range(len(rows)):
+        row = rows[place]
+        own[place + 1] = own[place] + np.int64(ends[row + 1]) - np.int64(ends[row])
+    found = np.empty(own[-1], np.int64)
+    for place in range(len(rows)):
+        first = np.int64(ends[rows[place]])
+        for n in range(own[place + 1] - own[place]):
+            found[own[place] + n] = codes[first + n]
+    return found

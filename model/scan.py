@@ -50,6 +50,17 @@ class Lifted(NamedTuple):
     gains: Tensor
 
 
+class Boosts(NamedTuple):
+    """Items whose scores gain something, whatever the query; an item may be in several of the sets, or in none.
+
+    sets   (G, words)  bitmaps
+    gains  (G,)        float32, what the scores of a set's items gain; finite, and may be negative
+    """
+
+    sets: NDArray[np.uint64]
+    gains: NDArray[np.float32]
+
+
 class Scan:
     """N items in blocks of 256: one row of 256 codes for each codebook.
 
@@ -74,6 +85,7 @@ class Scan:
         self._catalogue = kernels.Catalogue(
             lanes, padded, levels, float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
         )
+        self._none = Boosts(bitmap.empty(self.items)[None][:0], np.empty(0, np.float32))
         self._compile(books)
 
     @property
@@ -96,7 +108,9 @@ class Scan:
         kernels.scores(self._catalogue, products.numpy(), scores)
         return torch.from_numpy(scores)[:, : self.items].scatter_add_(1, *lifted)
 
-    def top_k(self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64]) -> Ranked:
+    def top_k(
+        self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
+    ) -> Ranked:
         """The k best items of each query, best first, ties by item order.
 
         products  (Q, B', W')  float32, of each query with the codewords
@@ -106,12 +120,20 @@ class Scan:
         raises    ValueError   for scores that are not finite or beyond float32
         """
         items, gains = (part.numpy() for part in lifted)
+        sets, amounts = boosts or self._none
         best: Ranked = kernels.top_k(
-            self._catalogue, products.numpy(), items, gains, excluded, self._work(len(products)), k
+            self._catalogue, products.numpy(), items, gains, sets, amounts, excluded, self._work(len(products)), k
         )
         return best
 
-    def rank(self, products: Tensor, lifted: Lifted, k: int, candidates: Sequence[NDArray[np.int64]]) -> list[Ranked]:
+    def rank(
+        self,
+        products: Tensor,
+        lifted: Lifted,
+        k: int,
+        candidates: Sequence[NDArray[np.int64]],
+        boosts: Boosts | None = None,
+    ) -> list[Ranked]:
         """The k best of each query's own candidates, best first, ties by item order; only these are scored."""
         ranked = []
         for table, items, gains, asked in zip(
@@ -120,7 +142,7 @@ class Scan:
             distinct = np.unique(asked)
             shown = min(k, len(distinct))
             best = np.empty(shown, np.int64), np.empty(shown, np.float32)
-            found = kernels.rank(self._catalogue, table, items, gains, distinct, *best)
+            found = kernels.rank(self._catalogue, table, items, gains, *(boosts or self._none), distinct, *best)
             ranked.append((best[0][:found], best[1][:found]))
         return ranked
 
@@ -137,7 +159,8 @@ class Scan:
         self.scores(*nobody)
         self.top_k(*nobody, 1, bitmap.empty(self.items)[None][:0])
         table = np.zeros((books, 2), np.float32)
-        kernels.rank(self._catalogue, table, *(np.zeros(0, kind) for kind in (int, "f4", int, int, "f4")))
+        lifted, gains, candidates, items, scores = (np.zeros(0, kind) for kind in (int, "f4", int, int, "f4"))
+        kernels.rank(self._catalogue, table, lifted, gains, *self._none, candidates, items, scores)
 
 
 def paths() -> tuple[ScanPath, ...]:

@@ -7,6 +7,7 @@ the files. Who is killed before that step takes the same entries again, into oth
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ SELECT seq, tenant, {EVENT_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?
 SELECT_ERASURES = "SELECT id, tenant, user, through_seq FROM erasures WHERE id > ? ORDER BY id"
 SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
 ERASURES = 1  # a partition of its own in the archive's list of places; the log is partition 0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,17 +256,38 @@ class RedisLog:
 
 
 def _rewrite(server: Any) -> None:
+    """Returns when the server has done so, or where it does not let us.
+
+    raises  StorageUnavailable  when it could not, and should be asked again
+    """
+    with suppress(NoPermissionError):
+        _wait_until(lambda: _begins_rewrite(server))
+        _wait_until(lambda: not _is_rewriting(server.info("persistence")))
+        if server.info("persistence").get("aof_last_bgrewrite_status", "ok") != "ok":
+            raise StorageUnavailable("Redis could not rewrite its append-only file; its log says why")
+
+
+def _begins_rewrite(server: Any) -> bool:
+    try:
+        server.execute_command("BGREWRITEAOF")
+    except NoPermissionError:
+        raise
+    except ResponseError as exc:
+        logger.info("asking again for a rewrite of the append-only file: %s", exc)  # one from before may be under way
+        return False
+    return True
+
+
+def _is_rewriting(told: Mapping[str, Any]) -> bool:
+    return any(told.get(name) for name in ("aof_rewrite_in_progress", "aof_rewrite_scheduled"))
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
     give_up_at_s = time.monotonic() + REWRITE_TIMEOUT_S
-    while True:
-        try:
-            server.execute_command("BGREWRITEAOF")
-            return
-        except NoPermissionError:
-            return
-        except ResponseError as exc:  # one that began before the user was erased is under way
-            if time.monotonic() > give_up_at_s:
-                raise StorageUnavailable(f"Redis does not rewrite its append-only file: {exc}") from exc
-            time.sleep(0.1)
+    while not is_so():
+        if time.monotonic() > give_up_at_s:
+            raise StorageUnavailable("Redis does not rewrite its append-only file; its log says why")
+        time.sleep(0.1)
 
 
 def _client(url: str) -> Any:

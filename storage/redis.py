@@ -7,8 +7,9 @@ sync cost far more than an event, so whatever arrives during one round is read a
 
 import asyncio
 import logging
+import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path
@@ -26,6 +27,8 @@ from storage.redis_generations import RedisGenerations, named_by
 from storage.redis_item_counts import RedisItemCounts
 from storage.redis_items import PUT_ITEMS, READ_ITEMS, RedisItems
 from storage.redis_layout import (
+    ADD_TALLIES,
+    APPEND,
     COMMIT,
     ERASE,
     KEEP,
@@ -304,13 +307,17 @@ class RedisStore:
         servers = await self._usable_servers()
         read: list[bytes | None] = []
         for values in await servers.values(
-            [[self._keys.active(self._tenant)], [self._keys.items(self._tenant).version]]
+            [
+                [self._keys.active(self._tenant)],
+                [self._keys.items(self._tenant).version],
+                [self._keys.experiment(self._tenant)],
+            ]
         ):
             if isinstance(values, Exception):
                 raise failure_of(values) from values
             read += values
-        pointer, version = read
-        return Watched(named_by(pointer), int(version or 0))
+        pointer, version, experiment = read
+        return Watched(named_by(pointer), int(version or 0), None if experiment is None else experiment.decode())
 
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         await self._usable_servers()
@@ -336,6 +343,21 @@ class RedisStore:
         await self._usable_servers()
         return await self._trends.best(tenant, limit)
 
+    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+        args: list[Argument] = [part for name, count in counts.items() for part in (name, count)]
+        if args:
+            await self._usable_servers()
+            await self._run(ADD_TALLIES, [self._keys.tallies(tenant)], args)
+
+    async def tallies(self, tenant: str) -> dict[str, int]:
+        found = await (await self._usable_servers()).call("HGETALL", self._keys.tallies(tenant))
+        return {name.decode(): int(count) for name, count in found.items()}
+
+    async def secret(self) -> bytes:
+        await self._usable_servers()
+        await self._call("HSETNX", self._keys.meta, "secret", secrets.token_hex(32))
+        return bytes.fromhex((await self._call("HGET", self._keys.meta, "secret")).decode())
+
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         user = await self._root(tenant, user_id)
         is_new = await self._corrections.undo(self._keys.user(tenant, user_id), event_id)
@@ -356,14 +378,14 @@ class RedisStore:
     async def erase(self, tenant: str, user_id: str) -> None:
         self._refuse_when_closed()
         await self._check_servers()
-        for user in await self._corrections.names_to_erase(self._keys.user(tenant, user_id)):
-            await self._erase(user)
+        await self._corrections.erase(self._keys.user(tenant, user_id))
 
     async def _erase(self, user: User) -> None:
         tags = await self._registered_tags()
-        await self._run(ERASE, *erase_arguments(user, tags), copied=True)
+        await self._run(ERASE, *erase_arguments(user, tags))
         late = await self._registered_tags() - tags  # a generation's first states were written meanwhile
-        await self._call("DEL", user.aliases, *map(user.state_of_tag, late))
+        if late:
+            await self._call("DEL", *map(user.state_of_tag, late))
 
     async def _root(self, tenant: str, user_id: str) -> User:
         self._refuse_when_closed()
@@ -464,7 +486,9 @@ class RedisStore:
         return values
 
     async def _load_scripts(self) -> None:
-        for script in (COMMIT, KEEP, READ_LOG, ERASE, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS, ADD_TRENDS):
+        scripts = [COMMIT, KEEP, READ_LOG, ERASE, APPEND, MOVE, RAISE_LAYOUT, PUT_ITEMS, READ_ITEMS]
+        scripts += [ADD_TRENDS, ADD_TALLIES]
+        for script in scripts:
             for reply in await self._servers.everywhere("SCRIPT LOAD", script.text):
                 if isinstance(reply, Exception) and not self._servers.is_cluster:
                     raise failure_of(reply) from reply

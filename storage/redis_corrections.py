@@ -6,8 +6,9 @@ visitor's head, and whoever comes across it takes the steps that are left.
   PROPOSED   The head of the visitor names the user; nothing can be appended to the visitor's log any more. Now, and not
              before, the way from the user is followed. Where it leads back to the visitor, the mark goes again: of
              merges that would make a circle, at least the one proposed last sees it.
-  DECIDED    The user's aliases have the visitor, for erasing, and the visitor's log has its last entry, "into".
-  DONE       Copies of the visitor's entries are in the user's log: appended in one step, save those that are there.
+  DECIDED    The visitor's log has its last entry, "into".
+  DONE       The user's aliases have the visitor, for erasing, and copies of the visitor's entries are in the user's
+             log: appended in one step, save those that are there.
 
 Nobody reads the visitor meanwhile: who asks for the visitor takes the steps, and gets the user. So all that can be seen
 is the user before that one append, or after it.
@@ -25,15 +26,16 @@ from typing import TYPE_CHECKING
 from storage.archive import Snapshot
 from storage.corrections import INTO, full_id, into, is_merged, readdressed, undo
 from storage.redis_layout import (
+    APPEND,
     COMMIT,
     CORRECTED_LAYOUT,
     MOVE,
     RAISE_LAYOUT,
-    Change,
     Entry,
     Head,
     Move,
     User,
+    append_arguments,
     commit_arguments,
     member_of,
     move_arguments,
@@ -81,7 +83,7 @@ class RedisCorrections:
             if undone not in known:
                 raise UnknownEvent("the user's log has no event of this id")
             is_new = entry.event.event_id not in known
-            if not is_new or await self._append(root, value, [entry]):
+            if not is_new or await self._append(root, value, None, [entry]):
                 await self._require_copies(root)
                 return is_new
             await _pause()
@@ -104,15 +106,29 @@ class RedisCorrections:
                 await _pause()
         raise StorageUnavailable("others were always faster with events of the same users; send it again")
 
-    async def names_to_erase(self, user: User) -> list[User]:
-        """The user, whom they have become, and everybody else who has become that one.
+    async def erase(self, user: User) -> None:
+        """Forget the user, whom they have become, and everybody else who has become that one.
 
-        Those first who became somebody, so that nobody copies who is about to go. But what leads from the user to the
-        rest goes last: whoever dies between them, erasing the same user again finds what is left. These are copied.
+        What leads from the user to the rest goes last: whoever dies between them, erasing the same user again finds
+        what is left.
         """
         way = await self._way(user)
-        others = [name for name in await self._names(way[-1]) if name not in way]
-        return [*others, *reversed(way)]
+        for name in reversed(way):
+            await self._erase(name, way)
+
+    async def _erase(self, user: User, way: Sequence[User]) -> None:
+        """Forget the user, and before that everybody who has become them, also meanwhile; not those on the way."""
+        while True:
+            for alias in await self._members(user):
+                if alias not in way and await self._leads(alias, user):
+                    await self._erase(alias, way)
+            await self._store._erase(user)
+            gone = await self._members(user)
+            if not any([alias not in way and await self._leads(alias, user) for alias in gone]):
+                break
+        if gone:
+            await self._store._call("SREM", user.aliases, *(alias.user_id for alias in gone))
+        await self._require_copies(user)
 
     async def _way(self, user: User) -> list[User]:
         """From the user to whom they have become; all merges on it are done."""
@@ -125,15 +141,15 @@ class RedisCorrections:
             way.append(self._target(way[-1], head))
         return way
 
-    async def _names(self, root: User) -> list[User]:
-        """All who have become the user, those first who became them through another one, and the user."""
-        found: list[User] = []
-        for user_id in sorted(await self._store._call("SMEMBERS", root.aliases)):
-            alias = self._store._keys.user(root.tenant, user_id.decode())
-            head = Head.of(await self._head(alias))
-            if head.move in (Move.DECIDED, Move.DONE) and self._target(alias, head) == root:
-                found += await self._names(alias)
-        return [*found, root]
+    async def _members(self, user: User) -> list[User]:
+        """Of the user's aliases."""
+        members = sorted(await self._store._call("SMEMBERS", user.aliases))
+        return [self._store._keys.user(user.tenant, user_id.decode()) for user_id in members]
+
+    async def _leads(self, alias: User, user: User) -> bool:
+        """Whether the alias has become the user."""
+        head = Head.of(await self._head(alias))
+        return head.move in (Move.DECIDED, Move.DONE) and self._target(alias, head) == user
 
     async def _decide(self, visitor: User, value: bytes | None) -> None:
         """From PROPOSED on to DECIDED, or back."""
@@ -141,7 +157,6 @@ class RedisCorrections:
         if await self._leads_to(target, visitor):
             await self._move(visitor, value, None)
             return
-        await self._store._call("SADD", target.aliases, visitor.user_id)
         last = Entry.of(visitor.tenant, into(visitor.user_id, target.user_id, _now_us()))
         await self._move(visitor, value, Move.DECIDED, target.user_id, last)
 
@@ -158,43 +173,46 @@ class RedisCorrections:
 
     async def _copy(self, visitor: User) -> None:
         """From DECIDED on to DONE, unless somebody else is faster or the visitor is erased."""
+        decided = Head.of(await self._head(visitor))
+        if decided.move is not Move.DECIDED:
+            return
+        direct = self._target(visitor, decided)
         log = [entry.event async for entry in self._store._log(visitor)]
+        await self._store._call("SADD", direct.aliases, visitor.user_id)
         for _ in _attempts():
-            target = await self.root(self._target(visitor, Head.of(await self._head(visitor))))
+            target = await self.root(direct)
             # In this order: erasing takes the visitor first and then the user. Who is erased until the first look has
-            # no mark at the second; who is erased later has another head when the copies are appended.
-            value = await self._head(target)
+            # no mark at the second, or comes back with another one; who is erased later has another head, or the
+            # partition another newest entry, when the copies are appended.
+            seq, value = await self._store._call("MGET", target.seq, target.head)
             visitors_value = await self._head(visitor)
             head = Head.of(visitors_value)
-            if head.move is not Move.DECIDED:
+            if (head.move, head.newest) != (Move.DECIDED, decided.newest):
+                if head.move is None:
+                    await self._store._call("SREM", direct.aliases, visitor.user_id)
                 return
-            if await self._append_lacking(target, value, log):
+            if await self._append_lacking(target, value, seq, log):
                 await self._require_copies(target)  # or a failover would leave a visitor who is done, and nowhere
                 await self._move(visitor, visitors_value, Move.DONE, head.target)
                 return
             await _pause()
         raise StorageUnavailable("others were always faster with events of the same users; send it again")
 
-    async def _append_lacking(self, target: User, value: bytes | None, log: Sequence[Event]) -> bool:
+    async def _append_lacking(self, target: User, value: bytes | None, seq: bytes | None, log: Sequence[Event]) -> bool:
         """Append copies of the events that the target's log lacks; False when it is not as believed."""
         copies = [readdressed(event, target.user_id) for event in log if event.type != INTO]
         known = await self._known(target, value, [copy.event_id for copy in copies])
-        return await self._append(
-            target, value, [Entry.of(target.tenant, copy) for copy in copies if copy.event_id not in known]
-        )
+        lacking = [Entry.of(target.tenant, copy) for copy in copies if copy.event_id not in known]
+        return await self._append(target, value, seq, lacking)
 
-    async def _append(self, user: User, value: bytes | None, entries: Sequence[Entry]) -> bool:
-        """Append entries without folding them: who next needs a state folds it. False when the head is another one."""
+    async def _append(self, user: User, value: bytes | None, seq: bytes | None, entries: Sequence[Entry]) -> bool:
+        """Append entries without folding them: who next needs a state folds it. False when the log is another one."""
         if Head.of(value).move is not None:
             return False
         if not entries:
             return True
         await self.raise_layout()
-        change = Change(user, value or b"", entries, {})
-        (reply,) = await self._store._run(COMMIT, *commit_arguments({user.partition: [change]}, 0))
-        if isinstance(reply, bytes):
-            raise StorageUnavailable(f"Redis failed: {reply.decode()}")
-        return bool(reply)
+        return bool(await self._store._run(APPEND, *append_arguments(user, value, seq, entries)))
 
     async def _require_copies(self, user: User) -> None:
         """What was done in the user's partition, by whomever, has as many copies as acknowledging takes."""

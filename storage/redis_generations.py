@@ -40,6 +40,10 @@ class RedisGenerations:
         await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
         await self._call("SET", self._keys.active(self._tenant), f"{generation.tag.hex()} {generation.name}")
 
+    async def note_experiment(self, text: str | None) -> None:
+        key = self._keys.experiment(self._tenant)
+        await (self._call("DEL", key) if text is None else self._call("SET", key, text))
+
     async def forget(self, tag: bytes) -> int:
         servers = await self._servers()
         total = removed = await self._unlink_states(servers, tag)

@@ -5,7 +5,8 @@ percent-encoded, so that the first "/" ends it.
 
   PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
                                                 "generation:TAG" for every generation that there ever was a state of,
-                                                "items:TENANT" for every tenant that has said anything of items
+                                                "items:TENANT" for every tenant that has said anything of items,
+                                                "secret", 64 hex digits that are made once
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
   PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", see `Entry`, or "x":
                                                 a user erased, see `erasure`, or empty: what was an entry of that user
@@ -22,6 +23,8 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:title           hash    item id -> what was said last; the same for :categories, a JSON array,
                                                 and :available, 0 or 1
   PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
+  PREFIX:{items:TENANT}:tallies         hash    what is counted of the tenant, by name
+  PREFIX:experiment:TENANT              string  what was noted of the tenant's experiment, if there is one
   PREFIX:generations                    hash    TAG -> name of its model directory
   PREFIX:live:TAG                       string  there, for a while, as long as some process serves or builds it
   PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
@@ -71,6 +74,13 @@ class Script:
         self.text = text
         self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
+
+ADD_TALLIES = Script("""
+-- KEYS  tallies
+-- ARGV  of each: name, how many
+for arg = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[arg], ARGV[arg + 1]) end
+return 1
+""")
 
 # Applies what there is of each user (1), or nothing where that user's log is not what the caller believes (0), or says
 # why it could not. One call takes any number of partitions that are on the same server, in a cluster one. Of a
@@ -219,11 +229,11 @@ return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
 # Forgets a user, and writes to the log that it did. What XDEL takes out of a stream stays in its memory and dumps, so
 # the partition's log is written anew; the numbers of the user's entries stay, as the archiver goes by them.
 ERASE = Script("""
--- KEYS  seq, log, scratch, head, index; states
+-- KEYS  seq, log, scratch, aliases, head, index; states
 -- ARGV  what to log
-if redis.call('EXISTS', KEYS[4]) == 0 then return 0 end
+if redis.call('EXISTS', KEYS[4], KEYS[5]) == 0 then return 0 end
 local gone = {}
-for _, seq in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1, 'WITHSCORES')) do gone[seq] = true end
+for _, seq in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1, 'WITHSCORES')) do gone[seq] = true end
 local time = redis.call('TIME')
 local id = string.format('%.0f', redis.call('INCRBY', KEYS[1], 1))
 redis.call('XADD', KEYS[2], id .. string.format('-%s%03d', time[1], math.floor(time[2] / 1000)), 'x', ARGV[1])
@@ -239,10 +249,27 @@ repeat
     end
 until #page == 0
 redis.call('RENAME', KEYS[3], KEYS[2])
-for key = 4, #KEYS do redis.call('DEL', KEYS[key]) end
+for key = 5, #KEYS do redis.call('DEL', KEYS[key]) end
 return 1
 """)
 
+# Appends entries whose ids a user's log lacks, if that is as the caller believes. Who has no log has no head, before or
+# after being erased: then the partition's log has to be as believed.
+APPEND = Script("""
+-- KEYS  seq, log, head, index
+-- ARGV  believed head and SEQ of the partition's newest entry; id hash and entry of each
+local head, seq = redis.call('GET', KEYS[3]) or '', tonumber(redis.call('GET', KEYS[1]) or '0')
+if head ~= ARGV[1] or (head == '' and seq ~= tonumber(ARGV[2])) then return 0 end
+local time = redis.call('TIME')
+local id_end = string.format('-%s%03d', time[1], math.floor(time[2] / 1000))
+for new = 3, #ARGV, 2 do
+    seq = redis.call('INCRBY', KEYS[1], 1)
+    redis.call('XADD', KEYS[2], string.format('%.0f', seq) .. id_end, 'e', ARGV[new + 1])
+    redis.call('ZADD', KEYS[4], seq, ARGV[new])
+end
+redis.call('SET', KEYS[3], string.format('%016.0f', seq) .. string.sub(head, 17))
+return 1
+""")
 
 # Changes the mark of a head that is as the caller believes. With an entry, that is logged as the user's last one, and
 # the states go, as nobody will ask for them again. Without entries and without a mark there is no head.
@@ -301,6 +328,12 @@ class Keyspace:
 
     def items(self, tenant: str) -> "ItemKeys":
         return ItemKeys(f"{self._prefix}:{{items:{quote(tenant, safe='')}}}")
+
+    def tallies(self, tenant: str) -> str:
+        return f"{self.items(tenant).place}:tallies"
+
+    def experiment(self, tenant: str) -> str:
+        return f"{self._prefix}:experiment:{quote(tenant, safe='')}"
 
     def trends(self, tenant: str) -> str:
         return f"{self.items(tenant).place}:trends"
@@ -391,6 +424,10 @@ class User:
     @property
     def aliases(self) -> str:
         return f"{self.partition}:aliases:{self.name}"
+
+    @property
+    def seq(self) -> str:
+        return f"{self.partition}:seq"
 
     @property
     def log(self) -> str:
@@ -522,8 +559,18 @@ def keep_arguments(
 
 def erase_arguments(user: User, tags: Iterable[str]) -> tuple[list[str], list[Argument]]:
     """KEYS and ARGV of ERASE."""
-    keys = [f"{user.partition}:seq", user.log, f"{user.partition}:scratch", user.head, user.index]
+    keys = [user.seq, user.log, f"{user.partition}:scratch", user.aliases, user.head, user.index]
     return [*keys, *map(user.state_of_tag, tags)], [_compact_json((user.tenant, digest(user.user_id).hex()))]
+
+
+def append_arguments(
+    user: User, head: bytes | None, seq: bytes | None, entries: Iterable[Entry]
+) -> tuple[list[str], list[Argument]]:
+    """KEYS and ARGV of APPEND."""
+    new: list[Argument] = []
+    for entry in entries:
+        new += (entry.member, entry.encoded)
+    return [user.seq, user.log, user.head, user.index], [head or b"", seq or b"0", *new]
 
 
 def move_arguments(
@@ -531,7 +578,7 @@ def move_arguments(
 ) -> tuple[list[str], list[Argument]]:
     """KEYS and ARGV of MOVE."""
     logged: list[Argument] = [] if entry is None else [entry.member, entry.encoded]
-    keys = [f"{user.partition}:seq", user.log, user.head, user.index, *map(user.state_of_tag, tags)]
+    keys = [user.seq, user.log, user.head, user.index, *map(user.state_of_tag, tags)]
     return keys, [head or b"", mark, *logged]
 
 

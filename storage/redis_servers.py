@@ -112,6 +112,7 @@ class RedisServers:
         self._clients: dict[str, Redis] = {seed: self._new_client(seed) for seed in self._seeds}
         self._owners: list[str | None] = [ONE_SERVER]  # URL of the node that has a slot
         self._replicas: set[str] = set()
+        self._asked: set[str] = set()  # nodes that commands were sent on to, which may have no slot yet
         self._refreshing: asyncio.Task[None] | None = None
 
     def _new_client(self, url: str) -> Redis:
@@ -241,6 +242,7 @@ class RedisServers:
         for place, reply in enumerate(replies):
             if isinstance(reply, AskError) and not isinstance(reply, MovedError):
                 asked[self._url(reply, self._owners[self._slot(commands[place].key)])].append(place)
+        self._asked.update(filter(None, asked))
         await self._send_to(asked, commands, replies, asking=True, copied=copied)
         for place, reply in enumerate(replies):
             if isinstance(reply, MovedError):
@@ -312,11 +314,12 @@ class RedisServers:
     # ---- every node
 
     async def everywhere(self, *args: Argument, replicas: bool = False) -> list[Any]:
-        """The replies of all servers that have slots, exceptions in the place of those that failed.
+        """The replies of all servers that have slots or are getting some, exceptions in the place of those that failed.
 
         raises  StorageUnavailable  when all failed to answer
         """
-        urls = sorted({url for url in self._owners if url is not None} | (self._replicas if replicas else set()))
+        owners = {url for url in self._owners if url is not None}
+        urls = sorted(owners | self._asked | (self._replicas if replicas else set()))
         replies = await asyncio.gather(*(self._on(url, *args) for url in urls), return_exceptions=True)
         for reply in replies:
             if isinstance(reply, BaseException) and not isinstance(reply, CONNECTION_ERRORS):
@@ -358,7 +361,7 @@ class RedisServers:
             urls = [_at(asked, (host or b"").decode(), int(port)) for host, port, *_ in nodes]
             owners[first : last + 1] = urls[:1] * (last + 1 - first)
             replicas.update(urls[1:])
-        self._owners, self._replicas = owners, replicas
+        self._owners, self._replicas, self._asked = owners, replicas, set()
 
     def _refresh(self) -> None:
         """Read the map again, soon."""

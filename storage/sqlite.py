@@ -10,14 +10,22 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage import item_counts, sqlite_corrections, sqlite_generations, sqlite_items, sqlite_states, sqlite_trends
+from storage import (
+    item_counts,
+    sqlite_corrections,
+    sqlite_generations,
+    sqlite_items,
+    sqlite_states,
+    sqlite_tallies,
+    sqlite_trends,
+)
 from storage.corrections import LogFold
 from storage.fold import compile_fold
 from storage.sqlite_append import FAR_BEHIND, Append, append
@@ -104,6 +112,7 @@ SCHEMA_STEPS = (
     sqlite_corrections.SCHEMA,
     sqlite_items.SCHEMA,
     sqlite_trends.SCHEMA,
+    sqlite_tallies.SCHEMA,
 )
 SCHEMA_VERSION = len(SCHEMA_STEPS)
 
@@ -252,7 +261,11 @@ class SQLiteStore:
 
     async def watched(self) -> Watched:
         return await self._read(
-            lambda db: Watched(sqlite_generations.active(db, self._tenant), sqlite_items.version(db, self._tenant))
+            lambda db: Watched(
+                sqlite_generations.active(db, self._tenant),
+                sqlite_items.version(db, self._tenant),
+                sqlite_tallies.note(db, self._tenant, sqlite_tallies.EXPERIMENT),
+            )
         )
 
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
@@ -270,6 +283,16 @@ class SQLiteStore:
 
     async def trends(self, tenant: str, limit: int) -> dict[str, float]:
         return await self._read(lambda db: sqlite_trends.best(db, tenant, limit))
+
+    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+        if counts:
+            await self._write(lambda db: sqlite_tallies.add(db, tenant, counts), size=len(counts))
+
+    async def tallies(self, tenant: str) -> dict[str, int]:
+        return await self._read(lambda db: sqlite_tallies.tallies(db, tenant))
+
+    async def secret(self) -> bytes:
+        return await self._write(sqlite_tallies.secret, size=1)
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
         is_new = await self._write(lambda db: sqlite_corrections.undo_event(db, tenant, user_id, event_id), size=1)
@@ -349,6 +372,11 @@ class SQLiteGenerations:
 
     async def activate(self, generation: NamedGeneration) -> None:
         await self._store._write(lambda db: sqlite_generations.activate(db, self._tenant, generation), size=1)
+
+    async def note_experiment(self, text: str | None) -> None:
+        await self._store._write(
+            lambda db: sqlite_tallies.set_note(db, self._tenant, sqlite_tallies.EXPERIMENT, text), size=1
+        )
 
     async def forget(self, tag: bytes) -> int:
         total, row = 0, 0

@@ -127,10 +127,13 @@ class ItemChanges:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What every process looks at again and again: where the pointer points, and how often items were changed."""
+    """What every process looks at again and again: where the pointer points, how often items were changed, and what
+    was noted of an experiment.
+    """
 
     active: NamedGeneration | None
     items_version: int
+    experiment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,10 @@ class GenerationRegistry(Protocol):
 
     async def activate(self, generation: NamedGeneration) -> None:
         """Let the pointer point there: one step, after which everybody sees it."""
+        ...
+
+    async def note_experiment(self, text: str | None) -> None:
+        """Let everybody who watches see this from now on; None: nothing."""
         ...
 
     async def forget(self, tag: bytes) -> int:
@@ -263,6 +270,16 @@ class UserStore(Protocol):
 
     async def trends(self, tenant: str, limit: int) -> dict[str, float]:
         """The items with the highest trends, highest first."""
+        ...
+
+    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+        """Add to what is counted under these names; what is done again counts again."""
+        ...
+
+    async def tallies(self, tenant: str) -> dict[str, int]: ...
+
+    async def secret(self) -> bytes:
+        """32 random bytes, made once for the data: whoever asks gets the same."""
         ...
 
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:

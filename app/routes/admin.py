@@ -5,11 +5,16 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from app.access import needs
-from app.dependencies import NO_QUERY, ServiceDep
-from app.openapi import errors
-from app.schemas import Activated, Id
+from app.dependencies import NO_QUERY, JsonBody, ServiceDep
+from app.openapi import errors, json_request
+from app.schemas import Activated, Experiment, Experiments, Id
 
 router = APIRouter(tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
+
+EXPERIMENT = json_request(
+    Experiment.model_json_schema(),
+    {"a tenth gets the new model": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}},
+)
 
 
 @router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409))
@@ -18,3 +23,22 @@ async def activate_generation(name: Annotated[Id, Path(examples=["shop-june"])],
     previous = service.served_model.generation
     serving = await service.switch.activate(name)
     return Activated(generation=serving.model.generation, tag=serving.model.tag, previous=previous)
+
+
+@router.put("/v1/admin/experiment", openapi_extra=EXPERIMENT, responses=errors(400, 404, 409, 413, 415))
+async def put_experiment(body: JsonBody, service: ServiceDep) -> Experiments:
+    """Serve several models from the models folder at the same time, each to its share of the users."""
+    return Experiments(experiment=await service.switch.experiment_with(body))
+
+
+@router.get("/v1/admin/experiment")
+async def get_experiment(service: ServiceDep) -> Experiments:
+    """The experiment that this process goes by."""
+    return Experiments(experiment=service.switch.experiment)
+
+
+@router.delete("/v1/admin/experiment")
+async def end_experiment(service: ServiceDep) -> Experiments:
+    """Serve the active model to everybody again."""
+    await service.switch.end_experiment()
+    return Experiments(experiment=None)

@@ -1,12 +1,18 @@
-"""What is served."""
+"""What is served, and what came of it."""
 
 from fastapi import APIRouter
 
 from app.access import needs
 from app.dependencies import NO_QUERY, ServiceDep
-from app.schemas import ServedModel
+from app.schemas import ServedModel, Stats
 
 router = APIRouter(tags=["model"], dependencies=[needs("recs:read")])
+
+
+@router.get("/v1/stats", dependencies=[NO_QUERY])
+async def get_stats(service: ServiceDep) -> Stats:
+    """How often each place of the recommendations was shown, and what events came of it, by generation."""
+    return await service.live.clicks.stats()
 
 
 @router.get("/v1/model", dependencies=[NO_QUERY])

@@ -36,6 +36,16 @@ BODY = json_request(
     {
         "user": {"user_id": "ada", "k": 5, "categories": ["tea"]},
         "history": {"history": ["cup-1", "tea-2"], "exclude_seen": "all"},
+        "the shop's rules": {
+            "user_id": "ada",
+            "k": 5,
+            "categories_none": ["gift cards"],
+            "boost": {"organic": 0.7},
+            "pin": [{"item_id": "tea-2", "place": 2}],
+            "diversity": 0.5,
+            "max_per_category": 2,
+        },
+        "the first page": {"user_id": "ada", "cursor": ""},
         "explained": {"user_id": "ada", "k": 3, "explain": True},
         "a page": {"requests": [{"user_id": "ada"}, {"user_id": "ada", "because": ""}]},
         "several": {"requests": [{"user_id": "ada"}, {"history": ["cup-1"], "candidates": ["tea-2", "tea-3"]}]},

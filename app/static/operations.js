@@ -42,7 +42,10 @@ export function quantile(share, now, before) {
   return NaN;
 }
 
-const ms = (seconds) => (Number.isNaN(seconds) ? "–" : `≈ ${(seconds * 1e3).toPrecision(2)} ms`);
+function ms(seconds) {
+  if (Number.isNaN(seconds)) return "–";
+  return `≈ ${seconds < 0.01 ? (seconds * 1e3).toPrecision(2) : (seconds * 1e3).toFixed(0)} ms`;
+}
 const perS = (rate) => `${rate.toFixed(1)}/s`;
 
 function age(seconds) {

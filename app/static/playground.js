@@ -1,6 +1,7 @@
 // The playground: one user, what is recommended to them, and the state it is made from, live.
 
 import { count, describe, element, make } from "./elements.js";
+import { explain } from "./explanation.js";
 import { HeatMap } from "./heat_map.js";
 import { Operations } from "./operations.js";
 import { call, useKey, uuid7 } from "./service.js";
@@ -17,6 +18,9 @@ const titles = new Map(); // item id -> title
 let user = JSON.parse(localStorage.getItem(KEPT) ?? "null") ?? newVisitor();
 let ranks = null; // item id -> place in the list before, of the same user
 let heatMap = null;
+let modelShown; // a promise: there is a heat map then
+const reasons = new WeakMap(); // row of the list -> why it is there
+let pointedOut; // row
 let turn = 0; // of the newest refresh: answers to older ones are not shown
 
 /** Somebody nobody knows. `isOurs`: nobody else is this user; `clicks` are ids of events that this page has posted. */
@@ -76,10 +80,10 @@ async function become(somebody) {
 
 async function refresh(beganMs = performance.now(), eventMs = null) {
   const mine = ++turn;
-  const asking = call("GET", `${pathOf(user.id)}/recommendations?k=${K}`);
+  const asking = call("GET", `${pathOf(user.id)}/recommendations?k=${K}&explain=true`);
   const reading = readState();
   reading.catch(() => {}); // it is awaited below, unless the other fails first
-  const { data, spans } = await asking;
+  const [{ data, spans }] = await Promise.all([asking, modelShown]);
   if (mine !== turn) return;
   showRecommendations(data);
   showTiming(spans, eventMs, performance.now() - beganMs);
@@ -127,16 +131,45 @@ function showRecommendations({ items, source }) {
   const list = element("recommendations");
   const were = tops(list);
   const focused = [...list.children].findIndex((row) => row.querySelector(":focus-visible"));
-  const rows = items.map((item, place) =>
-    itemRow(item.item_id, item.title, moved(item.item_id, place), text(item.score.toFixed(2), "figure")),
-  );
+  const rows = items.map((item, place) => {
+    const row = itemRow(item.item_id, item.title, moved(item.item_id, place), text(item.score.toFixed(2), "figure"));
+    return explained(row, item);
+  });
   list.replaceChildren(...rows);
   if (focused >= 0) rows[Math.min(focused, rows.length - 1)]?.firstChild.focus(); // who types stays where they were
+  pointOut(null); // first of all the click is to be seen
   if (ranks !== null) slide(list, were);
   ranks = new Map(items.map((item, place) => [item.item_id, place]));
   element("source").textContent = source;
   const first = items.length ? `first is ${titleOf(items[0].item_id)}` : "nothing to recommend";
   element("announcement").textContent = `Recommendations, ${source}: ${first}`;
+}
+
+/** The row with the words that say why it is there: for who hears the page, and for `pointOut`. */
+function explained(row, item) {
+  const { words, bins } = explain(item);
+  const button = row.firstChild;
+  const description = make("span", { id: `why-${item.item_id}`, hidden: true }, ...words);
+  button.setAttribute("aria-describedby", description.id);
+  // where there is neither pointer nor Tab, a finger asks with this
+  const asking = make("button", { type: "button", className: "plain why", textContent: "why?", tabIndex: -1 });
+  asking.ariaHidden = "true";
+  asking.addEventListener("click", () => {
+    pointOut(row);
+    element("state").scrollIntoView({ behavior: "smooth", block: "nearest" });
+  });
+  reasons.set(row, { description, bins });
+  row.append(description, asking);
+  return row;
+}
+
+/** Say why the row is there, and show where in the state; nothing of it for null. */
+function pointOut(row) {
+  if (row === pointedOut) return;
+  pointedOut = row;
+  const { description, bins } = reasons.get(row) ?? { bins: null };
+  element("why").replaceChildren(...(description ?? element("what").content).cloneNode(true).childNodes);
+  heatMap.pointOut(bins);
 }
 
 const tops = (list) =>
@@ -289,13 +322,24 @@ function walk(press) {
   const step = { ArrowDown: 1, ArrowUp: -1 }[press.key];
   if (!step) return;
   const list = press.target.closest("#found, #recommendations") ?? element("found");
-  const buttons = [...list.querySelectorAll("button")];
-  const next = buttons[buttons.indexOf(press.target.closest("button")) + step];
+  const buttons = [...list.querySelectorAll(".item")];
+  const next = buttons[buttons.indexOf(press.target.closest(".item")) + step];
   if (next) press.preventDefault();
   next?.focus();
 }
 
 for (const id of ["query", "found", "recommendations"]) element(id).addEventListener("keydown", walk);
+element("recommendations").addEventListener("focusin", ({ target }) => {
+  if (target.matches(":focus-visible")) pointOut(target.closest("li"));
+});
+element("recommendations").addEventListener("focusout", () => pointOut(null));
+element("recommendations").addEventListener("pointermove", ({ target, pointerType, movementX, movementY }) => {
+  // and not where the list moves under the pointer
+  if (pointerType === "mouse" && (movementX || movementY)) pointOut(target.closest("li"));
+});
+element("recommendations").addEventListener("pointerleave", ({ pointerType }) => {
+  if (pointerType === "mouse") pointOut(null);
+});
 element("query").addEventListener("input", () => act(search));
 element("undo").addEventListener("click", () => act(undo));
 element("reset").addEventListener("click", () => act(startOver));
@@ -313,7 +357,7 @@ element("key-form").addEventListener("submit", (submit) => {
 
 async function begin() {
   remember();
-  await showModel();
+  modelShown = showModel();
   await Promise.all([refresh(), search()]);
   watchOnce();
 }

@@ -11,15 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from rich.console import Console
 
 from app.demo import demo, invitation
 from app.main import PortTaken
-from app.shop import generate
+from app.shop import GOODS, generate
 from model.data import read_items
 
 READY_WITHIN_S = 180
@@ -30,15 +33,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def running_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+@contextmanager
+def running(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
     """The process, its port, and the file that takes what it prints."""
-    directory, port = tmp_path_factory.mktemp("demo"), free_port()
-    printed = directory / "printed"
+    port, printed = free_port(), directory / "printed"
     root = Path(__file__).parent.parent.parent
     with printed.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app", "demo", "--port", str(port)],
+            [sys.executable, "-m", "app", "demo", "--port", str(port), *options],
             cwd=directory,
             env=os.environ | {"PYTHONPATH": str(root)},
             stdout=out,
@@ -50,6 +52,12 @@ def running_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[sub
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def running_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    with running(tmp_path_factory.mktemp("demo")) as demo:
+        yield demo
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], port: int, printed: Path) -> None:
@@ -72,6 +80,32 @@ def curl(line: str) -> dict[str, object]:
     kind = words[words.index("-H") + 1].split(": ")
     body = words[words.index("-d") + 1]
     return httpx.post(url, content=body, headers=dict([kind])).raise_for_status().json()
+
+
+def test_three_clicks_steer_the_list(running_demo: tuple[subprocess.Popen[bytes], int, Path]) -> None:
+    """Three goods of a range in order: then the next one comes first, and most of the list is of that range."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{running_demo[1]}/v1", timeout=60) as client:
+
+        def recommended(user_id: str) -> list[dict[str, Any]]:
+            items = client.get(f"/users/{user_id}/recommendations").raise_for_status().json()["items"]
+            return [client.get(f"/items/{item['item_id']}").json() for item in items]
+
+        popular = recommended("nobody")
+        before, after, first = [], [], []
+        for finishes, ranges in GOODS.values():
+            for name, goods in ranges.items():
+                user_id = name.replace(" ", "-")
+                for good in goods[:3]:
+                    item, *_ = client.get("/items", params={"query": f"{good}, {finishes[0]}"}).json()["items"]
+                    client.post("/events", json={"user_id": user_id, "item_id": item["item_id"]}).raise_for_status()
+                steered = recommended(user_id)
+                before.append(sum(name in item["categories"] for item in popular))
+                after.append(sum(name in item["categories"] for item in steered))
+                first.append(steered[0]["title"].startswith(goods[3]))
+    assert np.mean(before) < 1
+    assert min(after) >= 4
+    assert np.mean(after) > 6.5
+    assert np.mean(first) > 0.8
 
 
 def test_the_printed_lines_show_a_recommender_that_learns(
@@ -104,3 +138,16 @@ def test_the_invitation_is_about_an_item_of_the_data(tmp_path: Path) -> None:
     item_id = json.loads(shlex.split(click)[-1])["item_id"]
     title = read_items(tmp_path).titles[item_id]
     assert repr(title) in invitation(tmp_path, 8000)
+
+
+def test_it_does_the_same_on_other_data(shared_data: Path, tmp_path: Path) -> None:
+    data = shared_data / "tiny"
+    titles = read_items(data).titles
+    with running(tmp_path, "--data", str(data)) as (_, port, printed):
+        click, question = [line for line in printed.read_text().splitlines() if line.strip().startswith("curl ")]
+        curl(click)
+        answer = curl(question)
+        assert answer["source"] == "personalised"
+        assert all(item["item_id"] in titles for item in answer["items"])  # type: ignore[attr-defined]
+        assert f"http://127.0.0.1:{port}/playground" in printed.read_text()
+        assert "<title>lisarec playground" in httpx.get(f"http://127.0.0.1:{port}/playground/").text

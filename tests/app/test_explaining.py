@@ -15,7 +15,7 @@ from app.settings import Settings
 from model import artifact
 from model.lisa import LisaMini
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
-from tests.app.test_recommendations import item_ids, post
+from tests.app.test_recommendations import item_ids, post, same_items
 
 CLICKS = [4, 9, 4, 30, 17, 55, 23, 9]
 
@@ -130,7 +130,8 @@ def test_an_explanation_changes_nothing_else(followed: Client) -> None:
         assert explained["items"] == plain["items"]
     batch = [{"user_id": "ada", "k": k, "explain": k % 2 == 0} for k in range(1, 5)]
     for request, answer in zip(batch, post(followed, requests=batch)["results"], strict=True):
-        assert answer["items"] == post(followed, **request)["items"]
+        assert same_items(answer, post(followed, **request))
+        assert all(("explanation" in item) == request["explain"] for item in answer["items"])
 
 
 def nearest(model: LisaMini, row: int) -> list[str]:

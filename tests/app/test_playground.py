@@ -22,6 +22,7 @@ from app import keys
 from app.main import create_app
 from app.metrics import LATENCY_BUCKETS_S, Metrics
 from app.settings import Settings
+from benchmarks import playground as benchmark
 from model import artifact
 from storage.archive import ArchiveWriter
 from tests.app.conftest import SHAPE
@@ -81,7 +82,7 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
 
 def recommended(page: Page) -> list[tuple[str, str]]:
     """Ids and scores as they are shown."""
-    rows = page.locator("#recommendations button").all()
+    rows = page.locator("#recommendations .item").all()
     return [(row.get_attribute("data-item-id") or "", row.locator(".figure").inner_text()) for row in rows]
 
 
@@ -283,7 +284,7 @@ def test_it_is_used_with_keys_alone(page: Page) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("#history li")).to_have_count(1)
     page.keyboard.press("Tab")  # into the list
-    place = "[...document.querySelectorAll('#recommendations button')].indexOf(document.activeElement)"
+    place = "[...document.querySelectorAll('#recommendations .item')].indexOf(document.activeElement)"
     assert page.evaluate(place) == 0
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
@@ -291,6 +292,41 @@ def test_it_is_used_with_keys_alone(page: Page) -> None:
     expect(page.locator("#history li")).to_have_count(2)
     assert page.evaluate(place) == 2  # the list is another one, and who reads it stays where they were
     expect(page.locator("#announcement")).to_contain_text("Recommendations, personalised: first is")
+
+
+@pytest.mark.parametrize("way", ["pointer", "keys", "finger"])
+def test_a_recommendation_is_explained(browser: Browser, url: str, way: str) -> None:
+    options = {"has_touch": True, "is_mobile": True, "viewport": {"width": 390, "height": 800}}
+    with visiting(browser, url, **(options if way == "finger" else {})) as page:
+        click(page, "item-3")
+        click(page, "item-40")
+        expect(page.locator(".speaks")).to_have_count(0)
+        user = page.input_value("#user")
+        answer = httpx.get(f"{url}/v1/users/{user}/recommendations", params={"explain": "true"}).json()["items"]
+        place = next(place for place, item in enumerate(answer) if place and item["explanation"]["history"])
+        item, row = answer[place], page.locator("#recommendations li").nth(place)
+        if way == "pointer":
+            row.locator(".item").hover()
+        elif way == "keys":
+            page.focus("#recommendations li:first-child .item")
+            for _ in range(place):
+                page.keyboard.press("ArrowDown")
+        else:
+            row.locator(".why").tap()
+        bins = {(word["codebook"], word["codeword"]) for word in item["explanation"]["history"]}
+        names = ("data-codebook", "data-codeword")
+        found = [tuple(int(cell.get_attribute(name) or -1) for name in names) for cell in page.locator(".speaks").all()]
+        assert sorted(found) == sorted([*bins] * len(SHAPE.decay_rates))
+        recent = [one.get("title") or one["item_id"] for one in item["explanation"]["recent_items"]]
+        assert recent
+        assert page.locator("#why em").all_inner_texts() == recent
+        assert f"Score {item['score']:.2f}" in page.inner_text("#why")
+        described = row.locator(".item").get_attribute("aria-describedby") or ""
+        assert page.locator(f"[id='{described}']").text_content() == page.locator("#why").text_content()
+        page.focus("#query")
+        page.mouse.move(5, 5)
+        if way != "finger":
+            expect(page.locator(".speaks")).to_have_count(0)
 
 
 def serious(page: Page) -> list[str]:
@@ -307,6 +343,8 @@ def test_nothing_keeps_people_with_disabilities_out(browser: Browser, url: str, 
         click(page, "item-3")
         click(page, "item-40")
         expect(page.locator("#figures svg").first).to_be_visible()
+        page.hover("#recommendations li:first-child .item")
+        expect(page.locator("#why em").first).to_be_visible()
         assert serious(page) == []
         page.set_viewport_size({"width": 360, "height": 640})
         assert serious(page) == []
@@ -376,3 +414,19 @@ def test_quantiles_are_those_of_the_buckets(page: Page) -> None:
             [share, *expositions],
         )
         assert found == pytest.approx(np.interp(share * 400, under, bounds))
+
+
+def test_the_benchmark_measures_clicks_and_keys(browser: Browser, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark.measure(browser, f"{url}/playground/", rounds=1, clicks=2)
+    said = capsys.readouterr().out
+    for what in ("first contentful paint", "recommendations painted", "click to new list", "key to what was found"):
+        found = re.search(rf"{what} +median +([\d,]+) ms", said)
+        assert found is not None, said
+        assert int(found[1].replace(",", "")) > 0
+
+
+def test_the_benchmark_names_every_item(model_dir: Path, tmp_path: Path) -> None:
+    items = artifact.load(benchmark.name_items(tmp_path, artifact.load(model_dir), 1000)).items
+    assert len(items) == len(set(items.ids)) == len(set(items.titles)) == 1000
+    assert items.titles[999] == items.titles[999 % 432].replace("no. 0", "no. 2")
+    assert all(items.categories)

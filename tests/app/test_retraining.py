@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from app.cli import main
 from app.retraining import Outcome, Plan, Round, run
 from app.settings import Settings
 from app.shop import generate
+from app.trainer_metrics import OUTCOMES, TrainerMetrics
 from model import artifact
+from model.artifact import MANIFEST
 from model.config import PRESETS, ModelConfig, TrainConfig
 from model.data import read_interactions
 from tests.app.conftest import Client
@@ -57,6 +60,7 @@ class Shop:
             data_dir=directory / "state", archive_dir=directory / "archive", models_dir=self.models
         )
         self.client = Client(self.settings)
+        self.trainer = TrainerMetrics()
         self._visits = iter(enumerate(visits))
 
     def collect(self, shoppers: int) -> None:
@@ -78,7 +82,11 @@ class Shop:
         archive(self.settings, Turns(None, 0, None), lambda _: None, ArchiverMetrics())
 
     def retrain(self) -> Outcome:
-        return run(self.settings, PLAN, None, Console(quiet=True))
+        return run(self.settings, PLAN, None, Console(quiet=True), self.trainer)
+
+    def told(self, metric: str, **labels: str) -> float | None:
+        """What the trainer tells Prometheus."""
+        return self.trainer._registry.get_sample_value(f"lisarec_trainer_{metric}", labels)
 
     def report(self) -> dict[str, Any]:
         report: dict[str, Any] = json.loads((self.models / "retrain.json").read_text())
@@ -140,6 +148,40 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> Non
     assert (outcome.outcome, shop.names()) == ("activated", [made[0], outcome.name]), "what was left goes first"
     outcome = shop.retrain()
     assert (outcome.outcome, "have done something new" in outcome.reason) == ("waiting", True)
+    assert {kind: shop.told("rounds_total", outcome=kind) for kind in OUTCOMES} == {
+        "activated": 3,
+        "refused": 0,
+        "waiting": 3,
+        "failed": 0,
+    }
+    assert shop.told("succeeded_timestamp_seconds") == datetime.fromisoformat(outcome.at).timestamp()
+    assert shop.told("generation_timestamp_seconds") == (shop.models / shop.names()[-1] / MANIFEST).stat().st_mtime
+    assert 0 < (shop.told("ndcg_at_10", model="new") or 0) <= 1
+
+
+def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prometheus' alert counts from the last success, which may have been another process's."""
+    told, pauses = TrainerMetrics(), []
+    at = datetime.now(UTC) - timedelta(days=3)
+    retraining.Report({"outcome": "refused", "served": "ab", "at": at.isoformat()}).write(tmp_path)
+
+    def fail(_: Round) -> Outcome:
+        raise OSError("the archive is gone")
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) > 4:
+            raise Killed
+
+    monkeypatch.setattr(Round, "run", fail)
+    monkeypatch.setattr(retraining.time, "sleep", pause)
+    monkeypatch.setattr(retraining.os, "nice", lambda _: 0)
+    with pytest.raises(Killed):
+        run(Settings(models_dir=tmp_path, archive_dir=tmp_path), PLAN, 60.0, Console(quiet=True), told)
+    sample = told._registry.get_sample_value
+    assert sample("lisarec_trainer_rounds_total", {"outcome": "failed"}) == 2
+    assert sample("lisarec_trainer_succeeded_timestamp_seconds") == pytest.approx(at.timestamp(), abs=1)
+    assert sample("lisarec_trainer_every_seconds") == 60
 
 
 def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from app.main import serve
@@ -204,6 +205,16 @@ def test_workers_share_the_users(launch: Callable[..., Process], store: str, req
     assert counts == list(range(2, 9))
     process.terminate()
     assert process.exit_code() == 0
+
+
+def test_workers_end_with_the_parent_that_was_killed(launch: Callable[..., Process]) -> None:
+    process = launch(workers=2, port=free_port(), drain_s=0)
+    assert httpx.get(f"{process.url}/readyz").status_code == 200
+    workers = psutil.Process(process.process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    process.kill()
+    _, left = psutil.wait_procs(workers, timeout=EXIT_TIMEOUT_S)
+    assert left == []
 
 
 def test_what_was_acknowledged_outlives_a_redis_that_was_killed(

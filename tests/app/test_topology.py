@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from benchmarks import scaling
-from benchmarks.topology import Topology, topology
+from benchmarks.topology import FIRST_ADDRESS, MAX_REPLICAS, Topology, topology
 from model.artifact import load
 
 BODY_LIMIT = 1 << 20
@@ -78,6 +78,19 @@ def test_no_request_fails_while_replicas_come_and_go(running: Topology, model_di
     tally = asyncio.run(scaling.measure(running, items, requests=2_000, visitors=6, fewest=1, most=2))
     assert tally.failures == {}
     assert tally.requests >= 2_000
+
+
+def test_replicas_that_are_found_before_they_listen_fail_no_request(running: Topology) -> None:
+    """As many as the load balancer takes: with fewer retries than that, one request would meet them all."""
+    running.scale(1)
+    silent = {FIRST_ADDRESS + 20 + n for n in range(MAX_REPLICAS - 1)}
+    with httpx.Client(base_url=running.url, timeout=30) as client:
+        for _ in range(3):
+            running._names.addresses |= silent
+            statuses = {client.get("/v1/items/popular").status_code for _ in range(100) if not time.sleep(0.02)}
+            running._names.addresses -= silent
+            assert statuses == {200}
+            time.sleep(1)  # until they are forgotten
 
 
 def test_without_a_replica_clients_are_told_to_come_back(running: Topology) -> None:

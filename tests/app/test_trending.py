@@ -16,7 +16,7 @@ from tests.storage.redis_servers import RedisServer
 
 
 def trending(client: Client, **params: Any) -> dict[str, float]:
-    client.runner.run(client.service.live.trends.look())
+    client.runner.run(client.service.live.look())
     response = client.get("/v1/items/trending", params=params)
     assert response.status_code == 200, response.text
     assert response.json()["generation"] == "tiny"
@@ -42,7 +42,7 @@ def test_events_of_all_processes_count_by_their_age(
     try:
         for client, some in ((one, events[:3]), (other, events[2:]), (one, events)):
             assert client.post("/v1/events", json=some).status_code == 200
-        one.runner.run(one.service.live.trends.look())
+        one.runner.run(one.service.live.look())
         assert trending(other) == pytest.approx(expected, rel=1e-4)
         assert list(trending(one)) == ["item-1", "item-2", "item-3"]
         other.click("bob", "item-5")
@@ -64,7 +64,7 @@ def test_a_store_that_cannot_be_used_is_told_later(client: Client, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(client.service.store, "add_trends", fails)
         with pytest.raises(StorageUnavailable):
-            client.runner.run(client.service.live.trends.look())
+            client.runner.run(client.service.live.look())
         client.click("ada", "item-1", "item-2")
     assert trending(client) == pytest.approx({"item-1": 2.0, "item-2": 1.0}, rel=1e-4)
 

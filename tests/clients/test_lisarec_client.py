@@ -283,9 +283,21 @@ class TestRecommendations:
         ).json()
         assert (answer.items, answer.source) == (direct["items"], "personalised")
         assert answer.item_ids == [item["item_id"] for item in direct["items"]]
-        assert UUID7.fullmatch(str(answer.recommendation_id))
+        assert answer.recommendation_id
         assert client.recommendations(None, history=ITEMS, k=2).source == "personalised"
         assert client.recommendations("stranger").source == "popular"
+
+    def test_come_in_pages(self, service: Service, connect: Connect) -> None:
+        client, shown = connect(timeout_s=PATIENT_S), list[str]()
+        cursor: str | None = ""
+        while cursor is not None:
+            page = client.recommendations("pager", k=7, cursor=cursor)
+            assert page.source == "popular"
+            shown, cursor = shown + page.item_ids, page.cursor
+        assert shown == client.recommendations("pager", k=1000).item_ids
+        row = client.recommendations("pager", because=ITEMS[0], fallback=ITEMS)
+        assert row.because is not None
+        assert row.because["item_id"] == ITEMS[0]
 
     @pytest.mark.parametrize("fault", ["drip", "silence", "refusal", "nonsense", "no keys"])
     def test_are_the_fallback_when_the_service_fails(self, front: Front, connect: Connect, fault: str) -> None:

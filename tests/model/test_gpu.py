@@ -10,7 +10,7 @@ import torch
 
 from model import bitmap
 from model.scan import Lifted
-from tests.model.test_scan import make, scores_one_by_one, sorted_best
+from tests.model.test_scan import boosted, make, scores_one_by_one, sorted_best
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not there", allow_module_level=True)
@@ -36,6 +36,15 @@ def test_top_k_equals_brute_force(table: str, bias: str, distinct: int, k: int) 
     found, scores = fused(codes, bias_of).top_k(*asked)
     for row in range(len(products)):
         assert (found[row].tolist(), scores[row].tolist()) == sorted_best(expected[row], mask[row], k)
+
+
+def test_boosted_top_k_equals_brute_force() -> None:
+    codes, bias, products, lifted, mask = make(3, 9 * BLOCK + 77, 8, 256, 2, "normal", "normal", 10**6)
+    boosts, expected = boosted(scores_one_by_one(codes, bias, products, lifted), [2.0, -1.0], seed=2)
+    asked = products.to(DEVICE), Lifted(*(part.to(DEVICE) for part in lifted)), 3, bitmap.from_mask(mask)
+    found, _ = fused(codes, bias).top_k(*asked, boosts)
+    for row in range(len(products)):
+        assert found[row].tolist() == sorted_best(expected[row], mask[row], 3)[0]
 
 
 def test_a_lifted_item_stands_there_once() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from model import bitmap
 from model.dense import Dense
-from model.scan import Lifted, Scan, ScanPath, paths
+from model.scan import Boosts, Lifted, Scan, ScanPath, paths
 
 Floats = NDArray[np.float32]
 
@@ -105,6 +105,48 @@ def test_top_k_equals_brute_force(path: ScanPath, seed: int, items: int, k: int,
         assert (found[row].tolist(), scores[row].tolist()) == sorted_best(expected[row], mask[row], k)
 
 
+def boosted(expected: Floats, gains: list[float], seed: int) -> tuple[Boosts, Floats]:
+    """Sets of items that gain so much, and the scores with that, one gain after the other."""
+    rng = np.random.default_rng(seed)
+    members = rng.random((len(gains), expected.shape[1])) < rng.choice([0, 0.01, 0.5, 1])
+    scores = expected.copy()
+    for of_set, gain in zip(members, np.array(gains, np.float32), strict=True):
+        scores[:, of_set] += gain
+    return Boosts(bitmap.from_mask(members), np.array(gains, np.float32)), scores
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 10_000),
+    items=st.sampled_from([1, 65, 257, 2048, 40_000]),
+    queries=st.sampled_from([1, 3]),
+    table=st.sampled_from(["normal", "all equal", "whole numbers", "one dominates", "hardly different", "far below"]),
+    bias=st.sampled_from(sorted(BIASES)),
+    distinct=st.sampled_from([5, 10_000]),
+    k=st.sampled_from([1, 10, 100]),
+    gains=st.lists(st.sampled_from([0.0, 0.1, 1.0, -1.0, 100.0, -100.0, 1e-3]), max_size=4),
+)
+def test_boosted_top_k_equals_brute_force(
+    path: ScanPath, seed: int, items: int, k: int, gains: list[float], **shape: Any
+) -> None:
+    codes, bias, products, lifted, mask = make(seed, items, books=4, words=128, **shape)
+    boosts, expected = boosted(scores_one_by_one(codes, bias, products, lifted), gains, seed)
+    scan = Scan(codes, bias, path)
+    found, scores = scan.top_k(products, lifted, k, bitmap.from_mask(mask), boosts)
+    dense = Dense(torch.from_numpy(codes), torch.from_numpy(bias)).top_k(
+        products, lifted, min(k, items), bitmap.from_mask(mask), boosts
+    )
+    candidates = [np.flatnonzero(~row) for row in mask]
+    narrow = scan.rank(products, lifted, k, candidates, boosts)
+    for row in range(len(products)):
+        best = sorted_best(expected[row], mask[row], k)
+        assert (found[row].tolist(), scores[row].tolist()) == best
+        assert dense[0][row].tolist() == best[0][:items]
+        shown = len(narrow[row][0])
+        assert (narrow[row][0].tolist(), narrow[row][1].tolist()) == (best[0][:shown], best[1][:shown])
+        assert shown == min(k, len(candidates[row]))
+
+
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 10_000),
@@ -141,7 +183,7 @@ def test_who_loses_the_whole_budget_still_qualifies(path: ScanPath, below: int) 
     assert (found.tolist(), scores.tolist()) == ([[0, 5000]], [[0, -below]])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), table=st.sampled_from(sorted(TABLES)), k=st.sampled_from([1, 4, 100]))
 def test_candidates_are_ranked_as_if_there_was_nothing_else(path: ScanPath, seed: int, table: str, k: int) -> None:
     codes, bias, products, lifted, _ = make(seed, 500, 5, 64, 3, table, "normal", 50)

@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from benchmarks.cluster import command, form, free_node_port, node_options
+from benchmarks.cluster import command, form, free_node_port, node_options, nodes, wait_until
 
 START_TIMEOUT_S = 20.0
 SAFE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--save", "")
@@ -117,6 +117,10 @@ class RedisServer:
             return isinstance(exc, redis.exceptions.AuthenticationError)
         return True
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -137,6 +141,7 @@ class RedisCluster:
     """Three primaries, each with a third of the slots; with a replica of each where those are wanted."""
 
     def __init__(self, *, timeout_ms: int = 15_000, has_replicas: bool = False) -> None:
+        self._timeout_ms = timeout_ms
         self.primaries = [_new_node(timeout_ms) for _ in range(3)]
         self.replicas = [_new_node(timeout_ms) for _ in self.primaries if has_replicas]
         form([node.port for node in self.primaries], [node.port for node in self.replicas])
@@ -155,10 +160,18 @@ class RedisCluster:
     def _slots(self) -> list[Any]:
         return list(command(self.primaries[0].client, "CLUSTER", "SLOTS"))
 
-    def move(self, key: str, between: Callable[[], None] = lambda: None) -> None:
+    def add_node(self) -> RedisServer:
+        """One without slots, which everybody knows."""
+        node = _new_node(self._timeout_ms)
+        command(node.client, "CLUSTER", "MEET", "127.0.0.1", self.primaries[0].port)
+        self.primaries.append(node)
+        wait_until(lambda: all(len(nodes(one.port)) == len(self.primaries) for one in self.primaries))
+        return node
+
+    def move(self, key: str, between: Callable[[], None] = lambda: None, target: RedisServer | None = None) -> None:
         """Move the slot of the key to another node, key by key, as `redis-cli --cluster reshard` does."""
         slot, source = key_slot(key.encode()), self.owner(key)
-        target = next(node for node in self.primaries if node is not source)
+        target = target or next(node for node in self.primaries if node is not source)
         names = {node: command(node.client, "CLUSTER", "MYID").decode() for node in (source, target)}
         command(target.client, "CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
         command(source.client, "CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])

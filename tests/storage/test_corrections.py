@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,20 @@ from tests.storage.catalogue import KNOWN_ITEMS, START_US, WEIGHTS, click, fresh
 from tests.storage.merge_forever import VISITS
 from tests.storage.naive_fold import assert_state_is, fold
 from tests.storage.naive_users import NaiveUsers, Refused
+from tests.storage.redis_servers import RedisServer, new_server
 from tests.storage.stores import new_address, open_store, opened
 
 GENERATION = make_generation()
 NEWER = make_newer()
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def quick_server() -> Iterator[RedisServer]:
+    """One that syncs nothing."""
+    server = new_server("redis-server", "--appendonly", "no")
+    yield server
+    server.stop()
 
 
 async def log_of(store: UserStore, user_id: str) -> list[Event]:
@@ -265,9 +275,9 @@ class TestKilled:
 
         asyncio.run(law())
 
-    def test_an_erasure_that_ends_before_any_step_is_finished_by_erasing_again(self, tmp_path: Path) -> None:
+    def test_an_erasure_that_ends_before_any_step_is_finished_by_erasing_again(self, quick_server: RedisServer) -> None:
         """By the name that it was asked for, which became another one, which became the user, as did a fourth."""
-        address = new_address("redis-server", tmp_path)
+        address = f"redis:{quick_server.new_address()}"
 
         async def law() -> None:
             for step in range(100):
@@ -283,12 +293,121 @@ class TestKilled:
                     for name in users:
                         assert await log_of(store, name) == []
                         assert await store.states("main", [name], GENERATION) == [None]
+                    left = [key + quick_server.client.dump(key) for key in quick_server.client.keys("*:main/*")]
+                    assert not any(name.encode() in one for one in left for name in users)
                 if not died:
                     assert step > 8
                     return
             raise AssertionError("there is no end to the steps")
 
         asyncio.run(law())
+
+
+class TestOvertaken:
+    """A merge and an erasure meet, at any step of either: one of them was first."""
+
+    @pytest.mark.parametrize("has_events", [True, False], ids=["", "the user has no events"])
+    @pytest.mark.parametrize("slower", ["merge", "erase"])
+    def test_what_was_erased_is_gone_and_stays_gone(
+        self, quick_server: RedisServer, slower: str, has_events: bool
+    ) -> None:
+        server, prefix = quick_server.client, fresh_user()
+        address = f"redis:{quick_server.url} {prefix}"
+
+        def entries_of(user_id: str) -> int:
+            return sum(server.zcard(key) for key in server.keys(f"{prefix}:*:index:main/{user_id}"))
+
+        def traces(*user_ids: str) -> list[bytes]:
+            found = [key + b" " + server.dump(key) for key in server.keys(f"{prefix}:*:main/*")]
+            return [one for one in found if any(user_id.encode() in one for user_id in user_ids)]
+
+        async def meet(step: int, slow: UserStore, fast: UserStore) -> bool:
+            user_id, visitor = f"{fresh_user()}-user", f"{fresh_user()}-visitor"
+
+            def work(name: str, store: UserStore) -> Awaitable[object]:
+                return store.merge("main", user_id, visitor) if name == "merge" else store.erase("main", user_id)
+
+            own = [click("e0", user_id)] if has_events else []
+            await fast.append("main", [*own, click("e1", visitor), click("e2", visitor)])
+            faster = "erase" if slower == "merge" else "merge"
+            with OvertakenAt(step, slow, lambda: work(faster, fast)) as overtaken:
+                await work(slower, slow)
+            if overtaken:
+                log = [posted_as(event) for event in await log_of(fast, user_id)]
+                left = entries_of(visitor)
+                assert log in ([], [(visitor, "e1"), (visitor, "e2")])
+                assert left == len(log) + 1 if left or log else traces(visitor) == []  # "into" is one more
+                await fast.erase("main", user_id)
+                assert traces(user_id, visitor) == []
+            return bool(overtaken)
+
+        async def law() -> None:
+            async with opened(address, GENERATION) as slow, opened(address, GENERATION) as fast:
+                for step in range(100):
+                    if not await meet(step, slow, fast):
+                        assert step > 4
+                        return
+            raise AssertionError("there is no end to the steps")
+
+        asyncio.run(law())
+
+    def test_a_visitor_who_was_erased_and_comes_back_brings_nothing_along(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody has read what was erased, and goes on when the visitor is about to become the user once more."""
+
+        async def dies(*_: Any) -> None:
+            raise StorageUnavailable("killed")
+
+        async def law() -> None:
+            address = new_address("redis-server", tmp_path)
+            async with opened(address, GENERATION) as slow, opened(address, GENERATION) as fast:
+                assert isinstance(slow, RedisStore)
+                assert isinstance(fast, RedisStore)
+                await fast.append("main", [click("own"), click("old", "visitor")])
+                append_lacking = slow._corrections._append_lacking
+
+                async def overtaken(*args: Any) -> bool:
+                    monkeypatch.undo()
+                    await fast.erase("main", "visitor")
+                    await fast.append("main", [click("new", "visitor")])
+                    with monkeypatch.context() as patch:
+                        patch.setattr(fast._corrections, "_copy", dies)
+                        with pytest.raises(StorageUnavailable):
+                            await fast.merge("main", "u", "visitor")
+                    return await append_lacking(*args)
+
+                monkeypatch.setattr(slow._corrections, "_append_lacking", overtaken)
+                await slow.merge("main", "u", "visitor")
+                assert [posted_as(event) for event in await log_of(fast, "u")] == [("visitor", "new")]
+
+        asyncio.run(law())
+
+
+class OvertakenAt:
+    """Within the block, somebody else's work is done before one call of the servers; true in the end if it was."""
+
+    def __init__(self, call: int, store: UserStore, work: Callable[[], Awaitable[object]]) -> None:
+        assert isinstance(store, RedisStore)
+        self._left = call
+        self._work = work
+        self._servers, self._batch = store._servers, store._servers.batch
+
+    def __bool__(self) -> bool:
+        return self._left < 0
+
+    async def _call(self, *args: Any, **options: Any) -> Any:
+        self._left -= 1
+        if self._left == -1:
+            await self._work()
+        return await self._batch(*args, **options)
+
+    def __enter__(self) -> OvertakenAt:
+        self._servers.batch = self._call  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._servers.batch = self._batch  # type: ignore[method-assign]
 
 
 WAYS_TO_FINISH = ["merging again", "reading the visitor", "posting as the visitor", "erasing"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from storage.archiver import RedisLog, SQLiteLog, archive
 from storage.redis import RedisStore
 from storage.sqlite import FILE_NAME, SQLiteStore
 from storage.state import Event
-from storage.store import UserStore
+from storage.store import StorageUnavailable, UserStore
 from tests.storage.catalogue import START_US, make_generation
 from tests.storage.redis_servers import RedisServer, expected_servers, new_server
 
@@ -131,9 +133,9 @@ class TestSQLite:
             await store.append("main", events_of(GONE, 5))
             await store.close()
             with sqlite3.connect(tmp_path / FILE_NAME) as db:
-                db.execute("DROP TABLE erasures")
-                db.execute("DROP TABLE aliases")
-                db.execute("DROP TABLE items")
+                tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                for later in tables - {"log", "states", "generations", "sqlite_sequence"}:
+                    db.execute(f"DROP TABLE {later}")
                 db.execute("PRAGMA user_version = 2")
             db.close()
             store = await SQLiteStore.open(tmp_path, [GENERATION])
@@ -182,6 +184,43 @@ class TestRedis:
             await store.close()
 
         asyncio.run(law())
+
+
+def test_who_is_erased_stays_in_the_archive_until_the_append_only_file_is_rewritten(tmp_path: Path) -> None:
+    """Else nobody would ask for it again."""
+    server = new_server("redis-server")
+
+    def turn() -> None:
+        with RedisLog.open(server.url) as log, ArchiveWriter.open(tmp_path) as writer:
+            archive(log, writer, datetime.now(UTC), keep_tail_s=3600, keep_days=None)
+
+    def kill_rewrite() -> None:
+        children = Path(f"/proc/{server.process_id}/task/{server.process_id}/children")
+        while not (found := children.read_text().split()):
+            time.sleep(0.001)
+        os.kill(int(found[0]), signal.SIGKILL)
+
+    async def law() -> None:
+        store = await RedisStore.open(server.url, [GENERATION], archive_dir=tmp_path)
+        await store.append("main", [*events_of(GONE), *events_of("person-8")])
+        await asyncio.to_thread(turn)
+        await store.erase("main", f"{GONE}:")
+        server.client.config_set("rdb-key-save-delay", 10_000_000)
+        killing = asyncio.create_task(asyncio.to_thread(kill_rewrite))
+        with pytest.raises(StorageUnavailable, match="could not rewrite"):
+            await asyncio.to_thread(turn)
+        await killing
+        assert f"{GONE}:" in archived_users(tmp_path)
+        server.client.config_set("rdb-key-save-delay", 0)
+        await asyncio.to_thread(turn)
+        assert archived_users(tmp_path) == {"person-8:"}
+        assert traces(server.directory) == {}
+        await store.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(law(), 60))
+    finally:
+        server.stop()
 
 
 def dumped(server: RedisServer) -> list[bytes]:

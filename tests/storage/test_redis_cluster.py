@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.crc import key_slot
 
 import storage.redis
+from benchmarks.cluster import command
 from storage.archive import ArchiveWriter
 from storage.archiver import RedisLog, archive
 from storage.redis import RedisStore
@@ -198,6 +200,28 @@ class TestSlots:
                     assert await ids(two, visitor) == logged
                     (state,) = await two.states("main", [visitor], GENERATION)
                     assert_state_is(state, fold(GENERATION, [one for one in log if one.event_id not in taken_back]))
+
+        asyncio.run(law())
+
+    def test_a_node_that_gets_its_first_slot_takes_events_before_it_has_it(self, own_cluster: RedisCluster) -> None:
+        """All keys are there already, and the others still send everybody who asks."""
+        node, user_id = own_cluster.add_node(), fresh_user()
+        head = user_of(own_cluster.url, user_id).head
+
+        async def law() -> None:
+            async with opened(own_cluster.url) as store:
+                await store.append("main", [click("before", user_id)])
+                loop = asyncio.get_running_loop()
+
+                def append() -> None:
+                    if not command(source, "CLUSTER", "COUNTKEYSINSLOT", key_slot(head.encode())):
+                        appended = store.append("main", [click("meanwhile", user_id)])
+                        asyncio.run_coroutine_threadsafe(appended, loop).result()
+
+                source = own_cluster.owner(head).client
+                await asyncio.to_thread(own_cluster.move, head, append, node)
+                assert await ids(store, user_id) == ["before", "meanwhile"]
+                await assert_state_is_fold_of_log(store, user_id)
 
         asyncio.run(law())
 
@@ -387,8 +411,9 @@ class TestCopies:
                     with pytest.raises(StorageUnavailable, match="0 replicas of Redis have it, not 1") as refused:
                         await store.append("main", attempt)
                     assert not isinstance(refused.value, PartlyApplied)
-                with pytest.raises(StorageUnavailable):
-                    await store.erase("main", "h")
+                for _ in range(2):
+                    with pytest.raises(StorageUnavailable):
+                        await store.erase("main", "h")
                 assert await ids(store, "a") == ["before", "e"]  # logged all the same
                 replica.thaw()
                 await until_applied(store, events)

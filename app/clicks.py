@@ -1,0 +1,122 @@
+"""Click-through: how often each place of the lists was shown, and how often an event came of it.
+
+Both are counted in memory and told to the store now and then, which adds up what all processes have counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from app.metrics import Metrics
+from app.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
+from app.schemas import PlaceStats, Stats
+from storage.state import Event
+from storage.store import Appended, UserStore
+
+OTHER = "other"  # whatever this process has no name for
+SHOWN, CHOSEN = "shown", "chosen"
+
+
+class Clicks:
+    """Of one tenant.
+
+    A tally's name is "shown|GENERATION|EXPERIMENT|LENGTH" for lists, LENGTH at most PLACES + 1, and
+    "chosen|GENERATION|EXPERIMENT|PLACE|TYPE" for events; names of generations and experiments have no "|".
+    """
+
+    def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
+        self.ids = RecommendationIds(tenant)
+        self._store = store
+        self._tenant = tenant
+        self._metrics = metrics
+        self._shown = Counter[tuple[str, str, int]]()
+        self._chosen = Counter[tuple[Place, str]]()
+        self._types: Collection[str] = ()
+        self._generations: dict[bytes, str] = {}
+        self._experiments: dict[int, str] = {0: ""}
+        self._has_secret = False
+        self._one_at_a_time = asyncio.Lock()
+
+    def serve(self, tag: bytes, name: str, experiment: str, types: Collection[str]) -> None:
+        """Know the names from now on, and count events of these types too."""
+        self._generations[tag[:4]] = name
+        self._experiments[hash_of(experiment)] = experiment
+        self._types = {*self._types, *types}
+
+    def show(self, generation: str, experiment: str, length: int) -> None:
+        """A list is on its way."""
+        self._shown[generation, experiment, min(length, PLACES + 1)] += 1
+
+    def count(self, events: Sequence[Event], appended: Iterable[Appended]) -> None:
+        """Count what was new of these and came of a list."""
+        for event, one in zip(events, appended, strict=True):
+            if event.recommendation_id is not None and not one.duplicate and event.type in self._types:
+                place = self.ids.place(event.recommendation_id, event.item_id)
+                if place is not None:
+                    self._chosen[place, event.type] += 1
+
+    async def look(self) -> None:
+        """Tell what was counted, and learn what is needed to read ids; StorageError when the store cannot be used."""
+        if not self._has_secret:
+            self.ids.use(await self._store.secret())
+            self._has_secret = True
+        for known in await self._store.generations.known():
+            self._generations.setdefault(known.named.tag[:4], known.named.name)
+        await self.tell()
+
+    async def tell(self) -> None:
+        """Tell what was counted; what cannot be told is told the next time."""
+        async with self._one_at_a_time:  # or who tells meanwhile has not told yet when this returns
+            shown, chosen = self._shown, self._chosen
+            self._shown, self._chosen = Counter(), Counter()
+            told = Counter[str]()
+            for (generation, experiment, length), count in shown.items():
+                told[f"{SHOWN}|{generation}|{experiment}|{length}"] += count
+            for (place, kind), count in chosen.items():
+                generation, experiment = self._names_of(place)
+                told[f"{CHOSEN}|{generation}|{experiment}|{place.place}|{kind}"] += count
+            try:
+                await self._store.add_tallies(self._tenant, told)
+            except Exception:
+                self._shown.update(shown)
+                self._chosen.update(chosen)
+                raise
+            self._metrics.count_places(self._tenant, told)
+
+    async def stats(self) -> Stats:
+        """What all processes have told; StorageError when it cannot be read."""
+        await self.tell()
+        return stats_of(await self._store.tallies(self._tenant))
+
+    def _names_of(self, place: Place) -> tuple[str, str]:
+        return self._generations.get(place.generation, OTHER), self._experiments.get(place.experiment, OTHER)
+
+
+def stats_of(tallies: dict[str, int]) -> Stats:
+    """By generation, experiment and place."""
+    lists = Counter[tuple[str, str, int]]()
+    chosen = Counter[tuple[str, str, int, str]]()
+    for name, count in tallies.items():
+        what, generation, experiment, number, *kind = name.split("|")
+        if what == SHOWN:
+            lists[generation, experiment, int(number)] += count
+        elif what == CHOSEN:
+            chosen[generation, experiment, int(number), kind[0]] += count
+    places = []
+    for generation, experiment in sorted({name[:2] for name in lists} | {name[:2] for name in chosen}):
+        for place in range(1, PLACES + 1):
+            shown = sum(lists[generation, experiment, length] for length in range(place, PLACES + 2))
+            events = {
+                kind: count
+                for (*of, at, kind), count in sorted(chosen.items())
+                if (*of, at) == (generation, experiment, place)
+            }
+            if shown or events:
+                places.append(
+                    PlaceStats(
+                        generation=generation, experiment=experiment or None, place=place, shown=shown, events=events
+                    )
+                )
+    return Stats(places=places)

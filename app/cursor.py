@@ -1,0 +1,42 @@
+"""Where a list goes on: an opaque text that says what was shown, so that no page shows it again.
+
+It holds nothing but ids of items, and is read as carefully as a list of items to exclude, which it amounts to: whoever
+makes one up has said what is not to be shown. Nothing is kept here between pages.
+"""
+
+import zlib
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Sequence
+
+LAYOUT = b"\x01"
+MAX_ITEMS = 10_000  # that all pages together show
+MAX_BYTES = MAX_ITEMS * 129  # ids of 128 letters, each with what separates it from the next
+
+
+class BadCursor(ValueError):
+    """Not the text of a page's answer."""
+
+
+def cursor_after(shown: Iterable[str]) -> str:
+    """The text; MAX_ITEMS ids at most."""
+    packed = zlib.compress("\n".join(shown).encode(), level=1)
+    return urlsafe_b64encode(LAYOUT + packed).rstrip(b"=").decode()
+
+
+def shown_before(cursor: str) -> Sequence[str]:
+    """What was shown, in order; nothing for the empty text. The ids may be anything.
+
+    raises BadCursor
+    """
+    if not cursor:
+        return ()
+    try:
+        packed = b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(packed[1:], MAX_BYTES)
+        ids = text.decode().split("\n")
+    except (ValueError, zlib.error) as exc:
+        raise BadCursor from exc
+    if packed[:1] != LAYOUT or not unpacking.eof or unpacking.unused_data or len(ids) > MAX_ITEMS:
+        raise BadCursor
+    return ids

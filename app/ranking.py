@@ -1,0 +1,85 @@
+"""All items that may be shown, best first, of which a list takes as many as it needs."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.catalogue import Rows
+from app.trends import Trending
+from model import bitmap
+from model.bitmap import Bitmap
+from model.engine import Engine, Queries
+from model.scan import Boosts
+from model.variety import Codes
+
+Scores = NDArray[np.floating]
+Ranked = tuple[Rows, Scores]
+
+
+class Ranking(Protocol):
+    """What one request ranks items by, its boosts and candidates included."""
+
+    def best(self, count: int, excluded: Bitmap) -> Ranked:
+        """Rows and scores of so many of the best outside, or of all there are; ties by item order."""
+
+    def relevance(self, scores: Scores) -> NDArray[np.float32]:
+        """Scores as logarithms of odds, which likeness is weighed against."""
+
+    def scores(self, rows: Rows) -> Scores:
+        """Of any different items, in order, candidates or not."""
+
+    def codes(self, rows: Rows) -> Codes:
+        """Target codes, whose likeness is that of the items."""
+
+
+class Personal:
+    """By what one query asks."""
+
+    def __init__(self, engine: Engine, query: Queries, boosts: Boosts | None, candidates: Rows | None) -> None:
+        self._engine, self._query, self._boosts, self._candidates = engine, query, boosts, candidates
+
+    def best(self, count: int, excluded: Bitmap) -> Ranked:
+        if self._candidates is not None:
+            return self._ranked(self._candidates[~bitmap.has(excluded, self._candidates)], count)
+        (rows,), (scores,) = self._engine.top_k(self._query, count, excluded[None], self._boosts)
+        return rows[rows >= 0], scores[rows >= 0]
+
+    def relevance(self, scores: Scores) -> NDArray[np.float32]:
+        return scores.astype(np.float32, copy=False)
+
+    def scores(self, rows: Rows) -> Scores:
+        ranked, scores = self._ranked(rows, len(rows))
+        found = np.full(len(rows), -np.inf, np.float32)
+        found[np.argsort(rows)[np.searchsorted(np.sort(rows), ranked)]] = scores
+        return found
+
+    def codes(self, rows: Rows) -> Codes:
+        return self._engine.target_codes[rows]
+
+    def _ranked(self, rows: Rows, count: int) -> Ranked:
+        (ranked,) = self._engine.rank_candidates(self._query, [rows], count, self._boosts)
+        return ranked
+
+
+class Popular:
+    """By how often items were used."""
+
+    def __init__(self, engine: Engine, trending: Trending, boosts: Boosts | None, candidates: Rows | None) -> None:
+        self._engine, self._trending, self._boosts = engine, trending, boosts
+        self._others = None if candidates is None else ~trending.catalogue.bitmap_of(candidates)
+
+    def best(self, count: int, excluded: Bitmap) -> Ranked:
+        outside = excluded if self._others is None else excluded | self._others
+        return self._trending.ranked(count, outside, self._boosts)
+
+    def relevance(self, scores: Scores) -> NDArray[np.float32]:
+        return np.log1p(scores).astype(np.float32)
+
+    def scores(self, rows: Rows) -> Scores:
+        return self._trending.scores(rows, self._boosts)
+
+    def codes(self, rows: Rows) -> Codes:
+        """None where there is no model: nothing is like anything then."""
+        codes = self._engine.target_codes
+        return codes[rows] if len(codes) else np.empty((len(rows), 0), np.uint8)

@@ -1,0 +1,89 @@
+"""Recommendation ids say what was recommended, so that no list has to be stored until somebody chooses from it.
+
+  time        6 bytes  milliseconds since the epoch
+  chance      4        so that no two are the same
+  generation  4        the first of its tag
+  experiment  2        of a hash of its name, 0 for none
+  length      2        of the list
+  items       2 each   of a hash of the item's id, for the first PLACES of the list
+  signature   8        keyed BLAKE2b of all that, and of nothing that a client knows
+
+in URL-safe base64, 66 letters for ten items. What is not signed by a service of the same data says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from hashlib import blake2b
+from struct import Struct
+from typing import NamedTuple
+from zlib import crc32
+
+PLACES = 20  # of a list, that are told apart
+HEAD = Struct(">6s4s4sHH")
+SIGNATURE = 8
+LONGEST = 0xFFFF
+
+
+class Place(NamedTuple):
+    """Where somebody found an item.
+
+    generation  the first four bytes of its tag
+    experiment  two bytes of a hash of its name, 0 for none
+    place       in the list, from 1
+    """
+
+    generation: bytes
+    experiment: int
+    place: int
+
+
+def hash_of(name: str) -> int:
+    """Of an experiment or item; 0 for none."""
+    return crc32(name.encode()) & 0xFFFF if name else 0
+
+
+class RecommendationIds:
+    """Makes and reads the ids of one tenant. Those that were made before `use` can be read nowhere."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant.encode()
+        self.use(os.urandom(32))
+
+    def use(self, secret: bytes) -> None:
+        """From now on, sign with what all services of the same data share."""
+        self._key = blake2b(self._tenant, key=secret, digest_size=32).digest()
+
+    def make(self, generation: bytes, experiment: int, item_ids: Sequence[str]) -> str:
+        """Of a list, for a tag and the hash of an experiment's name."""
+        head = HEAD.pack(
+            (time.time_ns() // 1_000_000).to_bytes(6, "big"),
+            os.urandom(4),
+            generation[:4],
+            experiment,
+            min(len(item_ids), LONGEST),
+        )
+        said = head + b"".join([(crc32(name.encode()) & 0xFFFF).to_bytes(2, "big") for name in item_ids[:PLACES]])
+        return urlsafe_b64encode(said + self._signature(said)).rstrip(b"=").decode()
+
+    def place(self, recommendation_id: str, item_id: str) -> Place | None:
+        """Where the item stood; None where the id is none of these, or the item was not among the first PLACES."""
+        try:
+            read = urlsafe_b64decode(recommendation_id + "=" * (-len(recommendation_id) % 4))
+        except ValueError:
+            return None
+        said, signature = read[:-SIGNATURE], read[-SIGNATURE:]
+        if len(said) < HEAD.size or signature != self._signature(said):
+            return None
+        _, _, generation, experiment, length = HEAD.unpack(said[: HEAD.size])
+        wanted, items = (crc32(item_id.encode()) & 0xFFFF).to_bytes(2, "big"), said[HEAD.size :]
+        for place in range(min(length, PLACES)):
+            if items[2 * place : 2 * place + 2] == wanted:
+                return Place(generation, experiment, place + 1)
+        return None
+
+    def _signature(self, said: bytes) -> bytes:
+        return blake2b(said, key=self._key, digest_size=SIGNATURE).digest()

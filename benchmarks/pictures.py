@@ -1,0 +1,62 @@
+"""Pictures of the playground for the documentation, taken of the demo as it runs.
+
+make demo    # in another terminal
+python -m benchmarks.pictures
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from playwright.sync_api import Browser, sync_playwright
+
+CLICKS = ("touring-bike-blue", "bike-helmet-blue", "bike-lights-blue")
+WIDE: dict[str, Any] = {"viewport": {"width": 1280, "height": 1090}}
+NARROW: dict[str, Any] = {"viewport": {"width": 390, "height": 1560}, "has_touch": True, "is_mobile": True}
+PICTURES: dict[str, dict[str, Any]] = {
+    "light": {**WIDE, "color_scheme": "light"},
+    "dark": {**WIDE, "color_scheme": "dark"},
+    "narrow": {**NARROW, "color_scheme": "light"},
+}
+GLOWED_MS = 2_000  # until the glow of the last click is a border, and figures are there
+
+
+def main(
+    url: Annotated[str, typer.Option(help="Address of the demo.")] = "http://127.0.0.1:8000",
+    out: Annotated[Path, typer.Option(help="Directory of the pictures.")] = Path("docs"),
+) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        for name, options in PICTURES.items():
+            path = out / f"playground-{name}.png"
+            take(browser, f"{url}/playground/", path, options)
+            print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+        browser.close()
+
+
+def take(browser: Browser, address: str, path: Path, options: dict[str, Any]) -> None:
+    """The page after three clicks, with the first recommendation pointed at where there is something to point with."""
+    context = browser.new_context(reduced_motion="reduce", **options)
+    page = context.new_page()
+    page.goto(address)
+    for item_id in CLICKS:
+        page.fill("#query", item_id.replace("-", " ").rpartition(" ")[0])
+        page.click(f'#found .item[data-item-id="{item_id}"]')
+        page.wait_for_selector(f'#history li[data-item-id="{item_id}"]')
+    page.wait_for_selector("#figures svg")
+    page.wait_for_timeout(GLOWED_MS)
+    if not options.get("has_touch"):
+        page.hover("#recommendations li:nth-child(2) .item")
+        page.wait_for_selector("#why em")
+    page.screenshot(path=path)
+    page.click("#reset")  # the visitor is nobody's
+    context.close()
+
+
+if __name__ == "__main__":
+    typer.run(main)
