@@ -220,6 +220,8 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> str:
         "of many together": lambda row: f"{row['together_us']:,.1f}",
         "item table": lambda row: f"{row['item_table_ratio']:.2f} times smaller",
     }
+    if not any("epochs" in row for row in rows):
+        columns = {}
     lines = [" | ".join(["preset", *columns, *costs]), "|".join("---" for _ in ["preset", *columns, *costs])]
     for row in rows:
         qualities = [cell(row) if "epochs" in row else "" for cell in columns.values()]
