@@ -6,7 +6,7 @@ twice. So the command may be interrupted and given again, and more presets may b
 The presets train 200 epochs of binary cross-entropy with one negative each, as the paper's do. On few cores give fewer
 epochs, a smaller batch and the sampled softmax, which learns more from each position; the table says which it was.
 
-    python -m benchmarks.mechanisms --data $LISAREC_DATA/ml-1m --runs runs --loss softmax --epochs 8 --plot docs/x.svg
+    python -m benchmarks.mechanisms --data $LISAREC_DATA/ml-1m --loss softmax --epochs 8 --batch 16 --plot x.svg
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def learned(name: str, model: mechanisms.Compared, data: Path, runs: Path) -> di
 def table(rows: Sequence[dict[str, Any]], title: str) -> str:
     """Markdown, so that it can stand in a document as it was printed."""
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "epochs": lambda row: f"{row['epochs']}",
+        "epochs, loss": lambda row: f"{row['epochs']}, {row['loss']}",
         "`loo_full` HR@10 / NDCG@10": lambda row: quality(row["full"]),
         "`loo_sampled100`": lambda row: quality(row["sampled100"]),
         "`loo_paper100`": lambda row: quality(row["paper100"]),
@@ -220,6 +220,8 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> str:
         "of many together": lambda row: f"{row['together_us']:,.1f}",
         "item table": lambda row: f"{row['item_table_ratio']:.2f} times smaller",
     }
+    if not any("epochs" in row for row in rows):
+        columns = {}
     lines = [" | ".join(["preset", *columns, *costs]), "|".join("---" for _ in ["preset", *columns, *costs])]
     for row in rows:
         qualities = [cell(row) if "epochs" in row else "" for cell in columns.values()]

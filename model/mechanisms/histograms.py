@@ -17,6 +17,8 @@ from model.mechanisms.quantiser import Quantiser, mixed
 
 DECAY_RATE = 0.1  # lambda, per step
 
+Tables = tuple[Tensor, Tensor]
+
 
 class Histograms(Mechanism):
     """The state is one histogram: (B, W). Attention in each codebook has its own projections."""
@@ -41,19 +43,19 @@ class Histograms(Mechanism):
         """Codes are what is counted: (Q, B, W) -> (Q, B, W)."""
         return events
 
-    def read(self, state: Tensor, events: Tensor) -> Tensor:
+    def read(self, state: Tensor, events: Tensor, tables: Tables | None = None) -> Tensor:
         """(Q, B, W) and (Q, B, W) -> (Q, D)"""
-        match, values = self.tables()
+        match, values = tables or self.tables()
         share = (self._logits(events, match) + state.log()).softmax(dim=-1)
         return share.flatten(1) @ values
 
-    def forward(self, events: Events) -> Tensor:
+    def forward(self, events: Events, tables: Tables | None = None) -> Tensor:
         assert events.codes is not None
-        match, values = self.tables()
+        match, values = tables or self.tables()
         logits = self._logits(events.codes, match)  # of items, not of events, which are many more
         return prefix.shares(events.codes, logits, events.places, events.lengths, self.decay) @ values
 
-    def tables(self) -> tuple[Tensor, Tensor]:
+    def tables(self) -> Tables:
         """Inner products of all codeword pairs (B, W, W), and projected values (B W, D)."""
         width = self.query.shape[-1]
         words = self._codebooks[0] * math.sqrt(width)  # as items are, where they are read

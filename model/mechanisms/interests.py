@@ -44,13 +44,13 @@ class Interests(Mechanism):
         seen = torch.cat([events, torch.ones_like(events[:, :1])], dim=1)
         return self._weights(events)[:, :, None] * seen[:, None, :]
 
-    def read(self, state: Tensor, events: Tensor) -> Tensor:
+    def read(self, state: Tensor, events: Tensor, tables: None = None) -> Tensor:
         interests = state[..., :-1] / state[..., -1:]
         logits = interests @ self._asked(events)[:, :, None]  # (Q, k, 1)
         read: Tensor = self.out(self.value((logits.softmax(dim=1) * interests).sum(dim=1)))
         return read
 
-    def forward(self, events: Events) -> Tensor:
+    def forward(self, events: Events, tables: None = None) -> Tensor:
         """The interests of every event (S, L, k, D) are never made: they are weighted sums of events twice over."""
         hidden, weights = events.hidden, self._weights(events.hidden)
         totals = weights.cumsum(dim=1)  # (S, L, k)

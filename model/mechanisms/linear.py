@@ -35,12 +35,12 @@ class Linear(Mechanism):
         added = self._added(events)
         return torch.cat([added[:, :, None] * added[:, None, :], torch.ones_like(added[:, None, :])], dim=1)
 
-    def read(self, state: Tensor, events: Tensor) -> Tensor:
+    def read(self, state: Tensor, events: Tensor, tables: None = None) -> Tensor:
         found = (state[:, :-1] @ self.query(events)[:, :, None]).squeeze(-1)
         read: Tensor = self.out(found / state[:, -1])
         return read
 
-    def forward(self, events: Events) -> Tensor:
+    def forward(self, events: Events, tables: None = None) -> Tensor:
         found = prefix_lookups(self._added(events.hidden), self.query(events.hidden))
         count = torch.arange(1, found.shape[1] + 1, device=found.device, dtype=found.dtype)
         read: Tensor = self.out(found / count[:, None])

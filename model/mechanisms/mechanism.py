@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -41,7 +41,7 @@ class Mechanism(nn.Module):
         """What events add to the state: (Q, ...) of ``seen`` -> (Q, *state_shape)."""
         raise NotImplementedError
 
-    def read(self, state: Tensor, events: Tensor) -> Tensor:
+    def read(self, state: Tensor, events: Tensor, tables: Any = None) -> Tensor:
         """What the newest events find in the states: (Q, *state_shape) and (Q, ...) of ``seen`` -> (Q, D)."""
         raise NotImplementedError
 
@@ -49,6 +49,10 @@ class Mechanism(nn.Module):
         """What ``feature`` and ``read`` are given of events: their hidden vectors, unless a mechanism reads codes."""
         return events.hidden
 
-    def forward(self, events: Events) -> Tensor:
+    def tables(self) -> Any:
+        """What is the same for all events while the weights are: made once, handed to ``read`` and ``forward``."""
+        return None
+
+    def forward(self, events: Events, tables: Any = None) -> Tensor:
         """(S, L, D); what stands at padding means nothing."""
         raise NotImplementedError

@@ -6,6 +6,7 @@ Source: what Wu et al., LISA, WWW 2021, and its published code have in common fo
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +27,11 @@ class Distinct:
     items    (U,)     int64, sorted
     history  what a history sees of them
     targets  (U, D)   what can be recommended
+    tables            of the mechanism
     """
 
-    def __init__(self, items: Tensor, history: Encoded, targets: Tensor) -> None:
-        self.items, self.history, self.targets = items, history, targets
+    def __init__(self, items: Tensor, history: Encoded, targets: Tensor, tables: Any) -> None:
+        self.items, self.history, self.targets, self.tables = items, history, targets, tables
 
     def places(self, items: Tensor) -> Tensor:
         """Rows of the given items, which are among these."""
@@ -92,7 +94,7 @@ class MechanismNetwork(nn.Module):
             targets = self.target_quantiser(vectors).vectors
         elif self.config.quantised_targets:
             targets = history.vectors
-        return Distinct(rows, history, targets)
+        return Distinct(rows, history, targets, self.mechanism.tables())
 
     def migrate(self, other: MechanismNetwork) -> None:
         """Take over what another network has learned around its mechanism, and keep its codes as they are from now on.
@@ -120,7 +122,9 @@ class MechanismNetwork(nn.Module):
         """
         places = distinct.places(items)
         hidden = self._hidden(distinct, places, self.position[: items.shape[1]])
-        return self._block(hidden, self.mechanism(Events(hidden, distinct.history.codes, places, lengths)))
+        return self._block(
+            hidden, self.mechanism(Events(hidden, distinct.history.codes, places, lengths), distinct.tables)
+        )
 
     def step(self, state: Tensor, count: Tensor, items: Tensor, distinct: Distinct) -> tuple[Tensor, Tensor]:
         """One more event of each user: the state with it, and the query for what comes next.
@@ -134,7 +138,7 @@ class MechanismNetwork(nn.Module):
         hidden = self._hidden(distinct, places, self.position[count.clamp_max(len(self.position) - 1)])
         seen = self.mechanism.seen(Events(hidden, distinct.history.codes, places, torch.ones_like(items)))
         state = self.mechanism.decay * state + self.mechanism.feature(seen)
-        return state, self._block(hidden, self.mechanism.read(state, seen))
+        return state, self._block(hidden, self.mechanism.read(state, seen, distinct.tables))
 
     def _hidden(self, distinct: Distinct, places: Tensor, positions: Tensor) -> Tensor:
         scale = math.sqrt(self.config.width)

@@ -18,7 +18,7 @@ class Softmax(Mechanism):
         self.project = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, events: Events) -> Tensor:
+    def forward(self, events: Events, tables: None = None) -> Tensor:
         parts = self.project(events.hidden).unflatten(-1, (3, self.heads, -1))
         queries, keys, values = parts.permute(2, 0, 3, 1, 4)  # (S, L, 3, H, D / H) -> 3 (S, H, L, D / H)
         found = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
