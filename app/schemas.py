@@ -150,7 +150,12 @@ def _different_pins(pins: list["Pin"]) -> list["Pin"]:
 _PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 _ID = r"[A-Za-z0-9_.:@-]{1,128}"
 _is_in_alphabet = re.compile(_ID).fullmatch
-Id = Annotated[str, StringConstraints(pattern=f"^{_ID}$"), AfterValidator(_no_path_step)]
+Id = Annotated[
+    str,
+    StringConstraints(pattern=f"^{_ID}$"),
+    AfterValidator(_no_path_step),
+    WithJsonSchema({"type": "string", "pattern": rf"^(?!\.{{1,2}}$){_ID}$"}),
+]
 IdOrEmpty = Annotated[str, StringConstraints(pattern=f"^({_ID})?$"), AfterValidator(_no_path_step)]
 # fail_fast: one bad id is reason enough, and a list of a million has no million reasons.
 ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
@@ -735,7 +740,7 @@ class Experiment(Closed):
 
     name: Id = Field(description="another name mixes the users anew")
     shares: Annotated[dict[Id, Share], Field(min_length=2, max_length=MAX_ARMS)] = Field(
-        description="by the name of the model"
+        description="by the name of the model", json_schema_extra={"additionalProperties": False}
     )
 
 
