@@ -60,7 +60,9 @@ def made() -> tuple[LisaMini, NDArray[np.uint8]]:
     rng, shape = np.random.default_rng(0), ModelConfig()
     history = rng.integers(0, shape.history_codewords, (ITEMS, shape.history_codebooks), np.uint8)
     target = rng.integers(0, shape.target_codewords, (ITEMS, shape.target_codebooks), np.uint8)
-    return LisaMini(shape, torch.from_numpy(history), torch.from_numpy(target)).eval(), history
+    model = LisaMini(shape, torch.from_numpy(history), torch.from_numpy(target))
+    model.settle()
+    return model.eval(), history
 
 
 # Stepwise

@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from benchmarks.cluster import command, form, free_node_port, node_options, nodes, wait_until
+from benchmarks.cluster import command, form, free_node_port, info, node_options, nodes, wait_until
 
 START_TIMEOUT_S = 20.0
 SAFE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--save", "")
@@ -166,6 +166,7 @@ class RedisCluster:
         command(node.client, "CLUSTER", "MEET", "127.0.0.1", self.primaries[0].port)
         self.primaries.append(node)
         wait_until(lambda: all(len(nodes(one.port)) == len(self.primaries) for one in self.primaries))
+        wait_until(lambda: info(node.port)["cluster_state"] == "ok")  # it takes nothing before it knows all slots
         return node
 
     def move(self, key: str, between: Callable[[], None] = lambda: None, target: RedisServer | None = None) -> None:
