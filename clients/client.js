@@ -1,10 +1,11 @@
-// lisarec in pages: docs/clients.md
+// docs/clients.md
 (() => {
   const { src, dataset } = document.currentScript
   const waiting = new Map()
-  let store = {}, quietUntil = 0
+  let store = {}, quiet = 0
   try { store = localStorage || store } catch {}
   for (const name in store) if (/^lisarec:/.test(name)) waiting.set(name, store[name])
+  let held = waiting.size
 
   function newId() { // UUIDv7
     const time = "0" + Date.now().toString(16)
@@ -21,7 +22,8 @@
 
   function push(event) {
     const event_id = newId(), user_id = visitor(), name = "lisarec:" + event_id
-    if (!user_id || waiting.size > 99) return
+    if (!user_id || held > 99) return
+    held++
     waiting.set(name, JSON.stringify({ event_id, user_id, ...event }))
     try { store[name] = waiting.get(name) } catch {}
     send()
@@ -29,23 +31,23 @@
 
   async function send() {
     const batch = [...waiting].sort().slice(0, 20)
-    if (!batch[0] || Date.now() < quietUntil) return
-    for (const [name] of batch) waiting.delete(name)
+    if (!batch[0] || Date.now() < quiet) return
+    batch.map(([name]) => waiting.delete(name))
     let done = []
     try {
       const answer = await fetch(new URL("v1/events", src), {
         method: "POST", keepalive: true, body: `[${batch.map(([, text]) => text)}]`,
         headers: { Authorization: "Bearer " + dataset.key, "Content-Type": "application/json" },
       })
-      quietUntil = Date.now() + 1e3 * answer.headers.get("Retry-After")
+      quiet = Date.now() + 1e3 * answer.headers.get("Retry-After")
       if (answer.ok) done = batch
       if (answer.status == 422) done = (await answer.json()).error.details.map(({ index }) => batch[index])
     } catch {}
-    for (const entry of batch) done.includes(entry) ? delete store[entry[0]] : waiting.set(...entry)
+    batch.map(entry => done.includes(entry) ? delete store[entry[0]] && held-- : waiting.set(...entry))
     if (done[0]) send()
   }
 
-  window.lisarec?.forEach?.(push)
-  window.lisarec = { push }
+  self.lisarec?.forEach?.(push)
+  self.lisarec = { push }
   setTimeout(send, 1e3)
 })()

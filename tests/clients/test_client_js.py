@@ -163,7 +163,7 @@ def test_what_failed_is_sent_by_the_next_page_with_the_same_ids(
     front.play = Exchange.forward
     enter(page, shop)
     until(lambda: page.evaluate(STORED) == [])
-    assert shop.service.logged_ids(visitor(context)) == stored
+    assert sorted(shop.service.logged_ids(visitor(context))) == stored  # some were on their way when it came back
 
 
 def test_what_was_taken_but_not_acknowledged_counts_once(
@@ -207,7 +207,7 @@ def test_at_most_a_hundred_events_wait_and_all_are_sent_in_order(
     for n in range(130):
         push(page, f"item-{n}")
     stored = page.evaluate(STORED)
-    assert 100 <= len(stored) <= 120  # the twenty of a request under way have made room
+    assert len(stored) == 100
     front.play = Exchange.forward
     enter(page, shop)
     until(lambda: page.evaluate(STORED) == [])
@@ -221,8 +221,8 @@ def test_tabs_do_not_lose_each_other_s_events(page: Page, shop: Shop, front: Fro
     for n in range(5):
         push(page, f"item-{n}")
         push(other, f"item-{n + 10}")
+    until(lambda: len(page.evaluate(STORED)) == 10)  # a tab hears of what another one stores a moment later
     stored = page.evaluate(STORED)
-    assert len(stored) == 10
     other.close()
     front.play = Exchange.forward
     enter(page, shop)

@@ -41,7 +41,9 @@ def make_model(names: str, seed: int = 0) -> Artifact:
         torch.from_numpy(rng.integers(0, words, (len(names), 2)))
         for words in (SHAPE.history_codewords, SHAPE.target_codewords)
     )
-    model = LisaMini(SHAPE, history, target).eval()
+    model = LisaMini(SHAPE, history, target)
+    model.settle()
+    model.eval()
     with torch.no_grad():
         model.target_codebooks.normal_()
         model.bias.normal_()
