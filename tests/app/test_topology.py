@@ -99,7 +99,11 @@ def test_without_a_replica_clients_are_told_to_come_back(running: Topology) -> N
     answer = httpx.get(f"{running.url}/v1/users/whisper", headers={"X-Request-ID": "no-replica-1"}, timeout=30)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
     assert answer.headers["retry-after"] == "1"
-    assert " 503 " in next(line for line in running.balancer_log().splitlines() if line.endswith(" GET no-replica-1"))
+    give_up_at_s = time.monotonic() + 30
+    while not (lines := [line for line in running.balancer_log().splitlines() if line.endswith(" GET no-replica-1")]):
+        assert time.monotonic() < give_up_at_s, "the balancer has not written it down"
+        time.sleep(0.1)
+    assert " 503 " in lines[0]
     assert "whisper" not in running.balancer_log()
     running.scale(1)
     time.sleep(1)  # until the next health check

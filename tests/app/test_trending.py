@@ -60,9 +60,9 @@ def test_a_store_that_cannot_be_used_is_told_later(client: Client, monkeypatch: 
     async def fails(*_: object) -> None:
         raise StorageUnavailable("away")
 
-    client.click("ada", "item-1")
     with monkeypatch.context() as patch:
         patch.setattr(client.service.store, "add_trends", fails)
+        client.click("ada", "item-1")
         with pytest.raises(StorageUnavailable):
             client.runner.run(client.service.live.look())
         client.click("ada", "item-1", "item-2")
