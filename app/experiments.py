@@ -9,12 +9,10 @@ from hashlib import blake2b
 from itertools import accumulate
 
 from app.batching import never
-from app.recommend import Recommender
+from app.recommend import Recommender, Recommending
 from app.schemas import (
     Experiment,
-    RecommendationBatch,
     RecommendationRequest,
-    RecommendationResults,
     Recommendations,
     SimilarQuery,
 )
@@ -27,7 +25,7 @@ def arm_of(experiment: Experiment, user_id: str) -> str:
     return names[min(bisect_right(ends, drawn * ends[-1]), len(names) - 1)]
 
 
-class Split:
+class Split(Recommending):
     """Recommends as a `Recommender` does, to each user by the one of their arm; without a user, outside of it."""
 
     def __init__(self, experiment: Experiment, arms: Mapping[str, Recommender], outside: Recommender) -> None:
@@ -52,15 +50,6 @@ class Split:
             for place, answer in zip(own, some, strict=True)
         }
         return [answers[place] for place in range(len(requests))]
-
-    async def answer(
-        self, asked: RecommendationRequest | RecommendationBatch, is_gone: Callable[[], bool] = never
-    ) -> Recommendations | RecommendationResults:
-        """As `recommend`, for what `validated` found in a body."""
-        if isinstance(asked, RecommendationBatch):
-            return {"results": await self.recommend(asked.requests, is_gone)}
-        (answer,) = await self.recommend([asked], is_gone)
-        return answer
 
     async def similar(self, item_id: str, query: SimilarQuery) -> Recommendations:
         return await self._outside.similar(item_id, query)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
@@ -152,7 +153,30 @@ def validated(body: object) -> RecommendationRequest | RecommendationBatch:
         raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
 
 
-class Recommender:
+class Recommending(ABC):
+    """Whoever answers recommendation requests."""
+
+    @abstractmethod
+    async def recommend(
+        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never
+    ) -> list[Recommendations]:
+        """One answer for each request, in order.
+
+        is_gone  whether nobody waits for the answers any more
+        raises   Overloaded, ClientDisconnect
+        """
+
+    async def answer(
+        self, asked: RecommendationRequest | RecommendationBatch, is_gone: Callable[[], bool] = never
+    ) -> Recommendations | RecommendationResults:
+        """As `recommend`, for what `validated` found in a body."""
+        if isinstance(asked, RecommendationBatch):
+            return {"results": await self.recommend(asked.requests, is_gone)}
+        (answer,) = await self.recommend([asked], is_gone)
+        return answer
+
+
+class Recommender(Recommending):
     """Answers recommendation requests from one generation."""
 
     def __init__(
@@ -223,15 +247,6 @@ class Recommender:
             self._metrics.count_recommendations(answer["source"])
             self._clicks.show(self._name, self._experiment, len(answer["items"]))
         return answers
-
-    async def answer(
-        self, asked: RecommendationRequest | RecommendationBatch, is_gone: Callable[[], bool] = never
-    ) -> Recommendations | RecommendationResults:
-        """As `recommend`, for what `validated` found in a body."""
-        if isinstance(asked, RecommendationBatch):
-            return {"results": await self.recommend(asked.requests, is_gone)}
-        (answer,) = await self.recommend([asked], is_gone)
-        return answer
 
     async def similar(self, item_id: str, query: SimilarQuery) -> Recommendations:
         """What is most like the item.
