@@ -396,8 +396,8 @@ def experiment(
     begun = None
     if name is not None:
         try:
-            given = dict(share.rsplit("=", 1) for share in shares or ())
-            begun = Experiment.model_validate({"name": name, "shares": given})
+            given = [share.rpartition("=") for share in shares or ()]
+            begun = Experiment(name=name, shares={model: float(part) for model, _, part in given})
         except (ValueError, ValidationError) as exc:
             raise typer.BadParameter(
                 "an experiment is a name and MODEL=SHARE for 2 to 8 models, with shares above 0"
