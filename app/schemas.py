@@ -101,7 +101,7 @@ def _plain_flag(value: object) -> object:
 
 
 def _plain_number(value: object) -> object:
-    """Of a query string's spellings of a number take only the plain one, not 1e-1, inf or +.5."""
+    """Of a query string's spellings of a number take only those that JSON has, not inf, 1_0 or +.5."""
     if isinstance(value, str) and not _PLAIN_NUMBER.fullmatch(value):
         raise PydanticCustomError("not_plain", "is not a plain number such as 0.5")
     return value
@@ -170,7 +170,7 @@ def _different_pins(pins: list["Pin"]) -> list["Pin"]:
     return pins
 
 
-_PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
+_PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 _ID = r"[A-Za-z0-9_.:@-]{1,128}"
 _DESCRIBED_ID = rf"^(?!\.{{1,2}}$){_ID}$"
 _is_in_alphabet = re.compile(_ID).fullmatch
