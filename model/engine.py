@@ -16,6 +16,7 @@ from torch import Tensor
 
 from model import bitmap
 from model.artifact import Artifact
+from model.asking import Asking
 from model.dense import Dense
 from model.followers import LIFTING_ITEMS
 from model.lisa import AttentionTables, sum_of_codewords
@@ -93,9 +94,11 @@ class Engine:
         self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
         # all that is there for one device; the answers are the same
         self._step: Step | None = None
+        self._asking: Asking | None = None
         self._catalogue: Scan | Dense
         if self.device.type == "cpu":
             self._step = Step(artifact.model, artifact.tables)
+            self._asking = Asking(artifact.model)
             self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
         else:
             self._catalogue = _on_gpu()(self._model.target_codes, self._model.bias)
@@ -195,6 +198,11 @@ class Engine:
     @torch.inference_mode()
     def asked(self, queries: Queries) -> Asked:
         """Of the queries, once for all that is done with them."""
+        if queries.asked is None and self._asking is not None:
+            products, *lifted = map(
+                torch.from_numpy, self._asking(queries.vectors.numpy(), queries.recent.numpy())
+            )
+            queries.asked = products, Lifted(*lifted)
         if queries.asked is None:
             products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)
             queries.asked = products.transpose(0, 1).contiguous(), Lifted(*self._model.lifts(queries.recent))

@@ -36,6 +36,7 @@ class Names(Sequence[str]):
 
     def __init__(self, buffer: NDArray[np.uint8], ends: NDArray[np.unsignedinteger]) -> None:
         self.buffer, self.ends = buffer, ends
+        self._bytes, self._places = memoryview(buffer), memoryview(ends)  # single ones are read at a third of the time
 
     @classmethod
     def of(cls, strings: Iterable[str] | pl.Series) -> Names:
@@ -53,9 +54,9 @@ class Names(Sequence[str]):
     def __getitem__(self, place: int | slice) -> str | list[str]:
         if isinstance(place, slice):
             return [self[row] for row in range(*place.indices(len(self)))]
-        if not 0 <= place < len(self):
+        if not 0 <= place < len(self._places) - 1:
             raise IndexError(f"{len(self)} names have no place {place}")
-        return self.buffer[self.ends[place] : self.ends[place + 1]].tobytes().decode()
+        return str(self._bytes[self._places[place] : self._places[place + 1]], "utf-8")
 
     def __iter__(self) -> Iterator[str]:
         for begin in range(0, len(self), DECODED_AT_ONCE):
@@ -124,6 +125,8 @@ class Rows(Mapping[str, int]):
 
     def known(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Rows of those names that are known, in the order given."""
+        if not names:
+            return np.empty(0, np.int64)
         encoded = [name.encode() for name in names]
         ends = ends_of(np.fromiter(map(len, encoded), np.int64, len(encoded)))
         asked = np.frombuffer(b"".join(encoded), np.uint8)
