@@ -199,9 +199,7 @@ class Engine:
     def asked(self, queries: Queries) -> Asked:
         """Of the queries, once for all that is done with them."""
         if queries.asked is None and self._asking is not None:
-            products, *lifted = map(
-                torch.from_numpy, self._asking(queries.vectors.numpy(), queries.recent.numpy())
-            )
+            products, *lifted = map(torch.from_numpy, self._asking(queries.vectors.numpy(), queries.recent.numpy()))
             queries.asked = products, Lifted(*lifted)
         if queries.asked is None:
             products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)
