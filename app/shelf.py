@@ -84,14 +84,11 @@ class Shelf(Catalogue):
             number = self._labels_said.setdefault(category, super().labels + len(self._labels_said))
         return number
 
-    def scored_item(self, row: int, score: float) -> ScoredItem:
-        item = super().scored_item(row, score)
-        title = self._retitled.get(row)
-        if title:
-            item["title"] = title
-        elif title is not None:
-            item.pop("title", None)
-        return item
+    def _titles_of(self, rows: NDArray[np.integer]) -> list[str]:
+        titles = super()._titles_of(rows)
+        if not self._retitled:
+            return titles
+        return [self._retitled.get(row, title) for row, title in zip(rows.tolist(), titles, strict=True)]
 
     def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
         return super().popular(k, self.unavailable if excluded is None else excluded | self.unavailable)
