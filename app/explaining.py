@@ -1,6 +1,6 @@
 """Why an item is recommended: what its score is the sum of, and which recent items have the same codewords."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numba
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue import Catalogue, Rows, gains_of
-from app.schemas import Explanation, NamedItem, RecentItem
+from app.schemas import Explanation, HistoryCodeword, RecentItem, TargetCodeword
 from model.engine import Engine, Parts, Queries
 from model.scan import Boosts
 from storage.state import Generation
@@ -35,31 +35,6 @@ class Asker(NamedTuple):
     boosts: Boosts | None
 
 
-class _Why(NamedTuple):
-    """Of k items.
-
-    books, words, adding                  (k, 3)     their strongest target codewords, and what these add
-    others                                (k,)       what their other codewords add
-    follows                               (k,)       what is added since they have followed recent items
-    history_books, history_words, shares  (k, 3)     their history codewords that the history has most
-    recent                                (k, 3)     places of the recent items that add most, -1 for none
-    shared                                (k, 3, 2)  how many target and history codewords they share with these
-    gains                                 (k, 3, 2)  what the shared target codewords and following them add
-    """
-
-    books: NDArray[np.int64]
-    words: NDArray[np.int64]
-    adding: NDArray[np.float32]
-    others: NDArray[np.float64]
-    follows: NDArray[np.float32]
-    history_books: NDArray[np.int64]
-    history_words: NDArray[np.int64]
-    shares: NDArray[np.float32]
-    recent: NDArray[np.int64]
-    shared: NDArray[np.int64]
-    gains: NDArray[np.float64]
-
-
 class Explainer:
     """Explains the answers of one generation."""
 
@@ -69,104 +44,108 @@ class Explainer:
         self._catalogue = catalogue
         self._engine = engine
         nothing = Parts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
-        self._why(NO_ROWS, nothing, NO_ROWS, NO_ROWS, None)  # compiled before the first request waits for it
+        self._told(NO_ROWS, nothing, NO_ROWS, NO_ROWS, None)  # compiled before the first request waits for it
 
     def explain(self, asker: Asker, rows: Rows) -> list[Explanation]:
         """Of each of the items, in order."""
         parts = self._engine.explain(asker.query, rows)
         lifting = np.asarray(asker.lifting[: parts.lifts.shape[1]], np.int64)
         recent = np.array(_distinct([*lifting.tolist(), *asker.recent.tolist()]), np.int64)
-        why = self._why(rows, parts, recent, lifting, asker.histogram)
+        whole, amounts, sums, ends = self._told(rows, parts, recent, lifting, asker.histogram)
+        # what there is of all items stands in one list, as making many small ones would take longer
+        books, words, history_books, history_words, places, shared, shared_history = whole
+        adding, shares, adds, lifts = amounts
         names = self._catalogue.named_items(recent)
-        of_each = zip(parts.bias.tolist(), *(part.tolist() for part in why), strict=True)
+        codewords: list[TargetCodeword] = [
+            {"codebook": book, "codeword": word, "adds": gain}
+            for book, word, gain in zip(books[: ends[0][-1]], words, adding, strict=False)
+        ]
+        history: list[HistoryCodeword] = [
+            {"codebook": book, "codeword": word, "share": share}
+            for book, word, share in zip(history_books[: ends[1][-1]], history_words, shares, strict=False)
+        ]
+        items: list[RecentItem] = [
+            {**names[place], "shared": same, "shared_history": of_history, "adds": gain, "follows": lift}
+            for place, same, of_history, gain, lift in zip(
+                places[: ends[2][-1]], shared, shared_history, adds, lifts, strict=False
+            )
+        ]
         explanations: list[Explanation] = [
             {
-                "codewords": [
-                    {"codebook": book, "codeword": word, "adds": adds}
-                    for book, word, adds in zip(books, words, adding, strict=True)
-                ],
+                "codewords": codewords[ends[0][n] : ends[0][n + 1]],
                 "other_codewords": others,
                 "bias": bias,
                 "follows": follows,
-                "history": [
-                    {"codebook": book, "codeword": word, "share": share}
-                    for book, word, share in zip(history_books, history_words, shares, strict=True)
-                    if share > 0
-                ],
-                "recent_items": _recent_items(names, places, shared, gains),
+                "history": history[ends[1][n] : ends[1][n + 1]],
+                "recent_items": items[ends[2][n] : ends[2][n + 1]],
             }
-            for (
-                bias,
-                books,
-                words,
-                adding,
-                others,
-                follows,
-                history_books,
-                history_words,
-                shares,
-                places,
-                shared,
-                gains,
-            ) in of_each
+            for n, (bias, others, follows) in enumerate(zip(parts.bias.tolist(), *sums, strict=True))
         ]
         if asker.boosts is not None:
             for explanation, gain in zip(explanations, gains_of(asker.boosts, rows).tolist(), strict=True):
                 explanation["boost"] = gain
         return explanations
 
-    def _why(
+    def _told(
         self, rows: Rows, parts: Parts, recent: Rows, lifting: Rows, histogram: NDArray[np.float32] | None
-    ) -> _Why:
-        """What there is to say of k items in numbers."""
+    ) -> tuple[list[list[int]], list[list[float]], list[list[float]], list[list[int]]]:
+        """What there is to say of k items in numbers, as `_tell` fills it in."""
         bins = NO_BINS if histogram is None else histogram[self._slowest]
-        count, books = len(rows), min(SHOWN, parts.codewords.shape[1])
-        of_history = min(SHOWN, len(bins))
-        why = _Why(
-            books=np.empty((count, books), np.int64),
-            words=np.empty((count, books), np.int64),
-            adding=np.empty((count, books), np.float32),
-            others=np.empty(count, np.float64),
-            follows=np.empty(count, np.float32),
-            history_books=np.empty((count, of_history), np.int64),
-            history_words=np.empty((count, of_history), np.int64),
-            shares=np.empty((count, of_history), np.float32),
-            recent=np.empty((count, SHOWN), np.int64),
-            shared=np.empty((count, SHOWN, 2), np.int64),
-            gains=np.empty((count, SHOWN, 2), np.float64),
-        )
+        whole, amounts = np.empty((7, len(rows) * SHOWN), np.int64), np.empty((4, len(rows) * SHOWN))
+        sums, ends = np.zeros((2, len(rows))), np.zeros((3, len(rows) + 1), np.int64)
         codes = self._engine.target_codes, self._history_codes
-        _tell(*codes, rows, recent, lifting, parts.codewords, parts.lifts, np.ascontiguousarray(bins), why)
-        return why
+        asked = rows, recent, lifting, parts.codewords, parts.lifts, np.ascontiguousarray(bins)
+        _tell(*codes, *asked, whole, amounts, sums, ends)
+        return whole.tolist(), amounts.tolist(), sums.tolist(), ends.tolist()
 
 
 @numba.njit(cache=True, nogil=True)
-def _tell(targets, histories, rows, recent, lifting, adding, lifts, bins, why):  # type: ignore[no-untyped-def]
+def _tell(  # type: ignore[no-untyped-def]
+    targets, histories, rows, recent, lifting, adding, lifts, bins, whole, amounts, sums, ends
+):
+    """Fill in what there is of each item, at most SHOWN each, one item behind the other.
+
+    whole    books and words of its target codewords that add most; books and words of its history codewords that the
+             history has most; places of the recent items that add most, and how many target and history codewords
+             they share with it
+    amounts  what those target codewords add; the shares of those history codewords; what the shared target codewords
+             add and what following adds
+    sums     what the other target codewords add, and following all recent items
+    ends     where an item's target codewords, history codewords and recent items end, with a 0 before the first
+    """
     totals = np.zeros(len(bins))
     for book in range(len(bins)):
         for word in range(bins.shape[1]):
             totals[book] += bins[book, word]
-    order, shares = np.empty(adding.shape[1], np.int64), np.empty(len(bins), np.float32)
-    history_order = np.empty(len(bins), np.int64)
+    shares, order = np.empty(len(bins)), np.empty(max(adding.shape[1], len(bins)), np.int64)
     for item in range(len(rows)):
+        row, end = rows[item], ends[0, item]
         _strongest_first(adding[item], order)
-        why.others[item], why.follows[item] = 0, 0
-        for place in range(len(order)):
-            if place < why.books.shape[1]:
-                why.books[item, place], why.adding[item, place] = order[place], adding[item, order[place]]
-                why.words[item, place] = targets[rows[item], order[place]]
+        for place in range(adding.shape[1]):
+            book = order[place]
+            if place < SHOWN:
+                whole[0, end], whole[1, end], amounts[0, end] = book, targets[row, book], adding[item, book]
+                end += 1
             else:
-                why.others[item] += adding[item, order[place]]
+                sums[0, item] += adding[item, book]
+        ends[0, item + 1] = end
         for lift in lifts[item]:
-            why.follows[item] += lift
+            sums[1, item] += lift
         for book in range(len(bins)):
-            shares[book] = bins[book, histories[rows[item], book]] / totals[book]
-        _strongest_first(shares, history_order)
-        for place in range(why.shares.shape[1]):
-            book = history_order[place]
-            why.history_books[item, place], why.shares[item, place] = book, shares[book]
-            why.history_words[item, place] = histories[rows[item], book]
-        _relate(targets, histories, rows[item], recent, lifting, adding[item], lifts[item], why, item)
+            shares[book] = bins[book, histories[row, book]] / totals[book]
+        _strongest_first(shares, order)
+        end = ends[1, item]
+        for place in range(min(len(bins), SHOWN)):
+            book = order[place]
+            if shares[book] > 0:
+                whole[2, end], whole[3, end], amounts[1, end] = book, histories[row, book], shares[book]
+                end += 1
+        ends[1, item + 1] = end
+        begin = ends[2, item]
+        room = slice(begin, begin + SHOWN)
+        ends[2, item + 1] = begin + _relate(
+            targets, histories, row, recent, lifting, adding[item], lifts[item], whole[4:, room], amounts[2:, room]
+        )
 
 
 @numba.njit(nogil=True)
@@ -181,9 +160,9 @@ def _strongest_first(values, order):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _relate(targets, histories, row, recent, lifting, adding, lifts, why, item):  # type: ignore[no-untyped-def]
-    most, shared, gains = why.recent[item], why.shared[item], why.gains[item]
-    most[:] = -1
+def _relate(targets, histories, row, recent, lifting, adding, lifts, most, gains):  # type: ignore[no-untyped-def]
+    """Of one item the recent ones that add most, and how many there are: most (3, SHOWN), gains (2, SHOWN)."""
+    found = 0
     for other in range(len(recent)):
         adds, same, of_history, follows = 0.0, 0, 0, 0.0
         for book in range(targets.shape[1]):
@@ -197,31 +176,20 @@ def _relate(targets, histories, row, recent, lifting, adding, lifts, why, item):
                 follows += lifts[place]
         if same + of_history == 0 and follows <= 0:
             continue
-        place = len(most)
+        place = found
         while place > 0 and (
-            most[place - 1] < 0
-            or gains[place - 1, 0] + gains[place - 1, 1] < adds + follows
-            or (gains[place - 1, 0] + gains[place - 1, 1] == adds + follows and shared[place - 1, 0] < same)
+            gains[0, place - 1] + gains[1, place - 1] < adds + follows
+            or (gains[0, place - 1] + gains[1, place - 1] == adds + follows and most[1, place - 1] < same)
         ):
             place -= 1
-        for later in range(len(most) - 1, place, -1):
-            most[later] = most[later - 1]
-            shared[later], gains[later] = shared[later - 1], gains[later - 1]
-        if place < len(most):
-            most[place] = other
-            shared[place, 0], shared[place, 1] = same, of_history
-            gains[place, 0], gains[place, 1] = adds, follows
-
-
-def _recent_items(
-    names: Sequence[NamedItem], places: list[int], shared: list[list[int]], gains: list[list[float]]
-) -> list[RecentItem]:
-    """Of one item, by their places among the names."""
-    return [
-        {**names[place], "shared": same, "shared_history": of_history, "adds": adds, "follows": follows}
-        for place, (same, of_history), (adds, follows) in zip(places, shared, gains, strict=True)
-        if place >= 0
-    ]
+        if place == SHOWN:
+            continue
+        found = min(found + 1, SHOWN)
+        for later in range(found - 1, place, -1):
+            most[:, later], gains[:, later] = most[:, later - 1], gains[:, later - 1]
+        most[0, place], most[1, place], most[2, place] = other, same, of_history
+        gains[0, place], gains[1, place] = adds, follows
+    return found
 
 
 def _distinct(rows: Iterable[int]) -> list[int]:
