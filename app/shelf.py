@@ -53,7 +53,10 @@ class Shelf(Catalogue):
 
     def in_categories(self, categories: Iterable[str]) -> Bitmap:
         categories = set(categories)
-        found = super().in_categories(categories) & ~self._is_recategorised
+        found = super().in_categories(categories)
+        if not self._recategorised:
+            return found
+        found &= ~self._is_recategorised
         for category in categories & self._rows_said.keys():
             bitmap.add(found, self._rows_said[category])
         return found
@@ -68,6 +71,8 @@ class Shelf(Catalogue):
 
     def categories_of(self, rows: Rows) -> Categories:
         of_model = super().categories_of(rows)
+        if not self._recategorised:
+            return of_model
         said = bitmap.has(self._is_recategorised, rows)
         if not said.any():
             return of_model
