@@ -467,11 +467,8 @@ class Recommender(Recommending):
         return self._recommendations(ask, source, items, cursor)
 
     def _scored(self, rows: Rows, scores: Scores) -> list[ScoredItem]:
-        return [
-            self._catalogue.scored_item(row, score)
-            for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
-            if row >= 0
-        ]
+        there = rows >= 0
+        return self._catalogue.scored_items(rows[there], scores[there].tolist())
 
     def _listed(
         self, ask: Ask, rules: Rules, ranking: Ranking, best: Ranked
@@ -490,8 +487,7 @@ class Recommender(Recommending):
     def _blended(self, ask: Ask, own: Rows, events: int) -> Recommendations:
         now = self._trending.first(ask.depth, ask.excluded)
         rows, scores = blending.blended(own, now, events, ask.request.k)
-        best = zip(rows.tolist(), scores.tolist(), strict=True)
-        return self._recommendations(ask, "blended", [self._catalogue.scored_item(*one) for one in best])
+        return self._recommendations(ask, "blended", self._catalogue.scored_items(rows, scores.tolist()))
 
     def _explain(self, ask: Ask, found: Found, rows: Rows) -> list[Explanation]:
         query, past = found.queries.one(found.place), ask.past
@@ -527,7 +523,7 @@ class Recommender(Recommending):
         if self._experiment:
             answer["experiment"] = self._experiment
         if ask.like is not None:
-            answer["because"] = self._catalogue.named_item(ask.like)
+            (answer["because"],) = self._catalogue.named_items(np.array([ask.like]))
         return answer
 
 

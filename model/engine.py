@@ -9,6 +9,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import NamedTuple
 
+import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -186,14 +187,19 @@ class Engine:
     def explain(self, query: Queries, items: NDArray[np.int64]) -> Parts:
         """What one query's scores of k items are made of."""
         products, lifted = self.asked(query)
-        books = np.arange(products.shape[1])
-        codewords = products[0].numpy(force=True)[books, self.target_codes[items]]
-        bias = self._asked_of(query).bias[torch.from_numpy(items).to(self.device)].numpy(force=True)
         followers, gains = (part[0].numpy(force=True) for part in lifted)
         newest = min(query.recent.shape[1], LIFTING_ITEMS)
-        lifts = np.where(followers == items[:, None], gains, np.float32(0))
-        by_newest = lifts.reshape(len(items), newest, self._model.config.followers)
-        return Parts(codewords, bias, by_newest.sum(axis=2))
+        codewords = np.empty((len(items), products.shape[1]), np.float32)
+        lifts = np.zeros((len(items), newest), np.float32)
+        tables = products[0].numpy(force=True)
+        _parts(tables, self.target_codes, followers, gains, self._model.config.followers, items, codewords, lifts)
+        return Parts(codewords, self._asked_of(query).bias_of(items), lifts)
+
+    @torch.inference_mode()
+    def scores_of(self, query: Queries, items: NDArray[np.int64], boosts: Boosts | None = None) -> NDArray[np.float32]:
+        """What one query scores each of k different items, in order: (k,)."""
+        products, lifted = self.asked(query)
+        return self._asked_of(query).scores_of(products[0], Lifted(*(part[0] for part in lifted)), items, boosts)
 
     @torch.inference_mode()
     def asked(self, queries: Queries) -> Asked:
@@ -223,6 +229,18 @@ class Engine:
                 codes = self._model.target_codes[part]
                 bias[part] = sum_of_codewords(codes, self._model.target_codebooks).square().sum(dim=1) / -2
             return self._catalogue.biased(bias)
+
+
+@numba.njit(cache=True, nogil=True)
+def _parts(products, codes, followers, gains, each, items, codewords, lifts):  # type: ignore[no-untyped-def]
+    """Fill codewords (k, B') and lifts (k, K), where each of the K newest items has so many followers."""
+    for place in range(len(items)):
+        for book in range(len(products)):
+            codewords[place, book] = products[book, codes[items[place], book]]
+        for newest in range(lifts.shape[1]):
+            for one in range(newest * each, (newest + 1) * each):
+                if followers[one] == items[place]:
+                    lifts[place, newest] += gains[one]
 
 
 def _on_gpu() -> type[Dense]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import overload
 
 import numba
@@ -57,6 +57,11 @@ class Names(Sequence[str]):
         if not 0 <= place < len(self._places) - 1:
             raise IndexError(f"{len(self)} names have no place {place}")
         return str(self._bytes[self._places[place] : self._places[place + 1]], "utf-8")
+
+    def at(self, places: NDArray[np.integer]) -> list[str]:
+        """Those of the places, which are there, in order."""
+        begins, ends = self.ends[places].tolist(), self.ends[places + 1].tolist()
+        return [str(self._bytes[begin:end], "utf-8") for begin, end in zip(begins, ends, strict=True)]
 
     def __iter__(self) -> Iterator[str]:
         for begin in range(0, len(self), DECODED_AT_ONCE):
@@ -127,9 +132,11 @@ class Rows(Mapping[str, int]):
         """Rows of those names that are known, in the order given."""
         if not names:
             return np.empty(0, np.int64)
-        encoded = [name.encode() for name in names]
-        ends = ends_of(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-        asked = np.frombuffer(b"".join(encoded), np.uint8)
+        text, parts = "".join(names), names
+        if not text.isascii():
+            parts = [name.encode() for name in names]  # type: ignore[misc]
+        ends = np.fromiter(accumulate(map(len, parts), initial=0), np.int64, len(parts) + 1)
+        asked = np.frombuffer(text.encode(), np.uint8)
         rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, asked, ends)
         known: NDArray[np.int64] = rows[rows != FREE]
         return known
