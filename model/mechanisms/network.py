@@ -50,7 +50,7 @@ class MechanismNetwork(nn.Module):
         width = config.width
         self.embedding = nn.Embedding(items, width)
         nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(width))
-        self.position = nn.Parameter(torch.randn(config.window, width) * 0.02)
+        self.position = nn.Parameter(torch.randn(config.window, width) * 0.02) if config.positions else None
         self.quantiser = self.target_quantiser = None
         if config.codewords:
             self.quantiser = Quantiser(width, config.codebooks, config.codewords, config.soft)
@@ -121,7 +121,7 @@ class MechanismNetwork(nn.Module):
         returns  (S, L, D)
         """
         places = distinct.places(items)
-        hidden = self._hidden(distinct, places, self.position[: items.shape[1]])
+        hidden = self._hidden(distinct, places, torch.arange(items.shape[1], device=items.device))
         return self._block(
             hidden, self.mechanism(Events(hidden, distinct.history.codes, places, lengths), distinct.tables)
         )
@@ -135,15 +135,18 @@ class MechanismNetwork(nn.Module):
         returns  (Q, *state_shape) and (Q, D)
         """
         places = distinct.places(items)
-        hidden = self._hidden(distinct, places, self.position[count.clamp_max(len(self.position) - 1)])
+        hidden = self._hidden(distinct, places, count)
         seen = self.mechanism.seen(Events(hidden, distinct.history.codes, places, torch.ones_like(items)))
         state = self.mechanism.decay * state + self.mechanism.feature(seen)
         return state, self._block(hidden, self.mechanism.read(state, seen, distinct.tables))
 
-    def _hidden(self, distinct: Distinct, places: Tensor, positions: Tensor) -> Tensor:
-        scale = math.sqrt(self.config.width)
-        hidden: Tensor = self.dropout(F.embedding(places, distinct.history.vectors) * scale + positions)
-        return hidden
+    def _hidden(self, distinct: Distinct, places: Tensor, before: Tensor) -> Tensor:
+        """Of items that so many events stand before."""
+        hidden = F.embedding(places, distinct.history.vectors) * math.sqrt(self.config.width)
+        if self.position is not None:
+            hidden = hidden + self.position[before.clamp_max(self.config.window - 1)]
+        dropped: Tensor = self.dropout(hidden)
+        return dropped
 
     def _block(self, hidden: Tensor, found: Tensor) -> Tensor:
         hidden = self.norms[0](hidden + self.dropout(found))
