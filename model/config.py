@@ -97,6 +97,7 @@ class MechanismTraining(Frozen):
     learning_rate: float = Field(0.001, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup_share: float = Field(0.05, ge=0, lt=1)
+    codes_learned_share: float = Field(1.0, ge=0, le=1)  # of the epochs; from then on hard codes stay as they are
     patience: int = Field(20, ge=1)
     seed: int = 0
 

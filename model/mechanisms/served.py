@@ -43,18 +43,16 @@ def served(network: MechanismNetwork) -> LisaPaper:
     mechanism, history = network.mechanism, network.quantiser
     assert isinstance(mechanism, Histograms)
     assert history is not None
-    codes = network.distinct().history.codes
-    assert codes is not None
-    targets, target_codes = history, codes
+    encoded = network.distinct().history
+    codes = target_codes = encoded.indices()
+    targets = history
     if network.target_quantiser is not None:
-        targets = network.target_quantiser
-        encoded = targets(network.embedding.weight).codes
-        assert encoded is not None
-        target_codes = encoded
+        targets, target_codes = network.target_quantiser, network.target_codes()
     shape = recipe_of(MechanismRecipe(model=network.config)).model
-    model = LisaPaper(shape, codes.argmax(dim=-1), target_codes.argmax(dim=-1))
+    model = LisaPaper(shape, codes, target_codes)
     if model.shares is not None:
-        model.shares.copy_(codes.where(codes >= SMALLEST_SHARE, 0))
+        assert encoded.codes is not None
+        model.shares.copy_(encoded.codes.where(encoded.codes >= SMALLEST_SHARE, 0))
     model.codebooks.copy_(history.codebooks * math.sqrt(shape.width))
     model.target_codebooks.copy_(targets.codebooks)
     for name in ("query", "key", "value"):

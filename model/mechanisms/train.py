@@ -23,7 +23,7 @@ from model import artifact, data
 from model.artifact import Artifact
 from model.config import SERVED_MECHANISMS, MechanismRecipe
 from model.data import Histories
-from model.loop import CHECKPOINT, Loop, Progress, TrainError, held_out_for
+from model.loop import CHECKPOINT, EpochReport, Loop, Progress, TrainError, held_out_for
 from model.loss import sampled_softmax_loss
 from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.served import recipe_of, served
@@ -83,6 +83,11 @@ class MechanismTrainer(Loop[Batch]):
         self._training = recipe.training
         self._is_binary = recipe.training.loss == "binary"
         self._had = np.unique(histories.rows * np.int64(self._items) + histories.item)
+
+    def _epoch(self, epoch: int, progress: Progress) -> EpochReport:
+        if epoch >= self._training.codes_learned_share * self._training.epochs:
+            self._net.freeze_codes()
+        return super()._epoch(epoch, progress)
 
     def _batches(self, seed: int) -> Iterator[tuple[Batch, float]]:
         rng = np.random.default_rng(seed)
@@ -197,7 +202,6 @@ def load(directory: Path) -> Compared:
         recipe = MechanismRecipe.model_validate_json((directory / artifact.CONFIG).read_bytes())
         weights = load_file(directory / artifact.WEIGHTS)
         network = MechanismNetwork(recipe.model, len(weights["embedding.weight"]))
-        network.frozen_codes = weights.get("frozen_codes")
         network.load_state_dict(weights)
         metrics = json.loads((directory / artifact.METRICS).read_text())
     except artifact.BROKEN as exc:
