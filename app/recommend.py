@@ -351,8 +351,8 @@ class Recommender(Recommending):
             return NOBODY
         if not len(self._generation.codes):  # there is no model yet, just what is popular
             return Past(None, recent=rows[-ITEM_RING:], logged=rows)
-        codes = self._engine.history_codes[rows]
-        histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
+        counts = self._engine.history_counts[rows]
+        histogram = history_histogram(counts, self._generation.decay_rates, self._generation.codewords)
         window = np.full(self._window, -1)
         newest_first = rows[::-1][: self._window]
         window[: len(newest_first)] = newest_first

@@ -1,4 +1,4 @@
-"""What queries ask of the catalogue on a CPU, in one compiled call that equals ``LisaMini.lifts`` and a product."""
+"""What queries ask of the catalogue on a CPU, in one compiled call that equals ``Lisa.lifts`` and a product."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from model import step_kernel
-from model.lisa import LisaMini, fading
+from model.lisa import Lisa, fading
 from model.step import COMPILING, aligned, panels
 from model.step_kernel import ASKING
 
@@ -15,7 +15,7 @@ from model.step_kernel import ASKING
 class Asking:
     """Of one model, whose target codewords it copies. Several threads may ask at once; it releases the GIL."""
 
-    def __init__(self, model: LisaMini) -> None:
+    def __init__(self, model: Lisa) -> None:
         self._books, self._words, self._width = model.target_codebooks.shape
         with torch.no_grad():
             self._codebooks = aligned(panels(model.target_codebooks.flatten(0, 1).T).flatten())
