@@ -44,8 +44,8 @@ def served(network: MechanismNetwork) -> LisaPaper:
     assert isinstance(mechanism, Histograms)
     assert history is not None
     encoded = network.distinct().history
-    codes = target_codes = encoded.indices()
-    targets = history
+    codes = encoded.indices()
+    targets, target_codes = history, codes.clone()
     if network.target_quantiser is not None:
         targets, target_codes = network.target_quantiser, network.target_codes()
     shape = recipe_of(MechanismRecipe(model=network.config)).model
