@@ -391,7 +391,7 @@ class ScoredItem(TypedDict):
     score: float
     title: NotRequired[str]
     pinned: NotRequired[Annotated[Literal[True], Field(description="stands here since the request wants it")]]
-    cold: NotRequired[bool]  # true: no model has learned the item, it is known from live events alone
+    cold: NotRequired[bool]  # true: no model has learned the item, live events or its categories tell of it
     explanation: NotRequired[Explanation]
 
 
@@ -624,7 +624,10 @@ class Item(BaseModel):
     title: str
     categories: list[str]
     available: bool = True
-    known: bool = Field(True, description="false while no model has learned it: it waits for the next training")
+    known: bool = Field(
+        True,
+        description="false while no model has learned it; events and categories tell of it until the next training",
+    )
 
     model_config = ConfigDict(
         json_schema_extra={
