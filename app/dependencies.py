@@ -9,7 +9,7 @@ from fastapi import Depends, Path
 from starlette.requests import Request
 
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
-from app.schemas import Id
+from app.schemas import Id, StockedId
 from app.service import Service, Services
 
 REPEATABLE = frozenset({"categories", "categories_all", "categories_none", "exclude"})
@@ -31,6 +31,7 @@ async def running_service(request: Request, services: ServicesDep) -> Service:
 ServiceDep = Annotated[Service, Depends(running_service)]
 UserId = Annotated[Id, Path(examples=["ada"])]
 ItemId = Annotated[Id, Path(examples=["tea-2"])]
+StockedItemId = Annotated[StockedId, Path(examples=["tea-2"])]
 EventId = Annotated[Id, Path(examples=["01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"])]
 
 
