@@ -196,10 +196,10 @@ class Newcomers:
             nobody = [entry for entry in entries if self._is_unproven(entry, known.get(entry.item_id))]
             if nobody and self._audience is None:
                 self._audience = await self._in_engine(self._ask_for_all, self._trained)
-            codes = await asyncio.to_thread(self._of_categories, nobody, known)
-            for begin in range(0, len(codes), INTRODUCED_AT_ONCE):
-                part = codes[begin : begin + INTRODUCED_AT_ONCE]
-                await self._store.put_items(self._tenant, [entry_of(one) for one in part])
+            for begin in range(0, len(nobody), INTRODUCED_AT_ONCE):
+                part = nobody[begin : begin + INTRODUCED_AT_ONCE]
+                if codes := await asyncio.to_thread(self._of_categories, part, known):
+                    await self._store.put_items(self._tenant, [entry_of(one) for one in codes])
             self._introduced = mark
         finally:
             self._is_introducing = False

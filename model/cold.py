@@ -31,7 +31,7 @@ USUAL_EVENTS = 10.0  # an item's vote counts as 1 / sqrt(its training events + t
 SWEEPS = 3  # over the codebooks
 VOTERS = 30  # items of the same categories that vote for one that nobody has chosen
 UNPROVEN = 0.25  # where it stands among these by how likely it is, over all: what is in the middle crowds out the known
-AUDIENCE = 300  # users of a single event that stand for all
+AUDIENCE = 100  # users of a single event that stand for all
 COMPARED = 4096  # items that stand for all
 
 
@@ -127,13 +127,11 @@ class Audience(NamedTuple):
     """
 
     products: NDArray[np.float32]
-    log_sums: NDArray[np.float64]
+    log_sums: NDArray[np.float32]
 
-    def log_shares(self, codes: NDArray[np.uint8]) -> NDArray[np.float64]:
+    def log_shares(self, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Logarithms of the softmax's sum over users for items of codes (n, B') without a bias: (n,)."""
-        scores = _added_up(self.products, codes) - self.log_sums[:, None]
-        shares: NDArray[np.float64] = np.logaddexp.reduce(scores, axis=0)
-        return shares
+        return _log_sum(_added_up(self.products, codes) - self.log_sums[:, None])
 
 
 @torch.inference_mode()
@@ -142,7 +140,7 @@ def audience(trained: Artifact, queries: Tensor) -> Audience:
     products = torch.einsum("qd,bwd->qbw", queries, trained.model.target_codebooks).numpy()
     items = np.random.default_rng(0).permutation(len(trained.items))[:COMPARED]
     scores = _added_up(products, trained.target_codes[items]) + trained.model.bias.detach().numpy()[items]
-    return Audience(products, np.logaddexp.reduce(scores.astype(np.float64), axis=1))
+    return Audience(products, _log_sum(scores.T))
 
 
 def typical(trained: Artifact, alike: NDArray[np.int64], asked: Audience) -> Codes:
@@ -158,6 +156,13 @@ def typical(trained: Artifact, alike: NDArray[np.int64], asked: Audience) -> Cod
     likely = asked.log_shares(target) + trained.model.bias.detach().numpy()[alike]
     bias = np.quantile(likely, UNPROVEN) - asked.log_shares(own[None])[0]
     return Codes(_commonest(trained.history_codes[alike], shape.history_codewords), own, float(bias))
+
+
+def _log_sum(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of each column the logarithm of the sum of what the scores are logarithms of: (Q, n) -> (n,)."""
+    highest = scores.max(axis=0)
+    found: NDArray[np.float32] = highest + np.log(np.exp(scores - highest).sum(axis=0))
+    return found
 
 
 def _added_up(products: NDArray[np.float32], codes: NDArray[np.uint8]) -> NDArray[np.float32]:
