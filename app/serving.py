@@ -402,6 +402,7 @@ def generation_of(artifact: Artifact) -> Generation:
         event_weights=artifact.config.event_weights,
         unseen_types=frozenset(artifact.config.unseen_types),
         stepped_items=shape.recent_items,
+        shares=artifact.history_shares,
     )
 
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from model import bitmap
 from model.artifact import Artifact
+from model.asking import Asking
 from model.dense import Dense
 from model.followers import LIFTING_ITEMS
-from model.lisa import AttentionTables, sum_of_codewords
+from model.lisa import AttentionTables, LisaMini, sum_of_codewords
 from model.scan import Boosts, Lifted, Ranked, Scan
 from model.step import Step
 
@@ -89,14 +90,18 @@ class Engine:
             artifact.history_codes,
             artifact.target_codes,
         )  # (N, books), on the CPU
+        self.history_counts = artifact.history_counts
         # a copy, or the artifact and every engine made of it before would move along
         self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
         self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
-        # all that is there for one device; the answers are the same
+        # all that is there for one device, or one kind of model; the answers are the same
         self._step: Step | None = None
+        self._asking: Asking | None = None
         self._catalogue: Scan | Dense
         if self.device.type == "cpu":
-            self._step = Step(artifact.model, artifact.tables)
+            self._asking = Asking(artifact.model)
+            if isinstance(artifact.model, LisaMini):
+                self._step = Step(artifact.model, artifact.tables)
             self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
         else:
             self._catalogue = _on_gpu()(self._model.target_codes, self._model.bias)
@@ -122,7 +127,7 @@ class Engine:
     def _read(
         self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
     ) -> Queries:
-        """The step on a GPU."""
+        """The step where it is not compiled: on a GPU, and of models whose codes were learned."""
         rows = torch.tensor(histograms, dtype=torch.float32, device=self.device)
         if not bool((rows.sum(dim=-1) > 0).all()):
             raise ValueError("a state without a single step has no query")
@@ -201,6 +206,9 @@ class Engine:
     @torch.inference_mode()
     def asked(self, queries: Queries) -> Asked:
         """Of the queries, once for all that is done with them."""
+        if queries.asked is None and self._asking is not None:
+            products, *lifted = map(torch.from_numpy, self._asking(queries.vectors.numpy(), queries.recent.numpy()))
+            queries.asked = products, Lifted(*lifted)
         if queries.asked is None:
             products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)
             queries.asked = products.transpose(0, 1).contiguous(), Lifted(*self._model.lifts(queries.recent))
