@@ -228,8 +228,8 @@ class Newcomers:
     def _ask_for_all(self, trained: Artifact) -> Audience:
         """What users of one event would ask, as no user of this service may be known yet."""
         rows = np.random.default_rng(0).permutation(len(trained.items))[:AUDIENCE]
-        shape, codes = trained.config.model, trained.history_codes[rows]
-        histograms = [history_histogram(own[None], shape.decay_rates, shape.history_codewords) for own in codes]
+        shape, counts = trained.config.model, trained.history_counts[rows]
+        histograms = [history_histogram(own[None], shape.decay_rates, shape.history_codewords) for own in counts]
         recent = np.full((len(rows), shape.recent_items), -1)
         recent[:, :1] = rows[:, None]
         return audience(trained, self._engine.step(np.stack(histograms), rows, recent).vectors.cpu())
