@@ -404,8 +404,8 @@ def experiment(
     begun = None
     if name is not None:
         try:
-            given = dict(share.rsplit("=", 1) for share in shares or ())
-            begun = Experiment.model_validate({"name": name, "shares": given})
+            given = [share.rpartition("=") for share in shares or ()]
+            begun = Experiment(name=name, shares={model: float(part) for model, _, part in given})
         except (ValueError, ValidationError) as exc:
             raise typer.BadParameter(
                 "an experiment is a name and MODEL=SHARE for 2 to 8 models, with shares above 0"
@@ -788,7 +788,7 @@ def _settings(given: dict[str, object]) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as exc:
-        raise _bad_settings(exc) from exc
+        raise _bad_settings(exc) from None
 
 
 def _store_settings(**given: object) -> StoreSettings:
@@ -799,11 +799,14 @@ def _store_settings(**given: object) -> StoreSettings:
     try:
         return StoreSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as exc:
-        raise _bad_settings(exc) from exc
+        raise _bad_settings(exc) from None
 
 
 def _bad_settings(exc: ValidationError) -> typer.BadParameter:
-    return typer.BadParameter("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors()))
+    """Of what does not go together, no field is at fault."""
+    return typer.BadParameter(
+        "; ".join(": ".join((*map(str, error["loc"][:1]), error["msg"])) for error in exc.errors())
+    )
 
 
 def _line_of_log(settings: StoreSettings) -> Callable[[str], None] | None:

@@ -187,10 +187,9 @@ class Lisa(nn.Module, ABC):
         newest = recent[:, :LIFTING_ITEMS]
         if len(self.followers) < len(self.target_codes):
             newest = newest.masked_fill(newest >= len(self.followers), -1)
-        rows, steps_ago = newest.clamp_min(0), torch.arange(newest.shape[1], device=recent.device)
-        fading = torch.exp(-DECAY_PER_ITEM * steps_ago) * (newest >= 0)
+        rows, faded = newest.clamp_min(0), fading(newest.shape[1]).to(recent.device) * (newest >= 0)
         followers = self.followers[rows].long().clamp_min(0)
-        return followers.flatten(1), (self.lift[rows] * fading[:, :, None]).flatten(1)
+        return followers.flatten(1), (self.lift[rows] * faded[:, :, None]).flatten(1)
 
 
 class LisaMini(Lisa):
@@ -270,6 +269,11 @@ class LisaMini(Lisa):
         log_weight = torch.zeros_like(self.bias[:1]) if weights is None else weights.to(self.bias.dtype).log()
         fading = log_weight - rates[:, None, None, None] * age
         return Fading(self.history_codes[items].long(), fading.masked_fill(age < 0, -torch.inf))
+
+
+def fading(recent_items: int) -> Tensor:
+    """How much the followers of each of the newest items count: (at most LIFTING_ITEMS,), the newest first."""
+    return torch.exp(-DECAY_PER_ITEM * torch.arange(min(recent_items, LIFTING_ITEMS)))
 
 
 def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:

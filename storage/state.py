@@ -301,7 +301,9 @@ class Generation:
 
 def recent_items(state: State) -> NDArray[np.int32]:
     """Rows of the newest items of the state, newest first, repeats included: (at most 24,) int32."""
-    newest_first: NDArray[np.int32] = np.roll(state["recent_items"], -int(state["item_count"]))[::-1]
+    ring: NDArray[np.int32] = state["recent_items"]
+    next_slot = int(state["item_count"]) % len(ring)
+    newest_first = np.concatenate((ring[:next_slot][::-1], ring[next_slot:][::-1]))
     return newest_first[newest_first >= 0]
 
 
