@@ -380,8 +380,25 @@ class TestMigration:
         assert before.quantiser is not None
         assert not torch.equal(after.quantiser.codebooks, before.quantiser.codebooks)
 
+    @pytest.mark.parametrize("name", ["lisa-mini-paper", "lisa-base"])
+    def test_a_model_without_codes_gives_those_of_its_vectors(
+        self, shop: Path, silent: Make, tmp_path: Path, name: str
+    ) -> None:
+        mechanisms.train(shop, tmp_path / "source", recipe("transformer-paper"), progress=silent())
+        before = mechanisms.load(tmp_path / "source").network.embedding.weight.detach()
+        net = MechanismNetwork(small(name), len(before))
+        net.migrate(mechanisms.load(tmp_path / "source").network)
+        codes, vectors = net.distinct().history.indices(), net.distinct().history.vectors
+        assert len(torch.unique(codes, dim=0)) == len(codes)
+        assert (vectors - before).square().sum() < 0.8 * before.square().sum()
+        out = tmp_path / "model"
+        mechanisms.train(shop, out, recipe(name), codes_from=tmp_path / "source", progress=silent())
+        after = evaluate.load(out)
+        kept = after.model.history_codes if isinstance(after, artifact.Artifact) else after.network.frozen_codes
+        assert torch.equal(kept, codes)
+
     def test_codes_that_do_not_fit_are_refused(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
-        with pytest.raises(train.TrainError, match="need hard codes"):
+        with pytest.raises(train.TrainError, match="needs hard codes"):
             mechanisms.train(shop, tmp_path / "m", recipe("linear"), codes_from=source, progress=silent())
         other = recipe("lisa-base-paper")
         other = other.model_copy(update={"model": other.model.model_copy(update={"codewords": 5})})
