@@ -3,7 +3,8 @@
 They travel with what is said of items: an assignment is the entry "ITEM!TAG" of the catalogue, which no client can
 write, as ids from outside have no "!"; its title is
 
-  EVIDENCE BIAS HISTORY TARGET      how many events the codes were made from, and the codes, two digits each
+  EVIDENCE BIAS HISTORY TARGET      how many events the codes were made from, and the codes, two digits each; 0 events
+                                    where they are those of its categories
 
 So versions, paging and back-ups are those of items. No state depends on an assignment: an event that steps with codes
 has them itself (storage/cold.py). They decide what is recommended, and with which codes events are logged from now on.
@@ -12,6 +13,7 @@ has them itself (storage/cold.py). They decide what is recommended, and with whi
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -60,15 +62,19 @@ class Assigned:
         self._by_tag: dict[bytes, Mapping[str, Assignment]] = {}
 
     def take(self, entries: Iterable[ItemEntry]) -> None:
-        for entry in entries:
-            if is_assignment(entry):
-                try:
-                    assignment = assignment_in(entry)
-                except ValueError as exc:
-                    logger.warning("codes of an item cannot be read: %s", exc)
-                else:
-                    # replaced, so that who holds the ones before sees that there are others
-                    self._by_tag[assignment.tag] = {**self.of(assignment.tag), assignment.item_id: assignment}
+        changed: dict[bytes, dict[str, Assignment]] = defaultdict(dict)
+        for entry in filter(is_assignment, entries):
+            try:
+                assignment = assignment_in(entry)
+            except ValueError as exc:
+                logger.warning("codes of an item cannot be read: %s", exc)
+                continue
+            known = self.of(assignment.tag).get(assignment.item_id)
+            if known is None or entry_of(known) != entry_of(assignment):
+                changed[assignment.tag][assignment.item_id] = assignment
+        for tag, assignments in changed.items():
+            # replaced, so that who holds the ones before sees that there are others
+            self._by_tag[tag] = {**self.of(tag), **assignments}
 
     def of(self, tag: bytes) -> Mapping[str, Assignment]:
         """By item id, in the order of the items' first assignments; another mapping whenever one has changed."""

@@ -95,26 +95,35 @@ class Catalogue:
         sets = np.stack([self.in_categories([category]) for category in known])
         return Boosts(sets, np.array(list(known.values()), np.float32))
 
-    def scored_item(self, row: int, score: float) -> ScoredItem:
-        item: ScoredItem = {"item_id": self.item_ids[row], "score": score}
-        if title := self._titles[row]:
-            item["title"] = title
-        if row >= self.learned:
-            item["cold"] = True
-        return item
+    def scored_items(self, rows: NDArray[np.integer], scores: Iterable[float]) -> list[ScoredItem]:
+        """Of each of the rows, in order."""
+        items: list[ScoredItem] = []
+        for row, item_id, title, score in zip(
+            rows.tolist(), self.item_ids.at(rows), self._titles_of(rows), scores, strict=True
+        ):
+            item: ScoredItem = {"item_id": item_id, "score": score}
+            if title:
+                item["title"] = title
+            if row >= self.learned:
+                item["cold"] = True
+            items.append(item)
+        return items
 
-    def named_item(self, row: int) -> NamedItem:
-        scored = self.scored_item(row, 0.0)
-        named: NamedItem = {"item_id": scored["item_id"]}
-        if "title" in scored:
-            named["title"] = scored["title"]
-        return named
+    def named_items(self, rows: NDArray[np.integer]) -> list[NamedItem]:
+        """Of each of the rows, in order."""
+        return [
+            {"item_id": item_id, "title": title} if title else {"item_id": item_id}
+            for item_id, title in zip(self.item_ids.at(rows), self._titles_of(rows), strict=True)
+        ]
+
+    def _titles_of(self, rows: NDArray[np.integer]) -> list[str]:
+        return self._titles.at(rows)
 
     def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
         """The k most popular items, without those excluded."""
         excluded = bitmap.empty(len(self)) if excluded is None else excluded
-        found = bitmap.first_outside(excluded, self.popular_rows, k).tolist()
-        return [self.scored_item(row, float(self.counts[row])) for row in found]
+        found = bitmap.first_outside(excluded, self.popular_rows, k)
+        return self.scored_items(found, self.counts[found].astype(np.float64).tolist())
 
     def most_popular(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
         """Rows and scores of the k most popular items outside, ties by item order.

@@ -28,6 +28,8 @@ from model.config import (
     EVENT_WEIGHTS,
     MECHANISMS,
     PRESETS,
+    SERVED_MECHANISMS,
+    SERVED_TRAINING,
     Config,
     DataCard,
     MechanismRecipe,
@@ -157,19 +159,23 @@ def train(
 ) -> None:
     """Train a model on a data directory."""
     from app.training_progress import TrainingProgress
+    from model.artifact import Artifact
     from model.mechanisms import train as mechanisms
     from model.train import train as train_model
 
     if preset in MECHANISMS and lift is not None:
-        raise typer.BadParameter("mechanisms that are compared lift nothing; leave out --lift")
+        raise typer.BadParameter("mechanisms lift nothing; leave out --lift")
     if preset in PRESETS and codes_from is not None:
         raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
     chosen: dict[str, Any] = {"epochs": epochs, "seed": seed} if epochs else {"seed": seed}
     about: dict[str, Any] = _event_types(event_weight or (), unseen or ())
+    if preset in MECHANISMS and not set(about["event_weights"].values()) <= {0, 1}:
+        raise typer.BadParameter("mechanisms count every event alike; give --event-weight 0 or 1")
     about["data"] = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
     recipe: Config | MechanismRecipe
     if preset in MECHANISMS:
-        recipe = MechanismRecipe(model=MECHANISMS[preset], training=MechanismTraining(**chosen), **about)
+        usual = SERVED_TRAINING if preset in SERVED_MECHANISMS else MechanismTraining()
+        recipe = MechanismRecipe(model=MECHANISMS[preset], training=usual.model_copy(update=chosen), **about)
     else:
         shape, training = preset_of(preset)
         recipe = Config(model=shape, training=training.model_copy(update={**chosen, "lift_strength": lift}), **about)
@@ -177,14 +183,16 @@ def train(
         with TrainingProgress(recipe.training.epochs, console) as progress:
             how: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
             if isinstance(recipe, MechanismRecipe):
-                compared = mechanisms.train(data, out, recipe, codes_from=codes_from, **how)
-                then = f"generation {compared.tag}; try 'lisarec evaluate --model {out} --data {data}'"
+                made = mechanisms.train(data, out, recipe, codes_from=codes_from, **how)
             else:
-                served = train_model(data, out, recipe, **how)
-                then = f"{len(served.items):,} items, generation {served.tag}; try 'lisarec serve --model {out}'"
+                made = train_model(data, out, recipe, **how)
     except KeyboardInterrupt:
         _say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None
+    if isinstance(made, Artifact):
+        then = f"{len(made.items):,} items, generation {made.tag}; try 'lisarec serve --model {out}'"
+    else:
+        then = f"generation {made.tag}; try 'lisarec evaluate --model {out} --data {data}'"
     _say(f"{out}: {then}")
 
 
@@ -396,8 +404,8 @@ def experiment(
     begun = None
     if name is not None:
         try:
-            given = dict(share.rsplit("=", 1) for share in shares or ())
-            begun = Experiment.model_validate({"name": name, "shares": given})
+            given = [share.rpartition("=") for share in shares or ()]
+            begun = Experiment(name=name, shares={model: float(part) for model, _, part in given})
         except (ValueError, ValidationError) as exc:
             raise typer.BadParameter(
                 "an experiment is a name and MODEL=SHARE for 2 to 8 models, with shares above 0"
@@ -780,7 +788,7 @@ def _settings(given: dict[str, object]) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as exc:
-        raise _bad_settings(exc) from exc
+        raise _bad_settings(exc) from None
 
 
 def _store_settings(**given: object) -> StoreSettings:
@@ -791,11 +799,14 @@ def _store_settings(**given: object) -> StoreSettings:
     try:
         return StoreSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as exc:
-        raise _bad_settings(exc) from exc
+        raise _bad_settings(exc) from None
 
 
 def _bad_settings(exc: ValidationError) -> typer.BadParameter:
-    return typer.BadParameter("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors()))
+    """Of what does not go together, no field is at fault."""
+    return typer.BadParameter(
+        "; ".join(": ".join((*map(str, error["loc"][:1]), error["msg"])) for error in exc.errors())
+    )
 
 
 def _line_of_log(settings: StoreSettings) -> Callable[[str], None] | None:

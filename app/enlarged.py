@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from model import artifact
 from model.artifact import Artifact
 from model.items import Items
-from model.lisa import LisaMini
 
 Codes = Literal["trained", "random"]
-OF_ITEMS = frozenset({"bias", "followers", "lift", "history_codes", "target_codes"})
+OF_ITEMS = frozenset({"bias", "followers", "lift", "history_codes", "target_codes", "shares"})
 
 
 def write(directory: Path, trained: Artifact, items: int, codes: Codes, seed: int = 0) -> None:
@@ -33,7 +32,8 @@ def write(directory: Path, trained: Artifact, items: int, codes: Codes, seed: in
         shape = trained.config.model
         history_codes = rng.integers(0, shape.history_codewords, (items, shape.history_codebooks), np.uint8)
         target_codes = rng.integers(0, shape.target_codewords, (items, shape.target_codebooks), np.uint8)
-    model = LisaMini(trained.config.model, torch.from_numpy(history_codes), torch.from_numpy(target_codes))
+    made = artifact.class_of(trained.config.model)
+    model = made(trained.config.model, torch.from_numpy(history_codes), torch.from_numpy(target_codes))
     weights = {
         name: tensor[original] if name in OF_ITEMS else tensor for name, tensor in trained.model.state_dict().items()
     }

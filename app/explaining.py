@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue import Catalogue, Rows, gains_of
-from app.schemas import Explanation, HistoryCodeword, RecentItem
+from app.schemas import Explanation, HistoryCodeword, RecentItem, TargetCodeword
 from model.engine import Engine, Parts, Queries
 from model.scan import Boosts
 from storage.state import Generation
 
 NO_ROWS: Rows = np.zeros(0, np.int64)
+NO_BINS = np.zeros((0, 0), np.float32)
 SHOWN = 3  # codewords, and recent items, of each kind
 
 
@@ -43,110 +44,152 @@ class Explainer:
         self._catalogue = catalogue
         self._engine = engine
         nothing = Parts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
-        self._related(NO_ROWS, NO_ROWS, NO_ROWS, nothing)  # compiled before the first request waits for it
+        self._told(NO_ROWS, nothing, NO_ROWS, NO_ROWS, None)  # compiled before the first request waits for it
 
     def explain(self, asker: Asker, rows: Rows) -> list[Explanation]:
         """Of each of the items, in order."""
         parts = self._engine.explain(asker.query, rows)
-        strongest = np.argsort(-parts.codewords, axis=1, kind="stable").tolist()
-        codes, adds = self._engine.target_codes[rows].tolist(), parts.codewords.tolist()
-        follows = parts.lifts.sum(axis=1).tolist()
-        history, recent = self._history(asker.histogram, rows), self._recent(asker, rows, parts)
-        explanations = []
-        for n, bias in enumerate(parts.bias.tolist()):
-            best, others = strongest[n][:SHOWN], strongest[n][SHOWN:]
-            explanation: Explanation = {
-                "codewords": [{"codebook": book, "codeword": codes[n][book], "adds": adds[n][book]} for book in best],
-                "other_codewords": sum([adds[n][book] for book in others]),
+        lifting = np.asarray(asker.lifting[: parts.lifts.shape[1]], np.int64)
+        recent = np.array(_distinct([*lifting.tolist(), *asker.recent.tolist()]), np.int64)
+        whole, amounts, sums, ends = self._told(rows, parts, recent, lifting, asker.histogram)
+        # what there is of all items stands in one list, as making many small ones would take longer
+        books, words, history_books, history_words, places, shared, shared_history = whole
+        adding, shares, adds, lifts = amounts
+        names = self._catalogue.named_items(recent)
+        codewords: list[TargetCodeword] = [
+            {"codebook": book, "codeword": word, "adds": gain}
+            for book, word, gain in zip(books[: ends[0][-1]], words, adding, strict=False)
+        ]
+        history: list[HistoryCodeword] = [
+            {"codebook": book, "codeword": word, "share": share}
+            for book, word, share in zip(history_books[: ends[1][-1]], history_words, shares, strict=False)
+        ]
+        items: list[RecentItem] = [
+            {**names[place], "shared": same, "shared_history": of_history, "adds": gain, "follows": lift}
+            for place, same, of_history, gain, lift in zip(
+                places[: ends[2][-1]], shared, shared_history, adds, lifts, strict=False
+            )
+        ]
+        explanations: list[Explanation] = [
+            {
+                "codewords": codewords[ends[0][n] : ends[0][n + 1]],
+                "other_codewords": others,
                 "bias": bias,
-                "follows": follows[n],
-                "history": history[n],
-                "recent_items": recent[n],
+                "follows": follows,
+                "history": history[ends[1][n] : ends[1][n + 1]],
+                "recent_items": items[ends[2][n] : ends[2][n + 1]],
             }
-            explanations.append(explanation)
+            for n, (bias, others, follows) in enumerate(zip(parts.bias.tolist(), *sums, strict=True))
+        ]
         if asker.boosts is not None:
             for explanation, gain in zip(explanations, gains_of(asker.boosts, rows).tolist(), strict=True):
                 explanation["boost"] = gain
         return explanations
 
-    def _history(self, histogram: NDArray[np.float32] | None, rows: Rows) -> list[list[HistoryCodeword]]:
-        """Of each item the history codewords that the user's history has most, at the slowest rate."""
-        if histogram is None:
-            return [[] for _ in rows]
-        bins, codes = histogram[self._slowest], self._history_codes[rows]  # (B, W), (k, B)
-        shares = (bins / bins.sum(axis=1, keepdims=True))[np.arange(len(bins)), codes]
-        most = np.argsort(-shares, axis=1, kind="stable")[:, :SHOWN].tolist()
-        return [
-            [{"codebook": book, "codeword": own[book], "share": share[book]} for book in books if share[book] > 0]
-            for books, own, share in zip(most, codes.tolist(), shares.tolist(), strict=True)
-        ]
-
-    def _recent(self, asker: Asker, rows: Rows, parts: Parts) -> list[list[RecentItem]]:
-        """Of each item the user's items that have a codeword in common with it or that it has followed."""
-        lifting = np.asarray(asker.lifting[: parts.lifts.shape[1]], np.int64)
-        recent = np.array(_distinct([*lifting.tolist(), *asker.recent.tolist()]), np.int64)
-        most, shared, gains = self._related(rows, recent, lifting, parts)
-        places = most.tolist()
-        names = {row: self._catalogue.named_item(row) for row in {row for of_item in places for row in of_item} - {-1}}
-        return [
-            [
-                {**names[row], "shared": same, "shared_history": of_history, "adds": adds, "follows": follows}
-                for row, (same, of_history), (adds, follows) in zip(of_item, its_shared, its_gains, strict=True)
-                if row >= 0
-            ]
-            for of_item, its_shared, its_gains in zip(places, shared.tolist(), gains.tolist(), strict=True)
-        ]
-
-    def _related(
-        self, rows: Rows, recent: Rows, lifting: Rows, parts: Parts
-    ) -> tuple[Rows, NDArray[np.int64], NDArray[np.float64]]:
-        """For each of k items the recent ones that add most, -1 for none.
-
-        returns  rows (k, SHOWN), common target and history codewords (k, SHOWN, 2), what these and following add
-        """
-        most = np.empty((len(rows), SHOWN), np.int64)
-        shared, gains = np.empty((len(rows), SHOWN, 2), np.int64), np.empty((len(rows), SHOWN, 2))
+    def _told(
+        self, rows: Rows, parts: Parts, recent: Rows, lifting: Rows, histogram: NDArray[np.float32] | None
+    ) -> tuple[list[list[int]], list[list[float]], list[list[float]], list[list[int]]]:
+        """What there is to say of k items in numbers, as `_tell` fills it in."""
+        bins = NO_BINS if histogram is None else histogram[self._slowest]
+        whole, amounts = np.empty((7, len(rows) * SHOWN), np.int64), np.empty((4, len(rows) * SHOWN))
+        sums, ends = np.zeros((2, len(rows))), np.zeros((3, len(rows) + 1), np.int64)
         codes = self._engine.target_codes, self._history_codes
-        _relate(*codes, rows, recent, parts.codewords, parts.lifts, lifting, most, shared, gains)
-        return most, shared, gains
+        asked = rows, recent, lifting, parts.codewords, parts.lifts, np.ascontiguousarray(bins)
+        _tell(*codes, *asked, whole, amounts, sums, ends)
+        return whole.tolist(), amounts.tolist(), sums.tolist(), ends.tolist()
 
 
 @numba.njit(cache=True, nogil=True)
-def _relate(  # type: ignore[no-untyped-def]
-    targets, histories, rows, recent, adding, lifts, lifting, most, shared, gains
+def _tell(  # type: ignore[no-untyped-def]
+    targets, histories, rows, recent, lifting, adding, lifts, bins, whole, amounts, sums, ends
 ):
+    """Fill in what there is of each item, at most SHOWN each, one item behind the other.
+
+    whole    books and words of its target codewords that add most; books and words of its history codewords that the
+             history has most; places of the recent items that add most, and how many target and history codewords
+             they share with it
+    amounts  what those target codewords add; the shares of those history codewords; what the shared target codewords
+             add and what following adds
+    sums     what the other target codewords add, and following all recent items
+    ends     where an item's target codewords, history codewords and recent items end, with a 0 before the first
+    """
+    totals = np.zeros(len(bins))
+    for book in range(len(bins)):
+        for word in range(bins.shape[1]):
+            totals[book] += bins[book, word]
+    shares, order = np.empty(len(bins)), np.empty(max(adding.shape[1], len(bins)), np.int64)
     for item in range(len(rows)):
-        most[item] = -1
-        for other in range(len(recent)):
-            adds, same, of_history, follows = 0.0, 0, 0, 0.0
-            for book in range(targets.shape[1]):
-                if targets[rows[item], book] == targets[recent[other], book]:
-                    adds += adding[item, book]
-                    same += 1
-            for book in range(histories.shape[1]):
-                of_history += histories[rows[item], book] == histories[recent[other], book]
-            for place in range(len(lifting)):
-                if lifting[place] == recent[other]:
-                    follows += lifts[item, place]
-            if same + of_history == 0 and follows <= 0:
-                continue
-            place = most.shape[1]
-            while place > 0 and (
-                most[item, place - 1] < 0
-                or gains[item, place - 1, 0] + gains[item, place - 1, 1] < adds + follows
-                or (
-                    gains[item, place - 1, 0] + gains[item, place - 1, 1] == adds + follows
-                    and shared[item, place - 1, 0] < same
-                )
-            ):
-                place -= 1
-            for later in range(most.shape[1] - 1, place, -1):
-                most[item, later] = most[item, later - 1]
-                shared[item, later], gains[item, later] = shared[item, later - 1], gains[item, later - 1]
-            if place < most.shape[1]:
-                most[item, place] = recent[other]
-                shared[item, place, 0], shared[item, place, 1] = same, of_history
-                gains[item, place, 0], gains[item, place, 1] = adds, follows
+        row, end = rows[item], ends[0, item]
+        _strongest_first(adding[item], order)
+        for place in range(adding.shape[1]):
+            book = order[place]
+            if place < SHOWN:
+                whole[0, end], whole[1, end], amounts[0, end] = book, targets[row, book], adding[item, book]
+                end += 1
+            else:
+                sums[0, item] += adding[item, book]
+        ends[0, item + 1] = end
+        for lift in lifts[item]:
+            sums[1, item] += lift
+        for book in range(len(bins)):
+            shares[book] = bins[book, histories[row, book]] / totals[book]
+        _strongest_first(shares, order)
+        end = ends[1, item]
+        for place in range(min(len(bins), SHOWN)):
+            book = order[place]
+            if shares[book] > 0:
+                whole[2, end], whole[3, end], amounts[1, end] = book, histories[row, book], shares[book]
+                end += 1
+        ends[1, item + 1] = end
+        begin = ends[2, item]
+        room = slice(begin, begin + SHOWN)
+        ends[2, item + 1] = begin + _relate(
+            targets, histories, row, recent, lifting, adding[item], lifts[item], whole[4:, room], amounts[2:, room]
+        )
+
+
+@numba.njit(nogil=True)
+def _strongest_first(values, order):  # type: ignore[no-untyped-def]
+    """Places of a few values, the largest first; ties as they stand."""
+    for number in range(len(values)):
+        place = number
+        while place > 0 and values[order[place - 1]] < values[number]:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = number
+
+
+@numba.njit(nogil=True)
+def _relate(targets, histories, row, recent, lifting, adding, lifts, most, gains):  # type: ignore[no-untyped-def]
+    """Of one item the recent ones that add most, and how many there are: most (3, SHOWN), gains (2, SHOWN)."""
+    found = 0
+    for other in range(len(recent)):
+        adds, same, of_history, follows = 0.0, 0, 0, 0.0
+        for book in range(targets.shape[1]):
+            if targets[row, book] == targets[recent[other], book]:
+                adds += adding[book]
+                same += 1
+        for book in range(histories.shape[1]):
+            of_history += histories[row, book] == histories[recent[other], book]
+        for place in range(len(lifting)):
+            if lifting[place] == recent[other]:
+                follows += lifts[place]
+        if same + of_history == 0 and follows <= 0:
+            continue
+        place = found
+        while place > 0 and (
+            gains[0, place - 1] + gains[1, place - 1] < adds + follows
+            or (gains[0, place - 1] + gains[1, place - 1] == adds + follows and most[1, place - 1] < same)
+        ):
+            place -= 1
+        if place == SHOWN:
+            continue
+        found = min(found + 1, SHOWN)
+        for later in range(found - 1, place, -1):
+            most[:, later], gains[:, later] = most[:, later - 1], gains[:, later - 1]
+        most[0, place], most[1, place], most[2, place] = other, same, of_history
+        gains[0, place], gains[1, place] = adds, follows
+    return found
 
 
 def _distinct(rows: Iterable[int]) -> list[int]:

@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import Depends, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.supervisors import Multiprocess
 
 from app import errors, logs, no_model, openapi
 from app.connections import Connection
@@ -142,7 +143,21 @@ def serve(settings: Settings) -> None:
         settings.export()
         with TemporaryDirectory(prefix="lisarec-metrics-") as directory:
             share_metrics(Path(directory))
-            uvicorn.run("app.main:create_worker_app", factory=True, workers=settings.workers, **options)
+            config = uvicorn.Config("app.main:create_worker_app", factory=True, workers=settings.workers, **options)
+            Workers(config, [config.bind_socket()]).run()
+
+
+class Workers(Multiprocess):
+    """Several processes behind one door, of which this one has a handle too, for those that it may have to start."""
+
+    def join_all(self) -> None:
+        """Wait for the workers, which have been told to end.
+
+        The last of them shuts the door. With a handle left here the kernel would let people in, to wait for nobody.
+        """
+        for door in self.sockets:
+            door.close()
+        super().join_all()
 
 
 def _require_keys_for_others(settings: Settings) -> None:

@@ -1,7 +1,8 @@
-"""Items that the served model has not learned: who chooses them is watched until they can be recommended.
+"""Items that the served model has not learned: codes from their categories, and from who chooses them.
 
-Each process watches for itself. That only decides when codes are assigned, and not what any state is; so several
-processes may assign to the same item, and the codes made from most events stay.
+What is in some category can be recommended at once; who chooses an item is watched until that says more. Each process
+watches for itself. That only decides when codes are assigned, and not what any state is; so several processes may
+assign to the same item, and the codes made from most events stay.
 """
 
 from __future__ import annotations
@@ -13,23 +14,28 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextvars import Context
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from app.assigned import Assigned, Assignment, entry_of
-from app.recommend import FOLD_AT_ONCE, Steps, stacked, steps_of
+from app.catalogue import Rows
+from app.recommend import FOLD_AT_ONCE, NO_ROWS, Steps, stacked, steps_of
+from app.said import Said
 from app.shelf import Shelf
+from model import bitmap
 from model.artifact import Artifact
-from model.cold import CONTEXT, EVIDENCE, SAMPLE, Asked, Chosen, asked, likeliest
+from model.cold import CONTEXT, EVIDENCE, SAMPLE, VOTERS, Asked, Chosen, asked, likeliest, typical
 from model.engine import Engine, Queries
 from storage.cold import plain_type, with_codes
 from storage.state import Event, Generation, State
-from storage.store import Appended, StorageError, UserStore
+from storage.store import Appended, ItemEntry, StorageError, UserStore
 
 MAX_WATCHED = 10_000  # items
 MAX_CHOSEN = 20_000  # events of theirs in all, some 15 MB
+INTRODUCED_AT_ONCE = 1000
 MAX_READ = 32  # users of one request who are looked at
 SAMPLED_EVERY = 150  # events
 SAMPLED_AFTER_S = 0.5  # at the earliest, since a large catalogue takes some 10 ms
@@ -80,12 +86,20 @@ class Newcomers:
         self._events = 0
         self._sample: deque[Asked] = deque(maxlen=SAMPLE)
         self._sampled_at_s = 0.0
+        self._introduced = 0  # of what the shop has said of items, what was looked at
+        self._is_introducing = False
         self._at_work: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
 
     def serve(self, catalogue: Shelf, engine: Engine, codes: Mapping[str, Assignment]) -> None:
         """From now on, work with these."""
         self._catalogue, self._engine, self.codes = catalogue, engine, codes
+
+    def introduce(self, said: Said) -> None:
+        """Begin to give codes to items that were put into categories, while nobody who chose them tells more."""
+        if self._introduced != said.mark and not self._is_introducing:
+            self._is_introducing = True
+            self._start(self._introduce(said))
 
     async def witness(self, events: Sequence[Event]) -> Witnessed:
         """Look at the users of events on watched items, before these are logged; rarely there are any."""
@@ -159,6 +173,45 @@ class Newcomers:
             codes = await asyncio.to_thread(likeliest, self._trained, chosen, list(self._sample), events)
         assignment = Assignment(item_id, self._generation.tag, codes, len(chosen))
         await self._store.put_items(self._tenant, [entry_of(assignment)])
+
+    async def _introduce(self, said: Said) -> None:
+        try:
+            entries, mark = said.since(self._introduced), said.mark
+            known = self._assigned.of(self._generation.tag)
+            codes = await asyncio.to_thread(self._of_categories, entries, known)
+            for begin in range(0, len(codes), INTRODUCED_AT_ONCE):
+                part = codes[begin : begin + INTRODUCED_AT_ONCE]
+                await self._store.put_items(self._tenant, [entry_of(one) for one in part])
+            self._introduced = mark
+        finally:
+            self._is_introducing = False
+
+    def _of_categories(self, entries: Sequence[ItemEntry], known: Mapping[str, Assignment]) -> list[Assignment]:
+        """What is new of those that no model and no event tells anything of."""
+        found = []
+        alike = cache(self._alike)
+        for entry in entries:
+            before = known.get(entry.item_id)
+            if not entry.categories or entry.item_id in self._trained.items.rows or (before and before.evidence):
+                continue
+            rows = alike(frozenset(entry.categories))
+            if len(rows):
+                # not the same ones for each of many new items, which would all stand side by side in every list
+                chance = np.random.default_rng(list(entry.item_id.encode()))
+                rows = chance.choice(rows, min(VOTERS, len(rows)), replace=False)
+                codes = typical(self._trained, rows)
+                one = Assignment(entry.item_id, self._generation.tag, codes, evidence=0)
+                if before is None or entry_of(before) != entry_of(one):
+                    found.append(one)
+        return found
+
+    def _alike(self, categories: frozenset[str]) -> Rows:
+        """Rows of learned items that have most of the categories, if there are any."""
+        shared = np.zeros(len(self._trained.items), np.uint16)
+        for category in categories:
+            shared += bitmap.to_mask(self._catalogue.in_categories([category]), len(shared))
+        most = shared.max(initial=0)
+        return np.flatnonzero(shared == most) if most else NO_ROWS
 
     def _start_sampling(self, user_id: str) -> None:
         now_s = asyncio.get_running_loop().time()

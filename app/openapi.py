@@ -23,8 +23,23 @@ REFUSALS = {
 
 def json_request(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
     """An operation's request body; the examples by name."""
-    content = {"schema": schema, "examples": {name: {"value": value} for name, value in examples.items()}}
+    content = {
+        "schema": _in_one_piece(schema, {}),
+        "examples": {name: {"value": value} for name, value in examples.items()},
+    }
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def _in_one_piece(schema: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with its definitions where they are used: a reference to them would lead nowhere in the document."""
+    if isinstance(schema, list):
+        return [_in_one_piece(one, definitions) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    definitions = definitions | schema.get("$defs", {})
+    if "$ref" in schema:
+        return _in_one_piece(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
+    return {name: _in_one_piece(one, definitions) for name, one in schema.items() if name != "$defs"}
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

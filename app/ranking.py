@@ -41,7 +41,9 @@ class Personal:
 
     def best(self, count: int, excluded: Bitmap) -> Ranked:
         if self._candidates is not None:
-            return self._ranked(self._candidates[~bitmap.has(excluded, self._candidates)], count)
+            allowed = self._candidates[~bitmap.has(excluded, self._candidates)]
+            (ranked,) = self._engine.rank_candidates(self._query, [allowed], count, self._boosts)
+            return ranked
         (rows,), (scores,) = self._engine.top_k(self._query, count, excluded[None], self._boosts)
         return rows[rows >= 0], scores[rows >= 0]
 
@@ -49,17 +51,10 @@ class Personal:
         return scores.astype(np.float32, copy=False)
 
     def scores(self, rows: Rows) -> Scores:
-        ranked, scores = self._ranked(rows, len(rows))
-        found = np.full(len(rows), -np.inf, np.float32)
-        found[np.argsort(rows)[np.searchsorted(np.sort(rows), ranked)]] = scores
-        return found
+        return self._engine.scores_of(self._query, rows, self._boosts)
 
     def codes(self, rows: Rows) -> Codes:
         return self._engine.target_codes[rows]
-
-    def _ranked(self, rows: Rows, count: int) -> Ranked:
-        (ranked,) = self._engine.rank_candidates(self._query, [rows], count, self._boosts)
-        return ranked
 
 
 class Popular:

@@ -266,9 +266,8 @@ class Recommender(Recommending):
             return Stored({}, {})
         failures: list[StorageError] = []
         begin_s = time.perf_counter()
-        states, logs = await asyncio.gather(
-            self._states(user_ids, failures.append), self._logs(leaving_out_all, failures.append)
-        )
+        states = await self._states(user_ids, failures.append)
+        logs = await self._logs(leaving_out_all, failures.append) if leaving_out_all else {}
         trace.note("store", time.perf_counter() - begin_s)
         if failures:
             logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
@@ -340,7 +339,7 @@ class Recommender(Recommending):
             user_id: Past(
                 steps=steps,
                 recent=self._catalogue.known_in_state(recent_items(state)),
-                logged=self._catalogue.rows(stored.logged.get(user_id, ())),
+                logged=self._catalogue.rows(stored.logged[user_id]) if user_id in stored.logged else NO_ROWS,
             )
             for user_id, state, steps in zip(stored.states, states, steps_of(states, self._catalogue), strict=True)
         }
@@ -352,8 +351,8 @@ class Recommender(Recommending):
             return NOBODY
         if not len(self._generation.codes):  # there is no model yet, just what is popular
             return Past(None, recent=rows[-ITEM_RING:], logged=rows)
-        codes = self._engine.history_codes[rows]
-        histogram = history_histogram(codes, self._generation.decay_rates, self._generation.codewords)
+        counts = self._engine.history_counts[rows]
+        histogram = history_histogram(counts, self._generation.decay_rates, self._generation.codewords)
         window = np.full(self._window, -1)
         newest_first = rows[::-1][: self._window]
         window[: len(newest_first)] = newest_first
@@ -392,8 +391,9 @@ class Recommender(Recommending):
     def _filtered(self, request: RecommendationRequest) -> Bitmap:
         """What the request's filters leave out."""
         catalogue = self._catalogue
-        excluded = catalogue.bitmap_of(catalogue.rows(request.exclude))
-        excluded |= catalogue.unavailable
+        excluded = catalogue.unavailable.copy()
+        if request.exclude:
+            bitmap.add(excluded, catalogue.rows(request.exclude))
         if request.categories:
             excluded |= ~catalogue.in_categories(request.categories)
         for category in request.categories_all:
@@ -467,11 +467,8 @@ class Recommender(Recommending):
         return self._recommendations(ask, source, items, cursor)
 
     def _scored(self, rows: Rows, scores: Scores) -> list[ScoredItem]:
-        return [
-            self._catalogue.scored_item(row, score)
-            for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
-            if row >= 0
-        ]
+        there = rows >= 0
+        return self._catalogue.scored_items(rows[there], scores[there].tolist())
 
     def _listed(
         self, ask: Ask, rules: Rules, ranking: Ranking, best: Ranked
@@ -490,8 +487,7 @@ class Recommender(Recommending):
     def _blended(self, ask: Ask, own: Rows, events: int) -> Recommendations:
         now = self._trending.first(ask.depth, ask.excluded)
         rows, scores = blending.blended(own, now, events, ask.request.k)
-        best = zip(rows.tolist(), scores.tolist(), strict=True)
-        return self._recommendations(ask, "blended", [self._catalogue.scored_item(*one) for one in best])
+        return self._recommendations(ask, "blended", self._catalogue.scored_items(rows, scores.tolist()))
 
     def _explain(self, ask: Ask, found: Found, rows: Rows) -> list[Explanation]:
         query, past = found.queries.one(found.place), ask.past
@@ -527,7 +523,7 @@ class Recommender(Recommending):
         if self._experiment:
             answer["experiment"] = self._experiment
         if ask.like is not None:
-            answer["because"] = self._catalogue.named_item(ask.like)
+            (answer["because"],) = self._catalogue.named_items(np.array([ask.like]))
         return answer
 
 

@@ -39,7 +39,7 @@ from app.trainer_metrics import TrainerMetrics
 from app.training_progress import TrainingProgress
 from model import artifact
 from model.artifact import MANIFEST, Artifact
-from model.config import EVENT_WEIGHTS, Config, DataCard, preset
+from model.config import EVENT_WEIGHTS, Config, DataCard, TrainConfig, preset
 from model.data import SUFFIXES
 from model.exam import Exam, cut
 from model.followers import STRENGTH, STRENGTHS
@@ -191,7 +191,7 @@ class Round:
         ranks = judging.ranks(tried)
         verdict = self._judge(ranks, _served_ranks(judging, served, past), is_first=served is None)
         if verdict.passes:
-            strength = float(tried.config.training.lift_strength or 0.0)
+            strength = _strength(tried) or 0.0
             verdict = self._checked(self._trained("all", strength), judging, ranks, verdict)
         self._note(**{**asdict(verdict), "questions": len(judging)})
         if not verdict.passes:
@@ -362,7 +362,7 @@ def _served_ranks(judging: Exam, served: Artifact | None, past: pl.DataFrame) ->
 
 def _with_best_lift(model: Artifact, choosing: Exam) -> Artifact:
     """What followers gain depends on how rare items are. Training on everything leaves no validation to choose it."""
-    unit = model.model.lift / (model.config.training.lift_strength or STRENGTH)
+    unit = model.model.lift / (_strength(model) or STRENGTH)
 
     def found(strength: float) -> float:
         model.model.lift = unit * strength  # not into the memory that is mapped from the file
@@ -372,6 +372,11 @@ def _with_best_lift(model: Artifact, choosing: Exam) -> Artifact:
     model.model.lift = unit * best
     training = model.config.training.model_copy(update={"lift_strength": best})
     return replace(model, config=model.config.model_copy(update={"training": training}))
+
+
+def _strength(model: Artifact) -> float | None:
+    """Of the lift that the model was trained with; None where validation was to choose it."""
+    return model.config.training.lift_strength if isinstance(model.config.training, TrainConfig) else None
 
 
 def _made_at_ms(folder: Path, served: Artifact | None) -> int:

@@ -111,14 +111,15 @@ class Rules:
         if self.variety == Variety(0.0, 0):
             return rows[: self.wanted], scores[: self.wanted]
         elsewhere = self.elsewhere
-        before, is_all = ranking.codes(elsewhere), len(rows) < self.depth
+        before, taken_before, is_all = ranking.codes(elsewhere), self._taken(elsewhere), len(rows) < self.depth
         while True:
-            categories, taken = self._categories(rows), self._taken(elsewhere)
+            categories, taken = self._categories(rows), taken_before.copy()
             relevance, codes = ranking.relevance(scores), ranking.codes(rows)
-            places = choose(self.variety, self.wanted, relevance, codes, categories, before, taken, is_all)
+            places, left = choose(self.variety, self.wanted, relevance, codes, categories, before, taken, is_all)
             if is_all or len(places) == self.wanted:
                 return rows[places], scores[places]
-            further = max(self.wanted + self.variety.window, len(rows) // 2)  # more each time, or it could take long
+            missing = (1 + SKIPPED) * (self.wanted - len(places)) + self.variety.window - 1 - left
+            further = max(missing, len(rows) // 2)  # more each time, or it could take long
             more, more_scores = self._further(ranking, further, excluded, rows, taken)
             is_all = len(more) < further
             rows, scores = np.concatenate([rows, more]), np.concatenate([scores, more_scores])
@@ -133,8 +134,7 @@ class Rules:
         """How many of the items each category has."""
         if not self.variety.most:
             return NO_ROWS
-        categories = self.catalogue.categories_of(rows)
-        return count(categories, self.catalogue.labels)
+        return count(self.catalogue.categories_of(rows), self.catalogue.labels)
 
     def _further(self, ranking: Ranking, count: int, excluded: Bitmap, known: Rows, taken: NDArray[np.int64]) -> Ranked:
         """So many of the next best items, without those of full categories."""

@@ -34,6 +34,8 @@ MAX_CATEGORY_CHARS = 256
 MAX_CATEGORIES = 100  # that an item needs all of
 MAX_BOOSTS = 20  # categories
 MAX_BOOST = 20.0  # either way; e to its power times any odds is more than enough
+MAX_ARMS = 8  # of an experiment
+MAX_SHARE = 1_000_000.0
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # a client's clock may be this far ahead of ours
 
 _RFC_3339 = re.compile(
@@ -99,7 +101,7 @@ def _plain_flag(value: object) -> object:
 
 
 def _plain_number(value: object) -> object:
-    """Of a query string's spellings of a number take only the plain one, not 1e-1, inf or +.5."""
+    """Of a query string's spellings of a number take only those that JSON has, not inf, 1_0 or +.5."""
     if isinstance(value, str) and not _PLAIN_NUMBER.fullmatch(value):
         raise PydanticCustomError("not_plain", "is not a plain number such as 0.5")
     return value
@@ -141,20 +143,42 @@ def _is_boost(boost: tuple[object, object]) -> bool:
     )
 
 
+def _shares(value: object) -> dict[str, float]:
+    """What share of the users each model gets; checked as a whole, as a reason's field would be a name."""
+    if not isinstance(value, dict) or not 2 <= len(value) <= MAX_ARMS or not all(map(_is_share, value.items())):
+        raise PydanticCustomError(
+            "no_shares",
+            "takes the names of 2 to {models} models, each with a number above 0 and at most {most}",
+            {"models": MAX_ARMS, "most": int(MAX_SHARE)},
+        )
+    return {name: float(share) for name, share in value.items()}
+
+
+def _is_share(share: tuple[object, object]) -> bool:
+    name, part = share
+    return (
+        is_id(name)
+        and isinstance(part, int | float)
+        and not isinstance(part, bool)
+        and 0 < part <= MAX_SHARE  # so that NaN is refused too
+    )
+
+
 def _different_pins(pins: list["Pin"]) -> list["Pin"]:
     if len({pin.item_id for pin in pins}) < len(pins) or len({pin.place for pin in pins}) < len(pins):
         raise PydanticCustomError("pinned_twice", "pins an item twice, or two items at one place")
     return pins
 
 
-_PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
+_PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 _ID = r"[A-Za-z0-9_.:@-]{1,128}"
+_DESCRIBED_ID = rf"^(?!\.{{1,2}}$){_ID}$"
 _is_in_alphabet = re.compile(_ID).fullmatch
 Id = Annotated[
     str,
     StringConstraints(pattern=f"^{_ID}$"),
     AfterValidator(_no_path_step),
-    WithJsonSchema({"type": "string", "pattern": rf"^(?!\.{{1,2}}$){_ID}$"}),
+    WithJsonSchema({"type": "string", "pattern": _DESCRIBED_ID}),
 ]
 IdOrEmpty = Annotated[str, StringConstraints(pattern=f"^({_ID})?$"), AfterValidator(_no_path_step)]
 # fail_fast: one bad id is reason enough, and a list of a million has no million reasons.
@@ -172,6 +196,19 @@ Boost = Annotated[
             "type": "object",
             "additionalProperties": {"type": "number", "minimum": -MAX_BOOST, "maximum": MAX_BOOST},
             "maxProperties": MAX_BOOSTS,
+        }
+    ),
+]
+Shares = Annotated[
+    dict[str, float],
+    PlainValidator(_shares),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "patternProperties": {_DESCRIBED_ID: {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SHARE}},
+            "additionalProperties": False,
+            "minProperties": 2,
+            "maxProperties": MAX_ARMS,
         }
     ),
 ]
@@ -354,7 +391,7 @@ class ScoredItem(TypedDict):
     score: float
     title: NotRequired[str]
     pinned: NotRequired[Annotated[Literal[True], Field(description="stands here since the request wants it")]]
-    cold: NotRequired[bool]  # true: no model has learned the item, it is known from live events alone
+    cold: NotRequired[bool]  # true: no model has learned the item, live events or its categories tell of it
     explanation: NotRequired[Explanation]
 
 
@@ -587,7 +624,10 @@ class Item(BaseModel):
     title: str
     categories: list[str]
     available: bool = True
-    known: bool = Field(True, description="false while no model has learned it: it waits for the next training")
+    known: bool = Field(
+        True,
+        description="false while no model has learned it; events and categories tell of it until the next training",
+    )
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -727,10 +767,6 @@ class Activated(BaseModel):
     )
 
 
-MAX_ARMS = 8
-Share = Annotated[float, Field(gt=0, le=1_000_000)]
-
-
 class Experiment(Closed):
     """Generations that are live at the same time, each for its share of the users; shares need not add up to 1."""
 
@@ -739,9 +775,7 @@ class Experiment(Closed):
     )
 
     name: Id = Field(description="another name mixes the users anew")
-    shares: Annotated[dict[Id, Share], Field(min_length=2, max_length=MAX_ARMS)] = Field(
-        description="by the name of the model", json_schema_extra={"additionalProperties": False}
-    )
+    shares: Shares = Field(description="by the name of the model")
 
 
 class Experiments(BaseModel):

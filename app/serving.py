@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -39,6 +40,7 @@ MADE_EVERY_S = 1.0  # a catalogue of the same model: counted items while there i
 MAKING_SHARE = 0.05  # of the time, at most
 
 logger = logging.getLogger(__name__)
+WorkT = TypeVar("WorkT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +121,14 @@ class Switch:
             active = watched.active
             if active is not None and active.tag != self.serving.named.tag and not self._waits_after_failure(active):
                 async with self._one_at_a_time:
-                    await self._go_to_looking_at_items(active)
+                    await self._looking_at_items(self._go_to(active))
             if watched.experiment != self._experiment_text:
                 await self._go_by_experiment(watched.experiment)
             if self.serving.named.tag == no_model.TAG:
                 await self._make_again(self.serving, self._counted)
             for serving in self._served():
+                if len(serving.artifact.items):
+                    serving.newcomers.introduce(self._said)
                 if self._assigned.of(serving.named.tag) is not serving.assigned:
                     await self._make_again(serving, self._grown)
         except StorageError as exc:
@@ -226,7 +230,7 @@ class Switch:
         begin_s = asyncio.get_running_loop().time()
         if begin_s < self._make_at_s:
             return
-        made = await make(before)
+        made = await self._looking_at_items(make(before))
         end_s = asyncio.get_running_loop().time()
         self._make_at_s = end_s + max(MADE_EVERY_S, (end_s - begin_s) / MAKING_SHARE)
         made.catalogue.catch_up()  # with what was said while it was made
@@ -245,8 +249,8 @@ class Switch:
     def _waits_after_failure(self, active: NamedGeneration) -> bool:
         return active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s
 
-    async def _go_to_looking_at_items(self, active: NamedGeneration) -> None:
-        """Loading may take longer than an unavailable item may be shown."""
+    async def _looking_at_items(self, work: Awaitable[WorkT]) -> WorkT:
+        """What it comes to; loading may take longer than an unavailable item may be shown."""
 
         async def look() -> None:
             while True:
@@ -254,9 +258,10 @@ class Switch:
                     await self.look_at_items()
                 await asyncio.sleep(LOOK_EVERY_S)
 
-        async with asyncio.TaskGroup() as group:
-            looking = group.create_task(look())
-            await self._go_to(active)
+        looking = asyncio.create_task(look())
+        try:
+            return await work
+        finally:
             looking.cancel()
 
     async def _go_to(self, active: NamedGeneration) -> None:
@@ -397,6 +402,7 @@ def generation_of(artifact: Artifact) -> Generation:
         event_weights=artifact.config.event_weights,
         unseen_types=frozenset(artifact.config.unseen_types),
         stepped_items=shape.recent_items,
+        shares=artifact.history_shares,
     )
 
 

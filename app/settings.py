@@ -22,7 +22,13 @@ class StoreSettings(BaseSettings):
     """Where users and log are kept, and where models lie. Each field is also an environment variable,
     ``LISAREC_DATA_DIR`` and so on; arguments win."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, protected_namespaces=())
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        frozen=True,
+        protected_namespaces=(),
+        hide_input_in_errors=True,  # there are passwords among it
+    )
 
     model_dir: Path | None = None  # to begin with; default: what is active, and no model before the first one is
     models_dir: Path | None = None  # of the models that can be activated; default: the folder that model_dir is in

@@ -53,7 +53,10 @@ class Shelf(Catalogue):
 
     def in_categories(self, categories: Iterable[str]) -> Bitmap:
         categories = set(categories)
-        found = super().in_categories(categories) & ~self._is_recategorised
+        found = super().in_categories(categories)
+        if not self._recategorised:
+            return found
+        found &= ~self._is_recategorised
         for category in categories & self._rows_said.keys():
             bitmap.add(found, self._rows_said[category])
         return found
@@ -68,6 +71,8 @@ class Shelf(Catalogue):
 
     def categories_of(self, rows: Rows) -> Categories:
         of_model = super().categories_of(rows)
+        if not self._recategorised:
+            return of_model
         said = bitmap.has(self._is_recategorised, rows)
         if not said.any():
             return of_model
@@ -84,14 +89,11 @@ class Shelf(Catalogue):
             number = self._labels_said.setdefault(category, super().labels + len(self._labels_said))
         return number
 
-    def scored_item(self, row: int, score: float) -> ScoredItem:
-        item = super().scored_item(row, score)
-        title = self._retitled.get(row)
-        if title:
-            item["title"] = title
-        elif title is not None:
-            item.pop("title", None)
-        return item
+    def _titles_of(self, rows: NDArray[np.integer]) -> list[str]:
+        titles = super()._titles_of(rows)
+        if not self._retitled:
+            return titles
+        return [self._retitled.get(row, title) for row, title in zip(rows.tolist(), titles, strict=True)]
 
     def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
         return super().popular(k, self.unavailable if excluded is None else excluded | self.unavailable)

@@ -98,7 +98,7 @@ class Trending:
             excluded |= ~self.catalogue.in_categories(categories)
         read = self._now()
         rows = bitmap.first_outside(excluded, read.rows, k)
-        return [self.catalogue.scored_item(row, read.counts[row]) for row in rows.tolist()]
+        return self.catalogue.scored_items(rows, [read.counts[row] for row in rows.tolist()])
 
     @property
     def are_known(self) -> bool:
@@ -113,7 +113,8 @@ class Trending:
         """The same with their scores; by training's counts alone where too little is known."""
         if not self.are_known:
             return self.catalogue.popular(k, excluded)
-        return [self.catalogue.scored_item(row, score) for score, row in self._first(k, excluded)]
+        first = self._first(k, excluded)
+        return self.catalogue.scored_items(np.array([row for _, row in first], np.int64), [score for score, _ in first])
 
     def ranked(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
         """As `popular`, with boosts, which multiply an item's score by e to their power."""

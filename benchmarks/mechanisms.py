@@ -78,11 +78,14 @@ class Said:
         console.print(f"{self._file.parent.name}: {about}, of one core {spent[-1] / 60:.1f}", highlight=False)
 
 
-def trained(name: str, data: Path, runs: Path, recipe: MechanismRecipe) -> mechanisms.Compared:
+Trained = mechanisms.Compared | artifact.Artifact
+
+
+def trained(name: str, data: Path, runs: Path, recipe: MechanismRecipe) -> Trained:
     """The model of a run, trained to its end first."""
     out = runs / name
     if artifact.exists(out):
-        return mechanisms.load(out)
+        return evaluate.load(out)
     resume = (out / CHECKPOINT / "last.safetensors").exists()
     codes_from = runs / CODES_FROM if name == MIGRATED else None
     out.mkdir(parents=True, exist_ok=True)
@@ -105,7 +108,7 @@ def remembered(scorer: Scorer, most: int = MOST_REMEMBERED) -> Scorer:
     return scored
 
 
-def tested(model: mechanisms.Compared, data: Path, runs: Path) -> dict[str, Any]:
+def tested(model: Trained, data: Path, runs: Path) -> dict[str, Any]:
     """Quality under every protocol, from the file where it is kept if it is of this model."""
     file = runs / model.name / "tested.json"
     if file.exists():
@@ -121,15 +124,18 @@ def tested(model: mechanisms.Compared, data: Path, runs: Path) -> dict[str, Any]
         numbers = metrics(those)
         found[name] = {"hr_at_10": numbers["hr_at_10"], "ndcg_at_10": numbers["ndcg_at_10"]}
         found[name]["hr_at_10_interval_95"] = interval_95(those, "hr_at_10")
-    found["share_of_items_whose_codes_collide"] = collisions(model.network)
+    found["share_of_items_whose_codes_collide"] = collisions(model)
     file.write_text(json.dumps(found, indent=2) + "\n")
     return found
 
 
-def collisions(network: MechanismNetwork) -> float:
+def collisions(model: Trained) -> float:
     """Share of the items that another one scores equal to, whatever the query: those of the same target codes."""
     with torch.no_grad():
-        targets = network.distinct().targets
+        if isinstance(model, artifact.Artifact):
+            targets = model.model.item_vectors()
+        else:
+            targets = model.network.distinct().targets
     _, counts = torch.unique(targets, dim=0, return_counts=True)
     return 1 - int((counts == 1).sum()) / len(targets)
 
@@ -184,15 +190,17 @@ def cost(name: str, network: MechanismNetwork, rounds: int) -> dict[str, Any]:
     return {"preset": name, **weighed(network, rounds)._asdict(), "item_table_ratio": ratio_of_items}
 
 
-def learned(name: str, model: mechanisms.Compared, data: Path, runs: Path) -> dict[str, Any]:
+def learned(name: str, model: Trained, data: Path, runs: Path) -> dict[str, Any]:
     found = tested(model, data, runs)
     spent_s = json.loads((runs / name / "cpu_s.json").read_text())
     training = model.config.training
+    assert isinstance(training, MechanismTraining)
     return {
         "epochs": len(model.metrics["epochs"]),
         "loss": training.loss,
         "histories_per_batch": training.histories_per_batch,
         "learning_rate": training.learning_rate,
+        "codes_learned_share": training.codes_learned_share,
         **{key: found[key] for key in ("full", *DRAWS)},
         "paper_hr_at_10": PAPERS_HR_AT_10.get(name),
         "share_of_items_whose_codes_collide": found["share_of_items_whose_codes_collide"],
@@ -246,6 +254,9 @@ def main(
     loss: Annotated[Literal["binary", "softmax"], typer.Option(help="The paper's is the binary one.")] = "binary",
     batch: Annotated[int, typer.Option(min=1, help="Histories of a batch.")] = PAPERS.histories_per_batch,
     learning_rate: Annotated[float, typer.Option(min=0)] = PAPERS.learning_rate,
+    codes_learned_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Of the epochs; from then on hard codes stay as they are.")
+    ] = PAPERS.codes_learned_share,
     rounds: Annotated[int, typer.Option(help="Timed steps.")] = 200,
     only_report: Annotated[
         bool, typer.Option("--only-report", help="Train nothing; the others show costs alone.")
@@ -254,7 +265,13 @@ def main(
 ) -> None:
     torch.set_num_threads(1)
     runs = runs / data.name
-    training = MechanismTraining(epochs=epochs, loss=loss, histories_per_batch=batch, learning_rate=learning_rate)
+    training = MechanismTraining(
+        epochs=epochs,
+        loss=loss,
+        histories_per_batch=batch,
+        learning_rate=learning_rate,
+        codes_learned_share=codes_learned_share,
+    )
     unknown = sorted(set(preset) - set(NAMES))
     if unknown:
         raise typer.BadParameter(f"no preset {unknown[0]!r}; there are: {', '.join(NAMES)}")
@@ -262,11 +279,9 @@ def main(
     rows = []
     for name in preset:
         recipe = MechanismRecipe(model=shape_of(name), training=training, data=DataCard(train_on="validation"))
-        if only_report and not artifact.exists(runs / name):
-            rows.append(cost(name, MechanismNetwork(recipe.model, items), rounds))
-        else:
-            model = trained(name, data, runs, recipe)
-            rows.append(cost(name, model.network, rounds) | learned(name, model, data, runs))
+        rows.append(cost(name, MechanismNetwork(recipe.model, items), rounds))
+        if not only_report or artifact.exists(runs / name):
+            rows[-1] |= learned(name, trained(name, data, runs, recipe), data, runs)
         runs.mkdir(parents=True, exist_ok=True)
         (runs / "mechanisms.json").write_text(json.dumps(rows, indent=2) + "\n")
     console.print(table(rows, f"{data.name}: {cpu()}, one thread, torch {torch.__version__}"), soft_wrap=True)

@@ -1,7 +1,7 @@
 """A model directory: the one way to save a trained model and the one way to load it. Never pickle.
 
 ``model.safetensors``  weights, codes and tables
-``config.json``        what ``model.config.Config`` says
+``config.json``        what ``model.config.ServedRecipe`` says
 ``items.parquet``      item_id, title, categories, count: the catalogue in item order
 ``items.safetensors``  the same as it is served, so that nothing has to be made of it; ``model.items`` has its layout
 ``metrics.json``       how training went
@@ -32,9 +32,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.config import Config, Recipe
+from model.config import ModelConfig, Recipe, ServedRecipe
 from model.items import LAYOUT, Items
-from model.lisa import AttentionTables, LisaMini
+from model.lisa import AttentionTables, Lisa, LisaMini
+from model.lisa_paper import LisaPaper
 
 WEIGHTS, CONFIG, ITEMS, PACKED, METRICS, MANIFEST = (
     "model.safetensors",
@@ -48,6 +49,7 @@ FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, METRICS)
 OF_ITEMS = {
     "codes.history": torch.uint8,
     "codes.target": torch.uint8,
+    "weights.shares": torch.float32,
     "weights.bias": torch.float32,
     "weights.followers": torch.int32,
     "weights.lift": torch.float32,
@@ -76,17 +78,19 @@ class Artifact:
 
     name: str
     tag: str
-    config: Config
+    config: ServedRecipe
     items: Items
-    model: LisaMini
+    model: Lisa
     tables: AttentionTables
     metrics: dict[str, Any]
 
     def let_go(self) -> None:
         """Give back the memory of what was looked at in the mapped file; who looks again finds what is in the file."""
         model = self.model
-        for tensor in (model.history_codes, model.target_codes, model.bias, model.followers, model.lift):
-            _let_go(tensor)
+        of_items = model.history_codes, model.target_codes, model.shares, model.bias, model.followers, model.lift
+        for tensor in of_items:
+            if tensor is not None:
+                _let_go(tensor)
 
     @property
     def history_codes(self) -> NDArray[np.uint8]:
@@ -94,12 +98,22 @@ class Artifact:
         return self.model.history_codes.numpy()
 
     @property
+    def history_shares(self) -> NDArray[np.float32] | None:
+        """(N, B, W) shares of the history codewords in each item; None where it is one of each codebook."""
+        return None if self.model.shares is None else self.model.shares.numpy()
+
+    @property
+    def history_counts(self) -> NDArray[np.uint8] | NDArray[np.float32]:
+        """What an item adds to a histogram: codes (N, B), or shares (N, B, W)."""
+        return self.history_codes if self.history_shares is None else self.history_shares
+
+    @property
     def target_codes(self) -> NDArray[np.uint8]:
         """(N, B') codes of what can be recommended."""
         return self.model.target_codes.numpy()
 
 
-def save(directory: Path, model: LisaMini, config: Config, items: Items, metrics: dict[str, Any]) -> None:
+def save(directory: Path, model: Lisa, config: ServedRecipe, items: Items, metrics: dict[str, Any]) -> None:
     """Write a trained model as a model directory."""
     with torch.no_grad():
         tables = model.tables()
@@ -145,7 +159,7 @@ def load(directory: Path) -> Artifact:
         tag = beside.submit(_checked_tag, directory, hashes, beside)
         _require_served(directory)
         try:
-            config = Config.model_validate_json((directory / CONFIG).read_bytes())
+            config = ServedRecipe.model_validate_json((directory / CONFIG).read_bytes())
             metrics = json.loads((directory / METRICS).read_text())
             model, tables = _assemble(config, load_file(directory / WEIGHTS))
             items = _items(directory, PACKED in hashes)
@@ -160,6 +174,11 @@ def load(directory: Path) -> Artifact:
                 f"model directory {str(directory)!r} has {len(items)} items but {len(model.bias)} codes"
             )
         return Artifact(directory.resolve().name, tag.result(), config, items, model, tables, metrics)
+
+
+def class_of(shape: ModelConfig) -> type[Lisa]:
+    """What a model of this shape is made as."""
+    return LisaPaper if shape.block == "post-norm" else LisaMini
 
 
 def verified(directory: Path) -> str:
@@ -224,7 +243,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _assemble(config: Config, tensors: dict[str, Tensor]) -> tuple[LisaMini, AttentionTables]:
+def _assemble(config: ServedRecipe, tensors: dict[str, Tensor]) -> tuple[Lisa, AttentionTables]:
     broken = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
     if broken:
         raise ValueError(f"{broken[0]} is not finite; train it again")
@@ -240,15 +259,19 @@ def _assemble(config: Config, tensors: dict[str, Tensor]) -> tuple[LisaMini, Att
         "tables.match": (*pairs, shape.history_codewords),
         "tables.values": (*pairs, shape.width),
     }
+    if shape.soft:
+        shapes["weights.shares"] = (len(target), *pairs[1:])
     misfit = [name for name, expected in shapes.items() if tensors[name].shape != expected]
     if misfit:
         raise ValueError(f"{misfit[0]} does not have the shape that {CONFIG} tells")
-    mistyped = [name for name, kind in OF_ITEMS.items() if tensors[name].dtype != kind]
+    mistyped = [name for name, kind in OF_ITEMS.items() if name in shapes and tensors[name].dtype != kind]
     if mistyped:
         raise ValueError(f"{mistyped[0]} is of another type")
     beyond = (_largest(history) >= shape.history_codewords, _largest(target) >= shape.target_codewords)
     if any(beyond):
         raise ValueError("codes point beyond their codebooks")
+    if shape.soft and tensors["weights.shares"].lt(0).any():
+        raise ValueError("an item has a negative share of a codeword")
     if shape.followers and _largest(tensors["weights.followers"]) >= len(target):
         raise ValueError("followers point beyond the catalogue")
     weights = {
@@ -256,9 +279,9 @@ def _assemble(config: Config, tensors: dict[str, Tensor]) -> tuple[LisaMini, Att
         for name, tensor in tensors.items()
         if name.startswith("weights.")
     } | {"history_codes": history, "target_codes": target}
-    model = LisaMini(shape, history[:0], target[:0])  # what belongs to items is there already
-    for name in ("history_codes", "target_codes", "followers", "lift"):
-        setattr(model, name, weights[name])
+    model = class_of(shape)(shape, history[:0], target[:0])  # what belongs to items is there already
+    for name in ("history_codes", "target_codes", "shares", "followers", "lift"):
+        setattr(model, name, weights.get(name))
     model.bias = torch.nn.Parameter(weights["bias"])
     model.load_state_dict(weights, assign=True)
     model.settle()

@@ -38,10 +38,17 @@ def discard(bitmap: Bitmap, rows: NDArray[np.int64]) -> None:
     _discard(bitmap, rows)
 
 
-def has(bitmap: Bitmap, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+@numba.njit(cache=True, nogil=True)
+def _has(bitmap, rows, found):  # type: ignore[no-untyped-def]
+    for place in range(len(rows)):
+        found[place] = bitmap[rows[place] // 64] >> np.uint64(rows[place] % 64) & np.uint64(1) != 0
+
+
+def has(bitmap: Bitmap, rows: NDArray[np.signedinteger]) -> NDArray[np.bool_]:
     """Which of the rows are in the bitmap: (rows,)."""
-    bits = bitmap[rows // 64] >> (rows % 64).astype(np.uint64)
-    return (bits & np.uint64(1)).astype(np.bool_)
+    found = np.empty(len(rows), np.bool_)
+    _has(bitmap, rows, found)
+    return found
 
 
 @numba.njit(cache=True, nogil=True)

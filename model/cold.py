@@ -4,6 +4,8 @@ History codes are what the items before it vote for. Target codes and bias are t
 just these users, with their queries, chose it, and others did not: training's softmax for one item among many, which
 the model's own answers to a sample of queries stand for, found codebook by codebook. A few events cannot tell 256
 codewords apart; a prior by the votes decides where they do not.
+
+Before anybody has chosen it, it is what most of the items have that share its categories.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ CONTEXT = 5  # known items before an event that vote
 FADING = 0.2  # of their votes, per item further back
 USUAL_EVENTS = 10.0  # an item's vote counts as 1 / sqrt(its training events + this), or the popular ones decide alone
 SWEEPS = 3  # over the codebooks
+VOTERS = 30  # items of the same categories that vote for one that nobody has chosen
 
 
 class Codes(NamedTuple):
@@ -111,6 +114,24 @@ def likeliest(trained: Artifact, chosen: Sequence[Chosen], sample: Sequence[Aske
     return Codes(
         history.astype(np.uint8), codes.astype(np.uint8), min(max(bias, float(learned.min())), float(learned.max()))
     )
+
+
+def typical(trained: Artifact, alike: NDArray[np.int64]) -> Codes:
+    """Codes of an item that nobody has chosen yet: those that most of the items have which are of its kind.
+
+    alike  (voters,)  their rows; they have one vote each, whoever is popular, and the median of their biases counts
+    """
+    shape = trained.config.model
+    return Codes(
+        _commonest(trained.history_codes[alike], shape.history_codewords),
+        _commonest(trained.target_codes[alike], shape.target_codewords),
+        float(trained.model.bias.detach()[torch.from_numpy(alike)].median()),
+    )
+
+
+def _commonest(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
+    """(voters, books) -> (books,)"""
+    return np.array([np.bincount(book, minlength=words).argmax() for book in codes.T], np.uint8)
 
 
 def _votes(

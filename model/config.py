@@ -24,7 +24,7 @@ class Frozen(BaseModel):
 
 
 class ModelConfig(Frozen):
-    """Shape of a LISA-Mini model; the letters are those of the dimension legend.
+    """Shape of a model that is served; the letters are those of the dimension legend.
 
     The bounds are far beyond what is of use: nobody is to run out of memory over a file that is broken.
     """
@@ -43,6 +43,8 @@ class ModelConfig(Frozen):
     recent_items: int = Field(5, ge=1, le=1024)  # K, the newest items that a step knows, from the state's ring
     recent_heads: int = Field(0, ge=0, le=256)  # 0: no attention to them, only their followers are lifted
     followers: int = Field(16, ge=0, le=1024)  # K', exact followers of each item whose scores it lifts
+    block: Literal["pre-norm", "post-norm"] = "pre-norm"  # post-norm: the paper's, whose codes were learned
+    soft: bool = False  # an item is shares of all history codewords, instead of one of each codebook
     dropout: float = Field(0.2, ge=0, lt=1)
 
 
@@ -82,6 +84,7 @@ class MechanismConfig(Frozen):
     target_codebooks: int = Field(8, ge=1, le=256)  # B'
     target_codewords: int = Field(0, ge=0, le=256)  # W'; 0: targets have no codebooks of their own
     quantised_targets: bool = False  # then they are those of the history, or else the items' own vectors
+    positions: bool = True  # learned, of the places in the window
 
 
 class MechanismTraining(Frozen):
@@ -94,6 +97,7 @@ class MechanismTraining(Frozen):
     learning_rate: float = Field(0.001, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup_share: float = Field(0.05, ge=0, lt=1)
+    codes_learned_share: float = Field(1.0, ge=0, le=1)  # of the epochs; from then on hard codes stay as they are
     patience: int = Field(20, ge=1)
     seed: int = 0
 
@@ -128,10 +132,15 @@ class Recipe(Frozen):
         return weights
 
 
-class Config(Recipe):
-    """Of a model that is served."""
+class ServedRecipe(Recipe):
+    """Of a model that is served, however it was trained."""
 
     model: ModelConfig = ModelConfig()
+
+
+class Config(ServedRecipe):
+    """Of a model that is served, whose codes are fixed before it is trained."""
+
     training: TrainConfig = TrainConfig()
 
 
@@ -151,6 +160,17 @@ PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {
 MECHANISMS: dict[str, MechanismConfig] = {
     shape.preset: shape
     for shape in (
+        MechanismConfig(
+            preset="lisa-base", mechanism="histograms", codewords=128, quantised_targets=True, positions=False
+        ),
+        MechanismConfig(
+            preset="lisa-soft",
+            mechanism="histograms",
+            codewords=16,
+            soft=True,
+            target_codewords=256,
+            positions=False,
+        ),
         MechanismConfig(preset="transformer-paper", mechanism="softmax"),
         MechanismConfig(preset="lisa-base-paper", mechanism="histograms", codewords=128, quantised_targets=True),
         MechanismConfig(preset="lisa-soft-paper", mechanism="histograms", codewords=16, soft=True),
@@ -162,6 +182,10 @@ MECHANISMS: dict[str, MechanismConfig] = {
         MechanismConfig(preset="lightsans-decoupled", mechanism="interests", decoupled_positions=True),
     )
 }
+
+# those of them that are served, once they are trained; it takes fewer epochs of this loss to learn as much
+SERVED_MECHANISMS = {"lisa-base", "lisa-soft"}
+SERVED_TRAINING = MechanismTraining(epochs=20, loss="softmax", histories_per_batch=16, learning_rate=0.002)
 
 
 def preset(name: str) -> tuple[ModelConfig, TrainConfig]:

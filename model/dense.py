@@ -26,6 +26,10 @@ class Dense:
         self._codes_by_book = codes.T.int().contiguous()  # (B', N): each look-up reads one row
         self.bias = bias
 
+    def bias_of(self, items: NDArray[np.int64]) -> NDArray[np.float32]:
+        bias: NDArray[np.float32] = self.bias[torch.from_numpy(items).to(self.bias.device)].cpu().numpy()
+        return bias
+
     def biased(self, bias: Tensor) -> Dense:
         """The same items with another bias."""
         other = copy.copy(self)
@@ -69,18 +73,24 @@ class Dense:
         ranked = []
         for table, followers, gains, indices in zip(products, *lifted, candidates, strict=True):
             distinct = np.unique(indices)
-            chosen = torch.from_numpy(distinct).to(self.bias.device)
-            scores = self.bias[chosen].clone()
-            for row, codes in zip(table, self._codes_by_book[:, chosen], strict=True):
-                scores += row[codes]
-            place, which = torch.where(chosen[:, None] == followers)
-            scores.index_add_(0, place, gains[which])
-            values = scores.cpu().numpy()
-            for members, gain in zip(*boosts, strict=True) if boosts else ():
-                values[bitmap.has(members, distinct)] += gain
+            values = self.scores_of(table, Lifted(followers, gains), distinct, boosts)
             found, found_scores = best_first(values, np.arange(len(values)), k)
             ranked.append((distinct[found], found_scores))
         return ranked
+
+    def scores_of(
+        self, products: Tensor, lifted: Lifted, items: NDArray[np.int64], boosts: Boosts | None = None
+    ) -> NDArray[np.float32]:
+        chosen = torch.from_numpy(items).to(self.bias.device)
+        scores = self.bias[chosen].clone()
+        for row, codes in zip(products, self._codes_by_book[:, chosen], strict=True):
+            scores += row[codes]
+        place, which = torch.where(chosen[:, None] == lifted.items)
+        scores.index_add_(0, place, lifted.gains[which])
+        values: NDArray[np.float32] = scores.cpu().numpy()
+        for members, gain in zip(*boosts, strict=True) if boosts else ():
+            values[bitmap.has(members, items)] += gain
+        return values
 
 
 def best_first(values: NDArray[np.float32], chosen: NDArray[np.int64], k: int) -> Ranked:

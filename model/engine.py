@@ -9,6 +9,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import NamedTuple
 
+import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from model import bitmap
 from model.artifact import Artifact
+from model.asking import Asking
 from model.dense import Dense
 from model.followers import LIFTING_ITEMS
-from model.lisa import AttentionTables, sum_of_codewords
+from model.lisa import AttentionTables, LisaMini, sum_of_codewords
 from model.scan import Boosts, Lifted, Ranked, Scan
 from model.step import Step
 
@@ -88,14 +90,18 @@ class Engine:
             artifact.history_codes,
             artifact.target_codes,
         )  # (N, books), on the CPU
+        self.history_counts = artifact.history_counts
         # a copy, or the artifact and every engine made of it before would move along
         self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
         self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
-        # all that is there for one device; the answers are the same
+        # all that is there for one device, or one kind of model; the answers are the same
         self._step: Step | None = None
+        self._asking: Asking | None = None
         self._catalogue: Scan | Dense
         if self.device.type == "cpu":
-            self._step = Step(artifact.model, artifact.tables)
+            self._asking = Asking(artifact.model)
+            if isinstance(artifact.model, LisaMini):
+                self._step = Step(artifact.model, artifact.tables)
             self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
         else:
             self._catalogue = _on_gpu()(self._model.target_codes, self._model.bias)
@@ -121,7 +127,7 @@ class Engine:
     def _read(
         self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
     ) -> Queries:
-        """The step on a GPU."""
+        """The step where it is not compiled: on a GPU, and of models whose codes were learned."""
         rows = torch.tensor(histograms, dtype=torch.float32, device=self.device)
         if not bool((rows.sum(dim=-1) > 0).all()):
             raise ValueError("a state without a single step has no query")
@@ -183,18 +189,26 @@ class Engine:
     def explain(self, query: Queries, items: NDArray[np.int64]) -> Parts:
         """What one query's scores of k items are made of."""
         products, lifted = self.asked(query)
-        books = np.arange(products.shape[1])
-        codewords = products[0].numpy(force=True)[books, self.target_codes[items]]
-        bias = self._asked_of(query).bias[torch.from_numpy(items).to(self.device)].numpy(force=True)
         followers, gains = (part[0].numpy(force=True) for part in lifted)
         newest = min(query.recent.shape[1], LIFTING_ITEMS)
-        lifts = np.where(followers == items[:, None], gains, np.float32(0))
-        by_newest = lifts.reshape(len(items), newest, self._model.config.followers)
-        return Parts(codewords, bias, by_newest.sum(axis=2))
+        codewords = np.empty((len(items), products.shape[1]), np.float32)
+        lifts = np.zeros((len(items), newest), np.float32)
+        tables = products[0].numpy(force=True)
+        _parts(tables, self.target_codes, followers, gains, self._model.config.followers, items, codewords, lifts)
+        return Parts(codewords, self._asked_of(query).bias_of(items), lifts)
+
+    @torch.inference_mode()
+    def scores_of(self, query: Queries, items: NDArray[np.int64], boosts: Boosts | None = None) -> NDArray[np.float32]:
+        """What one query scores each of k different items, in order: (k,)."""
+        products, lifted = self.asked(query)
+        return self._asked_of(query).scores_of(products[0], Lifted(*(part[0] for part in lifted)), items, boosts)
 
     @torch.inference_mode()
     def asked(self, queries: Queries) -> Asked:
         """Of the queries, once for all that is done with them."""
+        if queries.asked is None and self._asking is not None:
+            products, *lifted = map(torch.from_numpy, self._asking(queries.vectors.numpy(), queries.recent.numpy()))
+            queries.asked = products, Lifted(*lifted)
         if queries.asked is None:
             products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)
             queries.asked = products.transpose(0, 1).contiguous(), Lifted(*self._model.lifts(queries.recent))
@@ -217,6 +231,18 @@ class Engine:
                 codes = self._model.target_codes[part]
                 bias[part] = sum_of_codewords(codes, self._model.target_codebooks).square().sum(dim=1) / -2
             return self._catalogue.biased(bias)
+
+
+@numba.njit(cache=True, nogil=True)
+def _parts(products, codes, followers, gains, each, items, codewords, lifts):  # type: ignore[no-untyped-def]
+    """Fill codewords (k, B') and lifts (k, K), where each of the K newest items has so many followers."""
+    for place in range(len(items)):
+        for book in range(len(products)):
+            codewords[place, book] = products[book, codes[items[place], book]]
+        for newest in range(lifts.shape[1]):
+            for one in range(newest * each, (newest + 1) * each):
+                if followers[one] == items[place]:
+                    lifts[place, newest] += gains[one]
 
 
 def _on_gpu() -> type[Dense]:

@@ -376,6 +376,6 @@ def model_scorer(model: Artifact) -> Scorer:
     engine = Engine(model)
     return from_states(
         lambda *state: engine.scores(engine.step(*state)).cpu().numpy(),
-        model.history_codes,
+        model.history_counts,
         model.config.model,
     )

@@ -13,28 +13,27 @@ from numpy.typing import NDArray
 
 
 def history_histogram(
-    codes: NDArray[np.uint8],
+    codes: NDArray[np.uint8] | NDArray[np.float32],
     decay_rates: Sequence[float],
     codewords: int,
     weights: NDArray[np.floating] | None = None,
 ) -> NDArray[np.float32]:
     """Histogram of one history, oldest event first, as one weighted count.
 
-    codes     (L, B)     codeword indices of the items
+    codes     (L, B)     codeword indices of the items; or (L, B, W) float32, their shares of the codewords
     weights   (L,)       weights of the events; None: all 1
     returns   (R, B, W)  float32
     """
-    length, books = codes.shape
-    steps_ago = np.arange(length - 1, -1, -1)
+    length, books = codes.shape[:2]
+    event_weights = np.exp(-np.multiply.outer(decay_rates, np.arange(length - 1, -1, -1)))  # (R, L)
+    if weights is not None:
+        event_weights = event_weights * weights
+    if codes.ndim == 3:
+        shared: NDArray[np.float32] = np.tensordot(event_weights, codes, axes=1).astype(np.float32)
+        return shared
     bins = (codes + np.arange(books) * codewords).ravel()
-    histogram = np.empty((len(decay_rates), books, codewords), np.float32)
-    for row, decay_rate in zip(histogram, decay_rates, strict=True):
-        event_weights = np.exp(-decay_rate * steps_ago)
-        if weights is not None:
-            event_weights = event_weights * weights
-        counts = np.bincount(bins, np.repeat(event_weights, books), minlength=books * codewords)
-        row[:] = counts.reshape(books, codewords)
-    return histogram
+    counts = [np.bincount(bins, np.repeat(each, books), minlength=books * codewords) for each in event_weights]
+    return np.array(counts, np.float32).reshape(len(decay_rates), books, codewords)
 
 
 @numba.njit(cache=True)

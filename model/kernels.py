@@ -113,15 +113,24 @@ def scores(catalogue, tables, out):
 @numba.njit(cache=True, nogil=True)
 def rank(catalogue, table, lifted, gains, boosted, boosts, candidates, items, scores):
     """The best of the candidates, which are distinct; returns how many are shown."""
-    alone, raised = np.empty(len(lifted), np.int64), np.empty(len(lifted), np.float32)
-    _lift(catalogue.lanes, catalogue.bias, table, lifted, gains, alone, raised)
+    own = np.empty(len(candidates), np.float32)
+    scores_of(catalogue, table, lifted, gains, boosted, boosts, candidates, own)
     found = 0
-    for item in candidates:
-        place = _place(item, alone)
-        score = raised[place] if place >= 0 else _score(catalogue.lanes, catalogue.bias, table, item)
-        found = _offer(item, _boosted(item, score, boosted, boosts), items, scores, found)
+    for place in range(len(candidates)):
+        found = _offer(candidates[place], own[place], items, scores, found)
     _sort(items, scores, found)
     return found
+
+
+@numba.njit(cache=True, nogil=True)
+def scores_of(catalogue, table, lifted, gains, boosted, boosts, items, scores):
+    """The scores of some items, in order."""
+    alone, raised = np.empty(len(lifted), np.int64), np.empty(len(lifted), np.float32)
+    _lift(catalogue.lanes, catalogue.bias, table, lifted, gains, alone, raised)
+    for number in range(len(items)):
+        place = _place(items[number], alone)
+        score = raised[place] if place >= 0 else _score(catalogue.lanes, catalogue.bias, table, items[number])
+        scores[number] = _boosted(items[number], score, boosted, boosts)
 
 
 @numba.njit(cache=True, nogil=True)

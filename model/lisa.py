@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -29,7 +30,8 @@ SMALLEST_MASS = 1e-30
 class AttentionTables(NamedTuple):
     """All a step needs of the attention by codes: computed once per generation.
 
-    match   (R, B, W, W)  exp of the scaled inner products of all codeword pairs, row maximum taken out
+    match   (R, B, W, W)  exp of the scaled inner products of all codeword pairs, row maximum taken out; where an
+                          item has shares of codewords their logarithms, as these are to be averaged
     values  (R, B, W, D)  projected value codewords
     """
 
@@ -110,13 +112,19 @@ class Hop(nn.Module):
         return added
 
 
-class LisaMini(nn.Module):
-    """Hard codes for history and targets; the state of a user is the histogram and the last item, or last items."""
+class Lisa(nn.Module, ABC):
+    """What every model that is served has, whatever reads its states: items by codes, attention by tables of codewords.
+
+    The state of a user is the histogram and the last item, or last items.
+    """
 
     history_codes: Tensor  # (N, B)  uint8
     target_codes: Tensor  # (N, B')  uint8
+    shares: Tensor | None  # (N, B, W)  float32, how much of an item is each codeword; None where it is one of each book
     followers: Tensor  # (N, K')  int32, an item's strongest followers, -1 for none
     lift: Tensor  # (N, K')  float32, what being the newest item adds to their scores
+    target_codebooks: nn.Parameter  # (B', W', D)
+    bias: nn.Parameter  # (N,)
 
     def __init__(self, config: ModelConfig, history_codes: Tensor, target_codes: Tensor) -> None:
         super().__init__()
@@ -125,12 +133,71 @@ class LisaMini(nn.Module):
         books, words = config.history_codebooks, config.history_codewords
         self.register_buffer("history_codes", history_codes.byte())
         self.register_buffer("target_codes", target_codes.byte())
+        self.register_buffer("shares", torch.zeros(len(target_codes), books, words) if config.soft else None)
         self.register_buffer("followers", torch.full((len(target_codes), config.followers), -1, dtype=torch.int32))
         self.register_buffer("lift", torch.zeros(len(target_codes), config.followers))
         self.codebooks = nn.Parameter(torch.randn(books, words, width) / math.sqrt(books))
         self.query = nn.Parameter(torch.randn(rates, books, width, width) / math.sqrt(width))
         self.key = nn.Parameter(torch.randn(rates, books, width, width) / math.sqrt(width))
         self.value = nn.Parameter(torch.randn(rates, books, width, width) / math.sqrt(width * rates))
+
+    @abstractmethod
+    def read(self, histogram: Tensor, last: Tensor, recent: Tensor, tables: AttentionTables | None = None) -> Tensor:
+        """Turn states into queries.
+
+        histogram   (Q, R, B, W)  float32
+        last        (Q,)          int64, each user's last item
+        recent      (Q, K)        int64, the newest items, newest first, -1 for none
+        returns     (Q, D)        float32
+        """
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Make a trained model what is evaluated and served; again, it changes nothing."""
+
+    def tables(self) -> AttentionTables:
+        """The inner products of all codeword pairs and the projected values, per rate and codebook."""
+        similarity = (self.codebooks @ self.query) @ (self.codebooks @ self.key).mT / math.sqrt(self.config.width)
+        similarity = similarity - similarity.amax(dim=-1, keepdim=True).detach()
+        return AttentionTables(similarity if self.config.soft else torch.exp(similarity), self.codebooks @ self.value)
+
+    def with_cold(self, codes: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8], float]]) -> Self:
+        """This model, whose weights it shares, with items behind its own: history codes, target codes and bias of each.
+
+        They have no followers, and are nobody's.
+        """
+        history, target, bias = zip(*codes, strict=True)
+        wider = copy.copy(self)
+        wider._buffers, wider._parameters = dict(self._buffers), dict(self._parameters)
+        added = torch.from_numpy(np.stack(history))
+        wider.history_codes = torch.cat([self.history_codes, added])
+        wider.target_codes = torch.cat([self.target_codes, torch.from_numpy(np.stack(target))])
+        if self.shares is not None:
+            whole = F.one_hot(added.long(), self.config.history_codewords)
+            wider.shares = torch.cat([self.shares, whole.to(self.shares.dtype)])
+        wider.bias = nn.Parameter(torch.cat([self.bias.detach(), torch.tensor(bias)]), requires_grad=False)
+        return wider
+
+    def item_vectors(self, items: Tensor | None = None) -> Tensor:
+        """Sums of the items' target codewords: (N, D), or (len(items), D) for the items asked for."""
+        return sum_of_codewords(self.target_codes if items is None else self.target_codes[items], self.target_codebooks)
+
+    def lifts(self, recent: Tensor) -> tuple[Tensor, Tensor]:
+        """What followed the newest items before: (Q, K) -> items (Q, F) int64 and what their scores gain (Q, F)."""
+        newest = recent[:, :LIFTING_ITEMS]
+        if len(self.followers) < len(self.target_codes):
+            newest = newest.masked_fill(newest >= len(self.followers), -1)
+        rows, faded = newest.clamp_min(0), fading(newest.shape[1]).to(recent.device) * (newest >= 0)
+        followers = self.followers[rows].long().clamp_min(0)
+        return followers.flatten(1), (self.lift[rows] * faded[:, :, None]).flatten(1)
+
+
+class LisaMini(Lisa):
+    """Hard codes for history and targets, in the block of this project."""
+
+    def __init__(self, config: ModelConfig, history_codes: Tensor, target_codes: Tensor) -> None:
+        super().__init__(config, history_codes, target_codes)
+        width = config.width
         targets = config.target_codebooks, config.target_codewords, width
         self.last_codebooks = nn.Parameter(torch.randn(targets) * 0.1)
         self.target_codebooks = nn.Parameter(torch.randn(targets) * 0.02)
@@ -141,33 +208,7 @@ class LisaMini(nn.Module):
         self.recent = RecentItems(config) if config.recent_heads else None
         self.norm = nn.LayerNorm(width)
 
-    def tables(self) -> AttentionTables:
-        """The inner products of all codeword pairs and the projected values, per rate and codebook."""
-        similarity = (self.codebooks @ self.query) @ (self.codebooks @ self.key).mT / math.sqrt(self.config.width)
-        peak = similarity.amax(dim=-1, keepdim=True).detach()
-        return AttentionTables(torch.exp(similarity - peak), self.codebooks @ self.value)
-
-    def with_cold(self, codes: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8], float]]) -> LisaMini:
-        """This model, whose weights it shares, with items behind its own: history codes, target codes and bias of each.
-
-        They have no followers, and are nobody's.
-        """
-        history, target, bias = zip(*codes, strict=True)
-        wider = copy.copy(self)
-        wider._buffers, wider._parameters = dict(self._buffers), dict(self._parameters)
-        wider.history_codes = torch.cat([self.history_codes, torch.from_numpy(np.stack(history))])
-        wider.target_codes = torch.cat([self.target_codes, torch.from_numpy(np.stack(target))])
-        wider.bias = nn.Parameter(torch.cat([self.bias.detach(), torch.tensor(bias)]), requires_grad=False)
-        return wider
-
     def read(self, histogram: Tensor, last: Tensor, recent: Tensor, tables: AttentionTables | None = None) -> Tensor:
-        """Turn states into queries.
-
-        histogram   (Q, R, B, W)  float32
-        last        (Q,)          int64, each user's last item
-        recent      (Q, K)        int64, the newest items, newest first, -1 for none
-        returns     (Q, D)        float32
-        """
         codes = self.history_codes[last]
         hidden = self._first(last, attend(histogram, codes, self.tables() if tables is None else tables))
         for hop in self.hops:
@@ -202,20 +243,6 @@ class LisaMini(nn.Module):
         found: Tensor = self.norm(hidden)
         return found
 
-    def item_vectors(self, items: Tensor | None = None) -> Tensor:
-        """Sums of the items' target codewords: (N, D), or (len(items), D) for the items asked for."""
-        return sum_of_codewords(self.target_codes if items is None else self.target_codes[items], self.target_codebooks)
-
-    def lifts(self, recent: Tensor) -> tuple[Tensor, Tensor]:
-        """What followed the newest items before: (Q, K) -> items (Q, F) int64 and what their scores gain (Q, F)."""
-        newest = recent[:, :LIFTING_ITEMS]
-        if len(self.followers) < len(self.target_codes):
-            newest = newest.masked_fill(newest >= len(self.followers), -1)
-        rows, steps_ago = newest.clamp_min(0), torch.arange(newest.shape[1], device=recent.device)
-        fading = torch.exp(-DECAY_PER_ITEM * steps_ago) * (newest >= 0)
-        followers = self.followers[rows].long().clamp_min(0)
-        return followers.flatten(1), (self.lift[rows] * fading[:, :, None]).flatten(1)
-
     def settle(self) -> None:
         """Make a trained model what is evaluated and served; again, it changes nothing.
 
@@ -242,6 +269,11 @@ class LisaMini(nn.Module):
         log_weight = torch.zeros_like(self.bias[:1]) if weights is None else weights.to(self.bias.dtype).log()
         fading = log_weight - rates[:, None, None, None] * age
         return Fading(self.history_codes[items].long(), fading.masked_fill(age < 0, -torch.inf))
+
+
+def fading(recent_items: int) -> Tensor:
+    """How much the followers of each of the newest items count: (at most LIFTING_ITEMS,), the newest first."""
+    return torch.exp(-DECAY_PER_ITEM * torch.arange(min(recent_items, LIFTING_ITEMS)))
 
 
 def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import overload
 
 import numba
@@ -36,6 +36,7 @@ class Names(Sequence[str]):
 
     def __init__(self, buffer: NDArray[np.uint8], ends: NDArray[np.unsignedinteger]) -> None:
         self.buffer, self.ends = buffer, ends
+        self._bytes, self._places = buffer.data, ends.data  # single ones are read at a third of the time
 
     @classmethod
     def of(cls, strings: Iterable[str] | pl.Series) -> Names:
@@ -53,9 +54,14 @@ class Names(Sequence[str]):
     def __getitem__(self, place: int | slice) -> str | list[str]:
         if isinstance(place, slice):
             return [self[row] for row in range(*place.indices(len(self)))]
-        if not 0 <= place < len(self):
+        if not 0 <= place < len(self._places) - 1:
             raise IndexError(f"{len(self)} names have no place {place}")
-        return self.buffer[self.ends[place] : self.ends[place + 1]].tobytes().decode()
+        return str(self._bytes[self._places[place] : self._places[place + 1]], "utf-8")
+
+    def at(self, places: NDArray[np.integer]) -> list[str]:
+        """Those of the places, which are there, in order."""
+        begins, ends = self.ends[places].tolist(), self.ends[places + 1].tolist()
+        return [str(self._bytes[begin:end], "utf-8") for begin, end in zip(begins, ends, strict=True)]
 
     def __iter__(self) -> Iterator[str]:
         for begin in range(0, len(self), DECODED_AT_ONCE):
@@ -124,9 +130,13 @@ class Rows(Mapping[str, int]):
 
     def known(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Rows of those names that are known, in the order given."""
-        encoded = [name.encode() for name in names]
-        ends = ends_of(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-        asked = np.frombuffer(b"".join(encoded), np.uint8)
+        if not names:
+            return np.empty(0, np.int64)
+        text, parts = "".join(names), names
+        if not text.isascii():
+            parts = [name.encode() for name in names]  # type: ignore[misc]
+        ends = np.fromiter(accumulate(map(len, parts), initial=0), np.int64, len(parts) + 1)
+        asked = np.frombuffer(text.encode(), np.uint8)
         rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, asked, ends)
         known: NDArray[np.int64] = rows[rows != FREE]
         return known

@@ -150,8 +150,8 @@ def _score_blocks(events: HeldOut, scorer: Scorer) -> Iterator[tuple[slice, NDAr
         yield block, scores
 
 
-def from_states(score: StateScorer, codes: NDArray[np.uint8], shape: ModelConfig) -> Scorer:
-    """Score histories by the states they lead to, in the given history codes (N, B)."""
+def from_states(score: StateScorer, codes: NDArray[np.uint8] | NDArray[np.float32], shape: ModelConfig) -> Scorer:
+    """Score histories by the states they lead to, in the given history codes (N, B), or shares (N, B, W)."""
 
     def scorer(histories: Histories) -> NDArray[np.float32]:
         states = [

@@ -93,6 +93,11 @@ class Scan:
         """(N,) float32"""
         return torch.from_numpy(self._catalogue.bias)[: self.items]
 
+    def bias_of(self, items: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(len(items),)"""
+        bias: NDArray[np.float32] = self._catalogue.bias[items]
+        return bias
+
     def biased(self, bias: Tensor) -> Scan:
         """The same items with another bias, over the same codes; it rules items out as if each had the largest bias."""
         other, (lanes, before, levels, _, _) = copy.copy(self), self._catalogue
@@ -146,6 +151,15 @@ class Scan:
             ranked.append((best[0][:found], best[1][:found]))
         return ranked
 
+    def scores_of(
+        self, products: Tensor, lifted: Lifted, items: NDArray[np.int64], boosts: Boosts | None = None
+    ) -> NDArray[np.float32]:
+        """What one query scores each of k different items: products (B', W'), lifted of one query -> (k,)."""
+        scores = np.empty(len(items), np.float32)
+        lifting, gains = (part.numpy() for part in lifted)
+        kernels.scores_of(self._catalogue, products.numpy(), lifting, gains, *(boosts or self._none), items, scores)
+        return scores
+
     def _work(self, queries: int) -> NDArray[np.generic]:
         """Scratch memory; its type says which path is taken."""
         rows = self._catalogue.lanes.shape[1]
@@ -161,6 +175,7 @@ class Scan:
         table = np.zeros((books, 2), np.float32)
         lifted, gains, candidates, items, scores = (np.zeros(0, kind) for kind in (int, "f4", int, int, "f4"))
         kernels.rank(self._catalogue, table, lifted, gains, *self._none, candidates, items, scores)
+        kernels.scores_of(self._catalogue, table, lifted, gains, *self._none, candidates, scores)
 
 
 def paths() -> tuple[ScanPath, ...]:

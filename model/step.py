@@ -48,7 +48,7 @@ class Step:
         self._cells = sizes.rates, sizes.books, sizes.words
         self._sizes_array = np.array(sizes, np.int64)
         with torch.no_grad():
-            self._tape = _aligned(torch.cat([part.flatten() for part in _tape(model, tables)]))
+            self._tape = aligned(torch.cat([part.flatten() for part in _tape(model, tables)]))
         self._codes, self._last_codes = (codes.numpy().ravel() for codes in (model.history_codes, model.target_codes))
         _compile()
 
@@ -98,11 +98,11 @@ def _tape(model: LisaMini, tables: AttentionTables) -> Iterator[Tensor]:
     if model.recent is not None:
         looked_up.append(model.recent.codebooks)
     yield _full(torch.cat([table.flatten() for table in looked_up]))
-    yield _panels(tables.values.flatten(0, 2))
+    yield panels(tables.values.flatten(0, 2))
     yield from _feed_forward(model.feed_forward)
     for hop in cast(list[Hop], list(model.hops)):
         yield from _matrix(hop.keys.flatten(0, 2).T, hop.prior.flatten())
-        yield _halves(_panels(hop.values.flatten(0, 2)))
+        yield _halves(panels(hop.values.flatten(0, 2)))
         yield from _feed_forward(hop.feed_forward)
     if model.recent is not None:
         yield from _recent(model.recent)
@@ -115,20 +115,20 @@ def _recent(recent: RecentItems) -> Iterator[Tensor]:
     yield recent.positions + recent.norm_memory.bias
     yield recent.age_bias
     yield _full(recent.out.bias)
-    yield _halves(_panels(recent.out.weight.T))
+    yield _halves(panels(recent.out.weight.T))
     yield from _feed_forward(recent.feed_forward)
 
 
 def _feed_forward(block: FeedForward) -> Iterator[Tensor]:
     yield from _matrix(block.up.weight.T, block.up.bias)
     yield _full(block.down.bias)
-    yield _halves(_panels(block.down.weight.T))
+    yield _halves(panels(block.down.weight.T))
 
 
 def _matrix(matrix: Tensor, bias: Tensor) -> Iterator[Tensor]:
     """Of outputs that are computed, not added to others: matrix (inputs, outputs), bias (outputs,)."""
     yield _full(bias)
-    yield _halves(_panels(matrix))
+    yield _halves(panels(matrix))
 
 
 def _halves(panels: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def _halves(panels: Tensor) -> Tensor:
     return ((first >> 16) & 0xFFFF | second).view(torch.float32)
 
 
-def _panels(matrix: Tensor) -> Tensor:
+def panels(matrix: Tensor) -> Tensor:
     """(inputs, outputs) -> (panels, inputs, 32), zeros behind the last output."""
     return _full(matrix).reshape(len(matrix), -1, PANEL).transpose(0, 1)
 
@@ -150,7 +150,7 @@ def _full(rows: Tensor) -> Tensor:
     return nn.functional.pad(rows, (0, -rows.shape[-1] % PANEL))
 
 
-def _aligned(tensor: Tensor) -> NDArray[np.float32]:
+def aligned(tensor: Tensor) -> NDArray[np.float32]:
     """A copy whose panels begin where lines of the cache do."""
     space = np.empty(tensor.numel() + CACHE_LINE // 4, np.float32)
     begin = -space.ctypes.data % CACHE_LINE // 4

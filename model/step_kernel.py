@@ -153,6 +153,48 @@ def step(sizes, tape, codes, last_codes, bins, last, recent, queries):
     return DONE
 
 
+ASKING = types.void(
+    _array(types.float32, 1),
+    _array(types.int32, 2),
+    _array(types.float32, 2),
+    _array(types.float32, 1),
+    _array(types.float32, 2),
+    _array(types.int64, 2),
+    types.Array(types.float32, 2, "C"),
+    types.Array(types.int64, 2, "C"),
+    types.Array(types.float32, 2, "C"),
+)
+
+
+@numba.njit(cache=True, nogil=True)
+def ask(codebooks, followers, lift, fading, queries, recent, products, lifted, gains):
+    """What Q queries ask of the catalogue, as ``LisaMini`` has it. To be compiled for ``ASKING`` alone.
+
+    codebooks  float32, the target codewords as the columns of a matrix (D, B' * W'), panel by panel
+    followers  (N, K)  int32
+    lift       (N, K)  float32
+    fading     (n,)    float32, how much the followers of each of the newest items count
+    queries    (Q, D)  float32
+    recent     (Q, K)  int64, rows, newest first, -1 for none
+    products   (Q, padded B' * W')  float32, zeros, written
+    lifted     (Q, n * K)  int64, written
+    gains      (Q, n * K)  float32, written
+    """
+    users, width = queries.shape
+    outputs = products.shape[1]
+    _add_full_product(users, queries.reshape(-1), width, width, codebooks, 0, products.reshape(-1), outputs, outputs)
+    each = followers.shape[1]
+    for q in range(users):
+        for place in range(len(fading)):
+            item, begin = recent[q, place], place * each
+            for nth in range(each):
+                if 0 <= item < len(followers):
+                    lifted[q, begin + nth] = max(followers[item, nth], 0)
+                    gains[q, begin + nth] = lift[item, nth] * fading[place]
+                else:
+                    lifted[q, begin + nth], gains[q, begin + nth] = 0, 0
+
+
 # The parts of the model.
 
 
@@ -579,7 +621,7 @@ def _signature(rows, tape, out):
 
 
 _add_product, _add_values = _products(numbers=2)
-_, _add_table = _products(numbers=1)
+_add_full_product, _add_table = _products(numbers=1)
 
 
 # The bits of a float32: sign, 8 bits of exponent + 127, 23 bits of mantissa below the leading one.

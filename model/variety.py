@@ -54,8 +54,10 @@ def choose(
     before: Codes,
     taken: NDArray[np.int64],
     is_all: bool,
-) -> NDArray[np.int64]:
+) -> tuple[NDArray[np.int64], int]:
     """Places of the chosen items among those given: at most `count`, fewer where more items would have to be known.
+
+    And how many of the given ones could still be chosen then, the first `window` of them.
 
     For each place of the list, of the `window` best items that are left and whose categories are not full, the one with
     the largest (1 - diversity) * score - diversity * its largest likeness to one that was chosen before.
@@ -68,10 +70,10 @@ def choose(
     is_all      whether there are no more items than these
     """
     chosen = np.empty(count, np.int64)
-    found = _choose(
+    found, left = _choose(
         variety.diversity, variety.most, variety.window, scores, codes, *categories, before, taken, is_all, chosen
     )
-    return chosen[:found]
+    return chosen[:found], left
 
 
 def count(categories: Categories, labels: int) -> NDArray[np.int64]:
@@ -100,7 +102,7 @@ def _choose(diversity, most, window, scores, codes, labels, ends, before, taken,
     count, books = codes.shape
     is_gone, likeness = np.zeros(count, np.bool_), np.zeros(count, np.float64)
     books = max(books, 1)  # without codes nothing is like anything
-    known, first, found = 0, 0, 0  # of the items, the likeness of so many is known
+    known, first, found, seen = 0, 0, 0, 0  # of the items, the likeness of so many is known
     while found < len(chosen):
         best, best_value, seen, item = -1, 0.0, 0, first
         while item < count and seen < window:
@@ -134,7 +136,7 @@ def _choose(diversity, most, window, scores, codes, labels, ends, before, taken,
                     likeness[other] = max(likeness[other], _same(codes[other], codes[best]) / books)
         while first < count and is_gone[first]:
             first += 1
-    return found
+    return found, seen
 
 
 @numba.njit(nogil=True)

@@ -118,6 +118,7 @@ def fold_many(
     """
     rates = np.asarray(generation.decay_rates, np.float64)
     growth = generation.growth[:, :: generation.codes.shape[1]]  # (ages, R)
+    shares = np.empty((0, 0, 0), np.float32) if generation.shares is None else generation.shares
     late = np.zeros(len(users), np.bool_)
     _fold_many(
         late,
@@ -130,6 +131,7 @@ def fold_many(
         events.id_times_s,
         events.id_hashes,
         generation.codes,
+        shares,
         rates,
         np.ascontiguousarray(growth),
         NEGLIGIBLE,
@@ -162,6 +164,7 @@ def _fold_many(  # type: ignore[no-untyped-def]
     id_times_s,
     id_hashes,
     codes,
+    shares,
     rates,
     growth,
     negligible,
@@ -214,6 +217,10 @@ def _fold_many(  # type: ignore[no-untyped-def]
         for rate in range(len(rates)):
             step = weight * growth[age, rate]
             for book in range(books):
+                if len(shares) and not is_cold:
+                    for word in range(bins.shape[3]):
+                        bins[user, rate, book, word] += step * shares[row, book, word]
+                    continue
                 word = cold_codes[event, book] if is_cold else codes[row, book]
                 bins[user, rate, book, word] += step
 

@@ -233,6 +233,8 @@ class RedisServers:
         copied    succeeds only with as many copies as acknowledging takes
         raises    StorageUnavailable  when no node could be reached
         """
+        if not commands:
+            return []
         replies: list[Any] = [None] * len(commands)
         places: defaultdict[str | None, list[int]] = defaultdict(list)
         for place, command in enumerate(commands):
@@ -276,7 +278,10 @@ class RedisServers:
             for place, reply in zip(own, sent, strict=True):
                 replies[place] = reply
 
-        await asyncio.gather(*(send(url, own) for url, own in places.items()))
+        if len(places) == 1:  # a task of its own would cost as much as all else here
+            await send(*next(iter(places.items())))
+        elif places:
+            await asyncio.gather(*(send(url, own) for url, own in places.items()))
 
     async def _pipeline(
         self, url: str, commands: Sequence[tuple[Argument, ...]], *, together: bool, copied: bool, asking: bool
@@ -285,6 +290,11 @@ class RedisServers:
         # a transaction of a cluster cannot span slots
         in_transaction = together and len(commands) > 1 and not self.is_cluster
         is_waited_for = copied and self.copies.are_wanted
+        if len(commands) == 1 and not asking and not is_waited_for:  # of a pipeline most would be its own work
+            try:
+                return [await execute(self._client(url), *commands[0])]
+            except ResponseError as exc:
+                return [exc]
         async with self._client(url).pipeline(transaction=False) as pipe:
             if in_transaction:
                 pipe.execute_command("MULTI")

@@ -105,6 +105,7 @@ class Generation:
     unseen_types   event types whose items do not count as seen
     stepped_items  K, how many of a user's newest steps a state names
     id_ring        length of the ring of event ids; another length or K is another layout
+    shares         (N, B, W) float32, >= 0: an item adds its shares of all codewords, not 1 to that of each code
     raises         ValueError when these do not fit together
     """
 
@@ -117,6 +118,7 @@ class Generation:
     unseen_types: Collection[str] = ()
     stepped_items: int = STEPPED_ITEMS
     id_ring: int = ID_RING
+    shares: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         if len(self.tag) != 8:
@@ -127,6 +129,10 @@ class Generation:
             raise ValueError("codes must be an (N, B) array of uint8, with at most 256 codewords")
         if np.any(self.codes >= self.codewords):
             raise ValueError(f"a code is not below the number of codewords, {self.codewords}")
+        if self.shares is not None and (
+            self.shares.dtype != np.float32 or self.shares.shape != (*self.codes.shape, self.codewords)
+        ):
+            raise ValueError("shares of codes must be an (N, B, W) array of float32")
         low, high = WEIGHT_RANGE
         for event_type, weight in self.event_weights.items():
             if not (weight <= 0 or low <= weight <= high):
@@ -178,6 +184,7 @@ class Generation:
         codes = self.cold_codes(event) if item is None else self.codes[item]
         if codes is None:
             return Effect.UNKNOWN_ITEM
+        shares = None if item is None or self.shares is None else self.shares[item]
         item = cold_row(event.item_id) if item is None else item
         weight = self.event_weights.get(kind, 0.0)
         if kind not in self.unseen_types:
@@ -185,7 +192,7 @@ class Generation:
         if weight <= 0:
             return Effect.WEIGHTLESS
         late = event.timestamp_us < state["last_timestamp_us"]
-        self._step(state, codes, weight)
+        self._step(state, codes, shares, weight)
         _insert(state["stepped_items"], item, place=int(late))  # behind the last item, which stays the last one
         if late:
             return Effect.STEPPED_LATE
@@ -253,7 +260,7 @@ class Generation:
         if value[TAG_BYTES] != self.tag:
             raise StateError(f"the state belongs to generation {value[TAG_BYTES].hex()}, not {self.tag.hex()}")
 
-    def _step(self, state: State, codes: NDArray[np.uint8], weight: float) -> None:
+    def _step(self, state: State, codes: NDArray[np.uint8], shares: NDArray[np.float32] | None, weight: float) -> None:
         """Instead of decaying what is there, let the new event weigh more: the scale of a row does not matter."""
         n = int(state["n"]) + 1
         age = n - int(state["anchor"])
@@ -263,6 +270,9 @@ class Generation:
             state["anchor"] = n
             age = 0
         state["n"] = n
+        if shares is not None:
+            bins += (weight * self.growth[age]).reshape(-1, len(codes), 1) * shares
+            return
         cells = (self._first_cells + codes).reshape(-1)  # (R * B,)
         bins.reshape(-1)[cells] += weight * self.growth[age]
 
@@ -291,7 +301,9 @@ class Generation:
 
 def recent_items(state: State) -> NDArray[np.int32]:
     """Rows of the newest items of the state, newest first, repeats included: (at most 24,) int32."""
-    newest_first: NDArray[np.int32] = np.roll(state["recent_items"], -int(state["item_count"]))[::-1]
+    ring: NDArray[np.int32] = state["recent_items"]
+    next_slot = int(state["item_count"]) % len(ring)
+    newest_first = np.concatenate((ring[:next_slot][::-1], ring[next_slot:][::-1]))
     return newest_first[newest_first >= 0]
 
 

@@ -101,8 +101,7 @@ def test_only_the_load_balancer_and_the_dashboard_are_published_and_on_loopback(
 def test_everything_that_runs_is_bounded_and_its_log_turned_over() -> None:
     for name, service in COMPOSE["services"].items():
         assert {"mem_limit", "cpus", "pids_limit"} <= service.keys(), name
-        if service.get("restart"):
-            assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
     drain_s = Settings.model_fields["drain_s"].default + Settings.model_fields["shutdown_timeout_s"].default
     assert int(COMPOSE["services"]["app"]["stop_grace_period"].removesuffix("s")) > drain_s
 
@@ -126,6 +125,8 @@ def test_the_environment_of_a_cluster_fits_its_services() -> None:
     assert environment["LISAREC_REDIS_URL"] == f"redis://lisarec@{','.join(f'{node}:6379' for node in nodes)}"
     assert COMPOSE["services"]["redis-cluster"]["command"] == [f"{node}:6379" for node in nodes]
     for node in nodes:
+        # what a node logs in with at its primary, the services can ask it for
+        assert '--masterauth "$$(cat /acl/replica_password)"' in str(COMPOSE["services"][node]["command"])
         assert f"{node}:/data" in COMPOSE["services"][node]["volumes"]
 
 

@@ -6,6 +6,7 @@ Source: what Wu et al., LISA, WWW 2021, and its published code have in common fo
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class MechanismNetwork(nn.Module):
     """Histories to queries: (S, L) items, padded behind -> (S, L, D)."""
 
     frozen_codes: Tensor | None  # (N, B) uint8, history codes that are no longer learned
+    frozen_target_codes: Tensor | None  # (N, B') uint8, the same of targets that have codebooks of their own
     mechanism: Mechanism
 
     def __init__(self, config: MechanismConfig, items: int) -> None:
@@ -50,13 +52,14 @@ class MechanismNetwork(nn.Module):
         width = config.width
         self.embedding = nn.Embedding(items, width)
         nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(width))
-        self.position = nn.Parameter(torch.randn(config.window, width) * 0.02)
+        self.position = nn.Parameter(torch.randn(config.window, width) * 0.02) if config.positions else None
         self.quantiser = self.target_quantiser = None
         if config.codewords:
             self.quantiser = Quantiser(width, config.codebooks, config.codewords, config.soft)
         if config.target_codewords:
             self.target_quantiser = Quantiser(width, config.target_codebooks, config.target_codewords)
         self.register_buffer("frozen_codes", None)
+        self.register_buffer("frozen_target_codes", None)
         self.mechanism = self._mechanism()
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.feed_forward = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
@@ -87,11 +90,10 @@ class MechanismNetwork(nn.Module):
             rows = torch.arange(len(vectors), device=vectors.device)
         history = Encoded(None, vectors)
         if self.quantiser is not None:
-            codes = None if self.frozen_codes is None else self.frozen_codes[rows]
-            history = self.quantiser(vectors) if codes is None else self.quantiser.decode(codes)
+            history = _encoded(self.quantiser, vectors, self.frozen_codes, rows)
         targets = vectors
         if self.target_quantiser is not None:
-            targets = self.target_quantiser(vectors).vectors
+            targets = _encoded(self.target_quantiser, vectors, self.frozen_target_codes, rows).vectors
         elif self.config.quantised_targets:
             targets = history.vectors
         return Distinct(rows, history, targets, self.mechanism.tables())
@@ -109,9 +111,30 @@ class MechanismNetwork(nn.Module):
         theirs = {name: tensor for name, tensor in other.state_dict().items() if not name.startswith("mechanism.")}
         self.load_state_dict(theirs, strict=False)
         with torch.no_grad():
-            codes = other.distinct().history.codes
-        assert codes is not None
-        self.frozen_codes = codes.argmax(dim=-1).byte()
+            self.frozen_codes = other.distinct().history.indices()
+
+    @torch.no_grad()
+    def freeze_codes(self) -> None:
+        """Keep the hard codes as they are now, if they are not kept already; the codewords go on learning."""
+        vectors = self.embedding.weight
+        if self.quantiser is not None and not self.quantiser.soft and self.frozen_codes is None:
+            self.frozen_codes = self.quantiser(vectors).indices()
+        if self.target_quantiser is not None and self.frozen_target_codes is None:
+            self.frozen_target_codes = self.target_codes()
+
+    def target_codes(self) -> Tensor:
+        """Of all items, where targets have codebooks of their own: (N, B') uint8."""
+        assert self.target_quantiser is not None
+        if self.frozen_target_codes is not None:
+            return self.frozen_target_codes
+        encoded: Encoded = self.target_quantiser(self.embedding.weight)
+        return encoded.indices()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        for name in ("frozen_codes", "frozen_target_codes"):
+            if name in state_dict:
+                setattr(self, name, torch.empty_like(state_dict[name]))
+        return super().load_state_dict(state_dict, strict, assign)
 
     def forward(self, items: Tensor, lengths: Tensor, distinct: Distinct) -> Tensor:
         """Queries for what comes after each event, which know nothing of later events.
@@ -121,7 +144,7 @@ class MechanismNetwork(nn.Module):
         returns  (S, L, D)
         """
         places = distinct.places(items)
-        hidden = self._hidden(distinct, places, self.position[: items.shape[1]])
+        hidden = self._hidden(distinct, places, torch.arange(items.shape[1], device=items.device))
         return self._block(
             hidden, self.mechanism(Events(hidden, distinct.history.codes, places, lengths), distinct.tables)
         )
@@ -135,17 +158,24 @@ class MechanismNetwork(nn.Module):
         returns  (Q, *state_shape) and (Q, D)
         """
         places = distinct.places(items)
-        hidden = self._hidden(distinct, places, self.position[count.clamp_max(len(self.position) - 1)])
+        hidden = self._hidden(distinct, places, count)
         seen = self.mechanism.seen(Events(hidden, distinct.history.codes, places, torch.ones_like(items)))
         state = self.mechanism.decay * state + self.mechanism.feature(seen)
         return state, self._block(hidden, self.mechanism.read(state, seen, distinct.tables))
 
-    def _hidden(self, distinct: Distinct, places: Tensor, positions: Tensor) -> Tensor:
-        scale = math.sqrt(self.config.width)
-        hidden: Tensor = self.dropout(F.embedding(places, distinct.history.vectors) * scale + positions)
-        return hidden
+    def _hidden(self, distinct: Distinct, places: Tensor, before: Tensor) -> Tensor:
+        """Of items that so many events stand before."""
+        hidden = F.embedding(places, distinct.history.vectors) * math.sqrt(self.config.width)
+        if self.position is not None:
+            hidden = hidden + self.position[before.clamp_max(self.config.window - 1)]
+        dropped: Tensor = self.dropout(hidden)
+        return dropped
 
     def _block(self, hidden: Tensor, found: Tensor) -> Tensor:
         hidden = self.norms[0](hidden + self.dropout(found))
         added: Tensor = self.norms[1](hidden + self.dropout(self.feed_forward(hidden)))
         return added
+
+
+def _encoded(quantiser: Quantiser, vectors: Tensor, frozen: Tensor | None, rows: Tensor) -> Encoded:
+    return quantiser(vectors) if frozen is None else quantiser.decode(frozen[rows])

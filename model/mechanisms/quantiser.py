@@ -26,6 +26,11 @@ class Encoded(NamedTuple):
     codes: Tensor | None
     vectors: Tensor
 
+    def indices(self) -> Tensor:
+        """The codeword of each codebook that an item has most of: (U, B) uint8."""
+        assert self.codes is not None
+        return self.codes.argmax(dim=-1).byte()
+
 
 class Quantiser(nn.Module):
     """Codebooks, each of which encodes what the ones before have left over."""

@@ -20,11 +20,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model import artifact, data
-from model.config import MechanismRecipe
+from model.artifact import Artifact
+from model.config import SERVED_MECHANISMS, MechanismRecipe
 from model.data import Histories
-from model.loop import CHECKPOINT, Loop, Progress, TrainError, held_out_for
+from model.loop import CHECKPOINT, EpochReport, Loop, Progress, TrainError, held_out_for
 from model.loss import sampled_softmax_loss
 from model.mechanisms.network import MechanismNetwork
+from model.mechanisms.served import recipe_of, served
 from model.ranking import Scorer
 from model.sequential import batches, rows_of
 from model.train import begin
@@ -81,6 +83,11 @@ class MechanismTrainer(Loop[Batch]):
         self._training = recipe.training
         self._is_binary = recipe.training.loss == "binary"
         self._had = np.unique(histories.rows * np.int64(self._items) + histories.item)
+
+    def _epoch(self, epoch: int, progress: Progress) -> EpochReport:
+        if epoch >= self._training.codes_learned_share * self._training.epochs:
+            self._net.freeze_codes()
+        return super()._epoch(epoch, progress)
 
     def _batches(self, seed: int) -> Iterator[tuple[Batch, float]]:
         rng = np.random.default_rng(seed)
@@ -162,8 +169,8 @@ def train(
     device: str = "cpu",
     resume: bool = False,
     progress: Progress,
-) -> Compared:
-    """Train a mechanism on a data directory and save it as a model directory.
+) -> Compared | Artifact:
+    """Train a mechanism on a data directory and save it as a model directory: of a preset that is served, ready for it.
 
     codes_from  a model directory of the same codebooks and items, whose codes are kept as they are: the codebook
                 migration of Wu et al., LISA, WWW 2021, table 6
@@ -178,10 +185,14 @@ def train(
     trainer = MechanismTrainer(network, begun.interactions, begun.parts, begun.recipe, out, device)
     trainer.fit(progress, resume)
     found = {"epochs": [report._asdict() for report in trainer.reports]}
-    weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
-    artifact.write(out, weights, begun.recipe, begun.catalogue().frame(), found)
+    is_served = recipe.model.preset in SERVED_MECHANISMS
+    if is_served:
+        artifact.save(out, served(network), recipe_of(begun.recipe), begun.catalogue(), found)
+    else:
+        weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+        artifact.write(out, weights, begun.recipe, begun.catalogue().frame(), found)
     shutil.rmtree(out / CHECKPOINT)
-    return load(out)
+    return artifact.load(out) if is_served else load(out)
 
 
 def load(directory: Path) -> Compared:
@@ -191,7 +202,6 @@ def load(directory: Path) -> Compared:
         recipe = MechanismRecipe.model_validate_json((directory / artifact.CONFIG).read_bytes())
         weights = load_file(directory / artifact.WEIGHTS)
         network = MechanismNetwork(recipe.model, len(weights["embedding.weight"]))
-        network.frozen_codes = weights.get("frozen_codes")
         network.load_state_dict(weights)
         metrics = json.loads((directory / artifact.METRICS).read_text())
     except artifact.BROKEN as exc:

@@ -15,8 +15,10 @@ from pathlib import Path
 import httpx
 import polars as pl
 import pytest
+from pydantic import ValidationError
 
 from app.cli import main
+from app.settings import Settings
 from app.shop import generate
 from model.data import read_interactions
 
@@ -228,6 +230,20 @@ class TestFailures:
         monkeypatch.setattr("model.train.train", broken)
         with pytest.raises(AssertionError, match="a bug"):
             main(["train", "--data", str(shop), "--out", str(tmp_path / "m")])
+
+
+def test_settings_that_do_not_go_together_exit_2_and_no_password_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISAREC_REDIS_PASSWORD", "sesame-1")
+    url = "redis://lisarec:sesame-2@127.0.0.1:1/0"
+    shown = Outcome(capsys, "serve", "--model", "m", "--redis-url", url, "--tenant", "books=b")
+    assert shown.status == 2
+    assert "--keys FILE" in " ".join(shown.err.split())
+    assert "sesame" not in shown.err + shown.out
+    with pytest.raises(ValidationError) as refused:
+        Settings(redis_url=url, tenants={"books": Path("b")})
+    assert "sesame" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

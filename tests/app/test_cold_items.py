@@ -17,10 +17,10 @@ from app.service import open_store
 from app.serving import generation_of
 from app.settings import Settings
 from model import artifact
-from model.cold import Codes
+from model.cold import VOTERS, Codes
 from storage.backup import backup, restore
 from storage.store import ItemEntry
-from tests.app.conftest import ITEMS, Client, item_id, write_model
+from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.storage.naive_fold import assert_state_is
 from tests.storage.naive_fold import fold as naive_fold
 from tests.storage.redis_servers import RedisServer
@@ -69,7 +69,7 @@ def introduce(client: Client, new: str = NEW, users: int = 13, first: int = 0) -
 
 
 def everything(client: Client, user_id: str = "u0", **params: Any) -> dict[str, Any]:
-    answer = client.recommend(user_id, k=ITEMS + 9, **({"exclude_seen": "none"} | params))
+    answer = client.recommend(user_id, **({"exclude_seen": "none", "k": ITEMS + 9} | params))
     return {item["item_id"]: item for item in answer["items"]}
 
 
@@ -124,6 +124,92 @@ def test_what_the_shop_says_of_it_is_gone_by(client: Client) -> None:
     assert client.request("PUT", f"/v1/items/{NEW}", json={"available": False}).status_code == 200
     assert NEW not in everything(client)
     assert client.request("PUT", "/v1/items/new-1!00", json={"available": False}).status_code == 422
+
+
+def put(client: Client, new: str = NEW, **words: Any) -> None:
+    assert client.request("PUT", f"/v1/items/{new}", json=words).status_code == 200
+    finish(client)  # gives codes
+    finish(client)  # goes by them
+
+
+class TestByCategories:
+    """What nobody has chosen yet."""
+
+    def test_it_is_recommended_as_a_typical_item_of_its_categories(self, client: Client) -> None:
+        client.click("u0", "item-1", "item-5")
+        shared = {row: len({"tea", "cup"}.intersection(categories_of(row))) for row in range(ITEMS)}
+        alike = [row for row in range(ITEMS) if shared[row] == 2]
+        assert 1 < len(alike) <= VOTERS
+        put(client, title="New tea cup", categories=["tea", "cup"])
+
+        found = everything(client)
+        assert found[NEW] == {"item_id": NEW, "score": found[NEW]["score"], "title": "New tea cup", "cold": True}
+        assert NEW in everything(client, categories="cup")
+        assert NEW not in everything(client, categories_none="cup")
+        (codes,) = (one.codes for one in client.service.switch.serving.cold.values())
+        trained = client.service.switch.serving.artifact
+        for own, learned in ((codes.history, trained.history_codes), (codes.target, trained.target_codes)):
+            for word, voted in zip(own.tolist(), learned[alike].T.tolist(), strict=True):
+                assert voted.count(word) == max(map(voted.count, voted))
+        assert codes.bias in trained.model.bias[alike].tolist()
+
+        client.click("u0", NEW)
+        assert client.get("/v1/users/u0").json()["last_item_id"] == NEW
+        assert client.get(f"/v1/items/{NEW}/similar").json()["because"] == {"item_id": NEW, "title": "New tea cup"}
+        assert_states_are_folds(client, ["u0"])
+
+    def test_who_chooses_it_tells_more(self, client: Client) -> None:
+        put(client, categories=["tea"])
+        assert client.service.switch.serving.cold[NEW].evidence == 0
+        introduce(client)
+        assert client.service.switch.serving.cold[NEW].evidence == 10
+        put(client, categories=["cup"])
+        assert client.service.switch.serving.cold[NEW].evidence == 10
+
+    def test_other_categories_give_other_codes_and_unknown_ones_none(self, client: Client) -> None:
+        client.click("u0", "item-1")
+        put(client, categories=["kettles"])
+        assert NEW not in everything(client)
+        put(client, categories=["kettles", "tea"])
+        first = client.service.switch.serving.cold[NEW]
+        put(client, categories=["pot"])
+        other = client.service.switch.serving.cold[NEW]
+        assert first.codes.target.tolist() != other.codes.target.tolist()
+        put(client, "item-1", title="Learned")
+        put(client, NEW, title="Without another word on categories")
+        assert client.service.switch.serving.cold == {NEW: other}
+
+    def test_each_generation_and_process_finds_it(self, tmp_path: Path, models: Path) -> None:
+        client = started(tmp_path, models)
+        client.click("u0", "item-1")
+        put(client, categories=["tea"])
+        client.post("/v1/admin/generations/second/activate")
+        finish(client)
+        finish(client)
+        before = everything(client)
+        assert before[NEW]["cold"] is True
+        client.click("u1", "item-2", NEW)
+        assert_states_are_folds(client, ["u0", "u1"])
+        client.close()
+        client = started(tmp_path, models)
+        client.post("/v1/admin/generations/second/activate")
+        try:
+            finish(client)
+            assert everything(client) == before
+        finally:
+            client.close()
+
+    def test_many_of_a_kind_are_told_apart(self, client: Client) -> None:
+        names = [f"new-{n}" for n in range(50)]
+        client.post("/v1/items", json=[{"item_id": name, "categories": list(CATEGORIES)} for name in names])
+        client.post(
+            "/v1/items", json=[{"item_id": name, "categories": [CATEGORIES[0]]} for name in map(item_id, range(ITEMS))]
+        )
+        put(client, categories=[CATEGORIES[0]])
+        client.click("u0", "item-1")
+        found = everything(client, k=ITEMS + 51)
+        assert found.keys() >= set(names)
+        assert len({found[name]["score"] for name in names}) > 10
 
 
 def test_codes_outlive_a_restart_and_belong_to_a_generation(tmp_path: Path, models: Path) -> None:

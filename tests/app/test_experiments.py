@@ -14,6 +14,7 @@ from app.experiments import arm_of
 from app.schemas import Experiment
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model
+from tests.app.test_requests import SECRET, assert_refused
 from tests.storage.naive_fold import assert_state_is
 from tests.storage.naive_fold import fold as naive_fold
 from tests.storage.redis_servers import RedisServer
@@ -143,6 +144,12 @@ def test_another_model_may_become_active_meanwhile(begin: Callable[..., Client],
         ({"name": "june", "shares": {"may": 1, "june": -1}}, 422),
         ({"name": "a b", "shares": {"may": 1, "june": 1}}, 422),
         ({"name": "june", "shares": {"may": 1, "a/b": 1}}, 422),
+        ({"name": "june", "shares": {"may": 1, SECRET: 0}}, 422),
+        ({"name": "june", "shares": {"may": 1, f"{SECRET} {SECRET}": 1}}, 422),
+        ({"name": "june", "shares": {"may": 1, "june": True}}, 422),
+        ({"name": "june", "shares": {"may": 1, "june": "1"}}, 422),
+        ({"name": "june", "shares": {"may": 1, "june": 1e7}}, 422),
+        ({"name": "june", "shares": {f"{SECRET}{n}": 1 for n in range(9)}}, 422),
         ({"shares": {"may": 1, "june": 1}}, 422),
         ([], 422),
         ({"name": "june", "shares": {"may": 1, "august": 1}}, 404),
@@ -151,7 +158,7 @@ def test_another_model_may_become_active_meanwhile(begin: Callable[..., Client],
 def test_what_is_no_experiment_changes_nothing(begin: Callable[..., Client], body: Any, status: int) -> None:
     client = begin()
     try:
-        assert client.request("PUT", "/v1/admin/experiment", json=body).status_code == status
+        assert_refused(client.request("PUT", "/v1/admin/experiment", json=body), status)
         assert client.get("/v1/admin/experiment").json() == {"experiment": None}
         assert "experiment" not in client.recommend("u0")
     finally:

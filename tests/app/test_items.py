@@ -95,8 +95,10 @@ def assert_shows(shelf: Shelf, store: Store) -> None:
         for name in ("b", "d", "a", "f", "e", "c")
         if expected[name]["available"]  # type: ignore[index]
     ]
-    for row, name in enumerate(NAMES):
-        assert shelf.scored_item(row, 1.0).get("title", "") == expected[name]["title"]  # type: ignore[index]
+    rows = np.arange(len(NAMES))
+    for items in (shelf.scored_items(rows, [1.0] * len(rows)), shelf.named_items(rows)):
+        assert [item["item_id"] for item in items] == NAMES
+        assert [item.get("title", "") for item in items] == [expected[name]["title"] for name in NAMES]  # type: ignore[index]
     for word in ("kettle", "a"):
         assert {item.item_id for item in shelf.search(word, 20)} == {
             name for name, item in expected.items() if item and (word in item["title"].lower() or word in name)

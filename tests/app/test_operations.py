@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from pathlib import Path
 from uuid import UUID
@@ -87,6 +89,20 @@ def test_the_interface_is_described_with_examples_and_the_one_error(shared_clien
             name = schema.get("anyOf", [schema])[0]["$ref"].rpartition("/")[2]
             assert schemas[name]["examples"]
             assert (name == "ErrorBody") == (int(status) >= 400)
+
+
+def test_every_reference_of_the_interface_leads_somewhere(shared_client: Client) -> None:
+    document = shared_client.get("/openapi.json").json()
+    references = set(re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)))
+    assert references
+    for reference in references:
+        found = document
+        for step in reference.split("/"):
+            found = found[step]
+    (request, _) = document["paths"]["/v1/recommendations"]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]["anyOf"]
+    assert request["properties"]["pin"]["items"]["required"] == ["item_id", "place"]
 
 
 def test_the_examples_of_the_interface_are_taken(client: Client) -> None:

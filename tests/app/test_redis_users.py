@@ -25,6 +25,7 @@ from tests.storage.redis_servers import find_servers
 MAKE_SECRETS = ROOT / "docker" / "make-secrets"
 KEEP_CLUSTER = ROOT / "docker" / "redis-cluster-keep"
 PATIENCE_S = 60
+AS_REPLICA = ("--masteruser", "replica", "--masterauth")
 
 
 @pytest.fixture
@@ -50,8 +51,8 @@ def test_passwords_are_made_once_or_taken(folders: tuple[Path, Path, Path], tmp_
     given, users_of_given = make_secrets(folders)
     assert given == "given by hand"
     assert users_of_given != users
-    admin = (folders[1] / "admin_password").read_text()
-    assert admin not in (password, given)
+    admin, replica = ((folders[1] / f"{user}_password").read_text() for user in ("admin", "replica"))
+    assert len({admin, replica, password, given}) == 4
 
 
 def test_the_service_may_do_what_it_has_to_and_no_more(
@@ -93,13 +94,13 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
 ) -> None:
     if "redis-server" not in find_servers():
         pytest.skip("there is no redis-server")
-    make_secrets(folders)
+    services_password, _ = make_secrets(folders)
+    password, replicas_password = ((folders[1] / f"{user}_password").read_text() for user in ("admin", "replica"))
     ports = [free_node_port() for _ in range(6)]
 
     @contextmanager
     def nodes(hosts: list[str]) -> Iterator[list[redis.Redis]]:
         """Running, with what keeps them together; clients of each."""
-        password = (folders[1] / "admin_password").read_text()
         with ExitStack() as stack:
             log = stack.enter_context((tmp_path / "log").open("ab"))
 
@@ -114,7 +115,7 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
                     *(str(REDIS_START), str(data), program("redis-server"), str(REDIS_CONFIG)),
                     *("--include", str(CLUSTER_CONFIG), "--dir", str(data), "--port", str(port)),
                     *("--bind", host, "--bind-source-addr", host),
-                    *("--aclfile", str(folders[1] / "users.acl"), "--masteruser", "replica", "--masterauth", password),
+                    *("--aclfile", str(folders[1] / "users.acl"), *AS_REPLICA, replicas_password),
                 )
             addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
             spawn("sh", str(KEEP_CLUSTER), str(folders[1] / "admin_password"), *addresses, LISAREC_KEEP_EVERY_S="1")
@@ -142,5 +143,9 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
         wait_until_whole(running)
         roles = [node.info("replication")["role"] for node in running]
         assert sorted(roles) == ["master"] * 3 + ["slave"] * 3
+        with redis.Redis("127.0.1.1", ports[0], username="lisarec", password=services_password) as service:
+            told = service.config_get("*")
+        assert told["masterauth"] == replicas_password
+        assert password not in told.values()
     with nodes([f"127.0.2.{n}" for n in range(1, 7)]) as running:
         wait_until_whole(running)

@@ -389,10 +389,23 @@ class TestDecisions:
 
     @pytest.mark.parametrize(
         "query",
-        ["diversity=nan", "diversity=1e-1", "diversity=", "diversity=%2B1", "max_per_category=1.0", "boost=tea"],
+        [
+            "diversity=nan",
+            "diversity=1e1",
+            "diversity=.5",
+            "diversity=",
+            "diversity=%2B1",
+            "max_per_category=1.0",
+            "boost=tea",
+        ],
     )
     def test_so_it_is_in_a_query(self, shop: Client, query: str) -> None:
         assert shop.get(f"/v1/users/clicker/recommendations?{query}").status_code == 422
+
+    @pytest.mark.parametrize("written", ["0.1", "1e-1", "1E-01", "10e-2"])
+    def test_a_number_may_be_written_as_in_json(self, shop: Client, written: str) -> None:
+        shown = shop.get(f"/v1/users/clicker/recommendations?diversity={written}").json()["items"]
+        assert shown == post(shop, user_id="clicker", diversity=0.1)["items"]
 
     def test_a_thousand_pins_are_a_list(self, shop: Client) -> None:
         pin = [{"item_id": f"item-{n}", "place": MAX_K - n} for n in range(MAX_K)]

@@ -203,8 +203,26 @@ def test_workers_share_the_users(launch: Callable[..., Process], store: str, req
         httpx.post(f"{process.url}/v1/events", json={"user_id": "ada", "item_id": f"item-{n}"})
         counts.append(httpx.get(f"{process.url}/v1/users/ada").json()["event_count"])
     assert counts == list(range(2, 9))
-    process.terminate()
+    body = b'{"user_id": "slow", "item_id": "item-1"}'
+    with socket.create_connection(process.address, timeout=EXIT_TIMEOUT_S) as slow:
+        slow.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{" % len(body))
+        process.terminate()
+        wait_until_refused(process.address)
+        slow.sendall(body[1:])
+        assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
     assert process.exit_code() == 0
+
+
+def wait_until_refused(address: tuple[str, int]) -> None:
+    """Until nobody is let in any more, to wait for workers that have closed the door."""
+    give_up_at = time.monotonic() + EXIT_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection(address).close()
+        except ConnectionRefusedError:
+            return
+        assert time.monotonic() < give_up_at
+        time.sleep(0.1)
 
 
 def test_workers_end_with_the_parent_that_was_killed(launch: Callable[..., Process]) -> None:

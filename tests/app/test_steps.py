@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from model.config import ModelConfig
+from model.config import MECHANISMS, SERVED_MECHANISMS, ModelConfig
+from model.histogram import history_histogram
 from model.lisa import LisaMini
+from model.mechanisms.network import MechanismNetwork
+from model.mechanisms.served import served
 from storage.state import ITEM_RING, Event, Generation
 
 ITEMS = 50
@@ -54,3 +57,34 @@ def test_stored_steps_equal_the_parallel_forward(
         steps = types != "dislike"
         parallel = model(torch.from_numpy(rows[steps]), torch.tensor([weights[kind] for kind in types[steps]]))
     torch.testing.assert_close(stepped[0], parallel[-1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(SERVED_MECHANISMS))
+@pytest.mark.parametrize("length", [1, 7, 400])
+@torch.inference_mode()
+def test_stored_steps_of_learned_codes_equal_the_parallel_forward(name: str, length: int) -> None:
+    """Of the network as it was trained; 400 steps rescale a state, and are more than a window of training has."""
+    torch.manual_seed(length)
+    network = MechanismNetwork(MECHANISMS[name].model_copy(update={"width": 12, "codewords": 7}), ITEMS).eval()
+    for weights in network.parameters():
+        weights += 0.3 * torch.randn_like(weights)
+    model = served(network)
+    shares = None if model.shares is None else model.shares.numpy()
+    index = {f"item-{row}": row for row in range(ITEMS)}
+    rates, codes = model.config.decay_rates, model.history_codes.numpy()
+    generation = Generation(b"12345678", rates, 7, index, codes, {"click": 1.0}, stepped_items=1, shares=shares)
+
+    items = torch.randint(ITEMS, (length,))
+    state = generation.empty()
+    for number, row in enumerate(items.tolist()):
+        generation.apply(state, Event(f"e{number}", "u", f"item-{row}", "click", number, None))
+    stored = generation.decode_many([generation.encode(state)])
+    histograms = generation.histograms(stored)
+    last, recent = (torch.from_numpy(stored[part].astype(np.int64)) for part in ("last_item", "stepped_items"))
+    query = model.read(torch.from_numpy(histograms), last, recent)[0]
+    distinct = network.distinct()
+    expected = network(items[None], torch.tensor([length]), distinct)[0, -1]
+    torch.testing.assert_close(query, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.item_vectors(), distinct.targets, rtol=1e-4, atol=1e-4)
+    counted = history_histogram((codes if shares is None else shares)[items.numpy()], rates, 7)
+    np.testing.assert_allclose(histograms[0], counted, rtol=1e-4, atol=1e-6)

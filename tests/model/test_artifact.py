@@ -83,7 +83,7 @@ def test_what_is_saved_comes_back(saved: Path, model: LisaMini, packed: str) -> 
         forge(saved, artifact.PACKED, save({"what it will be": torch.zeros(1)}, {"layout": "later"}))
     loaded = artifact.load(saved)
     assert loaded.name == "mine"
-    assert loaded.config == config.Config(model=SHAPE)
+    assert loaded.config.model_dump() == config.Config(model=SHAPE).model_dump()
     assert loaded.metrics == METRICS
     for part in ("ids", "titles", "categories", "counts"):
         assert list(getattr(loaded.items, part)) == list(getattr(ITEMS, part))

@@ -15,7 +15,7 @@ from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
 
 from model import artifact, data, evaluate, train
-from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
+from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
 from model.data import Histories
 from model.mechanisms import linear, prefix
 from model.mechanisms import train as mechanisms
@@ -368,3 +368,15 @@ class TestModelDirectory:
         assert found["metrics"]["hr_at_10_paper100"] >= 0
         with pytest.raises(data.DataError, match="negatives of loo_paper100 lie outside the history"):
             evaluate.evaluate([evaluate.load(made)], shop, "loo_paper100", "none")
+
+    @pytest.mark.parametrize("name", sorted(SERVED_MECHANISMS))
+    def test_a_preset_that_is_served_is_trained_ready_for_it(
+        self, shop: Path, silent: Make, tmp_path: Path, name: str
+    ) -> None:
+        wanted = recipe(name, epochs=12, loss="softmax")
+        model = mechanisms.train(shop, tmp_path / "model", wanted, progress=silent())
+        assert isinstance(model, artifact.Artifact)
+        assert isinstance(evaluate.load(tmp_path / "model"), artifact.Artifact)
+        assert model.config.training == wanted.training
+        found = evaluate.evaluate([model], shop, "loo_full", "none").to_json()
+        assert found["metrics"]["hr_at_10_full"] > 0.6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,24 +71,33 @@ def test_each_place_is_chosen_as_it_is_defined(
     categories = Categories(np.array([label for own in labels for label in own], np.int64), ends)
     others = np.array(before, np.uint8).reshape(-1, 3)
     taken = np.array([start.get(label, 0) for label in range(5)])
-    whole = choose(variety, count, scores, codes, categories, others, taken.copy(), True)
-    assert whole.tolist() == by_definition(variety, count, scores.tolist(), codes.tolist(), labels, before, start)
+    whole, _ = choose(variety, count, scores, codes, categories, others, taken.copy(), True)
+    assert whole.tolist() == by_definition(variety, count, scores.tolist(), codes.tolist(), labels, before, dict(start))
     # of the first items alone, as far as they are enough to know
     part = items // 2
     some = Categories(categories.labels[: ends[part]], ends[: part + 1])
-    first = choose(variety, count, scores[:part], codes[:part], some, others, taken.copy(), False)
+    first, left = choose(variety, count, scores[:part], codes[:part], some, others, taken.copy(), False)
     assert first.tolist() == whole[: len(first)].tolist()
+    if len(first) < count:
+        full = {label for label in range(5) if start.get(label, 0) + used(labels, first.tolist())[label] >= most > 0}
+        others_left = [item for item in range(part) if item not in first and not full & set(labels[item])]
+        assert left == len(others_left[: variety.window])
+
+
+def used(labels: list[list[int]], chosen: list[int]) -> Counter[int]:
+    """How many of the chosen items each label has."""
+    return Counter(label for item in chosen for label in set(labels[item]))
 
 
 def test_without_variety_the_order_stays() -> None:
     scores, codes = np.array([3, 2, 2, 1], np.float32), np.zeros((4, 2), np.uint8)
     nothing = Categories(np.empty(0, np.int64), np.zeros(5, np.int64))
-    found = choose(Variety(0.0, 0), 3, scores, codes, nothing, codes, np.zeros(0, np.int64), True)
+    found, _ = choose(Variety(0.0, 0), 3, scores, codes, nothing, codes, np.zeros(0, np.int64), True)
     assert found.tolist() == [0, 1, 2]
 
 
 def test_without_codes_nothing_is_like_anything() -> None:
     nothing = Categories(np.empty(0, np.int64), np.zeros(3, np.int64))
     codes = np.zeros((2, 0), np.uint8)
-    found = choose(Variety(1.0, 0), 2, np.ones(2, np.float32), codes, nothing, codes, np.zeros(0, np.int64), True)
+    found, _ = choose(Variety(1.0, 0), 2, np.ones(2, np.float32), codes, nothing, codes, np.zeros(0, np.int64), True)
     assert found.tolist() == [0, 1]

@@ -35,10 +35,13 @@ def make_generation(
     items: int = KNOWN_ITEMS,
     seed: int = 0,
     id_ring: int = 20,
+    soft: bool = False,
 ) -> Generation:
-    codes = np.random.default_rng(seed).integers(0, codewords, (items, codebooks), dtype=np.uint8)
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, codewords, (items, codebooks), dtype=np.uint8)
+    shares = rng.dirichlet(np.ones(codewords), (items, codebooks)).astype(np.float32) if soft else None
     index = {f"item{row}": row for row in range(items)}
-    return Generation(tag, rates, codewords, index, codes, WEIGHTS, UNSEEN, id_ring=id_ring)
+    return Generation(tag, rates, codewords, index, codes, WEIGHTS, UNSEEN, id_ring=id_ring, shares=shares)
 
 
 def click(event_id: str, user_id: str = "u", item: int = 0, timestamp_us: int = START_US) -> Event:
@@ -70,5 +73,5 @@ def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
 
 
 def make_newer() -> Generation:
-    """A generation with other items, codes and rates than the usual one."""
-    return make_generation(tag=b"gen two\0", rates=(0.1, 0.7), codebooks=4, items=KNOWN_ITEMS + 2, seed=1)
+    """A generation with other items, codes and rates than the usual one, and shares of codewords."""
+    return make_generation(tag=b"gen two\0", rates=(0.1, 0.7), codebooks=4, items=KNOWN_ITEMS + 2, seed=1, soft=True)

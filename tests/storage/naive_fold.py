@@ -34,14 +34,17 @@ class NaiveUser:
         codes = brought_codes(self.generation, brought) if row is None else self.generation.codes[row].tolist()
         if codes is None:
             return False, True, False
+        shares: dict[tuple[int, ...], float] = dict.fromkeys(enumerate(codes), 1.0)
         if row is None:
             row = name_of_cold(event.item_id)
+        elif self.generation.shares is not None:
+            shares = {place: float(share) for place, share in np.ndenumerate(self.generation.shares[row])}
         if kind not in self.generation.unseen_types:
             self.items.append(row)
         weight = self.generation.event_weights.get(kind, 0)
         if weight <= 0:
             return False, False, False
-        self._step(codes, weight)
+        self._step(shares, weight)
         if self.last is not None and event.timestamp_us < self.last[1]:
             self.stepped.insert(-1, row)
             return False, False, True
@@ -49,13 +52,13 @@ class NaiveUser:
         self.last, self.last_codes = (row, event.timestamp_us), codes
         return False, False, False
 
-    def _step(self, codes: list[int], weight: float) -> None:
+    def _step(self, shares: dict[tuple[int, ...], float], weight: float) -> None:
         self.steps += 1
         for rate, book, word in self.bins:
             self.bins[rate, book, word] *= float(np.exp(-self.generation.decay_rates[rate]))
         for rate in range(len(self.generation.decay_rates)):
-            for book, word in enumerate(codes):
-                self.bins[rate, book, word] = self.bins.get((rate, book, word), 0.0) + weight
+            for (book, word), share in shares.items():
+                self.bins[rate, book, word] = self.bins.get((rate, book, word), 0.0) + weight * share
 
     def histogram(self) -> NDArray[np.float64]:
         rates, books = len(self.generation.decay_rates), self.generation.codes.shape[1]

@@ -17,6 +17,8 @@ from tests.storage.naive_fold import assert_state_is
 from tests.storage.naive_fold import fold as naive_fold
 
 GENERATION = make_generation(id_ring=4)
+SOFT = make_generation(id_ring=4, soft=True)
+either = st.sampled_from([GENERATION, SOFT])
 
 
 def folded(generation: Generation, logs: Sequence[Sequence[Event]], page: int = 7) -> NDArray[np.void]:
@@ -46,28 +48,32 @@ def assert_equal(generation: Generation, states: NDArray[np.void], logs: Sequenc
         np.testing.assert_allclose(state["bins"], expected["bins"], rtol=1e-6)
 
 
-@given(st.lists(logs(), min_size=1, max_size=4), st.integers(1, 50))
-def test_any_events_fold_as_one_by_one(of_users: list[list[Event]], page: int) -> None:
-    assert_equal(GENERATION, folded(GENERATION, of_users, page), of_users)
+@given(either, st.lists(logs(), min_size=1, max_size=4), st.integers(1, 50))
+def test_any_events_fold_as_one_by_one(generation: Generation, of_users: list[list[Event]], page: int) -> None:
+    assert_equal(generation, folded(generation, of_users, page), of_users)
 
 
-@given(st.lists(logs(8), min_size=1, max_size=3), st.lists(logs(8), min_size=3, max_size=3))
+@given(either, st.lists(logs(8), min_size=1, max_size=3), st.lists(logs(8), min_size=3, max_size=3))
 def test_encoded_states_are_folded_on_and_late_events_named(
-    before: list[list[Event]], of_users: list[list[Event]]
+    generation: Generation, before: list[list[Event]], of_users: list[list[Event]]
 ) -> None:
-    states = [stepped(GENERATION, log) for log in before]
+    states = [stepped(generation, log) for log in before]
     turns = [(user, event) for user, log in enumerate(of_users[: len(states)]) for event in log]
     users, events = [user for user, _ in turns], [event for _, event in turns]
-    values, late = fold_encoded(GENERATION, [GENERATION.encode(state) for state in states], users, events)
-    effects = [GENERATION.apply(states[user], event) for user, event in turns]
+    values, late = fold_encoded(generation, [generation.encode(state) for state in states], users, events)
+    effects = [generation.apply(states[user], event) for user, event in turns]
     assert late == [effect is Effect.STEPPED_LATE for effect in effects]
-    assert values == [GENERATION.encode(state) for state in states]
+    assert values == [generation.encode(state) for state in states]
 
 
-@pytest.mark.parametrize("rates", [(0.0, 0.05, 0.8), (3.0, 0.001), (100.0, 0.1), (0.0,)], ids=str)
-def test_long_histories_fold_as_one_by_one_and_as_the_oracle(rates: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    ("rates", "soft"),
+    [((0.0, 0.05, 0.8), False), ((3.0, 0.001), False), ((100.0, 0.1), False), ((0.0,), False), ((3.0, 0.001), True)],
+    ids=str,
+)
+def test_long_histories_fold_as_one_by_one_and_as_the_oracle(rates: tuple[float, ...], soft: bool) -> None:
     """2,500 steps rescale a state at least twice, at the fast rates every few steps."""
-    generation = make_generation(rates=rates)
+    generation = make_generation(rates=rates, soft=soft)
     rng = np.random.default_rng(0)
     of_users = [
         [

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from storage.state import Effect, Event, Generation, State, StateError, id_time_us, recent_items
 from tests.storage.catalogue import click, logs, make_generation
@@ -17,10 +18,10 @@ def folded(generation: Generation, events: list[Event]) -> State:
 
 
 class TestFold:
-    @given(logs())
+    @given(logs(), st.booleans())
     @settings(max_examples=60)
-    def test_the_fold_equals_the_naive_fold(self, events: list[Event]) -> None:
-        generation = make_generation()
+    def test_the_fold_equals_the_naive_fold(self, events: list[Event], soft: bool) -> None:
+        generation = make_generation(soft=soft)
         naive = NaiveUser(generation)
         fresh = [event for event in events if not naive.receive(event)[0]]
         if fresh:
@@ -149,6 +150,8 @@ class TestCodec:
             {"codewords": 2},
             {"codewords": 257},
             {"codes": np.zeros((3, 2), np.int64)},
+            {"shares": np.zeros((1, 2, 5), np.float32)},
+            {"shares": np.zeros((1, 2, 4), np.float64)},
             {"event_weights": {"click": 1e30}},
             {"event_weights": {"click": float("nan")}},
         ],

@@ -21,7 +21,7 @@ from tests.storage.naive_fold import NaiveUser, assert_state_is, fold
 from tests.storage.stores import open_store
 
 GENERATION = make_generation()
-OTHER_GENERATION = make_generation(tag=b"gen two\0", rates=(0.1,), items=6, seed=1)
+OTHER_GENERATION = make_generation(tag=b"gen two\0", rates=(0.1,), items=6, seed=1, soft=True)
 ROOT = Path(__file__).parents[2]
 
 laws = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])

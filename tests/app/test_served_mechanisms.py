@@ -1,0 +1,106 @@
+"""Models whose codes were learned, behind the real service on both stores: what is served is what was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from app.settings import Settings
+from model import artifact
+from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismRecipe
+from model.data import Histories
+from model.histogram import history_histogram
+from model.items import Items
+from model.mechanisms.network import MechanismNetwork
+from model.mechanisms.served import recipe_of, served
+from model.mechanisms.train import scorer_of
+from tests.app.conftest import Client, item_id
+from tests.storage.redis_servers import RedisServer
+
+ITEMS = 40
+WALK = [3, 17, 3, 8, 39, 0, 8]
+
+
+def network(name: str) -> MechanismNetwork:
+    torch.manual_seed(1)
+    shape = MECHANISMS[name].model_copy(update={"width": 16, "codebooks": 3, "target_codebooks": 4, "codewords": 9})
+    made = MechanismNetwork(shape, ITEMS).eval()
+    with torch.no_grad():
+        for weights in made.parameters():
+            weights += 0.3 * torch.randn_like(weights)
+    return made
+
+
+@pytest.fixture(params=sorted(SERVED_MECHANISMS), scope="module")
+def trained(request: pytest.FixtureRequest) -> MechanismNetwork:
+    return network(request.param)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def service(request: pytest.FixtureRequest, trained: MechanismNetwork, tmp_path: Path) -> Iterator[Client]:
+    names = [item_id(row) for row in range(ITEMS)]
+    items = Items(names, names, [()] * ITEMS, np.arange(ITEMS))
+    recipe = recipe_of(MechanismRecipe(model=trained.config, data=DataCard(train_on="all")))
+    artifact.save(tmp_path / "model", served(trained), recipe, items, {})
+    store = {}
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        store["redis_url"] = server.url
+    client = Client(Settings(model_dir=tmp_path / "model", data_dir=tmp_path / "data", **store))
+    yield client
+    client.close()
+
+
+def test_what_is_served_is_what_was_trained(service: Client, trained: MechanismNetwork) -> None:
+    service.click("ada", *map(item_id, WALK))
+    of_user = service.recommend("ada", k=ITEMS, exclude_seen="none")
+    history = {"history": [item_id(row) for row in WALK], "k": ITEMS, "exclude_seen": "none"}
+    of_history = service.post("/v1/recommendations", json=history).json()
+    histories = Histories(np.array(WALK, np.int32), np.ones(len(WALK), np.float32), np.array([0, len(WALK)]))
+    expected = scorer_of(trained)(histories)[0]
+    for answer in (of_user, of_history):
+        assert answer["source"] == "personalised"
+        scores = {item["item_id"]: item["score"] for item in answer["items"]}
+        np.testing.assert_allclose([scores[item_id(row)] for row in range(ITEMS)], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_state_is_the_fold_of_the_log(service: Client, trained: MechanismNetwork) -> None:
+    events = [{"event_id": f"e{n}", "user_id": "ada", "item_id": item_id(row)} for n, row in enumerate(WALK)]
+    assert service.post("/v1/events", json=[*events, *events[:3]]).json()["duplicates"] == 3
+    assert service.request("DELETE", "/v1/users/ada/events/e2").json()["changed"]
+    model = artifact.load(service.settings.model_dir)
+    shape, left = model.config.model, WALK[:2] + WALK[3:]
+    expected = history_histogram(model.history_counts[left], shape.decay_rates, shape.history_codewords)
+    state = service.get("/v1/users/ada").json()
+    np.testing.assert_allclose(state["histogram"], expected, rtol=1e-4, atol=1e-6)
+    assert state["event_count"] == len(left)
+
+
+def test_scores_are_explained_and_items_have_neighbours(service: Client) -> None:
+    service.click("ada", *map(item_id, WALK))
+    explained = service.post("/v1/recommendations", json={"user_id": "ada", "explain": True, "k": 5}).json()
+    for item in explained["items"]:
+        parts = item["explanation"]
+        total = sum(word["adds"] for word in parts["codewords"]) + parts["other_codewords"] + parts["bias"]
+        assert item["score"] == pytest.approx(total, rel=1e-4, abs=1e-4)
+    similar = service.get(f"/v1/items/{item_id(3)}/similar", params={"k": 5}).json()
+    assert len(similar["items"]) == 5
+
+
+def test_an_item_that_was_not_learned_counts_by_its_codes(trained: MechanismNetwork) -> None:
+    model = served(trained)
+    history, target = np.array([1, 0, 8], np.uint8), model.target_codes[5].numpy()
+    wider = model.with_cold([(history, target, 0.25)])
+    if wider.shares is not None:
+        assert wider.shares[ITEMS].argmax(dim=-1).tolist() == history.tolist()
+        assert wider.shares[ITEMS].sum() == len(history)
+    assert len(wider.history_codes) == len(wider.bias) == ITEMS + 1
+    histogram = torch.rand(1, *model.tables().match.shape[:3])
+    with torch.inference_mode():
+        asked = torch.tensor([5]), torch.tensor([[5]])
+        assert torch.equal(wider.read(histogram, *asked), model.read(histogram, *asked))
+        assert wider.read(histogram, torch.tensor([ITEMS]), torch.tensor([[ITEMS]])).isfinite().all()

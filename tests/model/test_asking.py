@@ -1,0 +1,79 @@
+"""What queries ask, compiled, is what ``LisaMini`` says, of any model and any number of users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model import step_kernel
+from model.asking import Asking
+from model.config import ModelConfig
+from model.lisa import LisaMini
+
+ITEMS = 30
+Make = Callable[..., LisaMini]
+
+shapes = st.builds(
+    ModelConfig,
+    width=st.sampled_from([2, 7, 64, 130]),
+    target_codebooks=st.integers(1, 9),
+    target_codewords=st.sampled_from([2, 30, 256]),
+    followers=st.sampled_from([0, 1, 16]),
+    recent_items=st.integers(1, 9),
+)
+
+
+def with_followers(model: LisaMini, seed: int) -> LisaMini:
+    rng = np.random.default_rng(seed)
+    followers = rng.integers(-1, ITEMS, model.followers.shape).astype(np.int32)
+    model.followers.copy_(torch.from_numpy(followers))
+    model.lift.copy_(torch.from_numpy(rng.random(model.lift.shape) * (followers >= 0)))
+    return model
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, users=st.sampled_from([0, 1, 2, 3, 5, 64, 67]), known=st.booleans(), seed=st.integers(0, 1000))
+def test_what_is_asked_is_what_the_model_says(
+    random_model: Make, shape: ModelConfig, users: int, known: bool, seed: int
+) -> None:
+    model = with_followers(random_model(shape, ITEMS, seed), seed)
+    if not known:  # the last items have come later: they have no followers
+        cold = np.zeros(shape.history_codebooks, np.uint8), np.zeros(shape.target_codebooks, np.uint8), 0.0
+        model = model.with_cold([cold, cold])
+    rng = np.random.default_rng(seed)
+    queries = rng.standard_normal((users, shape.width)).astype(np.float32)
+    recent = rng.integers(-1, len(model.target_codes), (users, int(rng.integers(0, shape.recent_items + 1))))
+    with torch.inference_mode():
+        products = torch.einsum("qd,bpd->qbp", torch.from_numpy(queries), model.target_codebooks).numpy()
+        gained = torch.zeros(users, len(model.target_codes)).scatter_add_(1, *model.lifts(torch.from_numpy(recent)))
+    found, items, gains = Asking(model)(queries, recent)
+    np.testing.assert_allclose(found, products, rtol=1e-5, atol=1e-4)
+    again = torch.zeros(users, len(model.target_codes))
+    again.scatter_add_(1, torch.from_numpy(items), torch.from_numpy(gains))
+    np.testing.assert_allclose(again.numpy(), gained.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_user_alone_asks_what_the_same_user_asks_among_others(random_model: Make) -> None:
+    model = with_followers(random_model(ModelConfig(), ITEMS), 0)
+    asking, rng = Asking(model), np.random.default_rng(0)
+    queries = rng.standard_normal((67, model.config.width)).astype(np.float32)
+    recent = rng.integers(-1, ITEMS, (67, 5))
+    together = asking(queries, recent)
+    for user in (0, 1, 65, 66):
+        for alone, all_of_them in zip(asking(queries[user : user + 1], recent[user : user + 1]), together, strict=True):
+            assert np.array_equal(alone[0], all_of_them[user])
+
+
+@pytest.mark.parametrize("rows", [[[-1, ITEMS - 1]], [[ITEMS - 1, -1]]])
+def test_no_other_types_are_compiled(random_model: Make, rows: list[list[int]]) -> None:
+    model = random_model(ModelConfig(), ITEMS)
+    asking = Asking(model)
+    queries = np.zeros((1, model.config.width), np.float32)
+    queries.setflags(write=False)  # as of a message
+    asking(queries, np.array(rows))
+    assert len(step_kernel.ask.signatures) == 1
