@@ -19,6 +19,7 @@ from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.served import recipe_of, served
 from model.mechanisms.train import scorer_of
 from tests.app.conftest import Client, item_id
+from tests.app.test_cold_items import finish
 from tests.storage.redis_servers import RedisServer
 
 ITEMS = 40
@@ -68,16 +69,21 @@ def test_what_is_served_is_what_was_trained(service: Client, trained: MechanismN
         np.testing.assert_allclose([scores[item_id(row)] for row in range(ITEMS)], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_state_is_the_fold_of_the_log(service: Client, trained: MechanismNetwork) -> None:
+def test_the_state_is_the_fold_of_the_log(service: Client) -> None:
+    model = artifact.load(service.settings.model_dir)
+    shape = model.config.model
+
+    def assert_state_is_of(walk: list[int]) -> None:
+        state = service.get("/v1/users/ada").json()
+        expected = history_histogram(model.history_counts[walk], shape.decay_rates, shape.history_codewords)
+        np.testing.assert_allclose(state["histogram"], expected, rtol=1e-4, atol=1e-6)
+        assert state["event_count"] == len(walk)
+
     events = [{"event_id": f"e{n}", "user_id": "ada", "item_id": item_id(row)} for n, row in enumerate(WALK)]
     assert service.post("/v1/events", json=[*events, *events[:3]]).json()["duplicates"] == 3
+    assert_state_is_of(WALK)
     assert service.request("DELETE", "/v1/users/ada/events/e2").json()["changed"]
-    model = artifact.load(service.settings.model_dir)
-    shape, left = model.config.model, WALK[:2] + WALK[3:]
-    expected = history_histogram(model.history_counts[left], shape.decay_rates, shape.history_codewords)
-    state = service.get("/v1/users/ada").json()
-    np.testing.assert_allclose(state["histogram"], expected, rtol=1e-4, atol=1e-6)
-    assert state["event_count"] == len(left)
+    assert_state_is_of(WALK[:2] + WALK[3:])
 
 
 def test_scores_are_explained_and_items_have_neighbours(service: Client) -> None:
@@ -89,6 +95,16 @@ def test_scores_are_explained_and_items_have_neighbours(service: Client) -> None
         assert item["score"] == pytest.approx(total, rel=1e-4, abs=1e-4)
     similar = service.get(f"/v1/items/{item_id(3)}/similar", params={"k": 5}).json()
     assert len(similar["items"]) == 5
+
+
+def test_a_new_item_is_recommended_by_its_categories(service: Client) -> None:
+    service.click("ada", *map(item_id, WALK))
+    names = [*map(item_id, range(5)), "new"]
+    service.post("/v1/items", json=[{"item_id": name, "categories": ["tea"]} for name in names])
+    finish(service)
+    finish(service)
+    items = service.recommend("ada", k=ITEMS + 1, exclude_seen="none")["items"]
+    assert [item["item_id"] for item in items if "cold" in item] == ["new"]
 
 
 def test_an_item_that_was_not_learned_counts_by_its_codes(trained: MechanismNetwork) -> None:
