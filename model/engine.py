@@ -142,8 +142,12 @@ class Engine:
 
         The first call takes 2 s for every ten million items; ``measure`` does so beforehand.
         """
-        vectors = self._model.item_vectors(torch.tensor(items, device=self.device))
-        return Queries(vectors, torch.empty((len(items), 0), dtype=torch.int64, device=self.device), nearest=True)
+        nobody = torch.empty((len(items), 0), dtype=torch.int64, device=self.device)
+        if self.device.type != "cpu":
+            return Queries(self._model.item_vectors(torch.tensor(items, device=self.device)), nobody, nearest=True)
+        codebooks = self._model.target_codebooks.numpy()
+        words = codebooks[np.arange(len(codebooks)), self.target_codes[np.array(items, np.int64)]]  # (Q, B', D)
+        return Queries(torch.from_numpy(words.sum(axis=1)), nobody, nearest=True)
 
     @property
     def has_measured(self) -> bool:
