@@ -122,7 +122,7 @@ def train(
     preset: Annotated[
         str,
         typer.Option(
-            help="Shape and training settings; docs/mechanisms.md has those that are compared, not served.",
+            help="Shape and training settings; docs/mechanisms.md has those beside lisa-mini and lisa-recent.",
             callback=_known_preset_or_mechanism,
         ),
     ] = "lisa-mini",
@@ -149,7 +149,7 @@ def train(
     codes_from: Annotated[
         Path | None,
         typer.Option(
-            help="Keep the codes of this model, as one of --preset transformer-codes: the paper's codebook migration.",
+            help="Keep the codes of this model: the paper's codebook migration. One without codes has them made.",
             metavar="DIR",
         ),
     ] = None,

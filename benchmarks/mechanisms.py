@@ -37,15 +37,18 @@ from model.mechanisms.quantiser import compression_ratio
 from model.metrics import interval_95, metrics
 from model.ranking import Draw, Scorer, ranks_sampled
 
-MIGRATED = "lisa-base-migrated"  # lisa-base-paper that keeps the codes of CODES_FROM
-CODES_FROM = "transformer-codes"
-NAMES = [*MECHANISMS, MIGRATED]
+MIGRATED = {  # a preset that keeps the codes of another one's model
+    "lisa-base-migrated": ("lisa-base-paper", "transformer-codes"),
+    "lisa-base-kmeans": ("lisa-base", "transformer-paper"),
+    "lisa-mini-kmeans": ("lisa-mini-paper", "transformer-paper"),
+}
+NAMES = [*MECHANISMS, *MIGRATED]
 PAPERS_HR_AT_10 = {  # HR@10 on ML-1M, of its tables 4 and 6
     "transformer-paper": 0.791,
     "lisa-base-paper": 0.796,
     "lisa-soft-paper": 0.789,
     "lisa-mini-paper": 0.789,
-    MIGRATED: 0.795,
+    "lisa-base-migrated": 0.795,
 }
 PAPERS = MechanismTraining()
 DRAWS = {
@@ -87,7 +90,7 @@ def trained(name: str, data: Path, runs: Path, recipe: MechanismRecipe) -> Train
     if artifact.exists(out):
         return evaluate.load(out)
     resume = (out / CHECKPOINT / "last.safetensors").exists()
-    codes_from = runs / CODES_FROM if name == MIGRATED else None
+    codes_from = runs / MIGRATED[name][1] if name in MIGRATED else None
     out.mkdir(parents=True, exist_ok=True)
     return mechanisms.train(data, out, recipe, codes_from=codes_from, resume=resume, progress=Said(out))
 
@@ -291,7 +294,7 @@ def main(
 
 
 def shape_of(name: str) -> MechanismConfig:
-    return MECHANISMS["lisa-base-paper" if name == MIGRATED else name]
+    return MECHANISMS[MIGRATED[name][0] if name in MIGRATED else name]
 
 
 if __name__ == "__main__":

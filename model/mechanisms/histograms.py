@@ -46,7 +46,9 @@ class Histograms(Mechanism):
     def read(self, state: Tensor, events: Tensor, tables: Tables | None = None) -> Tensor:
         """(Q, B, W) and (Q, B, W) -> (Q, D)"""
         match, values = tables or self.tables()
-        share = (self._logits(events, match) + state.log()).softmax(dim=-1)
+        logits = self._logits(events, match)
+        mass = state * (logits - logits.amax(dim=-1, keepdim=True)).exp()
+        share = mass / mass.sum(dim=-1, keepdim=True).clamp_min(prefix.SMALLEST_MASS)
         return share.flatten(1) @ values
 
     def forward(self, events: Events, tables: Tables | None = None) -> Tensor:

@@ -98,20 +98,29 @@ class MechanismNetwork(nn.Module):
             targets = history.vectors
         return Distinct(rows, history, targets, self.mechanism.tables())
 
+    @torch.no_grad()
     def migrate(self, other: MechanismNetwork) -> None:
-        """Take over what another network has learned around its mechanism, and keep its codes as they are from now on.
+        """Take over what another network has learned around its mechanism, and keep codes as they are from now on.
 
-        raises  ValueError  when it has no hard codes, or others than this one
+        They are the other's codes; where it has none, those of residual k-means over its item vectors.
+
+        raises  ValueError  when one of them has soft codes, this one has none, or their codebooks or items differ
         """
-        source, own = other.quantiser, self.quantiser
-        if source is None or own is None or source.soft or own.soft:
-            raise ValueError("both models need hard codes of their histories")
-        if source.codebooks.shape != own.codebooks.shape or other.embedding.weight.shape != self.embedding.weight.shape:
+        own, source = self.quantiser, other.quantiser
+        if own is None or own.soft or (source is not None and source.soft):
+            raise ValueError("this model needs hard codes of its histories, and the other one hard codes or none")
+        fit = source is None or source.codebooks.shape == own.codebooks.shape
+        if not fit or other.embedding.weight.shape != self.embedding.weight.shape:
             raise ValueError("it has other codebooks or items; train it with the same numbers of both")
         theirs = {name: tensor for name, tensor in other.state_dict().items() if not name.startswith("mechanism.")}
         self.load_state_dict(theirs, strict=False)
-        with torch.no_grad():
+        if source is not None:
             self.frozen_codes = other.distinct().history.indices()
+            return
+        vectors = self.embedding.weight
+        self.frozen_codes = own.fit(vectors)
+        if self.target_quantiser is not None:
+            self.frozen_target_codes = self.target_quantiser.fit(vectors)
 
     @torch.no_grad()
     def freeze_codes(self) -> None:

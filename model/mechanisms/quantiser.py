@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model.codes import residual_kmeans, separate
+
 TEMPERATURE = 0.7
 
 
@@ -50,6 +52,14 @@ class Quantiser(nn.Module):
             left = left - mixed(code, words, self.soft)
             codes.append(code)
         return Encoded(torch.stack(codes, dim=1), vectors - left)
+
+    @torch.no_grad()
+    def fit(self, vectors: Tensor) -> Tensor:
+        """Codewords by residual k-means, and the codes (U, B) uint8 that they give, made distinct."""
+        books, words = self.codebooks.shape[:2]
+        found = residual_kmeans(vectors.numpy(force=True), books, words, seed=0)
+        self.codebooks.copy_(torch.from_numpy(found.codewords))
+        return torch.from_numpy(separate(found.codes, words)).to(vectors.device)
 
     def decode(self, codes: Tensor) -> Encoded:
         """Codes that are no longer learned, (U, B) integers, and what they stand for."""

@@ -158,6 +158,15 @@ class TestTrainAndEvaluate:
         assert Outcome(capsys, "train", "--data", shop, "--out", out, "--epochs", 1, "--train-on", "all").status == 0
         refused(Outcome(capsys, "evaluate", "--model", out, "--data", shop), "train with --train-on train")
 
+    def test_codes_may_be_learned_and_the_model_is_served_all_the_same(
+        self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out, arguments = tmp_path / "base", ("train", "--data", shop, "--epochs", 1, "--preset")
+        assert "lisarec evaluate" in Outcome(capsys, *arguments, "transformer-paper", "--out", tmp_path / "t").out
+        shown = Outcome(capsys, *arguments, "lisa-base", "--codes-from", tmp_path / "t", "--out", out)
+        assert f"try 'lisarec serve --model {out}'" in " ".join(shown.out.split())
+        assert Outcome(capsys, "evaluate", "--model", out, "--data", shop).status == 0
+
 
 class TestServeAndReplay:
     def test_every_event_arrives_once(self, service: str, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +261,7 @@ def test_settings_that_do_not_go_together_exit_2_and_no_password_is_shown(
         (["train"], "--data"),
         (["train", "--data", "d", "--out", "m", "--preset", "huge"], "lisa-mini"),
         (["train", "--data", "d", "--out", "m", "--epochs", "0"], "epochs"),
+        (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--event-weight", "like=3"], "0 or 1"),
         (["evaluate", "--model", "m", "--data", "d", "--protocol", "best"], "loo_full"),
         (["serve", "--model", "m", "--port", "70000"], "port"),
         (["replay", "--data", "d", "--batch", "1001"], "batch"),

@@ -69,16 +69,21 @@ def test_what_is_served_is_what_was_trained(service: Client, trained: MechanismN
         np.testing.assert_allclose([scores[item_id(row)] for row in range(ITEMS)], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_state_is_the_fold_of_the_log(service: Client, trained: MechanismNetwork) -> None:
+def test_the_state_is_the_fold_of_the_log(service: Client) -> None:
+    model = artifact.load(service.settings.model_dir)
+    shape = model.config.model
+
+    def assert_state_is_of(walk: list[int]) -> None:
+        state = service.get("/v1/users/ada").json()
+        expected = history_histogram(model.history_counts[walk], shape.decay_rates, shape.history_codewords)
+        np.testing.assert_allclose(state["histogram"], expected, rtol=1e-4, atol=1e-6)
+        assert state["event_count"] == len(walk)
+
     events = [{"event_id": f"e{n}", "user_id": "ada", "item_id": item_id(row)} for n, row in enumerate(WALK)]
     assert service.post("/v1/events", json=[*events, *events[:3]]).json()["duplicates"] == 3
+    assert_state_is_of(WALK)
     assert service.request("DELETE", "/v1/users/ada/events/e2").json()["changed"]
-    model = artifact.load(service.settings.model_dir)
-    shape, left = model.config.model, WALK[:2] + WALK[3:]
-    expected = history_histogram(model.history_counts[left], shape.decay_rates, shape.history_codewords)
-    state = service.get("/v1/users/ada").json()
-    np.testing.assert_allclose(state["histogram"], expected, rtol=1e-4, atol=1e-6)
-    assert state["event_count"] == len(left)
+    assert_state_is_of(WALK[:2] + WALK[3:])
 
 
 def test_scores_are_explained_and_items_have_neighbours(service: Client) -> None:

@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
 
 from model import artifact, data, evaluate, train
 from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
 from model.data import Histories
+from model.loop import MOMENTS
 from model.mechanisms import linear, prefix
 from model.mechanisms import train as mechanisms
 from model.mechanisms.interests import Interests
 from model.mechanisms.linear import Linear
 from model.mechanisms.mechanism import Events
-from model.mechanisms.network import MechanismNetwork
+from model.mechanisms.network import Distinct, MechanismNetwork
 from model.mechanisms.quantiser import TEMPERATURE, Quantiser, StraightThrough, compression_ratio
 from model.mechanisms.softmax import Softmax
 
@@ -39,9 +41,9 @@ def small(name: str) -> MechanismConfig:
     return shape.model_copy(update=SMALL | words)
 
 
-def network(name: str, seed: int = 0) -> MechanismNetwork:
-    torch.manual_seed(seed)
-    made = MechanismNetwork(small(name), ITEMS).eval()
+def network(name: str, **other: Any) -> MechanismNetwork:
+    torch.manual_seed(0)
+    made = MechanismNetwork(small(name).model_copy(update=other), ITEMS).eval()
     with torch.no_grad():
         for weights in made.parameters():
             weights += 0.1 * torch.randn_like(weights)
@@ -58,16 +60,43 @@ def test_all_but_softmax_and_decoupled_positions_have_a_state_of_constant_size()
 @pytest.mark.parametrize("name", CONSTANT)
 @torch.inference_mode()
 def test_steps_equal_the_parallel_forward(name: str) -> None:
-    net = network(name)
-    items, lengths = torch.randint(ITEMS, (3, 40)), torch.tensor([40, 1, 23])
+    """For as many events as the published presets have positions."""
+    net = network(name, window=300)
+    items, lengths = torch.randint(ITEMS, (3, 300)), torch.tensor([300, 1, 123])
     distinct = net.distinct(items)
     parallel = net(items, lengths, distinct)
-    assert net.mechanism.state_shape is not None
-    state = torch.zeros(3, *net.mechanism.state_shape)
-    for event in range(40):
-        state, stepped = net.step(state, torch.full((3,), event), items[:, event], distinct)
+    for event, stepped in enumerate(steps(net, items, distinct)):
         real = lengths > event
-        torch.testing.assert_close(stepped[real], parallel[real, event], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(stepped[real], parallel[real, event], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_gradients_equal_those_of_stepping(name: str) -> None:
+    """Of every weight: what is written by hand for the way back against autograd, step after step."""
+    net = network(name).double()
+    items, wanted = torch.randint(ITEMS, (2, 9)), torch.randn(2, 9, 12, dtype=torch.float64)
+    lengths = torch.tensor([9, 9])
+    distinct = net.distinct(items)
+    (net(items, lengths, distinct) * wanted).sum().backward()
+    found = {name: weights.grad for name, weights in net.named_parameters()}
+    net.zero_grad(set_to_none=True)
+    distinct = net.distinct(items)
+    (torch.stack(steps(net, items, distinct), dim=1) * wanted).sum().backward()
+    for name, weights in net.named_parameters():
+        if weights.grad is None:
+            assert found[name] is None, name  # of targets
+        else:
+            torch.testing.assert_close(found[name], weights.grad, rtol=1e-6, atol=1e-9, msg=name)
+
+
+def steps(net: MechanismNetwork, items: torch.Tensor, distinct: Distinct) -> list[torch.Tensor]:
+    """The queries after each event of histories of the same length, from the state alone."""
+    assert net.mechanism.state_shape is not None
+    state, queries = distinct.targets.new_zeros(len(items), *net.mechanism.state_shape), []
+    for event in range(items.shape[1]):
+        state, query = net.step(state, torch.full((len(items),), event), items[:, event], distinct)
+        queries.append(query)
+    return queries
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -250,16 +279,36 @@ def same_weights(one: Path, other: Path) -> bool:
     return (one / artifact.WEIGHTS).read_bytes() == (other / artifact.WEIGHTS).read_bytes()
 
 
-@pytest.mark.parametrize("loss", ["binary", "softmax"])
-def test_a_resumed_training_equals_an_uninterrupted_one(shop: Path, silent: Make, tmp_path: Path, loss: str) -> None:
-    wanted = recipe("lisa-mini-paper", epochs=3, loss=loss)
+@pytest.mark.parametrize(("loss", "learned"), [("binary", 1.0), ("softmax", 1.0), ("softmax", 0.3), ("softmax", 0.6)])
+def test_a_resumed_training_equals_an_uninterrupted_one(
+    shop: Path, silent: Make, tmp_path: Path, loss: str, learned: float
+) -> None:
+    wanted = recipe("lisa-mini-paper", epochs=4, loss=loss, codes_learned_share=learned)
     mechanisms.train(shop, tmp_path / "whole", wanted, progress=silent())
     with pytest.raises(KeyboardInterrupt):
-        mechanisms.train(shop, tmp_path / "parts", wanted, progress=silent(stop_after=0))
+        mechanisms.train(shop, tmp_path / "parts", wanted, progress=silent(stop_after=2))
     torch.rand(100)
     mechanisms.train(shop, tmp_path / "parts", wanted, resume=True, progress=silent())
     assert same_weights(tmp_path / "whole", tmp_path / "parts")
     assert not (tmp_path / "parts" / train.CHECKPOINT).exists()
+
+
+def test_codes_stay_after_their_share_of_the_epochs(shop: Path, silent: Make, tmp_path: Path) -> None:
+    wanted = recipe("lisa-mini-paper", epochs=4, codes_learned_share=0.5)
+    with pytest.raises(KeyboardInterrupt):
+        mechanisms.train(shop, tmp_path / "model", wanted, progress=silent(stop_after=1))
+    before = load_file(tmp_path / "model" / train.LAST)
+    mechanisms.train(shop, tmp_path / "model", wanted, resume=True, progress=silent())
+    net = MechanismNetwork(wanted.model, len(before["embedding.weight"])).eval()
+    net.load_state_dict({name: tensor for name, tensor in before.items() if not name.startswith(MOMENTS)})
+    after = mechanisms.load(tmp_path / "model").network
+    assert net.frozen_codes is None
+    assert torch.equal(after.distinct().history.indices(), net.distinct().history.indices())
+    assert torch.equal(after.target_codes(), net.target_codes())
+    for learned, now in zip(
+        (net.quantiser, net.target_quantiser), (after.quantiser, after.target_quantiser), strict=True
+    ):
+        assert not torch.equal(learned.codebooks, now.codebooks)
 
 
 @pytest.mark.parametrize("name", ["transformer-paper", "lisa-base-paper", "gated-linear"])
@@ -331,8 +380,25 @@ class TestMigration:
         assert before.quantiser is not None
         assert not torch.equal(after.quantiser.codebooks, before.quantiser.codebooks)
 
+    @pytest.mark.parametrize("name", ["lisa-mini-paper", "lisa-base"])
+    def test_a_model_without_codes_gives_those_of_its_vectors(
+        self, shop: Path, silent: Make, tmp_path: Path, name: str
+    ) -> None:
+        mechanisms.train(shop, tmp_path / "source", recipe("transformer-paper"), progress=silent())
+        before = mechanisms.load(tmp_path / "source").network.embedding.weight.detach()
+        net = MechanismNetwork(small(name), len(before))
+        net.migrate(mechanisms.load(tmp_path / "source").network)
+        codes, vectors = net.distinct().history.indices(), net.distinct().history.vectors
+        assert len(torch.unique(codes, dim=0)) == len(codes)
+        assert (vectors - before).square().sum() < 0.8 * before.square().sum()
+        out = tmp_path / "model"
+        mechanisms.train(shop, out, recipe(name), codes_from=tmp_path / "source", progress=silent())
+        after = evaluate.load(out)
+        kept = after.model.history_codes if isinstance(after, artifact.Artifact) else after.network.frozen_codes
+        assert torch.equal(kept, codes)
+
     def test_codes_that_do_not_fit_are_refused(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
-        with pytest.raises(train.TrainError, match="need hard codes"):
+        with pytest.raises(train.TrainError, match="needs hard codes"):
             mechanisms.train(shop, tmp_path / "m", recipe("linear"), codes_from=source, progress=silent())
         other = recipe("lisa-base-paper")
         other = other.model_copy(update={"model": other.model.model_copy(update={"codewords": 5})})
