@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +14,21 @@ from rich.console import Console
 
 from app import shop
 from app.main import require_free, serve
+from app.service import open_store
+from app.serving import generation_of
 from app.settings import Settings
 from app.training_progress import TrainingProgress
+from model import artifact
 from model.config import Config, preset
-from model.data import read_interactions, read_items
+from model.data import Interactions, read_interactions, read_items
 from model.train import train
+from storage.state import Event
 
 HOST = "127.0.0.1"
 DIRECTORY = Path("var/demo")
 EPOCHS = 3
+EVENTS = 10_000  # of users of the data, who are known from the beginning; half a second
+AT_ONCE = 500
 
 
 def demo(data: Path | None, port: int, console: Console, directory: Path = DIRECTORY) -> None:
@@ -33,9 +41,12 @@ def demo(data: Path | None, port: int, console: Console, directory: Path = DIREC
     data = data or _shop(directory / "shop", console)
     model, state = _anew(directory / "models") / "demo", _anew(directory / "state")
     train_quickly(data, model, console)
-    console.print(invitation(data, port), highlight=False, soft_wrap=True, markup=False)
     # whatever the environment says, the demo is this machine's alone
     own = Settings(model_dir=model, data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port)
+    interactions = read_interactions(data)
+    asyncio.run(bring_in(interactions, own))
+    said = invitation(interactions, read_items(data).titles, port)
+    console.print(said, highlight=False, soft_wrap=True, markup=False)
     serve(own.model_copy(update={"workers": 1, "playground": True}))
 
 
@@ -50,13 +61,37 @@ def train_quickly(data: Path, model: Path, console: Console) -> None:
         train(data, model, config, progress=progress)
 
 
-def invitation(data: Path, port: int) -> str:
-    """Two requests to try, about the item with which most users of the data begin."""
-    interactions = read_interactions(data)
+async def bring_in(interactions: Interactions, settings: Settings) -> None:
+    """Log what the first users of the data did, so that there is somebody to open."""
+    assert settings.model_dir is not None
+    events = [_event(interactions, row) for row in range(min(EVENTS, len(interactions)))]
+    store = await open_store(settings, generation_of(artifact.load(settings.model_dir)))
+    try:
+        for begin in range(0, len(events), AT_ONCE):
+            await store.append(settings.tenant, events[begin : begin + AT_ONCE])
+    finally:
+        await store.close()
+
+
+def _event(interactions: Interactions, row: int) -> Event:
+    time_us = int(interactions.timestamp_us[row])
+    return Event(
+        event_id=f"demo-{row}",
+        user_id=interactions.user_ids[interactions.user[row]],
+        item_id=interactions.item_ids[interactions.item[row]],
+        type=interactions.type_names[interactions.type[row]],
+        timestamp_us=time_us,
+        id_time_us=time_us,
+    )
+
+
+def invitation(interactions: Interactions, titles: Mapping[str, str], port: int) -> str:
+    """Two requests to try, about the item with which most users of the data begin, and whom to look at."""
     beginnings = np.bincount(interactions.item[interactions.starts[:-1]])
     item_id = interactions.item_ids[int(beginnings.argmax())]
-    title = read_items(data).titles.get(item_id) or item_id
+    title = titles.get(item_id) or item_id
     click, question = curl_lines(item_id, port)
+    user_id = interactions.user_ids[0]
     return f"""
 Once it says that it is running, click on {title!r}:
 
@@ -67,6 +102,8 @@ and ask what to recommend. Asked before the first click, it offers what is popul
   {question}
 
 Or see what a click does, in a browser: http://{HOST}:{port}/playground
+
+Users of the data can be opened there, {user_id!r} for instance.
 
 Ctrl-C ends the demo.
 """

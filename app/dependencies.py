@@ -6,10 +6,11 @@ from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import Depends, Path
+from fastapi.openapi.models import Example
 from starlette.requests import Request
 
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
-from app.schemas import Id
+from app.schemas import Id, StockedId
 from app.service import Service, Services
 
 REPEATABLE = frozenset({"categories", "categories_all", "categories_none", "exclude"})
@@ -28,10 +29,16 @@ async def running_service(request: Request, services: ServicesDep) -> Service:
     return services.by_tenant[request.state.tenant]
 
 
+def example(value: str) -> dict[str, Example]:
+    """Of a parameter: a description of the type alone, as an `Id` has, leaves no room for one."""
+    return {value: {"value": value}}
+
+
 ServiceDep = Annotated[Service, Depends(running_service)]
-UserId = Annotated[Id, Path(examples=["ada"])]
-ItemId = Annotated[Id, Path(examples=["tea-2"])]
-EventId = Annotated[Id, Path(examples=["01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"])]
+UserId = Annotated[Id, Path(openapi_examples=example("ada"))]
+ItemId = Annotated[Id, Path(openapi_examples=example("tea-2"))]
+StockedItemId = Annotated[StockedId, Path(openapi_examples=example("tea-2"))]
+EventId = Annotated[Id, Path(openapi_examples=example("01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"))]
 
 
 async def json_body(request: Request, services: ServicesDep) -> object:

@@ -4,12 +4,14 @@ import json
 import logging
 import logging.config
 import re
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from app import trace
 
 LogFormat = Literal["text", "json"]
+LINES_A_SECOND = 10
 OWN = ("app", "model", "storage", "uvicorn")
 
 # What ends a line somewhere, steers a terminal, or reverses the order of what is read.
@@ -21,9 +23,9 @@ def configuration(level: str, log_format: LogFormat) -> dict[str, Any]:
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "filters": {"of_clients": {"()": "app.logs.NotOfClients"}},
+        "filters": {"of_clients": {"()": "app.logs.NotOfClients"}, "few": {"()": "app.logs.Few"}},
         "formatters": {"lines": {"()": f"app.logs.{'JsonLines' if log_format == 'json' else 'TextLines'}"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines"}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines", "filters": ["few"]}},
         "root": {"level": "WARNING", "handlers": ["stderr"]},
         "loggers": {name: {"level": level.upper()} for name in OWN} | {"uvicorn.error": {"filters": ["of_clients"]}},
     }
@@ -38,6 +40,26 @@ class NotOfClients(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.msg != "Invalid HTTP request received."
+
+
+class Few(logging.Filter):
+    """Drops what one place of the code says for the eleventh time in a second, as for each request while Redis is away.
+
+    The metrics count what happens; more lines would push out of the log's files what stood there before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._second = 0
+        self._said = Counter[tuple[str, int]]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if int(record.created) != self._second:
+            self._second = int(record.created)
+            self._said.clear()
+        place = record.pathname, record.lineno
+        self._said[place] += 1
+        return self._said[place] <= LINES_A_SECOND
 
 
 class JsonLines(logging.Formatter):

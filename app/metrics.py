@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import trace
+from app.logs import LINES_A_SECOND
 from app.trace import Trace
 from storage.store import Appended, StorageError
 
@@ -30,7 +31,6 @@ STORE_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 COMPUTE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-LINES_A_SECOND = 10
 
 StoreCall = Literal["append", "states", "log"]
 Stage = Literal["step", "scan"]

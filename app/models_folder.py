@@ -20,14 +20,18 @@ def load_named(folder: Path, name: str) -> Artifact:
     """Read the model directory of that name.
 
     raises  NoSuchModel    when it is not there
-            ArtifactError  when it is broken or of another version, or a link leads out of the folder
+            ArtifactError  when it cannot be read, is broken or of another version, or a link leads out of the folder
     """
-    if not _is_name(name) or not (folder / name).is_dir():
-        raise NoSuchModel(f"there is no model {name!r} in '{folder}', which has: {', '.join(names(folder)) or 'none'}")
-    for place in (folder / name, *(folder / name).iterdir()):
-        if not place.resolve().is_relative_to(folder.resolve()):
-            raise ArtifactError(f"'{place}' leads out of the folder of models; copy the model there")
-    return artifact.load(folder / name)
+    try:
+        if not _is_name(name) or not (folder / name).is_dir():
+            there = ", ".join(names(folder)) or "none"
+            raise NoSuchModel(f"there is no model {name!r} in '{folder}', which has: {there}")
+        for place in (folder / name, *(folder / name).iterdir()):
+            if not place.resolve().is_relative_to(folder.resolve()):
+                raise ArtifactError(f"'{place}' leads out of the folder of models; copy the model there")
+        return artifact.load(folder / name)
+    except (OSError, RuntimeError) as exc:  # resolve() has the latter for a link that leads round in a circle
+        raise ArtifactError(f"'{folder / name}' cannot be read ({exc}); mend it, or copy the model again") from exc
 
 
 def names(folder: Path) -> list[str]:

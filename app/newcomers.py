@@ -27,8 +27,22 @@ from app.said import Said
 from app.shelf import Shelf
 from model import bitmap
 from model.artifact import Artifact
-from model.cold import CONTEXT, EVIDENCE, SAMPLE, VOTERS, Asked, Chosen, asked, likeliest, typical
+from model.cold import (
+    AUDIENCE,
+    CONTEXT,
+    EVIDENCE,
+    SAMPLE,
+    VOTERS,
+    Asked,
+    Audience,
+    Chosen,
+    asked,
+    audience,
+    likeliest,
+    typical,
+)
 from model.engine import Engine, Queries
+from model.histogram import history_histogram
 from storage.cold import plain_type, with_codes
 from storage.state import Event, Generation, State
 from storage.store import Appended, ItemEntry, StorageError, UserStore
@@ -86,6 +100,7 @@ class Newcomers:
         self._events = 0
         self._sample: deque[Asked] = deque(maxlen=SAMPLE)
         self._sampled_at_s = 0.0
+        self._audience: Audience | None = None
         self._introduced = 0  # of what the shop has said of items, what was looked at
         self._is_introducing = False
         self._at_work: set[asyncio.Task[None]] = set()
@@ -178,32 +193,46 @@ class Newcomers:
         try:
             entries, mark = said.since(self._introduced), said.mark
             known = self._assigned.of(self._generation.tag)
-            codes = await asyncio.to_thread(self._of_categories, entries, known)
-            for begin in range(0, len(codes), INTRODUCED_AT_ONCE):
-                part = codes[begin : begin + INTRODUCED_AT_ONCE]
-                await self._store.put_items(self._tenant, [entry_of(one) for one in part])
+            nobody = [entry for entry in entries if self._is_unproven(entry, known.get(entry.item_id))]
+            if nobody and self._audience is None:
+                self._audience = await self._in_engine(self._ask_for_all, self._trained)
+            for begin in range(0, len(nobody), INTRODUCED_AT_ONCE):
+                part = nobody[begin : begin + INTRODUCED_AT_ONCE]
+                if codes := await asyncio.to_thread(self._of_categories, part, known):
+                    await self._store.put_items(self._tenant, [entry_of(one) for one in codes])
             self._introduced = mark
         finally:
             self._is_introducing = False
 
     def _of_categories(self, entries: Sequence[ItemEntry], known: Mapping[str, Assignment]) -> list[Assignment]:
-        """What is new of those that no model and no event tells anything of."""
+        """Those that are not known already."""
         found = []
-        alike = cache(self._alike)
+        alike, everybody = cache(self._alike), self._audience
         for entry in entries:
-            before = known.get(entry.item_id)
-            if not entry.categories or entry.item_id in self._trained.items.rows or (before and before.evidence):
-                continue
-            rows = alike(frozenset(entry.categories))
-            if len(rows):
+            rows = alike(frozenset(entry.categories or ()))
+            if len(rows) and everybody is not None:
                 # not the same ones for each of many new items, which would all stand side by side in every list
                 chance = np.random.default_rng(list(entry.item_id.encode()))
                 rows = chance.choice(rows, min(VOTERS, len(rows)), replace=False)
-                codes = typical(self._trained, rows)
+                codes, before = typical(self._trained, rows, everybody), known.get(entry.item_id)
                 one = Assignment(entry.item_id, self._generation.tag, codes, evidence=0)
                 if before is None or entry_of(before) != entry_of(one):
                     found.append(one)
         return found
+
+    def _is_unproven(self, entry: ItemEntry, known: Assignment | None) -> bool:
+        """Whether its categories are all that is known of it."""
+        is_chosen = known is not None and known.evidence > 0
+        return bool(entry.categories) and not is_chosen and entry.item_id not in self._trained.items.rows
+
+    def _ask_for_all(self, trained: Artifact) -> Audience:
+        """What users of one event would ask, as no user of this service may be known yet."""
+        rows = np.random.default_rng(0).permutation(len(trained.items))[:AUDIENCE]
+        shape, counts = trained.config.model, trained.history_counts[rows]
+        histograms = [history_histogram(own[None], shape.decay_rates, shape.history_codewords) for own in counts]
+        recent = np.full((len(rows), shape.recent_items), -1)
+        recent[:, :1] = rows[:, None]
+        return audience(trained, self._engine.step(np.stack(histograms), rows, recent).vectors.cpu())
 
     def _alike(self, categories: frozenset[str]) -> Rows:
         """Rows of learned items that have most of the categories, if there are any."""

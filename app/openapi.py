@@ -67,7 +67,12 @@ def describe_keys(app: FastAPI, settings: Settings) -> None:
                 if settings.keys_file is None or (scope == "metrics:read" and settings.open_metrics):
                     scope = None
                 for method in route.methods or ():
-                    _describe_key(document["paths"][route.path][method.lower()], scope)
+                    operation = document["paths"][route.path][method.lower()]
+                    _describe_key(operation, scope)
+                    # the framework takes what is declared by hand for JSON too, of which it knows nothing
+                    content = operation["responses"].get("200", {}).get("content", {})
+                    if content.get("application/json") == {"schema": {}}:
+                        del content["application/json"]
         return document
 
     app.openapi = described  # type: ignore[method-assign]

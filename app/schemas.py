@@ -678,10 +678,19 @@ class ItemWords(Closed):
     available: bool | None = Field(None, description="false: never recommended, until it is true again")
 
 
+def _no_list(item_id: str) -> str:
+    if item_id in ("popular", "trending"):
+        raise PydanticCustomError("a_list", "is where a list of items is found; give the item another id")
+    return item_id
+
+
+StockedId = Annotated[Id, AfterValidator(_no_list)]
+
+
 class PostedItem(ItemWords):
     """The same, with the item it is about."""
 
-    item_id: Id
+    item_id: StockedId
 
 
 class ItemsTaken(BaseModel):

@@ -28,6 +28,7 @@ from storage.trends import HALF_LIFE_S, count_at, trend_of
 
 ITEMS = 4096  # that are read; behind them nothing is used much, and popular items follow
 PRIOR = 1000.0  # events that training's popularity counts as where both are ranked together
+MOST = 64.0  # half-lives that a clock may have been set ahead meanwhile; more than a double's range would be an error
 ENOUGH = 1000.0  # events of this moment, below which what is used just now is chance
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Trends:
         counts, types, begin_us, scale = self._counts, self._types, self._begin_us, 1 / (HALF_LIFE_S * 1e6)
         for event, one in zip(events, appended, strict=True):
             if event.type in types and not one.duplicate:
-                counts[event.item_id] += 2.0 ** ((event.timestamp_us - begin_us) * scale)
+                counts[event.item_id] += 2.0 ** min((event.timestamp_us - begin_us) * scale, MOST)
 
     async def look(self) -> None:
         """Tell what was counted, and read what everybody has; StorageError when the store cannot be used."""

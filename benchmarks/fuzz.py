@@ -267,7 +267,10 @@ def look_into_store(service: Fuzzed, found: Found) -> None:
     with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
         out = Path(directory) / "log.jsonl.gz"
         command = [sys.executable, "-m", "app", "backup", "--out", str(out), *service.store_options]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            found.faults[f"the log cannot be read back: {done.stderr[-500:]}"] += 1
+            return
         with gzip.open(out, "rt", encoding="utf-8") as lines:
             log = [json.loads(line) for line in lines]
     for odd in (one for line in log for one in leaves(line) if isinstance(one, float) and not math.isfinite(one)):

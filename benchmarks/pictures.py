@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 CLICKS = ("touring-bike-blue", "bike-helmet-blue", "bike-lights-blue")
 WIDE: dict[str, Any] = {"viewport": {"width": 1280, "height": 1090}}
@@ -45,9 +45,7 @@ def take(browser: Browser, address: str, path: Path, options: dict[str, Any]) ->
     page = context.new_page()
     page.goto(address)
     for item_id in CLICKS:
-        page.fill("#query", item_id.replace("-", " ").rpartition(" ")[0])
-        page.click(f'#found .item[data-item-id="{item_id}"]')
-        page.wait_for_selector(f'#history li[data-item-id="{item_id}"]')
+        click(page, item_id)
     page.wait_for_selector("#figures svg")
     page.wait_for_timeout(GLOWED_MS)
     if not options.get("has_touch"):
@@ -56,6 +54,13 @@ def take(browser: Browser, address: str, path: Path, options: dict[str, Any]) ->
     page.screenshot(path=path)
     page.click("#reset")  # the visitor is nobody's
     context.close()
+
+
+def click(page: Page, item_id: str) -> None:
+    """Search for the item, click it, and wait until it counts."""
+    page.fill("#query", item_id.replace("-", " ").rpartition(" ")[0])
+    page.click(f'#found .item[data-item-id="{item_id}"]')
+    page.wait_for_selector(f'#history li[data-item-id="{item_id}"]')
 
 
 if __name__ == "__main__":

@@ -214,26 +214,25 @@ def _hashes(directory: Path) -> dict[str, str]:
             f"model directory {str(directory)!r} has no {MANIFEST}; run 'lisarec train --out {directory}'"
         )
     try:
-        hashes = json.loads((directory / MANIFEST).read_bytes())
-        if all(isinstance(hashes[name], str) for name in FILES if name != PACKED):
-            return dict(hashes)
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError):
-        pass
-    raise ArtifactError(f"{directory / MANIFEST} is broken; copy or train the model again")
+        hashes = dict(json.loads((directory / MANIFEST).read_bytes()))
+        is_whole = all(isinstance(hashes[name], str) for name in FILES if name != PACKED)
+    except (LookupError, TypeError, ValueError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise ArtifactError(f"{directory / MANIFEST} is broken; copy or train the model again")
+    for name in FILES:
+        if name in hashes and not (directory / name).is_file():  # whoever opened a pipe would wait for ever
+            raise ArtifactError(
+                f"model directory {str(directory)!r} lacks {directory / name}; copy or train the model again"
+            )
+    return hashes
 
 
 def _checked_tag(directory: Path, hashes: dict[str, str], beside: Executor) -> str:
     named = [name for name in FILES if name in hashes]
-    try:
-        for name, found in zip(named, beside.map(_sha256, [directory / name for name in named]), strict=True):
-            if found != hashes[name]:
-                raise ArtifactError(
-                    f"{directory / name} is not the file its manifest names; copy or train the model again"
-                )
-    except FileNotFoundError as exc:
-        raise ArtifactError(
-            f"model directory {str(directory)!r} lacks {exc.filename}; copy or train the model again"
-        ) from exc
+    for name, found in zip(named, beside.map(_sha256, [directory / name for name in named]), strict=True):
+        if found != hashes[name]:
+            raise ArtifactError(f"{directory / name} is not the file its manifest names; copy or train the model again")
     served = json.dumps([hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)])  # how long training took is no matter
     return hashlib.sha256(served.encode()).hexdigest()[:16]
 

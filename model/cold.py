@@ -30,6 +30,9 @@ FADING = 0.2  # of their votes, per item further back
 USUAL_EVENTS = 10.0  # an item's vote counts as 1 / sqrt(its training events + this), or the popular ones decide alone
 SWEEPS = 3  # over the codebooks
 VOTERS = 30  # items of the same categories that vote for one that nobody has chosen
+UNPROVEN = 0.25  # where it stands among these by how likely it is, over all: what is in the middle crowds out the known
+AUDIENCE = 100  # users of a single event that stand for all
+COMPARED = 4096  # items that stand for all
 
 
 class Codes(NamedTuple):
@@ -116,17 +119,58 @@ def likeliest(trained: Artifact, chosen: Sequence[Chosen], sample: Sequence[Aske
     )
 
 
-def typical(trained: Artifact, alike: NDArray[np.int64]) -> Codes:
+class Audience(NamedTuple):
+    """What Q users ask, who stand for all.
+
+    products  (Q, B', W')  with the target codewords
+    log_sums  (Q,)         logarithm of the softmax's sum over the items that stand for all
+    """
+
+    products: NDArray[np.float32]
+    log_sums: NDArray[np.float32]
+
+    def log_shares(self, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Logarithms of the softmax's sum over users for items of codes (n, B') without a bias: (n,)."""
+        return _log_sum(_added_up(self.products, codes) - self.log_sums[:, None])
+
+
+@torch.inference_mode()
+def audience(trained: Artifact, queries: Tensor) -> Audience:
+    """Of queries (Q, D)."""
+    products = torch.einsum("qd,bwd->qbw", queries, trained.model.target_codebooks).numpy()
+    items = np.random.default_rng(0).permutation(len(trained.items))[:COMPARED]
+    scores = _added_up(products, trained.target_codes[items]) + trained.model.bias.detach().numpy()[items]
+    return Audience(products, _log_sum(scores.T))
+
+
+def typical(trained: Artifact, alike: NDArray[np.int64], asked: Audience) -> Codes:
     """Codes of an item that nobody has chosen yet: those that most of the items have which are of its kind.
 
-    alike  (voters,)  their rows; they have one vote each, whoever is popular, and the median of their biases counts
+    What most of them have suits more users than each of them does. So the bias is the one with which the item is as
+    likely, over all users, as one of the less likely of its kind.
+
+    alike  (voters,)  their rows; they have one vote each, whoever is popular
     """
-    shape = trained.config.model
-    return Codes(
-        _commonest(trained.history_codes[alike], shape.history_codewords),
-        _commonest(trained.target_codes[alike], shape.target_codewords),
-        float(trained.model.bias.detach()[torch.from_numpy(alike)].median()),
-    )
+    shape, target = trained.config.model, trained.target_codes[alike]
+    own = _commonest(target, shape.target_codewords)
+    likely = asked.log_shares(target) + trained.model.bias.detach().numpy()[alike]
+    bias = np.quantile(likely, UNPROVEN) - asked.log_shares(own[None])[0]
+    return Codes(_commonest(trained.history_codes[alike], shape.history_codewords), own, float(bias))
+
+
+def _log_sum(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of each column the logarithm of the sum of what the scores are logarithms of: (Q, n) -> (n,)."""
+    highest = scores.max(axis=0)
+    found: NDArray[np.float32] = highest + np.log(np.exp(scores - highest).sum(axis=0))
+    return found
+
+
+def _added_up(products: NDArray[np.float32], codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Scores without a bias: (Q, B', W'), (n, B') -> (Q, n)."""
+    scores = np.zeros((len(products), len(codes)), np.float32)
+    for book, words in enumerate(codes.T):
+        scores += products[:, book, words]
+    return scores
 
 
 def _commonest(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from app.access import needs
-from app.dependencies import NO_QUERY, JsonBody, ServiceDep
+from app.dependencies import NO_QUERY, JsonBody, ServiceDep, example
 from app.openapi import errors, json_request
 from app.schemas import Activated, Experiment, Experiments, Id
 
@@ -18,7 +18,9 @@ EXPERIMENT = json_request(
 
 
 @router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409))
-async def activate_generation(name: Annotated[Id, Path(examples=["shop-june"])], service: ServiceDep) -> Activated:
+async def activate_generation(
+    name: Annotated[Id, Path(openapi_examples=example("shop-june"))], service: ServiceDep
+) -> Activated:
     """Serve the model of that name from the models folder: this process at once, all others within a second or so."""
     previous = service.served_model.generation
     serving = await service.switch.activate(name)

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from app.access import needs
-from app.dependencies import NO_QUERY, ItemId, JsonBody, ServiceDep
+from app.dependencies import NO_QUERY, ItemId, JsonBody, ServiceDep, StockedItemId
 from app.openapi import errors, json_request
 from app.schemas import (
     MAX_ITEMS,
@@ -74,7 +74,7 @@ async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
 @router.put(
     "/v1/items/{item_id}", openapi_extra=PUT, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY]
 )
-async def put_item(item_id: ItemId, body: JsonBody, service: ServiceDep) -> Item:
+async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep) -> Item:
     """Say something of an item, whether a model has learned it or not; what is left out stays as it was."""
     return await service.stocking.put(item_id, body)
 

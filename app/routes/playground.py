@@ -22,6 +22,12 @@ HEADERS = {
 router = APIRouter(dependencies=[OPEN], include_in_schema=False)
 
 
+@router.get("/")
+async def redirect_to_playground() -> RedirectResponse:
+    """For whoever opens the address at which the server says that it is running."""
+    return RedirectResponse("playground/")
+
+
 @router.get("/playground")
 async def redirect_to_page() -> RedirectResponse:
     """With the slash the page finds its own files."""

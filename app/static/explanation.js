@@ -1,6 +1,6 @@
 // Why an item is recommended, in words, and which bins of the state it shares.
 
-import { count, make } from "./elements.js";
+import { make } from "./elements.js";
 
 const named = ({ title, item_id: itemId }) => make("em", { dir: "auto", textContent: title || itemId });
 
@@ -21,7 +21,7 @@ export function explain(item) {
   const { explanation } = item;
   const title = make("b", { dir: "auto", textContent: item.title || item.item_id });
   if (!explanation) {
-    return { words: [title, ` is what many want: ${count(item.score)} events.`], bins: [] };
+    return { words: [title, " is what many choose, which is what its score counts."], bins: [] };
   }
   const { history, recent_items: recent } = explanation;
   const followed = recent.filter(({ follows }) => follows > 0);

@@ -6,11 +6,14 @@ function fading(rate) {
   return rate === 0 ? "Never fades" : `Fades by half in ${(Math.LN2 / rate).toPrecision(2)} clicks`;
 }
 
+const NOISE = 1e-5; // more than the rounding of a state's numbers, in which a click is 1
 const bin = (book, word) => `codeword ${word + 1} of codebook ${book + 1}`;
 
 export class HeatMap {
-  /** Lay out empty maps; `shape` is the model's configuration. */
-  constructor(place, { decay_rates: rates, history_codebooks: books, history_codewords: words }) {
+  /** Lay out empty maps of a served model's states. */
+  constructor(place, { generation, config }) {
+    const { decay_rates: rates, history_codebooks: books, history_codewords: words } = config.model;
+    this.generation = generation;
     this.shown = null; // the state
     this.maps = rates.map((rate, r) => {
       const title = fading(rate);
@@ -24,7 +27,7 @@ export class HeatMap {
       const picture = make("div", { className: "map", role: "img" });
       picture.style.setProperty("--words", words);
       picture.append(...cells.flat());
-      return { title, cells, picture };
+      return { title, cells, picture, keeps: Math.exp(-rate) };
     });
     place.replaceChildren(...this.maps.flatMap(({ title, picture }) => [make("h3", { textContent: title }), picture]));
     place.onmouseover = ({ target }) => this.#name(target);
@@ -36,14 +39,17 @@ export class HeatMap {
     const before = this.shown;
     const grew = state !== null && state.event_count > (before?.event_count ?? 0);
     const hasBeenWatched = before !== null || state?.event_count === 1;
-    this.maps.forEach(({ title, cells, picture }, r) => {
+    // an event of an item without codes changes nothing, and lets nothing fade
+    const hasStepped = grew && hasBeenWatched && `${state.histogram}` !== `${before?.histogram}`;
+    this.maps.forEach(({ title, cells, picture, keeps }, r) => {
       const uses = state?.histogram[r];
       const most = uses ? Math.max(...uses.flat(), Number.MIN_VALUE) : 1;
       const touched = [];
       cells.forEach((row, b) =>
         row.forEach((cell, w) => {
           const value = uses?.[b][w] ?? 0;
-          const isTouched = grew && hasBeenWatched && value > (before?.histogram[r][b][w] ?? 0); // others have faded
+          const had = before?.histogram[r][b][w] ?? 0;
+          const isTouched = hasStepped && value - had * keeps > NOISE * (1 + had); // others have faded
           cell.style.setProperty("--heat", value / most);
           cell.classList.toggle("touched", isTouched);
           if (isTouched) touched.push(bin(b, w));
@@ -60,7 +66,8 @@ export class HeatMap {
     this.maps.forEach(({ cells, picture }) => {
       picture.classList.toggle("explaining", bins !== null);
       for (const cell of picture.querySelectorAll(".speaks")) cell.classList.remove("speaks");
-      for (const [book, word] of bins ?? []) cells[book][word].classList.add("speaks");
+      // where several models are tried, the list may be another one's than the map
+      for (const [book, word] of bins ?? []) cells[book]?.[word]?.classList.add("speaks");
     });
   }
 

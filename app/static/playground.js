@@ -15,17 +15,26 @@ const KEPT = "lisarec.playground"; // in the browser, so that a reload keeps the
 // ---------------------------------------------------------------- what the page knows
 
 const titles = new Map(); // item id -> title
-let user = JSON.parse(localStorage.getItem(KEPT) ?? "null") ?? newVisitor();
+let user = kept() ?? newVisitor();
 let ranks = null; // item id -> place in the list before, of the same user
-let heatMap = null;
-let modelShown; // a promise: there is a heat map then
+let heatMap = null; // of the generation that is shown
 const reasons = new WeakMap(); // row of the list -> why it is there
 let pointedOut; // row
-let turn = 0; // of the newest refresh: answers to older ones are not shown
+let acting = Promise.resolve(); // each act waits for the one before: what is known is of one user after one click
+let watching; // what reads the metrics, once something was to be seen
 
 /** Somebody nobody knows. `isOurs`: nobody else is this user; `clicks` are ids of events that this page has posted. */
 function newVisitor() {
   return { id: `playground-${uuid7()}`, isOurs: true, isKnown: false, clicks: [] };
+}
+
+/** Who was here before; nobody where what the browser has kept is not to be read. */
+function kept() {
+  try {
+    return JSON.parse(localStorage.getItem(KEPT));
+  } catch {
+    return null;
+  }
 }
 
 const pathOf = (userId) => `/v1/users/${encodeURIComponent(userId)}`;
@@ -37,31 +46,39 @@ function remember() {
 
 // ---------------------------------------------------------------- acts
 
-async function act(work) {
-  try {
-    await work();
-    element("notice").hidden = true;
-  } catch (failure) {
-    if (failure.status === 401 || failure.status === 403) element("key-form").hidden = false;
-    element("notice").textContent = failure.message;
-    element("notice").hidden = false;
-  }
+/** Say what went wrong; null: nothing did. */
+function say(failure) {
+  if (lacksKey(failure)) element("key-form").hidden = false;
+  element("notice").textContent = failure?.message ?? "";
+  element("notice").hidden = failure === null;
+}
+
+const lacksKey = (failure) => [401, 403].includes(failure?.status);
+const saying = (work) => work.then(() => say(null), say);
+
+function act(work) {
+  acting = saying(acting.then(work));
 }
 
 async function click(itemId) {
   const beganMs = performance.now();
   const event = { event_id: uuid7(), user_id: user.id, item_id: itemId, type: "click" };
-  await call("POST", "/v1/events", event);
   user.isKnown = true;
-  user.clicks.push(event.event_id);
+  user.clicks.push(event.event_id); // before it is sent: of an answer that is lost nobody knows whether it counts
   remember();
+  await call("POST", "/v1/events", event);
   await refresh(beganMs, performance.now() - beganMs);
 }
 
 async function undo() {
-  const eventId = user.clicks.pop();
+  if (!user.clicks.length) return;
+  try {
+    await call("DELETE", `${pathOf(user.id)}/events/${user.clicks.at(-1)}`);
+  } catch (failure) {
+    if (failure.status !== 404) throw failure; // it never arrived, or is forgotten
+  }
+  user.clicks.pop();
   remember();
-  await call("DELETE", `${pathOf(user.id)}/events/${eventId}`);
   await refresh();
 }
 
@@ -73,24 +90,22 @@ async function startOver() {
 async function become(somebody) {
   user = somebody;
   ranks = null;
-  heatMap.show(null);
+  heatMap?.show(null);
   remember();
   await refresh();
 }
 
 async function refresh(beganMs = performance.now(), eventMs = null) {
-  const mine = ++turn;
   const asking = call("GET", `${pathOf(user.id)}/recommendations?k=${K}&explain=true`);
   const reading = readState();
   reading.catch(() => {}); // it is awaited below, unless the other fails first
-  const [{ data, spans }] = await Promise.all([asking, modelShown]);
-  if (mine !== turn) return;
+  const [{ data, spans }] = await Promise.all([asking, heatMap ?? showModel()]);
   showRecommendations(data);
   showTiming(spans, eventMs, performance.now() - beganMs);
   const state = await reading;
-  if (mine !== turn) return;
+  if ((state ?? data).generation !== heatMap.generation) await showModel(); // another one serves now
   showState(state);
-  await showHistory(state, mine);
+  await showHistory(state);
 }
 
 /** The user's state, null for whom nobody has seen yet. */
@@ -130,13 +145,13 @@ function showRecommendations({ items, source }) {
   for (const { item_id: itemId, title } of items) if (title) titles.set(itemId, title);
   const list = element("recommendations");
   const were = tops(list);
-  const focused = [...list.children].findIndex((row) => row.querySelector(":focus-visible"));
+  const focused = [...list.children].findIndex((row) => row.querySelector(":focus"));
   const rows = items.map((item, place) => {
     const row = itemRow(item.item_id, item.title, moved(item.item_id, place), text(item.score.toFixed(2), "figure"));
     return explained(row, item);
   });
   list.replaceChildren(...rows);
-  if (focused >= 0) rows[Math.min(focused, rows.length - 1)]?.firstChild.focus(); // who types stays where they were
+  if (focused >= 0) rows[Math.min(focused, rows.length - 1)]?.firstChild.focus(); // who reads it stays where they were
   pointOut(null); // first of all the click is to be seen
   if (ranks !== null) slide(list, were);
   ranks = new Map(items.map((item, place) => [item.item_id, place]));
@@ -226,7 +241,8 @@ async function search() {
 function showFound(query, items) {
   for (const item of items) titles.set(item.item_id, item.title);
   const rows = items.map((item) => {
-    const note = [...(item.available ? [] : ["not available"]), ...item.categories].join(" · ");
+    const warnings = [...(item.available ? [] : ["not available"]), ...(item.known ? [] : ["not learned yet"])];
+    const note = [...warnings, ...item.categories].join(" · ");
     const row = itemRow(item.item_id, item.title, "", make("small", { dir: "auto", textContent: note }));
     row.firstChild.classList.toggle("unavailable", !item.available);
     return row;
@@ -238,11 +254,10 @@ function showFound(query, items) {
   element("found-line").textContent = query ? found : "Most popular first";
 }
 
-async function showHistory(state, mine) {
+async function showHistory(state) {
   const itemIds = state?.recent_items ?? [];
   const unknown = [...new Set(itemIds)].filter((itemId) => !titles.has(itemId));
   await Promise.all(unknown.map(learnTitle));
-  if (mine !== turn) return;
   const rows = itemIds.map((itemId) => {
     const row = make("li", { dir: "auto", textContent: titleOf(itemId) });
     row.dataset.itemId = itemId;
@@ -261,9 +276,12 @@ async function learnTitle(itemId) {
 function showState(state) {
   heatMap.show(state);
   if (state === null) user.clicks = []; // the service has forgotten them
-  element("state-size").textContent = state ? `${count(state.event_count)} events` : "no events";
+  const events = state?.event_count ?? 0;
+  element("state-size").textContent = `${count(events)} event${events === 1 ? "" : "s"}`;
   element("user").value = user.id;
+  const undoing = document.activeElement === element("undo");
   element("undo").disabled = user.clicks.length === 0;
+  if (undoing && element("undo").disabled) element("history").focus(); // or who types would be nowhere
 }
 
 async function showModel() {
@@ -271,20 +289,21 @@ async function showModel() {
   const { preset, decay_rates: rates, history_codebooks: books, history_codewords: words } = model.config.model;
   const data = model.config.data ?? {};
   element("model-line").textContent = `${model.generation} · ${count(model.items)} items · ${preset}`;
-  const best = (model.metrics.epochs ?? []).findLast((epoch) => typeof epoch.ndcg_at_10 === "number");
+  const measured = (model.metrics.epochs ?? []).filter((epoch) => typeof epoch.ndcg_at_10 === "number");
+  // whose weights were kept
+  const [best] = measured.sort((one, other) => other.ndcg_at_10 - one.ndcg_at_10 || other.epoch - one.epoch);
   const learned = data.events ? [["learned from", `${count(data.events)} events of ${count(data.users)} users`]] : [];
-  const quality = best
-    ? [["on validation", `HR@10 ${best.hr_at_10.toFixed(3)}, NDCG@10 ${best.ndcg_at_10.toFixed(3)}`]]
-    : [];
+  const quality = best ? `HR@10 ${best.hr_at_10.toFixed(3)}, NDCG@10 ${best.ndcg_at_10.toFixed(3)}` : "not measured";
+  const rules = best ? ` (split ${data.split}, seen rule ${data.seen_rule}, data ${data.sha256.slice(0, 16)})` : "";
   describe(element("model"), [
     ["generation", `${model.generation}, ${model.tag}`],
     ["items", count(model.items)],
     ...learned,
-    ...quality,
+    ["on validation", quality + rules],
     ["a user's state", `${count(model.state_bytes)} bytes, however long the history`],
     ["histogram", `${rates.length} rates × ${books} codebooks × ${words} codewords`],
   ]);
-  heatMap = new HeatMap(element("histogram"), model.config.model);
+  heatMap = new HeatMap(element("histogram"), model);
 }
 
 // ---------------------------------------------------------------- operations
@@ -292,26 +311,20 @@ async function showModel() {
 const operations = new Operations(element("figures"));
 
 async function watch() {
-  while (element("watch").checked) {
-    if (document.hidden) operations.pause();
-    else operations.take((await call("GET", "/metrics")).data, performance.now());
+  for (;;) {
+    if (document.hidden || !element("watch").checked) operations.pause();
+    else await look();
     await new Promise((resolve) => setTimeout(resolve, WATCH_EVERY_MS));
   }
-  operations.pause();
 }
 
-let isWatching = false;
-
-async function watchOnce() {
-  if (isWatching) return;
-  isWatching = true;
+async function look() {
   try {
-    await watch();
+    operations.take((await call("GET", "/metrics")).data, performance.now());
   } catch (failure) {
-    element("watch").checked = false;
+    operations.pause(); // a service that is gone comes back
     describe(element("figures"), [["not to be seen", failure.message]]);
-  } finally {
-    isWatching = false;
+    if (lacksKey(failure)) element("watch").checked = false;
   }
 }
 
@@ -340,10 +353,9 @@ element("recommendations").addEventListener("pointermove", ({ target, pointerTyp
 element("recommendations").addEventListener("pointerleave", ({ pointerType }) => {
   if (pointerType === "mouse") pointOut(null);
 });
-element("query").addEventListener("input", () => act(search));
+element("query").addEventListener("input", () => saying(search()));
 element("undo").addEventListener("click", () => act(undo));
 element("reset").addEventListener("click", () => act(startOver));
-element("watch").addEventListener("change", watchOnce);
 element("user-form").addEventListener("submit", (submit) => {
   submit.preventDefault();
   act(() => become({ id: element("user").value.trim(), isOurs: false, isKnown: true, clicks: [] }));
@@ -357,9 +369,8 @@ element("key-form").addEventListener("submit", (submit) => {
 
 async function begin() {
   remember();
-  modelShown = showModel();
   await Promise.all([refresh(), search()]);
-  watchOnce();
+  watching ??= watch();
 }
 
 act(begin);

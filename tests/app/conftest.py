@@ -49,13 +49,13 @@ def categories_of(row: int) -> tuple[str, ...]:
     return (CATEGORIES[row % 3], CATEGORIES[(row + 1) % 3]) if row % 4 == 0 else (CATEGORIES[row % 3],)
 
 
-def write_model(directory: Path, seed: int = 7) -> Path:
+def write_model(directory: Path, seed: int = 7, shape: ModelConfig = SHAPE) -> Path:
     """A model with random weights and codes; every fifth item has no title."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    history = torch.from_numpy(rng.integers(0, SHAPE.history_codewords, (ITEMS, SHAPE.history_codebooks)))
-    target = torch.from_numpy(rng.integers(0, SHAPE.target_codewords, (ITEMS, SHAPE.target_codebooks)))
-    model = LisaMini(SHAPE, history, target)
+    history = torch.from_numpy(rng.integers(0, shape.history_codewords, (ITEMS, shape.history_codebooks)))
+    target = torch.from_numpy(rng.integers(0, shape.target_codewords, (ITEMS, shape.target_codebooks)))
+    model = LisaMini(shape, history, target)
     with torch.no_grad():
         model.target_codebooks.normal_()  # far from ties
     items = Items(
@@ -64,7 +64,7 @@ def write_model(directory: Path, seed: int = 7) -> Path:
         [categories_of(row) for row in range(ITEMS)],
         rng.integers(0, 20, ITEMS),
     )
-    artifact.save(directory, model, Config(model=SHAPE, data=DataCard(), event_weights=WEIGHTS), items, {"loss": 1.5})
+    artifact.save(directory, model, Config(model=shape, data=DataCard(), event_weights=WEIGHTS), items, {"loss": 1.5})
     return directory
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -18,12 +19,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from playwright.sync_api import Browser, expect
 from rich.console import Console
 
 from app.demo import demo, invitation
 from app.main import PortTaken
 from app.shop import GOODS, generate
-from model.data import read_items
+from benchmarks import pictures
+from model.data import read_interactions, read_items
 
 READY_WITHIN_S = 180
 
@@ -108,6 +111,37 @@ def test_three_clicks_steer_the_list(running_demo: tuple[subprocess.Popen[bytes]
     assert np.mean(first) > 0.8
 
 
+def test_its_page_shows_users_of_the_data_and_how_clicks_steer(
+    running_demo: tuple[subprocess.Popen[bytes], int, Path], browser: Browser, tmp_path: Path
+) -> None:
+    """As the pictures of the documentation are taken: in a range of goods, its others come next."""
+    _process, port, printed = running_demo
+    (user_id,) = re.findall("Users of the data can be opened there, '(.*)' for instance", printed.read_text())
+    interactions = read_interactions(printed.parent / "var/demo/shop")
+    bought = [interactions.item_ids[item] for item in interactions.item[: interactions.starts[1]]]
+    address = f"http://127.0.0.1:{port}/playground/"
+    pictures.take(browser, address, tmp_path / "picture.png", pictures.PICTURES["light"])
+    assert (tmp_path / "picture.png").read_bytes()[16:24] == b"\0\0\5\0\0\0\4\x42"  # 1280 by 1090
+    expect.set_options(timeout=30_000)
+    page = browser.new_page()
+    page.goto(address)
+    shown = page.locator("#recommendations .item b")
+    cycling = tuple(GOODS["Outdoor"][1]["Cycling"])
+    shares = []
+    for item_id in (None, *pictures.CLICKS):
+        if item_id is not None:
+            pictures.click(page, item_id)
+        expect(shown).to_have_count(10)
+        shares.append(sum(title.startswith(cycling) for title in shown.all_inner_texts()) / 10)
+    assert shares[0] <= 0.1
+    assert shares[-1] >= 0.6
+    page.fill("#user", user_id)
+    page.keyboard.press("Enter")
+    expect(page.locator("#state-size")).to_have_text(f"{len(bought)} events")
+    expect(page.locator("#history li").first).to_have_attribute("data-item-id", bought[-1])
+    page.close()
+
+
 def test_the_printed_lines_show_a_recommender_that_learns(
     running_demo: tuple[subprocess.Popen[bytes], int, Path],
 ) -> None:
@@ -134,10 +168,10 @@ def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
 
 def test_the_invitation_is_about_an_item_of_the_data(tmp_path: Path) -> None:
     generate(tmp_path, shoppers=50)
-    click = next(line for line in invitation(tmp_path, 8000).splitlines() if "/events" in line)
-    item_id = json.loads(shlex.split(click)[-1])["item_id"]
-    title = read_items(tmp_path).titles[item_id]
-    assert repr(title) in invitation(tmp_path, 8000)
+    titles = read_items(tmp_path).titles
+    said = invitation(read_interactions(tmp_path), titles, 8000)
+    click = next(line for line in said.splitlines() if "/events" in line)
+    assert repr(titles[json.loads(shlex.split(click)[-1])["item_id"]]) in said
 
 
 def test_it_does_the_same_on_other_data(shared_data: Path, tmp_path: Path) -> None:

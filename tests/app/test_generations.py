@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -153,10 +154,18 @@ class TestRefusals:
         shutil.copytree(models / "june", models / "torn")
         (models / "torn" / "model.safetensors").write_bytes(b"torn")
         (models / "empty").mkdir()
+        shutil.copytree(models / "june", models / "circle")
+        (models / "circle" / "config.json").unlink()
+        (models / "circle" / "config.json").symlink_to("config.json")
+        shutil.copytree(models / "june", models / "pipe")
+        (models / "pipe" / "config.json").unlink()
+        os.mkfifo(models / "pipe" / "config.json")
         for name, status, code in (
             ("july", 404, "model_not_found"),
             ("torn", 409, "model_unusable"),
             ("empty", 409, "model_unusable"),
+            ("circle", 409, "model_unusable"),
+            ("pipe", 409, "model_unusable"),
             ("a b", 422, "invalid_request"),
             ("..", 404, "not_found"),
             ("..%2Fmodels", 404, "not_found"),
@@ -167,6 +176,8 @@ class TestRefusals:
             ("july", "there is no model 'july'"),
             ("torn", "not the file its manifest names"),
             ("empty", "has no manifest.json"),
+            ("circle", "cannot be read"),
+            ("pipe", "lacks"),
             ("../models/june", "there is no model"),
         ):
             failed, printed = command("activate", name)

@@ -312,6 +312,14 @@ class TestWords:
             assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_request")
         assert shared_client.request("PUT", "/v1/items/a%20b", json={}).status_code == 422
 
+    @pytest.mark.parametrize("name", ["popular", "trending"])
+    def test_an_id_that_is_the_path_of_a_list_is_refused(self, shared_client: Client, name: str) -> None:
+        """Nobody could read what was said of such an item."""
+        for answer in (put(shared_client, name), shared_client.post("/v1/items", json={"item_id": name})):
+            assert answer.status_code == 422
+            assert "another id" in answer.json()["error"]["details"][0]["reason"]
+        assert "items" in shared_client.get(f"/v1/items/{name}").json()
+
     def test_what_the_store_did_not_take_is_503(self, client: Client) -> None:
         client.close_store()
         assert put(client, "a").status_code == 503

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import trace
-from app.logs import CONTROL, OWN, JsonLines, TextLines
-from app.metrics import LINES_A_SECOND, Metrics, RequestTimer
+from app.logs import CONTROL, LINES_A_SECOND, OWN, JsonLines, TextLines
+from app.metrics import Metrics, RequestTimer
 from app.trace import Trace
 from tests.app.conftest import Client
 from tests.storage.redis_servers import RedisServer
 
+ROOT = Path(__file__).parent.parent.parent
 NASTY = st.text() | st.sampled_from(
     ["a\nINFO forged", "a\r\n\x1b[2J", "\u2028x\u0085y", "\ud800", '"}\n{"level":"info']
 )
@@ -120,6 +122,23 @@ def test_the_service_logs_what_is_slow_or_fails_and_never_whom_it_is_about(
     assert any(said.startswith("POST /v1/events answered 503 after ") for said in by_request["storm"])
     # said once for all whose requests were in the batch
     assert any("answering with popular items" in line["message"] for line in lines if "request_id" not in line)
+
+
+def test_what_is_said_for_every_request_does_not_fill_the_log_either() -> None:
+    program = """if True:
+        import logging, sys
+        from app import logs
+        logs.configure("info", "json")
+        logger = logging.getLogger("app.somewhere")
+        for number in range(500):
+            logger.warning("the store cannot be read: %d", number)
+        logger.warning("something else")
+    """
+    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stderr
+    messages = [json.loads(line)["message"] for line in said.splitlines()]
+    assert messages[:2] == ["the store cannot be read: 0", "the store cannot be read: 1"]
+    assert LINES_A_SECOND < len(messages) <= 3 * LINES_A_SECOND  # a second may end meanwhile
+    assert messages[-1] == "something else"
 
 
 @pytest.mark.parametrize("lines", [3, 500])

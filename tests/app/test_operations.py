@@ -79,10 +79,12 @@ def test_the_interface_is_described_with_examples_and_the_one_error(shared_clien
     }
     assert len(operations) == 24
     for (method, path), operation in operations.items():
-        if method == "post" and not path.startswith("/v1/admin/"):
+        if method in ("post", "put") and not path.endswith("/activate"):
             assert operation["requestBody"]["content"]["application/json"]["examples"]
+        assert all(one["examples"] for one in operation.get("parameters", []) if one["in"] == "path")
         for status, response in operation["responses"].items():
             if path == "/metrics" and status == "200":
+                assert list(response["content"]) == ["text/plain"]
                 assert response["content"]["text/plain"]["example"]
                 continue
             schema = response["content"]["application/json"]["schema"]

@@ -25,7 +25,7 @@ from app.settings import Settings
 from benchmarks import playground as benchmark
 from model import artifact
 from storage.archive import ArchiveWriter
-from tests.app.conftest import SHAPE
+from tests.app.conftest import SHAPE, write_model
 
 Client = httpx.Client
 
@@ -41,9 +41,11 @@ def serving(settings: Settings) -> Iterator[str]:
     while not server.started:
         assert thread.is_alive(), "the service did not start"
         thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +69,11 @@ def visiting(browser: Browser, url: str, expected: str = "(?!)", **options: Any)
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: None if request.url.startswith((url, "data:")) else wrong.append(request.url))
-    page.goto(f"{url}/playground")
-    yield page
-    context.close()
+    try:
+        page.goto(f"{url}/playground")
+        yield page
+    finally:
+        context.close()
     assert [text for text in wrong if not re.search(expected, text)] == []
 
 
@@ -92,6 +96,11 @@ def click(page: Page, item_id: str) -> None:
     expect(page.locator("#history li").first).to_have_attribute("data-item-id", item_id)
 
 
+def open_user(page: Page, user_id: str) -> None:
+    page.fill("#user", user_id)
+    page.keyboard.press("Enter")
+
+
 def touched(page: Page) -> set[tuple[int, int, int]]:
     """Rate, codebook and codeword of the bins that glow."""
     cells = page.locator(".touched").all()
@@ -100,8 +109,12 @@ def touched(page: Page) -> set[tuple[int, int, int]]:
 
 
 def test_it_is_only_there_where_it_is_wanted(start: Callable[..., Client], tmp_path: Path) -> None:
-    assert start(tmp_path / "a").get("/playground/").status_code == 404
+    client = start(tmp_path / "a")
+    for path in ("/", "/playground", "/playground/", "/playground/playground.js"):
+        assert client.get(path).status_code == 404
     client = start(tmp_path / "b", playground=True)
+    for path in ("/", "/playground"):
+        assert client.get(path).headers["location"] == "playground/"
     page = client.get("/playground/").text
     for part in ("", *re.findall(r'(?:src|href)="([^":]+)"', page)):
         answer = client.get(f"/playground/{part}")
@@ -138,7 +151,20 @@ def test_a_click_changes_the_list_and_touches_the_item_s_codes(page: Page, url: 
     )
 
 
+def test_a_bin_that_has_long_been_full_glows_too(page: Page, url: str, model_dir: Path) -> None:
+    """Where things fade as fast as they come, a click leaves its bins as they were."""
+    httpx.post(f"{url}/v1/events", json=[{"user_id": "eve", "item_id": "item-7"}] * 40).raise_for_status()
+    open_user(page, "eve")
+    expect(page.locator("#state-size")).to_have_text("40 events")
+    page.fill("#query", "item-7")
+    page.click('#found button[data-item-id="item-7"]')
+    expect(page.locator("#state-size")).to_have_text("41 events")
+    codes = artifact.load(model_dir).history_codes[7].tolist()
+    assert touched(page) == {(rate, *code) for rate in range(len(SHAPE.decay_rates)) for code in enumerate(codes)}
+
+
 def test_undo_restores_the_list_and_a_reload_keeps_the_visitor(page: Page) -> None:
+    first = recommended(page)
     click(page, "item-3")
     before, user = recommended(page), page.input_value("#user")
     click(page, "item-40")
@@ -149,10 +175,61 @@ def test_undo_restores_the_list_and_a_reload_keeps_the_visitor(page: Page) -> No
     page.reload()
     expect(page.locator("#history li")).to_have_count(1)
     assert (recommended(page), page.input_value("#user")) == (before, user)
+    page.click("#undo")
+    expect(page.locator("#source")).to_have_text("popular")
+    assert recommended(page) == first
+    expect(page.locator("#undo")).to_be_disabled()
+    click(page, "item-3")
     page.click("#reset")
     expect(page.locator("#history li")).to_have_count(0)
     expect(page.locator("#source")).to_have_text("popular")
     assert page.input_value("#user") != user
+
+
+def test_what_could_not_be_undone_is_undone_the_next_time(browser: Browser, url: str) -> None:
+    with visiting(browser, url, expected="ERR_FAILED") as page:
+        click(page, "item-3")
+        before = recommended(page)
+        click(page, "item-40")
+        page.route("**/events/*", lambda route: route.abort())
+        page.click("#undo")
+        expect(page.locator("#notice")).to_contain_text("cannot be reached")
+        page.unroute("**/events/*")
+        page.click("#undo")
+        expect(page.locator("#history li")).to_have_count(1)
+        expect(page.locator("#notice")).to_be_hidden()
+        assert recommended(page) == before
+
+
+def test_a_click_whose_answer_was_lost_can_be_undone(browser: Browser, url: str) -> None:
+    with visiting(browser, url, expected="ERR_FAILED") as page:
+        click(page, "item-3")
+        before = recommended(page)
+        page.route("**/v1/events", lambda route: (route.fetch(), route.abort()))
+        page.click("#recommendations li:first-child button")
+        expect(page.locator("#notice")).to_contain_text("cannot be reached")
+        page.unroute("**/v1/events")
+        page.click("#undo")
+        expect(page.locator("#notice")).to_be_hidden()
+        assert recommended(page) == before
+
+
+def test_what_is_clicked_at_once_is_done_in_order(page: Page, url: str) -> None:
+    """Whoever starts over while a click is under way is forgotten with it, and has no part in the next visitor's."""
+    user = page.input_value("#user")
+    for _ in range(5):
+        page.evaluate("document.querySelector('#recommendations .item').click()")
+    page.evaluate("document.getElementById('reset').click()")
+    expect(page.locator("#user")).not_to_have_value(user)
+    click(page, "item-3")
+    assert httpx.get(f"{url}/v1/users/{user}").status_code == 404
+    assert len(page.evaluate("JSON.parse(localStorage.getItem('lisarec.playground')).clicks")) == 1
+
+
+def test_what_a_browser_has_kept_wrongly_is_a_new_visitor(page: Page) -> None:
+    page.evaluate("localStorage.setItem('lisarec.playground', '{')")
+    page.reload()
+    expect(page.locator("#recommendations li")).to_have_count(10)
 
 
 def test_what_moved_is_said(page: Page) -> None:
@@ -200,11 +277,63 @@ def test_an_item_that_is_not_available_disappears(page: Page, url: str) -> None:
         httpx.put(f"{url}/v1/items/{gone}", json={"available": True}).raise_for_status()
 
 
+def test_an_item_that_no_model_has_learned_is_said_to_be_so(page: Page, url: str) -> None:
+    httpx.put(f"{url}/v1/items/brand-new", json={"title": "Brand new"}).raise_for_status()
+    before = recommended(page)
+    page.fill("#query", "brand")
+    page.click("#found button:has-text('not learned yet')")
+    expect(page.locator("#state-size")).to_have_text("1 event")
+    assert touched(page) == set()
+    page.click("#undo")
+    expect(page.locator("#state-size")).to_have_text("0 events")
+    assert recommended(page) == before
+
+
+def test_another_generation_is_shown_when_it_takes_over(browser: Browser, tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "one")
+    write_model(
+        tmp_path / "models" / "two", shape=SHAPE.model_copy(update={"decay_rates": (0.1,), "history_codebooks": 2})
+    )
+    settings = Settings(model_dir=tmp_path / "models" / "one", data_dir=tmp_path, playground=True)
+    with serving(settings) as url, visiting(browser, url) as page:
+        click(page, "item-3")
+        expect(page.locator("#model-line")).to_contain_text("one")
+        httpx.post(f"{url}/v1/admin/generations/two/activate").raise_for_status()
+        click(page, "item-4")
+        expect(page.locator("#model-line")).to_contain_text("two")
+        expect(page.locator("#notice")).to_be_hidden()
+        histogram = np.array(httpx.get(f"{url}/v1/users/{page.input_value('#user')}").json()["histogram"])
+        assert page.locator(".map i").count() == histogram.size
+        click(page, "item-5")
+        assert len(touched(page)) == 2
+
+
+def test_the_card_says_what_is_served_and_how_good_it_is(page: Page, url: str) -> None:
+    served = httpx.get(f"{url}/v1/model").json()
+    served["generation"] = TITLE
+    served["config"]["data"] |= {"sha256": "abcdef0123456789" * 4, "events": 12345, "users": 678}
+    epochs = [(0, 0.21, 0.41), (1, 0.23, 0.44), (2, 0.22, 0.45)]  # the weights of the best one were kept
+    served["metrics"] = {"epochs": [dict(zip(("epoch", "ndcg_at_10", "hr_at_10"), one, strict=True)) for one in epochs]}
+    page.route("**/v1/model", lambda route: route.fulfill(json=served))
+    page.reload()
+    expect(page.locator("#model-line")).to_have_text(f"{TITLE} · 60 items · lisa-mini")
+    card = dict(
+        zip(page.locator("#model dt").all_inner_texts(), page.locator("#model dd").all_inner_texts(), strict=True)
+    )
+    assert card == {
+        "generation": f"{TITLE}, {served['tag']}",
+        "items": "60",
+        "learned from": "12,345 events of 678 users",
+        "on validation": "HR@10 0.440, NDCG@10 0.230 (split loo, seen rule all, data abcdef0123456789)",
+        "a user's state": f"{served['state_bytes']} bytes, however long the history",
+        "histogram": "2 rates \u00d7 3 codebooks \u00d7 8 codewords",
+    }
+
+
 def test_a_user_is_opened_and_left_as_they_are(page: Page, url: str) -> None:
     events = [{"user_id": "ada@shop", "item_id": f"item-{row}"} for row in (4, 8, 15)]
     httpx.post(f"{url}/v1/events", json=events).raise_for_status()
-    page.fill("#user", "ada@shop")
-    page.keyboard.press("Enter")
+    open_user(page, "ada@shop")
     expect(page.locator("#history li")).to_have_count(3)
     answer = httpx.get(f"{url}/v1/users/ada@shop/recommendations").json()["items"]
     assert recommended(page) == [(item["item_id"], f"{item['score']:.2f}") for item in answer]
@@ -254,13 +383,22 @@ def test_titles_are_text(page: Page, url: str) -> None:
     click(page, "item-3")
     first, second = (item_id for item_id, _ in recommended(page)[:2])
     for item_id, title in ((first, TITLE), (second, HEBREW)):
-        httpx.put(f"{url}/v1/items/{item_id}", json={"title": title}).raise_for_status()
+        words = {"title": title, "categories": [title]}
+        httpx.put(f"{url}/v1/items/{item_id}", json=words).raise_for_status()
     page.reload()
     for item_id, title in ((second, HEBREW), (first, TITLE)):
-        expect(page.locator(f'#recommendations button[data-item-id="{item_id}"] b')).to_have_text(title)
+        row = page.locator(f'#recommendations button[data-item-id="{item_id}"]')
+        expect(row.locator("b")).to_have_text(title)
+        page.mouse.move(5, 5)
+        row.hover()
+        expect(page.locator("#why b")).to_have_text(title)
+    expect(page.locator("#announcement")).to_contain_text(f"first is {TITLE}")
     for item_id, title in ((second, HEBREW), (first, TITLE)):
         click(page, item_id)
         expect(page.locator(f'#found button[data-item-id="{item_id}"] b')).to_have_text(title)
+        expect(page.locator(f'#found button[data-item-id="{item_id}"] small')).to_have_text(title)
+    page.locator("#recommendations .item").last.hover()
+    assert {TITLE, HEBREW} & set(page.locator("#why em").all_inner_texts())
     assert page.locator("#history li").all_inner_texts()[:2] == [TITLE, HEBREW]
     assert page.locator("main img, b b").count() == 0
     directions = "all => all.map(one => getComputedStyle(one).direction)"
@@ -292,6 +430,14 @@ def test_it_is_used_with_keys_alone(page: Page) -> None:
     expect(page.locator("#history li")).to_have_count(2)
     assert page.evaluate(place) == 2  # the list is another one, and who reads it stays where they were
     expect(page.locator("#announcement")).to_contain_text("Recommendations, personalised: first is")
+    page.click("#recommendations li:nth-child(5) button")
+    expect(page.locator("#history li")).to_have_count(3)
+    assert page.evaluate(place) == 4  # a screen reader clicks like a pointer
+    page.focus("#undo")
+    for count in (2, 1, 0):
+        page.keyboard.press("Enter")
+        expect(page.locator("#history li")).to_have_count(count)
+    assert page.evaluate("document.activeElement.id") == "history"  # there is nothing more to undo
 
 
 @pytest.mark.parametrize("way", ["pointer", "keys", "finger"])
@@ -340,6 +486,8 @@ def test_nothing_keeps_people_with_disabilities_out(browser: Browser, url: str, 
     with visiting(browser, url, color_scheme=scheme) as page:
         expect(page.locator("#recommendations li")).to_have_count(10)
         assert serious(page) == []
+        events = [{"user_id": page.input_value("#user"), "item_id": f"item-{row}"} for row in range(20)]
+        httpx.post(f"{url}/v1/events", json=events).raise_for_status()
         click(page, "item-3")
         click(page, "item-40")
         expect(page.locator("#figures svg").first).to_be_visible()
@@ -368,6 +516,21 @@ def test_without_a_browser_continuous_integration_fails(
         result.stdout.fnmatch_lines("*there is no chromium*")
 
 
+def test_what_is_popular_is_explained_as_such(page: Page) -> None:
+    page.mouse.move(5, 5)
+    page.hover("#recommendations li:first-child .item")
+    expect(page.locator("#why")).to_contain_text("is what many choose")
+
+
+def test_the_explanation_is_seen_beside_the_list(page: Page) -> None:
+    click(page, "item-3")
+    for width in (1000, 700):
+        page.set_viewport_size({"width": width, "height": 760})
+        page.hover("#recommendations li:nth-child(2) .item")
+        expect(page.locator("#why small")).to_be_in_viewport()
+        page.mouse.move(5, 5)
+
+
 FIGURES = re.compile(
     r"events [\d.]*[1-9][\d.]*/s requests [\d.]*[1-9][\d.]*/s "
     r"half of them within ≈ [\d.]+ ms 99 of 100 within ≈ [\d.]+ ms failed 0.0/s"
@@ -390,6 +553,14 @@ def test_the_operator_sees_figures(page: Page, url: str) -> None:
     page.uncheck("#watch")
     with pytest.raises(Timeout), page.expect_request("**/metrics", timeout=2_500):
         pass
+
+
+def test_the_operator_s_figures_come_back_with_the_service(browser: Browser, url: str) -> None:
+    with visiting(browser, url, expected="ERR_FAILED") as page:
+        page.route("**/metrics", lambda route: route.abort())
+        expect(page.locator("#figures")).to_contain_text("not to be seen")
+        page.unroute("**/metrics")
+        expect(page.locator("#figures")).to_contain_text("tiny in 1 process")
 
 
 def test_quantiles_are_those_of_the_buckets(page: Page) -> None:

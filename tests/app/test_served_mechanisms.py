@@ -19,6 +19,7 @@ from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.served import recipe_of, served
 from model.mechanisms.train import scorer_of
 from tests.app.conftest import Client, item_id
+from tests.app.test_cold_items import finish
 from tests.storage.redis_servers import RedisServer
 
 ITEMS = 40
@@ -94,6 +95,16 @@ def test_scores_are_explained_and_items_have_neighbours(service: Client) -> None
         assert item["score"] == pytest.approx(total, rel=1e-4, abs=1e-4)
     similar = service.get(f"/v1/items/{item_id(3)}/similar", params={"k": 5}).json()
     assert len(similar["items"]) == 5
+
+
+def test_a_new_item_is_recommended_by_its_categories(service: Client) -> None:
+    service.click("ada", *map(item_id, WALK))
+    names = [*map(item_id, range(5)), "new"]
+    service.post("/v1/items", json=[{"item_id": name, "categories": ["tea"]} for name in names])
+    finish(service)
+    finish(service)
+    items = service.recommend("ada", k=ITEMS + 1, exclude_seen="none")["items"]
+    assert [item["item_id"] for item in items if "cold" in item] == ["new"]
 
 
 def test_an_item_that_was_not_learned_counts_by_its_codes(trained: MechanismNetwork) -> None:

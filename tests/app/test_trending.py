@@ -56,6 +56,15 @@ def test_events_of_all_processes_count_by_their_age(
         again.close()
 
 
+def test_a_clock_that_is_set_while_it_counts_fails_nobody(client: Client) -> None:
+    """As that of a machine which comes up in 1970."""
+    client.service.live.trends._begin_us = 0
+    client.click("ada", "item-1", "item-1")
+    trending(client)  # what was counted is of no moment; from then on the clock is right
+    client.click("ada", "item-2")
+    assert trending(client)["item-2"] == pytest.approx(1, rel=1e-3)
+
+
 def test_a_store_that_cannot_be_used_is_told_later(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object) -> None:
         raise StorageUnavailable("away")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -163,6 +164,13 @@ class TestDamage:
         assert name in message
         assert "copy or train the model again" in message or "run 'lisarec train" in message
 
+    @pytest.mark.parametrize("name", artifact.FILES)
+    @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "pipe"])
+    def test_what_is_no_file(self, saved: Path, name: str, make: Callable[[Path], None]) -> None:
+        (saved / name).unlink()
+        make(saved / name)
+        assert "copy or train the model again" in self.refusal(saved)
+
     def test_a_missing_directory(self, tmp_path: Path) -> None:
         assert "run 'lisarec train" in self.refusal(tmp_path / "nowhere")
 
@@ -182,7 +190,7 @@ class TestDamage:
         assert "copy or train the model again" in message
 
     @pytest.mark.parametrize(
-        "content", [b"", b"{", b"[]", b"{}", b'"x"', b"null", b"\xff\xfe\xfd", b'{"config.json": 3}']
+        "content", [b"", b"{", b"[]", b"{}", b'"x"', b"null", b"\xff\xfe\xfd", b'{"config.json": 3}', b"[" * 100_000]
     )
     def test_a_broken_manifest(self, saved: Path, content: bytes) -> None:
         (saved / artifact.MANIFEST).write_bytes(content)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from model.artifact import Artifact
-from model.cold import Chosen, Codes, asked, likeliest, with_cold
+from model.cold import Chosen, Codes, asked, audience, likeliest, typical, with_cold
 from model.config import Config, ModelConfig
 from model.engine import Engine
 from model.items import Items
@@ -95,3 +95,22 @@ def test_who_chose_an_item_tells_its_place_and_how_often_its_bias() -> None:
         vector = trained.model.target_codebooks[torch.arange(3), torch.from_numpy(found.target).long()].sum(0)
         near += bool(((vectors @ vector).argsort(descending=True)[:3] == row).any())
     assert near >= 6
+
+
+@torch.inference_mode()
+def test_an_item_of_a_kind_is_as_likely_as_the_less_likely_of_its_kind() -> None:
+    """By softmaxes over all items, in float64."""
+    trained = model_of(ITEMS)
+    queries = torch.from_numpy(np.random.default_rng(1).normal(size=(50, SHAPE.width)).astype(np.float32))
+    vectors, bias = trained.model.item_vectors().double(), trained.model.bias.double()
+    shares = torch.softmax(queries.double() @ vectors.T + bias, dim=1)  # (Q, N)
+    sums = torch.logsumexp(queries.double() @ vectors.T + bias, dim=1)
+    for alike in ([3], [5, 6, 7, 8], list(range(0, ITEMS, 3))):
+        found = typical(trained, np.array(alike), audience(trained, queries))
+        for own, learned in ((found.history, trained.history_codes), (found.target, trained.target_codes)):
+            for word, voted in zip(own.tolist(), learned[alike].T.tolist(), strict=True):
+                assert voted.count(word) == max(map(voted.count, voted))
+        vector = trained.model.target_codebooks[torch.arange(3), torch.from_numpy(found.target).long()].sum(0).double()
+        likely = torch.exp(queries.double() @ vector + found.bias - sums).sum().log()
+        expected = np.quantile(shares[:, alike].sum(0).log().numpy(), 0.25)
+        np.testing.assert_allclose(float(likely), expected, atol=1e-4)
