@@ -40,6 +40,7 @@ from model.ranking import Draw, Scorer, ranks_sampled
 MIGRATED = {  # a preset that keeps the codes of another one's model
     "lisa-base-migrated": ("lisa-base-paper", "transformer-codes"),
     "lisa-base-kmeans": ("lisa-base", "transformer-paper"),
+    "lisa-soft-kmeans": ("lisa-soft", "transformer-paper"),
     "lisa-mini-kmeans": ("lisa-mini-paper", "transformer-paper"),
 }
 NAMES = [*MECHANISMS, *MIGRATED]
