@@ -183,9 +183,12 @@ MECHANISMS: dict[str, MechanismConfig] = {
     )
 }
 
-# those of them that are served, once they are trained; it takes fewer epochs of this loss to learn as much
+# those of them that are served, once they are trained; it takes fewer epochs of this loss to learn as much, and fewer
+# still where codes soon stay as they are
 SERVED_MECHANISMS = {"lisa-base", "lisa-soft"}
-SERVED_TRAINING = MechanismTraining(epochs=20, loss="softmax", histories_per_batch=16, learning_rate=0.002)
+SERVED_TRAINING = MechanismTraining(
+    epochs=20, loss="softmax", histories_per_batch=16, learning_rate=0.002, codes_learned_share=0.2
+)
 
 
 def preset(name: str) -> tuple[ModelConfig, TrainConfig]:

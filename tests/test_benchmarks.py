@@ -14,6 +14,7 @@ from app import shop
 from benchmarks import (
     attention,
     catalogue,
+    churn,
     constant,
     exactly_once,
     mechanisms,
@@ -205,3 +206,13 @@ def test_mechanisms_are_trained_tested_and_weighed_once(
     assert all(f"`{name}`" in printed for name in two)
     assert "<svg" in (tmp_path / "plot.svg").read_text()
     assert (tmp_path / data.name / two[0] / artifact.WEIGHTS).stat().st_mtime_ns == weights
+
+
+def test_codes_change_while_they_are_learned_and_not_when_they_are_kept(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    churn.main(data, preset="lisa-mini-paper", steps=20)
+    rows = [line for line in capsys.readouterr().out.splitlines() if "%" in line]
+    changed = [int(row.split("%")[0].split()[-1]) for row in rows]
+    assert min(changed[:2]) > 0
+    assert changed[2] == 0

@@ -102,13 +102,14 @@ class MechanismNetwork(nn.Module):
     def migrate(self, other: MechanismNetwork) -> None:
         """Take over what another network has learned around its mechanism, and keep codes as they are from now on.
 
-        They are the other's codes; where it has none, those of residual k-means over its item vectors.
+        They are the other's codes; where it has none, those of residual k-means over its item vectors. Soft codes are
+        learned all the same, so then it is just those of the targets.
 
-        raises  ValueError  when one of them has soft codes, this one has none, or their codebooks or items differ
+        raises  ValueError  when this one has no codes, the other one soft ones, or their codebooks or items differ
         """
         own, source = self.quantiser, other.quantiser
-        if own is None or own.soft or (source is not None and source.soft):
-            raise ValueError("this model needs hard codes of its histories, and the other one hard codes or none")
+        if own is None or (source is not None and (source.soft or own.soft)):
+            raise ValueError("this model needs codes of its histories, and the other one hard codes or none")
         fit = source is None or source.codebooks.shape == own.codebooks.shape
         if not fit or other.embedding.weight.shape != self.embedding.weight.shape:
             raise ValueError("it has other codebooks or items; train it with the same numbers of both")
@@ -118,7 +119,8 @@ class MechanismNetwork(nn.Module):
             self.frozen_codes = other.distinct().history.indices()
             return
         vectors = self.embedding.weight
-        self.frozen_codes = own.fit(vectors)
+        if not own.soft:
+            self.frozen_codes = own.fit(vectors)
         if self.target_quantiser is not None:
             self.frozen_target_codes = self.target_quantiser.fit(vectors)
 

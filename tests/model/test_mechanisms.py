@@ -397,8 +397,17 @@ class TestMigration:
         kept = after.model.history_codes if isinstance(after, artifact.Artifact) else after.network.frozen_codes
         assert torch.equal(kept, codes)
 
+    def test_soft_codes_are_learned_while_those_of_the_targets_stay(self) -> None:
+        before, net = network("transformer-paper"), network("lisa-soft")
+        net.migrate(before)
+        codes = net.target_codes()
+        assert net.frozen_codes is None
+        assert len(torch.unique(codes, dim=0)) == ITEMS
+        lost = net.distinct().targets - before.embedding.weight
+        assert lost.square().sum() < 0.8 * before.embedding.weight.square().sum()
+
     def test_codes_that_do_not_fit_are_refused(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
-        with pytest.raises(train.TrainError, match="needs hard codes"):
+        with pytest.raises(train.TrainError, match="needs codes"):
             mechanisms.train(shop, tmp_path / "m", recipe("linear"), codes_from=source, progress=silent())
         other = recipe("lisa-base-paper")
         other = other.model_copy(update={"model": other.model.model_copy(update={"codewords": 5})})
