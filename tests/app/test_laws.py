@@ -118,15 +118,15 @@ def test_a_merged_user_equals_the_user_whose_log_holds_both(
 ) -> None:
     """The user's own events, the visitor's, and what came later under either name."""
     user, visitor, other = fresh(), fresh(), fresh()
-    live(service, user, before, "before")
-    live(service, visitor, visit, "visit")
+    live(service, user, before)
+    live(service, visitor, visit)  # with the same ids, which stay apart
     assert service.post(f"/v1/users/{user}/merge", json={"from": visitor}).json()["changed"]
     live(service, visitor, after, "after")
     for life, prefix in ((before, "before"), (visit, "visit"), (after, "after")):
         live(service, other, life, prefix)
     assert seen(service, user) == seen(service, visitor) == seen(service, other)
     assert log_of(service, user) == log_of(service, other)
-    live(service, visitor, visit, "visit")  # sent again
+    live(service, visitor, visit)  # sent again
     assert log_of(service, user) == log_of(service, other)
 
 
