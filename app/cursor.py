@@ -8,7 +8,8 @@ import zlib
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 
-LAYOUT = b"\x01"
+PACKED, PLAIN = b"\x01", b"\x02"  # what comes behind it: the ids compressed, or as they are
+SHORT = 1024  # bytes; what has fewer is not worth the time
 MAX_ITEMS = 10_000  # that all pages together show
 MAX_BYTES = MAX_ITEMS * 129  # ids of 128 letters, each with what separates it from the next
 
@@ -19,8 +20,9 @@ class BadCursor(ValueError):
 
 def cursor_after(shown: Iterable[str]) -> str:
     """The text; MAX_ITEMS ids at most."""
-    packed = zlib.compress("\n".join(shown).encode(), level=1)
-    return urlsafe_b64encode(LAYOUT + packed).rstrip(b"=").decode()
+    text = "\n".join(shown).encode()
+    whole = PLAIN + text if len(text) < SHORT else PACKED + zlib.compress(text, level=1)
+    return urlsafe_b64encode(whole).rstrip(b"=").decode()
 
 
 def shown_before(cursor: str) -> Sequence[str]:
@@ -31,12 +33,19 @@ def shown_before(cursor: str) -> Sequence[str]:
     if not cursor:
         return ()
     try:
-        packed = b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        unpacking = zlib.decompressobj()
-        text = unpacking.decompress(packed[1:], MAX_BYTES)
+        whole = b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        text = whole[1:] if whole[:1] == PLAIN else _unpacked(whole)
         ids = text.decode().split("\n")
     except (ValueError, zlib.error) as exc:
         raise BadCursor from exc
-    if packed[:1] != LAYOUT or not unpacking.eof or unpacking.unused_data or len(ids) > MAX_ITEMS:
+    if len(ids) > MAX_ITEMS:
         raise BadCursor
     return ids
+
+
+def _unpacked(whole: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(whole[1:], MAX_BYTES)
+    if whole[:1] != PACKED or not unpacking.eof or unpacking.unused_data:
+        raise BadCursor
+    return text

@@ -55,7 +55,9 @@ class Explainer:
         # what there is of all items stands in one list, as making many small ones would take longer
         books, words, history_books, history_words, places, shared, shared_history = whole
         adding, shares, adds, lifts = amounts
-        names = self._catalogue.named_items(recent)
+        places = places[: ends[2][-1]]
+        shown = list(set(places))
+        names = dict(zip(shown, self._catalogue.named_items(recent[shown]), strict=True))
         codewords: list[TargetCodeword] = [
             {"codebook": book, "codeword": word, "adds": gain}
             for book, word, gain in zip(books[: ends[0][-1]], words, adding, strict=False)
@@ -66,9 +68,7 @@ class Explainer:
         ]
         items: list[RecentItem] = [
             {**names[place], "shared": same, "shared_history": of_history, "adds": gain, "follows": lift}
-            for place, same, of_history, gain, lift in zip(
-                places[: ends[2][-1]], shared, shared_history, adds, lifts, strict=False
-            )
+            for place, same, of_history, gain, lift in zip(places, shared, shared_history, adds, lifts, strict=False)
         ]
         explanations: list[Explanation] = [
             {

@@ -19,7 +19,7 @@ from app.schemas import RecommendationRequest
 from model import bitmap
 from model.bitmap import Bitmap
 from model.scan import Boosts
-from model.variety import Categories, Variety, choose, count
+from model.variety import Categories, Codes, Variety, choose, count
 
 
 class Listed(NamedTuple):
@@ -36,6 +36,7 @@ class Listed(NamedTuple):
 
 
 NO_ROWS: Rows = np.zeros(0, np.int64)
+NO_CODES: Codes = np.zeros((0, 0), np.uint8)
 SKIPPED = 1  # items for each that is chosen, as their categories are full: at first that many are expected
 
 
@@ -111,10 +112,11 @@ class Rules:
         if self.variety == Variety(0.0, 0):
             return rows[: self.wanted], scores[: self.wanted]
         elsewhere = self.elsewhere
-        before, taken_before, is_all = ranking.codes(elsewhere), self._taken(elsewhere), len(rows) < self.depth
+        codes_of = ranking.codes if self.variety.diversity else _no_codes
+        before, taken_before, is_all = codes_of(elsewhere), self._taken(elsewhere), len(rows) < self.depth
         while True:
             categories, taken = self._categories(rows), taken_before.copy()
-            relevance, codes = ranking.relevance(scores), ranking.codes(rows)
+            relevance, codes = ranking.relevance(scores), codes_of(rows)
             places, left = choose(self.variety, self.wanted, relevance, codes, categories, before, taken, is_all)
             if is_all or len(places) == self.wanted:
                 return rows[places], scores[places]
@@ -144,6 +146,11 @@ class Rules:
             full = np.flatnonzero(taken >= self.variety.most).tolist()
             outside |= self.catalogue.in_categories([self.catalogue.label(number) for number in full])
         return ranking.best(count, outside)
+
+
+def _no_codes(rows: Rows) -> Codes:
+    """Where likeness does not count."""
+    return NO_CODES
 
 
 def rules_of(request: RecommendationRequest, catalogue: Catalogue, filtered: Bitmap) -> Rules | None:

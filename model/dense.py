@@ -73,7 +73,7 @@ class Dense:
         ranked = []
         for table, followers, gains, indices in zip(products, *lifted, candidates, strict=True):
             distinct = np.unique(indices)
-            values = self.scores_of(table, Lifted(followers, gains), distinct, boosts)
+            values = self.scores_of(table[None], Lifted(followers[None], gains[None]), distinct, boosts)
             found, found_scores = best_first(values, np.arange(len(values)), k)
             ranked.append((distinct[found], found_scores))
         return ranked
@@ -83,10 +83,10 @@ class Dense:
     ) -> NDArray[np.float32]:
         chosen = torch.from_numpy(items).to(self.bias.device)
         scores = self.bias[chosen].clone()
-        for row, codes in zip(products, self._codes_by_book[:, chosen], strict=True):
+        for row, codes in zip(products[0], self._codes_by_book[:, chosen], strict=True):
             scores += row[codes]
-        place, which = torch.where(chosen[:, None] == lifted.items)
-        scores.index_add_(0, place, lifted.gains[which])
+        place, which = torch.where(chosen[:, None] == lifted.items[0])
+        scores.index_add_(0, place, lifted.gains[0][which])
         values: NDArray[np.float32] = scores.cpu().numpy()
         for members, gain in zip(*boosts, strict=True) if boosts else ():
             values[bitmap.has(members, items)] += gain

@@ -85,6 +85,7 @@ class Engine:
             raise ValueError(f"device {device!r} is not there: torch finds no GPU; use --device cpu")
         self.device = torch.device(device)
         self.items = len(artifact.items)
+        self._words = len(bitmap.empty(self.items))
         self.window = artifact.config.model.recent_items  # K, how many of a user's newest items a step wants
         self.history_codes, self.target_codes = (
             artifact.history_codes,
@@ -142,8 +143,12 @@ class Engine:
 
         The first call takes 2 s for every ten million items; ``measure`` does so beforehand.
         """
-        vectors = self._model.item_vectors(torch.tensor(items, device=self.device))
-        return Queries(vectors, torch.empty((len(items), 0), dtype=torch.int64, device=self.device), nearest=True)
+        nobody = torch.empty((len(items), 0), dtype=torch.int64, device=self.device)
+        if self.device.type != "cpu":
+            return Queries(self._model.item_vectors(torch.tensor(items, device=self.device)), nobody, nearest=True)
+        codebooks = self._model.target_codebooks.numpy()
+        words = codebooks[np.arange(len(codebooks)), self.target_codes[np.array(items, np.int64)]]  # (Q, B', D)
+        return Queries(torch.from_numpy(words.sum(axis=1)), nobody, nearest=True)
 
     @property
     def has_measured(self) -> bool:
@@ -171,7 +176,7 @@ class Engine:
                   rest is -1 and -inf
         raises    ValueError   for a model that gives scores which are not finite, k below 1 or bitmaps that do not fit
         """
-        shape = len(queries), len(bitmap.empty(self.items))
+        shape = len(queries), self._words
         excluded = np.zeros(shape, np.uint64) if excluded is None else excluded
         if k < 1 or excluded.shape != shape:
             raise ValueError(f"there is no top {k} of {shape} words with bitmaps of {excluded.shape}")
@@ -185,23 +190,20 @@ class Engine:
         """The k best of each query's own candidates, best first, ties by item order; only these are scored."""
         return self._asked_of(queries).rank(*self.asked(queries), k, candidates, boosts)
 
-    @torch.inference_mode()
     def explain(self, query: Queries, items: NDArray[np.int64]) -> Parts:
         """What one query's scores of k items are made of."""
         products, lifted = self.asked(query)
-        followers, gains = (part[0].numpy(force=True) for part in lifted)
+        tables, followers, gains = (part.numpy(force=True)[0] for part in (products, *lifted))
         newest = min(query.recent.shape[1], LIFTING_ITEMS)
         codewords = np.empty((len(items), products.shape[1]), np.float32)
         lifts = np.zeros((len(items), newest), np.float32)
-        tables = products[0].numpy(force=True)
         _parts(tables, self.target_codes, followers, gains, self._model.config.followers, items, codewords, lifts)
         return Parts(codewords, self._asked_of(query).bias_of(items), lifts)
 
     @torch.inference_mode()
     def scores_of(self, query: Queries, items: NDArray[np.int64], boosts: Boosts | None = None) -> NDArray[np.float32]:
         """What one query scores each of k different items, in order: (k,)."""
-        products, lifted = self.asked(query)
-        return self._asked_of(query).scores_of(products[0], Lifted(*(part[0] for part in lifted)), items, boosts)
+        return self._asked_of(query).scores_of(*self.asked(query), items, boosts)
 
     @torch.inference_mode()
     def asked(self, queries: Queries) -> Asked:

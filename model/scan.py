@@ -154,10 +154,10 @@ class Scan:
     def scores_of(
         self, products: Tensor, lifted: Lifted, items: NDArray[np.int64], boosts: Boosts | None = None
     ) -> NDArray[np.float32]:
-        """What one query scores each of k different items: products (B', W'), lifted of one query -> (k,)."""
+        """What one query scores each of k different items: products (1, B', W') -> (k,)."""
         scores = np.empty(len(items), np.float32)
-        lifting, gains = (part.numpy() for part in lifted)
-        kernels.scores_of(self._catalogue, products.numpy(), lifting, gains, *(boosts or self._none), items, scores)
+        table, lifting, gains = (part.numpy()[0] for part in (products, *lifted))
+        kernels.scores_of(self._catalogue, table, lifting, gains, *(boosts or self._none), items, scores)
         return scores
 
     def _work(self, queries: int) -> NDArray[np.generic]:

@@ -63,7 +63,7 @@ def choose(
     the largest (1 - diversity) * score - diversity * its largest likeness to one that was chosen before.
 
     scores      (n,)   descending
-    codes       of these items
+    codes       of these items; any where there is to be no diversity
     categories  of these items
     before      codes of what is in the list already
     taken       (L,)   how many items of each category are; those that are chosen are added
@@ -99,7 +99,7 @@ def _take(item, labels, ends, taken):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _choose(diversity, most, window, scores, codes, labels, ends, before, taken, is_all, chosen):  # type: ignore[no-untyped-def]
-    count, books = codes.shape
+    count, books = len(scores), codes.shape[1]
     is_gone, likeness = np.zeros(count, np.bool_), np.zeros(count, np.float64)
     books = max(books, 1)  # without codes nothing is like anything
     known, first, found, seen = 0, 0, 0, 0  # of the items, the likeness of so many is known

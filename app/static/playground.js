@@ -54,10 +54,9 @@ function say(failure) {
 }
 
 const lacksKey = (failure) => [401, 403].includes(failure?.status);
-const saying = (work) => work.then(() => say(null), say);
 
 function act(work) {
-  acting = saying(acting.then(work));
+  acting = acting.then(work).then(() => say(null), say);
 }
 
 async function click(itemId) {
@@ -353,7 +352,7 @@ element("recommendations").addEventListener("pointermove", ({ target, pointerTyp
 element("recommendations").addEventListener("pointerleave", ({ pointerType }) => {
   if (pointerType === "mouse") pointOut(null);
 });
-element("query").addEventListener("input", () => saying(search()));
+element("query").addEventListener("input", () => search().catch(say));
 element("undo").addEventListener("click", () => act(undo));
 element("reset").addEventListener("click", () => act(startOver));
 element("user-form").addEventListener("submit", (submit) => {
@@ -369,7 +368,8 @@ element("key-form").addEventListener("submit", (submit) => {
 
 async function begin() {
   remember();
-  await Promise.all([refresh(), search()]);
+  search().catch(say); // clicks need not wait for it
+  await refresh();
   watching ??= watch();
 }
 

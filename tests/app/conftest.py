@@ -38,6 +38,12 @@ CATEGORIES = ("tea", "cup", "pot")
 WEIGHTS = {"click": 1.0, "purchase": 2.0, "dislike": 0.0}
 
 
+@pytest.fixture(autouse=True)
+def _still_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that give way to whoever is served would have all later tests give way to everybody."""
+    monkeypatch.setattr("os.nice", lambda _: 0)
+
+
 def item_id(row: int) -> str:
     return f"item-{row}"
 

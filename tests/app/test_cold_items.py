@@ -199,6 +199,28 @@ class TestByCategories:
         finally:
             client.close()
 
+    def test_replicas_agree_on_it(
+        self, start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
+    ) -> None:
+        one, other = (start(tmp_path, redis_url=redis_server.url) for _ in range(2))
+        try:
+            one.click("u0", "item-1")
+            assert one.request("PUT", f"/v1/items/{NEW}", json={"categories": ["tea"]}).status_code == 200
+            for client in (one, other, one, other):  # both may give it codes
+                finish(client)
+            assert NEW in everything(one)
+            assert everything(other) == everything(one)
+            other.click("u0", NEW)
+            for client in (one, other):
+                assert_states_are_folds(client, ["u0"])
+            codes = client.service.switch.serving.cold
+            finish(one)
+            finish(other)
+            assert client.service.switch.serving.cold is codes  # nothing is made again for what was said twice
+        finally:
+            one.close()
+            other.close()
+
     def test_many_of_a_kind_are_told_apart(self, client: Client) -> None:
         names = [f"new-{n}" for n in range(50)]
         client.post("/v1/items", json=[{"item_id": name, "categories": list(CATEGORIES)} for name in names])

@@ -115,7 +115,7 @@ def test_its_page_shows_users_of_the_data_and_how_clicks_steer(
     running_demo: tuple[subprocess.Popen[bytes], int, Path], browser: Browser, tmp_path: Path
 ) -> None:
     """As the pictures of the documentation are taken: in a range of goods, its others come next."""
-    _process, port, printed = running_demo
+    _, port, printed = running_demo
     (user_id,) = re.findall("Users of the data can be opened there, '(.*)' for instance", printed.read_text())
     interactions = read_interactions(printed.parent / "var/demo/shop")
     bought = [interactions.item_ids[item] for item in interactions.item[: interactions.starts[1]]]

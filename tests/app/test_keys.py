@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -17,13 +18,16 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import ValidationError
 
-from app import keys
+from app import keys, rates
 from app.access import declared
+from app.errors import TooManyRequests
 from app.keys import SCOPES, Key, Keyring, KeysFileError, Scope, add, make, read, remove
 from app.main import create_app
+from app.rates import Rates
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model
 from tests.app.test_requests import assert_refused
+from tests.storage.redis_servers import running_cluster
 
 SHOP = "https://shop.example"
 TENANTS = ("main", "books")
@@ -531,6 +535,44 @@ def test_a_key_has_as_many_requests_as_it_says(
             assert [answer.status_code for answer in answers] == [200] * 5 + [429] * 2
         for client in clients:
             client.close()
+
+
+def test_processes_on_a_cluster_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "COUNT_WITHIN_S", 60.0)  # on a machine with other things to do
+    cluster = running_cluster()
+    _, key = make("main", ["recs:read"], requests_per_minute=5)
+    _, other = make("main", ["recs:read"], requests_per_minute=5)
+
+    async def law() -> None:
+        processes = [Rates(cluster.url, "lisarec") for _ in range(2)]
+        try:
+            for n in range(5):
+                await processes[n % 2].count(key)
+            for process in processes:
+                with pytest.raises(TooManyRequests):
+                    await process.count(key)
+                await process.count(other)
+        finally:
+            for process in processes:
+                await process.close()
+
+    asyncio.run(law())
+
+
+def test_without_the_cluster_each_process_counts_alone() -> None:
+    _, key = make("main", ["recs:read"], requests_per_minute=2)
+
+    async def law() -> None:
+        alone = Rates("redis://127.0.0.1:1,127.0.0.1:2", "lisarec")
+        try:
+            await alone.count(key)
+            await alone.count(key)
+            with pytest.raises(TooManyRequests):
+                await alone.count(key)
+        finally:
+            await alone.close()
+
+    asyncio.run(law())
 
 
 def test_the_cli_makes_lists_and_removes_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,116 @@
+"""The log of events: archived, backed up, restored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from app.commands.console import console, say
+from app.commands.options import (
+    ArchiveDirOption,
+    DataDirOption,
+    MetricsOption,
+    ModelOption,
+    RedisUrlOption,
+    store_settings,
+)
+
+if TYPE_CHECKING:
+    from app.settings import StoreSettings
+
+
+def archive(
+    redis_url: Annotated[str | None, typer.Option(help="Move the log of this Redis.", metavar="URL")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Copy the log of the SQLite store in this directory.", metavar="DIR")
+    ] = None,
+    archive_dir: Annotated[
+        Path | None, typer.Option(help="Where the archive is, or will be made.", metavar="DIR")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="One turn, instead of a turn every --every seconds.")] = False,
+    every: Annotated[float, typer.Option(min=0, help="Seconds between two turns.")] = 60,
+    keep_tail: Annotated[
+        float, typer.Option(min=0, help="Seconds that an archived event stays in Redis at least.")
+    ] = 3600,
+    keep_days: Annotated[
+        int | None,
+        typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
+    ] = None,
+    metrics: MetricsOption = None,
+) -> None:
+    """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
+
+    What is not given comes from LISAREC_* in the environment. Afterwards 'lisarec train --data DIR' trains on it, and
+    services on Redis need the same directory as --archive-dir.
+    """
+    from app.archiving import ArchiverMetrics, Turns, run
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    if settings.archive_dir is None:
+        raise typer.BadParameter("give the archive with --archive-dir DIR, or LISAREC_ARCHIVE_DIR in the environment")
+    if redis_url is not None and data_dir is not None:
+        raise typer.BadParameter("give one of --redis-url and --data-dir")
+    if data_dir is not None:
+        settings = settings.model_copy(update={"redis_url": None})
+    numbers = ArchiverMetrics()
+    if metrics is not None:
+        numbers.listen(metrics.host, metrics.port)
+    run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or say, numbers)
+
+
+def _line_of_log(settings: StoreSettings) -> Callable[[str], None] | None:
+    """How a process that runs for ever says something where other programs read it; None where people do."""
+    from app import logs
+
+    if settings.log_format == "text":
+        return None
+    logs.configure(settings.log_level, settings.log_format)
+    return logging.getLogger("app.archiving").info
+
+
+def backup(
+    out: Annotated[Path, typer.Option(help="File to write, such as log.jsonl.gz.", metavar="FILE")],
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
+) -> None:
+    """Write the whole log, archived events included, to one file, from which 'restore' fills any store.
+
+    The service goes on meanwhile. The file appears when all of it is on disk.
+    """
+    from app import backups
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("entries", total=None)
+        entries = asyncio.run(backups.backup(settings, out, lambda done: bar.update(task, completed=done)))
+    say(f"{out}: {entries:,} entries of the log")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="That 'backup' wrote.", metavar="FILE")],
+    model: ModelOption,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after an interruption; nothing counts twice.")
+    ] = False,
+) -> None:
+    """Fill an empty store with a back-up, and fold its events for a model."""
+    from app import backups
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir)
+    with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("entries", total=None)
+        entries = asyncio.run(
+            backups.restore(
+                settings, file, model, resume=resume, on_progress=lambda done: bar.update(task, completed=done)
+            )
+        )
+    say(f"{entries:,} entries restored; try 'lisarec serve --model {model}'")

@@ -1,0 +1,82 @@
+"""Options that several commands take, and the settings that come of them and of the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import typer
+
+from model.config import MECHANISMS, PRESETS
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from app.settings import Settings, StoreSettings
+
+Device = Literal["cpu", "cuda"]
+DataOption = Annotated[Path, typer.Option("--data", help="Data directory with interactions.tsv.gz.", metavar="DIR")]
+ModelOption = Annotated[Path, typer.Option("--model", help="Model directory that 'train' wrote.", metavar="DIR")]
+RedisUrlOption = Annotated[str | None, typer.Option(help="Users are kept in this Redis.", metavar="URL")]
+DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLite in this directory.", metavar="DIR")]
+ArchiveDirOption = Annotated[
+    Path | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR")
+]
+
+
+class Address(NamedTuple):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise typer.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:9464")
+    return Address(host, int(port))
+
+
+MetricsOption = Annotated[
+    Address | None, typer.Option(parser=_address, help="Answer Prometheus here.", metavar="HOST:PORT")
+]
+
+
+def known_preset(name: str) -> str:
+    if name not in PRESETS:
+        raise typer.BadParameter(f"{name!r} is none of: {', '.join(sorted(PRESETS))}")
+    return name
+
+
+def known_preset_or_mechanism(name: str) -> str:
+    return name if name in MECHANISMS else known_preset(name)
+
+
+def service_settings(given: dict[str, object]) -> Settings:
+    from pydantic import ValidationError
+
+    from app.settings import Settings
+
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as exc:
+        raise _bad_settings(exc) from None
+
+
+def store_settings(**given: object) -> StoreSettings:
+    from pydantic import ValidationError
+
+    from app.settings import StoreSettings
+
+    try:
+        return StoreSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as exc:
+        raise _bad_settings(exc) from None
+
+
+def _bad_settings(exc: ValidationError) -> typer.BadParameter:
+    """Of what does not go together, no field is at fault."""
+    return typer.BadParameter(
+        "; ".join(": ".join((*map(str, error["loc"][:1]), error["msg"])) for error in exc.errors())
+    )
