@@ -17,6 +17,7 @@ BAR_HEIGHT, BAR_LEFT = 26, 130
 APART = 4  # how far the marks of two lines stand from each other, so that their whiskers do not cover each other
 CELL_HEIGHT = 20
 MOST_LABELS = 16
+LABEL_WIDTH, LINE = 120, 13
 FILE_STYLE = """
 text { fill: #57606a; font: 12px sans-serif; } .grid { stroke: #b9c0c8; } .first.fill { fill: #0b62c4; }
 @media (prefers-color-scheme: dark) { text { fill: #9aa4af } .grid { stroke: #363c44; } .first.fill { fill: #6cb2ff; } }
@@ -109,11 +110,16 @@ def scatter(spots: Sequence[Spot], title: str, x_title: str) -> Html:
     first, last = math.floor(min(powers)), math.ceil(max(powers) + 0.5)
     labels = [f"{2**power:,}" for power in range(first, last + 1)]
     parts = [tag("style", FILE_STYLE), *_frame(labels, axis, x_title), _text(title, LEFT, 12, "start")]
-    for spot, power in zip(spots, powers, strict=True):
-        x, y = _x(power - first, len(labels)), axis.y(spot.value)
+    places = [(_x(power - first, len(labels)), axis.y(spot.value)) for spot, power in zip(spots, powers, strict=True)]
+    for spot, (x, y) in zip(spots, places, strict=True):
         parts.append(_mark(x, y, "first", tag("title", f"{spot.label}: {spot.value:.4f}, {spot.amount:,.0f}")))
-        beyond = x > WIDTH - RIGHT - 120
-        parts.append(_text(spot.label, x - 8 if beyond else x + 8, y, "end" if beyond else "start"))
+    written: list[tuple[float, float]] = []
+    for (x, y), label in sorted(zip(places, (spot.label for spot in spots), strict=True), key=lambda each: each[0][1]):
+        while any(abs(x - other_x) < LABEL_WIDTH and abs(y - other_y) < LINE for other_x, other_y in written):
+            y += 1
+        written.append((x, y))
+        beyond = x > WIDTH - RIGHT - LABEL_WIDTH
+        parts.append(_text(label, x - 8 if beyond else x + 8, y, "end" if beyond else "start"))
     return _svg(parts, HEIGHT, title, xmlns="http://www.w3.org/2000/svg")
 
 

@@ -273,7 +273,7 @@ def epochs_of(row: dict[str, Any]) -> str:
     shape, learned = shape_of(row["preset"]), round(row["epochs"] * row["codes_learned_share"])
     if not (shape.target_codewords or (shape.codewords and not shape.soft)):
         return f"{row['epochs']}"
-    return f"{row['epochs']}, codes learned in {0 if row['preset'] in MIGRATED else learned}"
+    return f"{row['epochs']}, hard codes learned in {0 if row['preset'] in MIGRATED else learned}"
 
 
 def quality(found: dict[str, float]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, StringConstraints, field_validator, model_validator
 
 Protocol = Literal["loo_full", "loo_sampled100", "loo_paper100", "temporal"]
 SplitName = Literal["loo", "temporal"]
@@ -45,6 +45,13 @@ class ModelConfig(Frozen):
     followers: int = Field(16, ge=0, le=1024)  # K', exact followers of each item whose scores it lifts
     block: Literal["pre-norm", "post-norm"] = "pre-norm"  # post-norm: the paper's, whose codes were learned
     soft: bool = False  # an item is shares of all history codewords, instead of one of each codebook
+
+    @model_validator(mode="after")
+    def _the_block_reads_them(self) -> Self:
+        if self.soft and self.block == "pre-norm":
+            raise ValueError("soft codes are read by the post-norm block alone")
+        return self
+
     dropout: float = Field(0.2, ge=0, lt=1)
 
 

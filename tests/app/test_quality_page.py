@@ -237,6 +237,12 @@ class TestPlots:
         assert np.argsort(down).tolist() == [1, 0, 2]
         assert (across[2] - across[0]) / (across[1] - across[0]) == pytest.approx(3 / np.log2(1e6 / 512), abs=1e-3)
 
+    def test_names_of_near_spots_stand_below_each_other(self) -> None:
+        spots = [Spot("lower", 512, 0.7899), Spot("upper", 520, 0.79), Spot("far", 1_000_000, 0.78)]
+        texts = ElementTree.fromstring(scatter(spots, "t", "bytes")).iter("{http://www.w3.org/2000/svg}text")
+        height = {text.text: float(text.attrib["y"]) for text in texts}
+        assert height["lower"] - height["upper"] >= 12
+
     def test_a_heat_map_is_darkest_where_most_is(self) -> None:
         shares = np.array([[0.5, 0.25, 0.25], [0.0, 0.1, 0.9]])
         shades: Any = [float(cell["fill-opacity"]) for cell in shapes(heat_map(shares, "t", "book", "word"), "rect")]

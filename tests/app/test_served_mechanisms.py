@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from app.settings import Settings
 from model import artifact
-from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismRecipe
+from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismRecipe, ModelConfig
 from model.data import Histories
 from model.histogram import history_histogram
 from model.items import Items
@@ -120,3 +121,8 @@ def test_an_item_that_was_not_learned_counts_by_its_codes(trained: MechanismNetw
         asked = torch.tensor([5]), torch.tensor([[5]])
         assert torch.equal(wider.read(histogram, *asked), model.read(histogram, *asked))
         assert wider.read(histogram, torch.tensor([ITEMS]), torch.tensor([[ITEMS]])).isfinite().all()
+
+
+def test_soft_codes_have_a_block_that_reads_them() -> None:
+    with pytest.raises(ValidationError, match="post-norm block alone"):
+        ModelConfig(soft=True)
