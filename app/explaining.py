@@ -94,8 +94,10 @@ class Explainer:
         whole, amounts = np.empty((7, len(rows) * SHOWN), np.int64), np.empty((4, len(rows) * SHOWN))
         sums, ends = np.zeros((2, len(rows))), np.zeros((3, len(rows) + 1), np.int64)
         codes = self._engine.target_codes, self._history_codes
-        asked = rows, recent, lifting, parts.codewords, parts.lifts, np.ascontiguousarray(bins)
-        _tell(*codes, *asked, whole, amounts, sums, ends)
+        # of the types that are compiled, whatever a state's are: else the first request compiles for seconds
+        asked = [np.array(one, np.int64) for one in (rows, recent, lifting)]
+        asked += [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
+        _tell(*codes, *asked, whole, amounts, sums, ends)  # type: ignore[call-arg]
         return whole.tolist(), amounts.tolist(), sums.tolist(), ends.tolist()
 
 

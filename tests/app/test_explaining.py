@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from app.explaining import _tell
 from app.no_model import NAME as NO_MODEL
 from app.settings import Settings
 from model import artifact
@@ -66,6 +67,12 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(followed: Client, model
         assert parts["bias"] == pytest.approx(float(model.bias[row_of(item)]), abs=1e-6)
         for word in parts["codewords"]:
             assert model.target_codes[row_of(item), word["codebook"]] == word["codeword"]
+
+
+def test_no_request_waits_for_a_compiler(followed: Client) -> None:
+    for request in ({"user_id": "ada"}, {"history": ["item-1"]}, {"user_id": "ada", "because": "item-3"}):
+        post(followed, **request, explain=True)
+    assert len(_tell.signatures) == 1
 
 
 def test_a_codeword_adds_its_inner_product_with_the_query(followed: Client, model: LisaMini) -> None:
