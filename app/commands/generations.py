@@ -16,6 +16,7 @@ from app.commands.options import (
     DataDirOption,
     MetricsOption,
     ModelOption,
+    ModelsDirOption,
     RedisUrlOption,
     known_preset,
     store_settings,
@@ -49,10 +50,7 @@ def activate(
     name: Annotated[str, typer.Argument(help="Of a model directory in the models folder.", metavar="NAME")],
     redis_url: RedisUrlOption = None,
     data_dir: DataDirOption = None,
-    models_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR"),
-    ] = None,
+    models_dir: ModelsDirOption = None,
 ) -> None:
     """Let every process on a store serve another model.
 
@@ -76,10 +74,7 @@ def experiment(
     end: Annotated[bool, typer.Option("--end", help="Serve the active model to everybody again.")] = False,
     redis_url: RedisUrlOption = None,
     data_dir: DataDirOption = None,
-    models_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR"),
-    ] = None,
+    models_dir: ModelsDirOption = None,
 ) -> None:
     """Let every process on a store serve several models at the same time, each to its share of the users.
 

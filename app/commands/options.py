@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 Device = Literal["cpu", "cuda"]
 DataOption = Annotated[Path, typer.Option("--data", help="Data directory with interactions.tsv.gz.", metavar="DIR")]
 ModelOption = Annotated[Path, typer.Option("--model", help="Model directory that 'train' wrote.", metavar="DIR")]
+ModelsDirOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR"),
+]
 RedisUrlOption = Annotated[str | None, typer.Option(help="Users are kept in this Redis.", metavar="URL")]
 DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLite in this directory.", metavar="DIR")]
 ArchiveDirOption = Annotated[
