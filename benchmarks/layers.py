@@ -28,13 +28,16 @@ from app.settings import Settings
 USERS = 64
 HISTORY = 30
 ROUNDS = 1_000
+IDLE_S = 0.002
 
 console = Console()
 
 
-async def median_us(call: Callable[[], Awaitable[Any]]) -> float:
+async def median_us(call: Callable[[], Awaitable[Any]], idle_s: float = 0.0) -> float:
+    """Of calls one behind the other, or with a pause between them."""
     taken_s = []
     for _ in range(ROUNDS):
+        await asyncio.sleep(idle_s)
         begin_s = time.perf_counter()
         await call()
         taken_s.append(time.perf_counter() - begin_s)
@@ -86,6 +89,9 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
                 recommender._answer(requests[:size], stored)
 
             found[f"state to ranked items, each of a batch of {size}"] = await median_us(answers) / size
+            if size == 1:
+                idle = f"the same after {IDLE_S * 1e3:g} ms in which the process slept"
+                found[idle] = await median_us(answers, IDLE_S)
     return found
 
 
