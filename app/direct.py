@@ -52,9 +52,11 @@ class Direct:
             return
         try:
             content = await answering
-        except EXPECTED as exc:
+        except Exception as exc:
             await answer_to(exc)(scope, receive, send)
-            return
+            if isinstance(exc, EXPECTED):
+                return
+            raise  # a fault: whoever runs the app logs it
         length = b"content-length", b"%d" % len(content)
         await send({"type": "http.response.start", "status": 200, "headers": [length, JSON]})
         await send({"type": "http.response.body", "body": content})

@@ -186,7 +186,7 @@ ANSWERS: dict[type[Exception], Answer] = {
 }
 
 EXPECTED = tuple(kind for kind in ANSWERS if kind is not Exception)
-"""For those who answer exceptions themselves: what is left is a fault, which the framework answers and logs."""
+"""For those who answer exceptions themselves: what is left is a fault, which goes on to whoever logs it."""
 
 HTTP_ERRORS = {
     404: Answer(404, "not_found", "there is nothing at this path; /openapi.json lists what there is"),

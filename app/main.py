@@ -71,7 +71,9 @@ def create_app(settings: Settings) -> FastAPI:
             with _as_the_server(services, settings.drain_s):
                 yield {"services": services}
 
-    app = FastAPI(
+    app = Application(
+        settings,
+        metrics,
         title="lisarec",
         version="1",
         description="Online recommendations from constant-size user states.",
@@ -93,12 +95,20 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(playground.router)
     errors.install(app)
     openapi.describe_keys(app, settings)
-    app.add_middleware(Direct)
-    app.add_middleware(RequestBound, at_most=settings.max_requests)
-    app.add_middleware(CrossOrigin)
-    app.add_middleware(RequestTimer, metrics=metrics, slow_s=settings.slow_request_s)
-    app.add_middleware(CloseWhenDraining)
     return app
+
+
+class Application(FastAPI):
+    """The framework's app behind what looks at every request first, and answers most of them without it."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, **options: Any) -> None:
+        super().__init__(**options)
+        bound = RequestBound(Direct(super().__call__), at_most=settings.max_requests)
+        timed = RequestTimer(CrossOrigin(bound), metrics=metrics, slow_s=settings.slow_request_s)
+        self._entrance = CloseWhenDraining(timed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._entrance(scope, receive, send)
 
 
 def create_worker_app() -> FastAPI:

@@ -54,7 +54,8 @@ NO_ROWS: Rows = np.zeros(0, np.int64)
 FOLD_AT_ONCE = 500
 BATCH = 64  # requests that one read and one turn of the engine answer; more gain nothing, and all wait for the last one
 AT_ONCE_S = 0.005  # the interpreter's switch interval: another thread that computes holds up the event loop as long
-REMEMBERED = 16  # batches
+REMEMBERED = 8  # of the batches that were timed
+TIMED = 4  # to ask for a thread's time is a call of the system, so only one in so many batches is timed
 LIGHT_FIELDS, LIGHT_K = {"user_id", "k", "exclude_seen", "explain", "diversity", "max_per_category"}, 50
 LIGHT_FIELDS |= {"categories", "categories_all", "categories_none", "exclude", "boost", "pin", "cursor", "because"}
 LIGHT_IDS = 100  # of items that are excluded or pinned or were on earlier pages
@@ -208,6 +209,7 @@ class Recommender(Recommending):
         self._clicks = clicks
         self._experiment = experiment
         self._experiment_hash = hash_of(experiment)
+        self._batches = 0
         self._light_s = AT_ONCE_S  # computing that a light request takes, as far as is known
         self._batching = Batching(self._answers, at_once=BATCH, at_most=MAX_WAITING)
 
@@ -309,9 +311,11 @@ class Recommender(Recommending):
         than a short wait of all others.
         """
         are_light = all(map(_is_light, requests))
+        self._batches += 1
+        is_timed = are_light and self._batches % TIMED == 0
+        answer = self._timed if is_timed else self._answer
         if are_light and len(requests) * self._light_s <= AT_ONCE_S:
-            return self._timed(requests, stored)
-        answer = self._timed if are_light else self._answer
+            return answer(requests, stored)
         in_context = copy_context().run  # what is noted in the thread is this batch's
         return await asyncio.get_running_loop().run_in_executor(
             self._engine_thread, in_context, answer, requests, stored

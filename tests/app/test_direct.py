@@ -257,3 +257,17 @@ def test_both_are_counted_under_one_route(client: Client) -> None:
         '"/v1/recommendations",status="200"}': 2,
         '"/v1/users/{user_id}/recommendations",status="200"}': 2,
     }
+
+
+def test_a_fault_is_answered_and_goes_on_to_the_log(known: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(known.service.recommender, "recommend", fail)
+    with pytest.raises(ZeroDivisionError):
+        known.get(GET.format("ada"))
+    monkeypatch.setattr(known._http._transport, "raise_app_exceptions", False)
+    answer = assert_same(known, "GET", GET.format("ada"))
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "x-request-id" in answer.headers
