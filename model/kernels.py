@@ -19,8 +19,8 @@ from numba.extending import intrinsic, overload
 BLOCK = 256  # items that are looked at together
 WORDS = BLOCK // 64  # of a bitmap, for one block
 CHUNK = 64  # blocks that are scanned for one query after the other while they are in the cache
-# Blocks spread over the catalogue that are scanned before all: their k-th best score keeps the others' work small, even
-# where the catalogue is sorted from worst to best.
+# Blocks spread over the catalogue that are scanned before all: what their best say of the k-th best score keeps the
+# others' work small, even where the catalogue is sorted from worst to best.
 SAMPLE = 16
 BUDGET = 254.0  # the largest sum of deficits that may still qualify
 RENEW_BELOW = 0.95  # deficits are made anew when an item may lose less than this share of what it could before
@@ -28,6 +28,7 @@ AHEAD = 8192  # bytes of codes that are asked for before they are needed
 EPSILON = 2.0**-23  # of float32
 ROUNDING = 1e-5  # more than the relative error of a score's last additions
 SMALLEST = 1e-30
+MARKS = 1024  # bits that tell most items from those that are lifted
 LARGEST = 1e38  # of what the parts of a score may add up to
 
 
@@ -57,6 +58,7 @@ class Batch(NamedTuple):
               of vbmi, (Q, rows, 16, 16) uint8 those of avx2
     lifted    (Q, F)       int64, items that score more than their codes say, each once, -1 at the end
     raised    (Q, F)       float32, their scores
+    marks     (Q, 16)      uint64, of each of them the bit that its number modulo 1024 has
     peaks     (Q, B')      float32, the largest product of each codebook
     bounds    (Q, 3)       float64: no score is above the first, none below the second can be among the k best, and
                            an item could lose the third when the deficits were made; all without boosts
@@ -73,6 +75,7 @@ class Batch(NamedTuple):
     work: Any
     lifted: Any
     raised: Any
+    marks: Any
     peaks: Any
     bounds: Any
     boosted: Any
@@ -126,9 +129,10 @@ def rank(catalogue, table, lifted, gains, boosted, boosts, candidates, items, sc
 def scores_of(catalogue, table, lifted, gains, boosted, boosts, items, scores):
     """The scores of some items, in order."""
     alone, raised = np.empty(len(lifted), np.int64), np.empty(len(lifted), np.float32)
-    _lift(catalogue.lanes, catalogue.bias, table, lifted, gains, alone, raised)
+    marks = np.zeros(MARKS // 64, np.uint64)
+    _lift(catalogue.lanes, catalogue.bias, table, lifted, gains, alone, raised, marks)
     for number in range(len(items)):
-        place = _place(items[number], alone)
+        place = _place(items[number], alone, marks)
         score = raised[place] if place >= 0 else _score(catalogue.lanes, catalogue.bias, table, items[number])
         scores[number] = _boosted(items[number], score, boosted, boosts)
 
@@ -146,6 +150,7 @@ def top_k(catalogue, tables, lifted, gains, boosted, boosts, excluded, work, k):
         work,
         np.empty((queries, lifts), np.int64),
         np.empty((queries, lifts), np.float32),
+        np.zeros((queries, MARKS // 64), np.uint64),
         np.empty(tables.shape[:2], np.float32),
         np.empty((queries, 3)),
         boosted,
@@ -158,44 +163,61 @@ def top_k(catalogue, tables, lifted, gains, boosted, boosts, excluded, work, k):
     for q in range(queries):
         batch.bounds[q, 0] = _highest(catalogue, tables[q], batch.peaks[q])
         batch.bounds[q, 1] = -np.inf
-        _lift(catalogue.lanes, catalogue.bias, tables[q], lifted[q], gains[q], batch.lifted[q], batch.raised[q])
-    sample = max(SAMPLE, k // WORDS)
-    stride = len(catalogue.lanes) // sample
-    for sampling in range(stride > 8, -1, -1):
-        _scan(catalogue, batch, stride if sampling else 1)
+        own = batch.lifted[q], batch.raised[q], batch.marks[q]
+        _lift(catalogue.lanes, catalogue.bias, tables[q], lifted[q], gains[q], *own)
+    every, stride = np.arange(queries), len(catalogue.lanes) // SAMPLE
+    if stride > 8:
+        expected = k / stride  # of the k best in the sample; three deviations more are hardly ever there
+        _scan(catalogue, batch, every, stride, min(k, 2 + int(expected + 3 * np.sqrt(expected))))
+    _scan(catalogue, batch, every, 1, k)
+    for q in range(queries):
+        if _misses_some(batch, q):
+            batch.bounds[q, 1] = -np.inf
+            _scan(catalogue, batch, every[q : q + 1], 1, k)
     for q in range(queries):
         _sort(batch.items[q], batch.scores[q], batch.found[q])
     return batch.items, batch.scores
 
 
 @numba.njit(nogil=True)
-def _scan(catalogue, batch, stride):
-    """Find the k best of every stride-th block, and of those that are lifted."""
-    blocks, queries = len(catalogue.lanes), len(batch.found)
-    for q in range(queries):
-        batch.found[q] = 0
-        for place in range(batch.lifted.shape[1]):
-            item = batch.lifted[q, place]
-            if item >= 0 and not _is_in(batch.excluded[q], item):
-                found, bounds = batch.found[q : q + 1], batch.bounds[q]
-                score = _boosted(item, batch.raised[q, place], batch.boosted, batch.boosts)
-                _keep(item, score, batch.items[q], batch.scores[q], found, bounds, batch.reach)
-        _renew(catalogue, batch.tables[q], batch.peaks[q], batch.bounds[q], batch.work[q])
+def _scan(catalogue, batch, queries, stride, room):
+    """Find the best of every block and of those that are lifted, or just of every stride-th block, for some queries."""
+    blocks = len(catalogue.lanes)
+    for q in queries:
+        lifted, raised, excluded = batch.lifted[q], batch.raised[q], batch.excluded[q]
+        items, scores = batch.items[q, :room], batch.scores[q, :room]
+        bounds, found = batch.bounds[q], batch.found[q : q + 1]
+        found[0] = 0
+        for place in range(len(lifted) if stride == 1 else 0):
+            item = lifted[place]
+            if item >= 0 and not _is_in(excluded, item):
+                score = _boosted(item, raised[place], batch.boosted, batch.boosts)
+                _keep(item, score, items, scores, found, bounds, batch.reach)
+        _renew(catalogue, batch.tables[q], batch.peaks[q], bounds, batch.work[q])
     for begin in range(0, blocks, CHUNK * stride):
         end = begin + CHUNK * stride
         if end > blocks:
             end = blocks
-        for q in range(queries):
-            _scan_blocks(catalogue, batch, q, begin, end, stride)
+        for q in queries:
+            _scan_blocks(catalogue, batch, q, begin, end, stride, room)
 
 
 @numba.njit(nogil=True)
-def _scan_blocks(catalogue, batch, q, begin, end, stride):
+def _misses_some(batch, q):
+    """Whether the sample has promised more than there is, so that items below what it promised were not looked at."""
+    promised = batch.bounds[q, 1]
+    is_full = batch.found[q] == batch.items.shape[1]
+    return promised > -np.inf and not (is_full and _least(batch.scores[q], batch.reach) >= promised)
+
+
+@numba.njit(nogil=True)
+def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
     """Offer what may be among the k best."""
     lanes, bias = catalogue.lanes, catalogue.bias
-    excluded, table, lifted, work = batch.excluded[q], batch.tables[q], batch.lifted[q], batch.work[q]
+    excluded, table, work = batch.excluded[q], batch.tables[q], batch.work[q]
+    lifted, marks = batch.lifted[q], batch.marks[q]
     peaks, bounds, found = batch.peaks[q], batch.bounds[q], batch.found[q : q + 1]
-    items, scores = batch.items[q], batch.scores[q]
+    items, scores = batch.items[q, :room], batch.scores[q, :room]
     for block in range(begin, end, stride):
         first = block * WORDS
         if ~(excluded[first] & excluded[first + 1] & excluded[first + 2] & excluded[first + 3]) == 0:
@@ -211,7 +233,7 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride):
                 item = block * BLOCK + word * 64 + _lowest_bit(left)
                 left &= left - np.uint64(1)
                 score = _score(lanes, bias, table, item)
-                if score >= bounds[1] and _place(item, lifted) < 0:
+                if score >= bounds[1] and _place(item, lifted, marks) < 0:
                     score = _boosted(item, score, batch.boosted, batch.boosts)
                     _keep(item, score, items, scores, found, bounds, batch.reach)
 
@@ -221,11 +243,14 @@ def _keep(item, score, items, scores, found, bounds, reach):
     """Keep the item if it is among the k best so far."""
     found[0] = _offer(item, score, items, scores, found[0])
     if found[0] == len(items):
-        least = np.float64(scores[0])
-        if reach > 0:
-            least -= reach + ROUNDING * (reach + abs(least))
-        if least > bounds[1]:
-            bounds[1] = least
+        bounds[1] = max(bounds[1], _least(scores, reach))
+
+
+@numba.njit(nogil=True)
+def _least(scores, reach):
+    """What an item scores at least, without boosts, to be better than the worst of a heap."""
+    least = np.float64(scores[0])
+    return least - (reach + ROUNDING * (reach + abs(least))) if reach > 0 else least
 
 
 @numba.njit(nogil=True)
@@ -272,15 +297,16 @@ def _size(products):
 
 
 @numba.njit(nogil=True)
-def _lift(lanes, bias, table, lifted, gains, alone, raised):
+def _lift(lanes, bias, table, lifted, gains, alone, raised, marks):
     """Score the lifted items, each once: its gains are added one after the other."""
     count = 0
     for place in range(len(alone)):
         alone[place] = -1
     for item, gain in zip(lifted, gains):  # noqa: B905 - numba has no strict
-        place = _place(item, alone[:count])
+        place = _place(item, alone, marks)
         if place < 0:
-            place = count
+            place, mark = count, item % MARKS
+            marks[mark // 64] |= np.uint64(1) << np.uint64(mark % 64)
             alone[place], raised[place] = item, _score(lanes, bias, table, item)
             count += 1
         raised[place] += gain
@@ -315,7 +341,10 @@ def _is_in(bitmap, item):
 
 
 @numba.njit(nogil=True)
-def _place(item, items):
+def _place(item, items, marks):
+    """Where the item stands among others, which are marked; -1 where it does not."""
+    if not _is_in(marks, item % MARKS):
+        return -1
     for place in range(len(items)):
         if items[place] == item:
             return place

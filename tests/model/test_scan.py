@@ -42,6 +42,7 @@ BIASES = {
     "falling": lambda rng, items: np.linspace(9, -9, items),
     "two": lambda rng, items: rng.integers(0, 2, items),
     "whole numbers": lambda rng, items: rng.integers(-300, 300, items),
+    "high in the first few": lambda rng, items: np.where(np.arange(items) < 30, 90 + rng.random(items), 0),
 }
 
 
@@ -151,7 +152,7 @@ def test_boosted_top_k_equals_brute_force(
 @given(
     seed=st.integers(0, 10_000),
     table=st.sampled_from(["normal", "whole numbers", "one dominates", "hardly different"]),
-    bias=st.sampled_from(["none", "normal", "rising", "falling", "whole numbers"]),
+    bias=st.sampled_from(["none", "normal", "rising", "falling", "whole numbers", "high in the first few"]),
     k=st.sampled_from([1, 10, 200]),
 )
 def test_a_sample_that_is_scanned_first_changes_nothing(
