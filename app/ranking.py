@@ -17,6 +17,15 @@ Scores = NDArray[np.floating]
 Ranked = tuple[Rows, Scores]
 
 
+def found_of(ranked: Ranked) -> Ranked:
+    """Without the places behind the last item, which are -1."""
+    rows, scores = ranked
+    if not len(rows) or rows[-1] >= 0:
+        return ranked
+    found = int(np.count_nonzero(rows >= 0))
+    return rows[:found], scores[:found]
+
+
 class Ranking(Protocol):
     """What one request ranks items by, its boosts and candidates included."""
 
@@ -45,7 +54,7 @@ class Personal:
             (ranked,) = self._engine.rank_candidates(self._query, [allowed], count, self._boosts)
             return ranked
         (rows,), (scores,) = self._engine.top_k(self._query, count, excluded[None], self._boosts)
-        return rows[rows >= 0], scores[rows >= 0]
+        return found_of((rows, scores))
 
     def relevance(self, scores: Scores) -> NDArray[np.float32]:
         return scores.astype(np.float32, copy=False)
@@ -54,7 +63,7 @@ class Personal:
         return self._engine.scores_of(self._query, rows, self._boosts)
 
     def codes(self, rows: Rows) -> Codes:
-        return self._engine.target_codes[rows]
+        return self._engine.target_codes.take(rows, axis=0)
 
 
 class Popular:
@@ -77,4 +86,4 @@ class Popular:
     def codes(self, rows: Rows) -> Codes:
         """None where there is no model: nothing is like anything then."""
         codes = self._engine.target_codes
-        return codes[rows] if len(codes) else np.empty((len(rows), 0), np.uint8)
+        return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)

@@ -23,7 +23,7 @@ from app.cursor import cursor_after
 from app.errors import InvalidRequest, ItemNotFound, details_of
 from app.explaining import Asker, Explainer
 from app.metrics import Metrics
-from app.ranking import Personal, Popular, Ranked, Ranking, Scores
+from app.ranking import Personal, Popular, Ranked, Ranking, Scores, found_of
 from app.recommendation_ids import hash_of
 from app.rules import Rules, rules_of
 from app.schemas import (
@@ -372,8 +372,8 @@ class Recommender(Recommending):
             bitmap.add(excluded, np.array([like]))
         rules = rules_of(request, self._catalogue, excluded)
         bitmap.add(excluded, {"none": NO_ROWS, "recent": past.recent, "all": past.logged}[request.exclude_seen])
-        if rules is not None and len(elsewhere := rules.elsewhere):
-            bitmap.add(excluded, elsewhere)
+        if rules is not None and len(rules.elsewhere):
+            bitmap.add(excluded, rules.elsewhere)
         candidates = None
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
@@ -471,8 +471,8 @@ class Recommender(Recommending):
         return self._recommendations(ask, source, items, cursor)
 
     def _scored(self, rows: Rows, scores: Scores) -> list[ScoredItem]:
-        there = rows >= 0
-        return self._catalogue.scored_items(rows[there], scores[there].tolist())
+        found, their_scores = found_of((rows, scores))
+        return self._catalogue.scored_items(found, their_scores.tolist())
 
     def _listed(
         self, ask: Ask, rules: Rules, ranking: Ranking, best: Ranked
@@ -480,7 +480,7 @@ class Recommender(Recommending):
         """The list that the rules make of a ranking, of which the best are known; and where it goes on."""
         listed = rules.applied(ranking, best, ask.excluded)
         items = self._scored(listed.rows, listed.scores)
-        for place in np.flatnonzero(listed.pinned):
+        for place in listed.pinned:
             items[place]["pinned"] = True
         cursor = None
         if ask.request.cursor is not None and listed.goes_on:

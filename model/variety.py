@@ -45,6 +45,9 @@ class Variety(NamedTuple):
         return WINDOW if self.diversity else 1
 
 
+NO_VARIETY = Variety(0.0, 0)
+
+
 def choose(
     variety: Variety,
     count: int,
