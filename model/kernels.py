@@ -28,6 +28,8 @@ AHEAD = 8192  # bytes of codes that are asked for before they are needed
 EPSILON = 2.0**-23  # of float32
 ROUNDING = 1e-5  # more than the relative error of a score's last additions
 SMALLEST = 1e-30
+SPARE = 32  # keys that are kept beside twice as many as are wanted
+SIGN, BELOW_SIGN = np.uint32(1 << 31), np.uint32((1 << 31) - 1)  # of a float32's bits
 MARKS = 1024  # bits that tell most items from those that are lifted
 LARGEST = 1e38  # of what the parts of a score may add up to
 
@@ -65,9 +67,9 @@ class Batch(NamedTuple):
     boosted   (G, words)   uint64, bitmaps of items whose scores gain something
     boosts    (G,)         float32, what they gain
     reach     what an item can gain at most
-    found     (Q,)         int64, how many items are found
-    items     (Q, k)       int64, the best of them as a heap, the worst first; at the end sorted, the best first
-    scores    (Q, k)       float32, of these
+    found     (Q,)         int64, how many items are kept
+    keys      (Q, room)    uint64, their keys, in any order; room for more than k, from which the best are taken when
+                           it is full
     """
 
     tables: Any
@@ -82,8 +84,7 @@ class Batch(NamedTuple):
     boosts: Any
     reach: float
     found: Any
-    items: Any
-    scores: Any
+    keys: Any
 
 
 @numba.njit(cache=True, nogil=True)
@@ -118,11 +119,12 @@ def rank(catalogue, table, lifted, gains, boosted, boosts, candidates, items, sc
     """The best of the candidates, which are distinct; returns how many are shown."""
     own = np.empty(len(candidates), np.float32)
     scores_of(catalogue, table, lifted, gains, boosted, boosts, candidates, own)
-    found = 0
+    keys, found = np.empty(len(candidates), np.uint64), 0
     for place in range(len(candidates)):
-        found = _offer(candidates[place], own[place], items, scores, found)
-    _sort(items, scores, found)
-    return found
+        if own[place] > -np.inf:
+            keys[found] = _key(candidates[place], own[place])
+            found += 1
+    return _rank(keys, found, items, scores)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -157,8 +159,7 @@ def top_k(catalogue, tables, lifted, gains, boosted, boosts, excluded, work, k):
         boosts,
         reach,
         np.empty(queries, np.int64),
-        np.empty((queries, k), np.int64),
-        np.empty((queries, k), np.float32),
+        np.empty((queries, 2 * k + SPARE), np.uint64),
     )
     for q in range(queries):
         batch.bounds[q, 0] = _highest(catalogue, tables[q], batch.peaks[q])
@@ -170,13 +171,14 @@ def top_k(catalogue, tables, lifted, gains, boosted, boosts, excluded, work, k):
         expected = k / stride  # of the k best in the sample; three deviations more are hardly ever there
         _scan(catalogue, batch, every, stride, min(k, 2 + int(expected + 3 * np.sqrt(expected))))
     _scan(catalogue, batch, every, 1, k)
+    items, scores = np.empty((queries, k), np.int64), np.empty((queries, k), np.float32)
     for q in range(queries):
-        if _misses_some(batch, q):
+        own = batch.keys[q], batch.found[q : q + 1], batch.bounds[q]
+        if _narrow(k, *own, batch.reach) < batch.bounds[q, 1]:  # the sample has promised more than there is
             batch.bounds[q, 1] = -np.inf
             _scan(catalogue, batch, every[q : q + 1], 1, k)
-    for q in range(queries):
-        _sort(batch.items[q], batch.scores[q], batch.found[q])
-    return batch.items, batch.scores
+        _rank(batch.keys[q], batch.found[q], items[q], scores[q])
+    return items, scores
 
 
 @numba.njit(nogil=True)
@@ -185,14 +187,14 @@ def _scan(catalogue, batch, queries, stride, room):
     blocks = len(catalogue.lanes)
     for q in queries:
         lifted, raised, excluded = batch.lifted[q], batch.raised[q], batch.excluded[q]
-        items, scores = batch.items[q, :room], batch.scores[q, :room]
-        bounds, found = batch.bounds[q], batch.found[q : q + 1]
+        keys, found, bounds = batch.keys[q, : 2 * room + SPARE], batch.found[q : q + 1], batch.bounds[q]
         found[0] = 0
         for place in range(len(lifted) if stride == 1 else 0):
             item = lifted[place]
             if item >= 0 and not _is_in(excluded, item):
                 score = _boosted(item, raised[place], batch.boosted, batch.boosts)
-                _keep(item, score, items, scores, found, bounds, batch.reach)
+                _keep(item, score, room, keys, found, bounds, batch.reach)
+        _narrow(room, keys, found, bounds, batch.reach)
         _renew(catalogue, batch.tables[q], batch.peaks[q], bounds, batch.work[q])
     for begin in range(0, blocks, CHUNK * stride):
         end = begin + CHUNK * stride
@@ -200,14 +202,8 @@ def _scan(catalogue, batch, queries, stride, room):
             end = blocks
         for q in queries:
             _scan_blocks(catalogue, batch, q, begin, end, stride, room)
-
-
-@numba.njit(nogil=True)
-def _misses_some(batch, q):
-    """Whether the sample has promised more than there is, so that items below what it promised were not looked at."""
-    promised = batch.bounds[q, 1]
-    is_full = batch.found[q] == batch.items.shape[1]
-    return promised > -np.inf and not (is_full and _least(batch.scores[q], batch.reach) >= promised)
+    for q in queries:
+        _narrow(room, batch.keys[q], batch.found[q : q + 1], batch.bounds[q], batch.reach)
 
 
 @numba.njit(nogil=True)
@@ -216,8 +212,8 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
     lanes, bias = catalogue.lanes, catalogue.bias
     excluded, table, work = batch.excluded[q], batch.tables[q], batch.work[q]
     lifted, marks = batch.lifted[q], batch.marks[q]
-    peaks, bounds, found = batch.peaks[q], batch.bounds[q], batch.found[q : q + 1]
-    items, scores = batch.items[q, :room], batch.scores[q, :room]
+    peaks, bounds = batch.peaks[q], batch.bounds[q]
+    keys, found = batch.keys[q, : 2 * room + SPARE], batch.found[q : q + 1]
     for block in range(begin, end, stride):
         first = block * WORDS
         if ~(excluded[first] & excluded[first + 1] & excluded[first + 2] & excluded[first + 3]) == 0:
@@ -235,22 +231,35 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
                 score = _score(lanes, bias, table, item)
                 if score >= bounds[1] and _place(item, lifted, marks) < 0:
                     score = _boosted(item, score, batch.boosted, batch.boosts)
-                    _keep(item, score, items, scores, found, bounds, batch.reach)
+                    _keep(item, score, room, keys, found, bounds, batch.reach)
 
 
 @numba.njit(nogil=True)
-def _keep(item, score, items, scores, found, bounds, reach):
-    """Keep the item if it is among the k best so far."""
-    found[0] = _offer(item, score, items, scores, found[0])
-    if found[0] == len(items):
-        bounds[1] = max(bounds[1], _least(scores, reach))
+def _keep(item, score, room, keys, found, bounds, reach):
+    """Keep the item, as it may be among the best."""
+    if score > -np.inf:
+        keys[found[0]] = _key(item, score)
+        found[0] += 1
+        if found[0] == len(keys):
+            _narrow(room, keys, found, bounds, reach)
 
 
 @numba.njit(nogil=True)
-def _least(scores, reach):
-    """What an item scores at least, without boosts, to be better than the worst of a heap."""
-    least = np.float64(scores[0])
-    return least - (reach + ROUNDING * (reach + abs(least))) if reach > 0 else least
+def _narrow(room, keys, found, bounds, reach):
+    """Keep no more than the best; returns what an item scores at least, without boosts, to be better than their worst.
+
+    That is minus infinity where there is room for more.
+    """
+    if found[0] < room:
+        return -np.inf
+    _select(keys, found[0], room)
+    found[0] = room
+    _, score = _of_key(keys[room - 1])
+    least = np.float64(score)
+    if reach > 0:
+        least -= reach + ROUNDING * (reach + abs(least))
+    bounds[1] = max(bounds[1], least)
+    return least
 
 
 @numba.njit(nogil=True)
@@ -351,62 +360,62 @@ def _place(item, items, marks):
     return -1
 
 
-# A heap of the best items, the worst of them first. Of equal scores the later item is worse.
+# Keys of items and their scores: the smaller, the better. Of equal scores the later item is worse.
 
 
 @numba.njit(nogil=True)
-def _offer(item, score, items, scores, found):
-    """Put the item on the heap if it belongs there; returns how many are on it then."""
-    if score == -np.inf:
-        return found
-    if found < len(items):
-        _climb(item, score, items, scores, found)
-        return found + 1
-    if _is_worse(scores[0], items[0], score, item):
-        _sink(item, score, items, scores, found)
-    return found
+def _key(item, score):
+    bits = np.float32(score + np.float32(0)).view(np.uint32)  # 0 for -0, which is the same
+    return np.uint64(_turned(bits)) << np.uint64(32) | np.uint64(item)
 
 
 @numba.njit(nogil=True)
-def _is_worse(score, item, other_score, other_item):
-    return score < other_score or (score == other_score and item > other_item)
+def _of_key(key):
+    bits = _turned(np.uint32(key >> np.uint64(32)))
+    return np.int64(key & np.uint64(0xFFFFFFFF)), np.uint32(bits).view(np.float32)
 
 
 @numba.njit(nogil=True)
-def _climb(item, score, items, scores, place):
-    while place > 0:
-        parent = (place - 1) // 2
-        if not _is_worse(score, item, scores[parent], items[parent]):
-            break
-        items[place], scores[place] = items[parent], scores[parent]
-        place = parent
-    items[place], scores[place] = item, score
+def _turned(bits):
+    """Of a float32's bits numbers in the opposite order, and the other way round."""
+    return np.uint32(bits if bits >= SIGN else bits ^ BELOW_SIGN)
 
 
 @numba.njit(nogil=True)
-def _sink(item, score, items, scores, found):
-    """Replace the first by the item, and bring the worst first again."""
-    place = 0
-    while 2 * place + 1 < found:
-        child = 2 * place + 1
-        if child + 1 < found and _is_worse(scores[child + 1], items[child + 1], scores[child], items[child]):
-            child += 1
-        if not _is_worse(scores[child], items[child], score, item):
-            break
-        items[place], scores[place] = items[child], scores[child]
-        place = child
-    items[place], scores[place] = item, score
+def _select(keys, found, room):
+    """Bring the smallest of the keys, which all differ, to the front, so many of them, the largest of these last."""
+    low, high = 0, found - 1
+    while low < high:
+        left, right, pivot = low, high, keys[(low + high) // 2]
+        while left <= right:
+            while keys[left] < pivot:
+                left += 1
+            while keys[right] > pivot:
+                right -= 1
+            if left <= right:
+                keys[left], keys[right] = keys[right], keys[left]
+                left += 1
+                right -= 1
+        if room - 1 <= right:
+            high = right
+        elif room - 1 >= left:
+            low = left
+        else:
+            return
 
 
 @numba.njit(nogil=True)
-def _sort(items, scores, found):
-    """From a heap to the best first, and no items at minus infinity behind them."""
+def _rank(keys, found, items, scores):
+    """The best of them first, and no items at minus infinity behind them; returns how many there are."""
+    if found > len(items):
+        _select(keys, found, len(items))
+        found = len(items)
+    keys[:found].sort()
+    for place in range(found):
+        items[place], scores[place] = _of_key(keys[place])
     for place in range(found, len(items)):
         items[place], scores[place] = -1, -np.inf
-    for last in range(found - 1, 0, -1):
-        item, score = items[last], scores[last]
-        items[last], scores[last] = items[0], scores[0]
-        _sink(item, score, items, scores, last)
+    return found
 
 
 # What the paths differ in: making deficits, and ruling out items by them.
