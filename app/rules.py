@@ -102,7 +102,7 @@ class Rules:
             return rows[: self.wanted], scores[: self.wanted]
         codes_of = ranking.codes if self.variety.diversity else _no_codes
         before, taken_before = codes_of(self.elsewhere), self._taken(self.elsewhere)
-        is_all = len(rows) < self.depth
+        is_all, further = len(rows) < self.depth, 0
         while True:
             categories, taken = self._categories(rows), taken_before.copy()
             relevance, codes = ranking.relevance(scores), codes_of(rows)
@@ -110,7 +110,7 @@ class Rules:
             if is_all or len(places) == self.wanted:
                 return rows[places], scores[places]
             # more each time, or it could take long
-            further = max(self._depth(self.wanted - len(places)) - left, len(rows) // 2)
+            further = max(self._depth(self.wanted - len(places)) - left, 2 * further)
             more, more_scores = self._further(ranking, further, excluded, rows, taken)
             is_all = len(more) < further
             rows, scores = np.concatenate([rows, more]), np.concatenate([scores, more_scores])

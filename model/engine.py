@@ -222,7 +222,7 @@ class Engine:
 
     @cached_property
     def _distances(self) -> Scan | Dense:
-        """The same catalogue, where half the square of an item's length takes the place of what the model adds to it.
+        """The same items, where half the square of an item's length takes the place of what the model adds to it.
 
         Half of the squared distance is then missing only half the square of the query's own length.
         """
@@ -232,6 +232,8 @@ class Engine:
                 part = slice(begin, begin + ITEMS_AT_ONCE)
                 codes = self._model.target_codes[part]
                 bias[part] = sum_of_codewords(codes, self._model.target_codebooks).square().sum(dim=1) / -2
+            if isinstance(self._catalogue, Scan):  # whose lanes have levels of the bias between the codes
+                return Scan(self.target_codes, bias.numpy())
             return self._catalogue.biased(bias)
 
 

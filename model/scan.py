@@ -17,7 +17,6 @@ deficits are made anew.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
@@ -97,15 +96,6 @@ class Scan:
         """(len(items),)"""
         bias: NDArray[np.float32] = self._catalogue.bias[items]
         return bias
-
-    def biased(self, bias: Tensor) -> Scan:
-        """The same items with another bias, over the same codes; it rules items out as if each had the largest bias."""
-        other, (lanes, before, levels, _, _) = copy.copy(self), self._catalogue
-        padded = np.full_like(before, -np.inf)
-        padded[: self.items] = bias.numpy()
-        highest, farthest = float(bias.numpy().max(initial=-np.inf)), float(bias.abs().numpy().max(initial=0.0))
-        other._catalogue = kernels.Catalogue(lanes, padded, np.full_like(levels, highest), highest, farthest)
-        return other
 
     def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
         """Score of every item: inner products (Q, B', W') -> (Q, N), the bias first, then book by book, then gains."""
