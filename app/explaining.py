@@ -1,10 +1,10 @@
 """Why an item is recommended: what its score is the sum of, and which recent items have the same codewords."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from app.catalogue import Catalogue, Rows, gains_of
@@ -44,20 +44,19 @@ class Explainer:
         self._catalogue = catalogue
         self._engine = engine
         nothing = Parts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
-        self._told(NO_ROWS, nothing, NO_ROWS, NO_ROWS, None)  # compiled before the first request waits for it
+        nobody = Asker(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None, None)
+        self._told(NO_ROWS, nothing, nobody)  # compiled before the first request waits for it
 
     def explain(self, asker: Asker, rows: Rows) -> list[Explanation]:
         """Of each of the items, in order."""
         parts = self._engine.explain(asker.query, rows)
-        lifting = np.asarray(asker.lifting[: parts.lifts.shape[1]], np.int64)
-        recent = np.array(_distinct([*lifting.tolist(), *asker.recent.tolist()]), np.int64)
-        whole, amounts, sums, ends = self._told(rows, parts, recent, lifting, asker.histogram)
+        whole, amounts, sums, ends = self._told(rows, parts, asker)
         # what there is of all items stands in one list, as making many small ones would take longer
-        books, words, history_books, history_words, places, shared, shared_history = whole
+        books, words, history_books, history_words, others, shared, shared_history = whole
         adding, shares, adds, lifts = amounts
-        places = places[: ends[2][-1]]
-        shown = list(set(places))
-        names = dict(zip(shown, self._catalogue.named_items(recent[shown]), strict=True))
+        others = others[: ends[2][-1]]
+        shown = list(dict.fromkeys(others))
+        names = dict(zip(shown, self._catalogue.named_items(np.array(shown, np.int64)), strict=True))
         codewords: list[TargetCodeword] = [
             {"codebook": book, "codeword": word, "adds": gain}
             for book, word, gain in zip(books[: ends[0][-1]], words, adding, strict=False)
@@ -67,19 +66,19 @@ class Explainer:
             for book, word, share in zip(history_books[: ends[1][-1]], history_words, shares, strict=False)
         ]
         items: list[RecentItem] = [
-            {**names[place], "shared": same, "shared_history": of_history, "adds": gain, "follows": lift}
-            for place, same, of_history, gain, lift in zip(places, shared, shared_history, adds, lifts, strict=False)
+            {**names[other], "shared": same, "shared_history": of_history, "adds": gain, "follows": lift}
+            for other, same, of_history, gain, lift in zip(others, shared, shared_history, adds, lifts, strict=False)
         ]
         explanations: list[Explanation] = [
             {
                 "codewords": codewords[ends[0][n] : ends[0][n + 1]],
-                "other_codewords": others,
+                "other_codewords": rest,
                 "bias": bias,
                 "follows": follows,
                 "history": history[ends[1][n] : ends[1][n + 1]],
                 "recent_items": items[ends[2][n] : ends[2][n + 1]],
             }
-            for n, (bias, others, follows) in enumerate(zip(parts.bias.tolist(), *sums, strict=True))
+            for n, (bias, rest, follows) in enumerate(zip(parts.bias.tolist(), *sums, strict=True))
         ]
         if asker.boosts is not None:
             for explanation, gain in zip(explanations, gains_of(asker.boosts, rows).tolist(), strict=True):
@@ -87,15 +86,15 @@ class Explainer:
         return explanations
 
     def _told(
-        self, rows: Rows, parts: Parts, recent: Rows, lifting: Rows, histogram: NDArray[np.float32] | None
+        self, rows: Rows, parts: Parts, asker: Asker
     ) -> tuple[list[list[int]], list[list[float]], list[list[float]], list[list[int]]]:
         """What there is to say of k items in numbers, as `_tell` fills it in."""
-        bins = NO_BINS if histogram is None else histogram[self._slowest]
+        bins = NO_BINS if asker.histogram is None else asker.histogram[self._slowest]
         whole, amounts = np.empty((7, len(rows) * SHOWN), np.int64), np.empty((4, len(rows) * SHOWN))
         sums, ends = np.zeros((2, len(rows))), np.zeros((3, len(rows) + 1), np.int64)
         codes = self._engine.target_codes, self._history_codes
         # of the types that are compiled, whatever a state's are: else the first request compiles for seconds
-        asked = [np.array(one, np.int64) for one in (rows, recent, lifting)]
+        asked = [np.array(one, np.int64) for one in (rows, asker.recent, asker.lifting)]
         asked += [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
         _tell(*codes, *asked, whole, amounts, sums, ends)  # type: ignore[call-arg]
         return whole.tolist(), amounts.tolist(), sums.tolist(), ends.tolist()
@@ -108,8 +107,8 @@ def _tell(  # type: ignore[no-untyped-def]
     """Fill in what there is of each item, at most SHOWN each, one item behind the other.
 
     whole    books and words of its target codewords that add most; books and words of its history codewords that the
-             history has most; places of the recent items that add most, and how many target and history codewords
-             they share with it
+             history has most; rows of the recent items that add most, and how many target and history codewords they
+             share with it
     amounts  what those target codewords add; the shares of those history codewords; what the shared target codewords
              add and what following adds
     sums     what the other target codewords add, and following all recent items
@@ -119,6 +118,7 @@ def _tell(  # type: ignore[no-untyped-def]
     for book in range(len(bins)):
         for word in range(bins.shape[1]):
             totals[book] += bins[book, word]
+    others = _distinct(lifting[: lifts.shape[1]], recent)
     shares, order = np.empty(len(bins)), np.empty(max(adding.shape[1], len(bins)), np.int64)
     for item in range(len(rows)):
         row, end = rows[item], ends[0, item]
@@ -146,7 +146,7 @@ def _tell(  # type: ignore[no-untyped-def]
         begin = ends[2, item]
         room = slice(begin, begin + SHOWN)
         ends[2, item + 1] = begin + _relate(
-            targets, histories, row, recent, lifting, adding[item], lifts[item], whole[4:, room], amounts[2:, room]
+            targets, histories, row, others, lifting, adding[item], lifts[item], whole[4:, room], amounts[2:, room]
         )
 
 
@@ -162,19 +162,19 @@ def _strongest_first(values, order):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _relate(targets, histories, row, recent, lifting, adding, lifts, most, gains):  # type: ignore[no-untyped-def]
+def _relate(targets, histories, row, others, lifting, adding, lifts, most, gains):  # type: ignore[no-untyped-def]
     """Of one item the recent ones that add most, and how many there are: most (3, SHOWN), gains (2, SHOWN)."""
     found = 0
-    for other in range(len(recent)):
+    for other in others:
         adds, same, of_history, follows = 0.0, 0, 0, 0.0
         for book in range(targets.shape[1]):
-            if targets[row, book] == targets[recent[other], book]:
+            if targets[row, book] == targets[other, book]:
                 adds += adding[book]
                 same += 1
         for book in range(histories.shape[1]):
-            of_history += histories[row, book] == histories[recent[other], book]
-        for place in range(len(lifting)):
-            if lifting[place] == recent[other]:
+            of_history += histories[row, book] == histories[other, book]
+        for place in range(len(lifts)):
+            if lifting[place] == other:
                 follows += lifts[place]
         if same + of_history == 0 and follows <= 0:
             continue
@@ -194,6 +194,13 @@ def _relate(targets, histories, row, recent, lifting, adding, lifts, most, gains
     return found
 
 
-def _distinct(rows: Iterable[int]) -> list[int]:
-    """In the order given, without those that are none."""
-    return list(dict.fromkeys(row for row in rows if row >= 0))
+@numba.njit(nogil=True)
+def _distinct(rows, others):  # type: ignore[no-untyped-def]
+    """Of both in the order given, without those that are none."""
+    found, distinct = 0, np.empty(len(rows) + len(others), np.int64)
+    for number in range(len(distinct)):
+        row = rows[number] if number < len(rows) else others[number - len(rows)]
+        if row >= 0 and row not in distinct[:found]:
+            distinct[found] = row
+            found += 1
+    return distinct[:found]
