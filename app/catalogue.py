@@ -66,11 +66,15 @@ class Catalogue:
         return filled
 
     def in_categories(self, categories: Iterable[str]) -> Bitmap:
-        """The items that have at least one of the categories; an unknown category has no items."""
+        """The items that have at least one of the categories."""
         found = bitmap.empty(len(self))
-        for category in set(categories):
-            found |= self._in_category(category)
+        for category in categories:
+            found |= self.in_category(category)
         return found
+
+    def in_category(self, category: str) -> Bitmap:
+        """The items of the category, to be read; an unknown one has none."""
+        return self._in_category(category)
 
     def _found_in_category(self, category: str) -> Bitmap:
         return self.bitmap_of(self._categories.items_with(category).astype(np.int64))
@@ -92,7 +96,7 @@ class Catalogue:
         known = {category: gain for category, gain in gains.items() if gain}
         if not known:
             return None
-        sets = np.stack([self.in_categories([category]) for category in known])
+        sets = np.array([self.in_category(category) for category in known])
         return Boosts(sets, np.array(list(known.values()), np.float32))
 
     def scored_items(self, rows: NDArray[np.integer], scores: Iterable[float]) -> list[ScoredItem]:

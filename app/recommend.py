@@ -401,7 +401,7 @@ class Recommender(Recommending):
         if request.categories:
             excluded |= ~catalogue.in_categories(request.categories)
         for category in request.categories_all:
-            excluded |= ~catalogue.in_categories([category])
+            excluded |= ~catalogue.in_category(category)
         if request.categories_none:
             excluded |= catalogue.in_categories(request.categories_none)
         return excluded

@@ -39,7 +39,7 @@ NO_ROWS: Rows = np.zeros(0, np.int64)
 NO_CODES: Codes = np.zeros((0, 0), np.uint8)
 # Items that are skipped for each that is chosen, as their categories are full: that many are expected, as a place of a
 # scan costs less than another scan.
-SKIPPED, MOST_SKIPPED = 7, 700
+SKIPPED, MOST_SKIPPED = 15, 700
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,8 +134,8 @@ class Rules:
         outside = excluded.copy()
         bitmap.add(outside, known)
         if self.variety.most:
-            full = np.flatnonzero(taken >= self.variety.most).tolist()
-            outside |= self.catalogue.in_categories([self.catalogue.label(number) for number in full])
+            for number in np.flatnonzero(taken >= self.variety.most).tolist():
+                outside |= self.catalogue.in_category(self.catalogue.label(number))
         return ranking.best(count, outside)
 
 

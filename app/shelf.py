@@ -51,14 +51,12 @@ class Shelf(Catalogue):
         entry = self._unknown.get(item_id)
         return None if entry is None else _unknown_item(entry)
 
-    def in_categories(self, categories: Iterable[str]) -> Bitmap:
-        categories = set(categories)
-        found = super().in_categories(categories)
+    def in_category(self, category: str) -> Bitmap:
+        found = super().in_category(category)
         if not self._recategorised:
             return found
-        found &= ~self._is_recategorised
-        for category in categories & self._rows_said.keys():
-            bitmap.add(found, self._rows_said[category])
+        found = found & ~self._is_recategorised
+        bitmap.add(found, self._rows_said.get(category, NO_ROWS))
         return found
 
     @property
