@@ -8,12 +8,14 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from app import rules
 from app.cursor import cursor_after, shown_before
 from app.schemas import MAX_BOOSTS, MAX_K
 from app.settings import Settings
@@ -88,7 +90,7 @@ filters = st.tuples(
     ),
 ).map(lambda parts: {**parts[0], **parts[1]})
 boosts = st.dictionaries(st.sampled_from(LABELS), st.sampled_from([0.5, -0.5, 3, -20, 20, 0]), min_size=1, max_size=3)
-rules = some_of(
+wishes = some_of(
     {
         "boost": boosts,
         "pin": pins,
@@ -98,7 +100,7 @@ rules = some_of(
     most=4,
 )
 BOOSTED = {"user_id": "clicker", "exclude_seen": "none", "boost": {"tea": 3, "cup": -0.5}}
-requests = st.tuples(askers, filters, rules).map(lambda parts: {**parts[0], **parts[1], **parts[2]})
+requests = st.tuples(askers, filters, wishes).map(lambda parts: {**parts[0], **parts[1], **parts[2]})
 quick = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -181,14 +183,22 @@ def listed(answer: Any) -> list[tuple[str, float, bool]]:
 
 
 class TestLaws:
-    @given(request=requests, k=st.sampled_from([1, 5, 12, MAX_K]))
-    @example(request={**BOOSTED, "pin": [{"item_id": item_id(row), "place": 2 * row + 1} for row in range(6)]}, k=12)
-    @example(request={**BOOSTED, "candidates": ALL_ITEMS[:30], "max_per_category": 2, "diversity": 0.2}, k=MAX_K)
+    @given(request=requests, k=st.sampled_from([1, 5, 12, MAX_K]), skipped=st.sampled_from([0, 1, rules.SKIPPED]))
+    @example(
+        request={**BOOSTED, "pin": [{"item_id": item_id(row), "place": 2 * row + 1} for row in range(6)]},
+        k=12,
+        skipped=rules.SKIPPED,
+    )
+    @example(
+        request={**BOOSTED, "candidates": ALL_ITEMS[:30], "max_per_category": 2, "diversity": 0.2}, k=60, skipped=0
+    )
+    @example(request={"user_id": "clicker", "exclude_seen": "none", "max_per_category": 2}, k=5, skipped=0)
     @settings(quick, max_examples=40)
     def test_a_list_is_what_its_definition_says(
-        self, shop: Client, codes: list[list[int]], request: dict[str, Any], k: int
+        self, shop: Client, codes: list[list[int]], request: dict[str, Any], k: int, skipped: int
     ) -> None:
-        assert listed(post(shop, **request, k=k)) == by_definition(shop, codes, request)[:k]
+        with patch.object(rules, "SKIPPED", skipped):  # or the few items here are all looked at in the first place
+            assert listed(post(shop, **request, k=k)) == by_definition(shop, codes, request)[:k]
 
     @given(request=requests)
     @quick
