@@ -131,7 +131,9 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
         except redis.RedisError:
             return False
         linked = [one for one in known.values() if one["connected"] and "fail" not in one["flags"]]
-        return state["cluster_state"] == "ok" and state["cluster_size"] == "3" and len(linked) == 6
+        replicas = [one for one in linked if "slave" in one["flags"]]
+        is_served = state["cluster_state"] == "ok" and state["cluster_size"] == "3"
+        return is_served and len(linked) == 6 and len(replicas) == 3
 
     def wait_until_whole(running: list[redis.Redis]) -> None:
         give_up_at_s = time.monotonic() + PATIENCE_S
