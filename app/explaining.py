@@ -168,9 +168,9 @@ def _relate(targets, histories, row, others, lifting, adding, lifts, most, gains
     for other in others:
         adds, same, of_history, follows = 0.0, 0, 0, 0.0
         for book in range(targets.shape[1]):
-            if targets[row, book] == targets[other, book]:
-                adds += adding[book]
-                same += 1
+            is_same = targets[row, book] == targets[other, book]
+            adds += is_same * adding[book]  # without a branch that nobody can guess
+            same += is_same
         for book in range(histories.shape[1]):
             of_history += histories[row, book] == histories[other, book]
         for place in range(len(lifts)):
