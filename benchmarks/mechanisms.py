@@ -24,13 +24,14 @@ import torch
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
+from safetensors import safe_open
 
 from app.plots import Spot, scatter
 from benchmarks.scan import cpu
 from model import artifact, evaluate
 from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
 from model.data import Histories, read_interactions
-from model.loop import CHECKPOINT, EpochReport
+from model.loop import CHECKPOINT, LAST, MOMENTS, EpochReport
 from model.mechanisms import train as mechanisms
 from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.quantiser import compression_ratio
@@ -40,6 +41,7 @@ from model.ranking import Draw, Scorer, ranks_sampled
 MIGRATED = {  # a preset that keeps the codes of another one's model
     "lisa-base-migrated": ("lisa-base-paper", "transformer-codes"),
     "lisa-base-kmeans": ("lisa-base", "transformer-paper"),
+    "lisa-base-paper-kmeans": ("lisa-base-paper", "transformer-paper"),
     "lisa-soft-kmeans": ("lisa-soft", "transformer-paper"),
     "lisa-mini-kmeans": ("lisa-mini-paper", "transformer-paper"),
 }
@@ -66,21 +68,49 @@ console = Console(width=200)
 
 
 class Said:
-    """Says how a training is going and adds up the processor time it takes, over interruptions too."""
+    """Says how a training is going, and adds up over interruptions what processor time its epochs take and what share
+    of all items' codes each of them changes."""
 
     def __init__(self, directory: Path) -> None:
-        self._file = directory / "cpu_s.json"
+        self._directory = directory
         self._begun_s = time.process_time()
+        self._codes = codes_at(directory / LAST) if (directory / LAST).exists() else None
 
     def batch(self, epoch: int, share: float, loss: float) -> None: ...
 
     def epoch(self, report: EpochReport) -> None:
-        spent = json.loads(self._file.read_text()) if self._file.exists() else []
-        spent = [*spent[: report.epoch], time.process_time() - self._begun_s]
-        self._file.write_text(json.dumps(spent))
+        before, self._codes = self._codes, codes_at(self._directory / LAST)
+        changed = None
+        if before is not None and self._codes is not None:
+            changed = float((self._codes != before).float().mean())
+        self._added("codes_changed.json", report.epoch, changed)
+        spent_s = time.process_time() - self._begun_s
+        self._added("cpu_s.json", report.epoch, spent_s)
         self._begun_s = time.process_time()
         about = f"epoch {report.epoch + 1}: loss {report.loss:.4f}, {report.elapsed_s / 60:.1f} minutes"
-        console.print(f"{self._file.parent.name}: {about}, of one core {spent[-1] / 60:.1f}", highlight=False)
+        about += f", of one core {spent_s / 60:.1f}"
+        about += "" if changed is None else f", codes that changed {changed:.2%}"
+        console.print(f"{self._directory.name}: {about}", highlight=False)
+
+    def _added(self, name: str, epoch: int, value: float | None) -> None:
+        file = self._directory / name
+        known: list[float | None] = json.loads(file.read_text()) if file.exists() else []
+        known += [None] * (epoch - len(known))
+        file.write_text(json.dumps([*known[:epoch], value]))
+
+
+def codes_at(checkpoint: Path) -> torch.Tensor | None:
+    """The hard codes of all items, those of histories beside those of targets, (N, B + B'); None where are none."""
+    with safe_open(checkpoint, "pt") as opened:
+        recipe = MechanismRecipe.model_validate_json(opened.metadata()["config"])
+        names = [name for name in opened.keys() if not name.startswith(MOMENTS)]  # noqa: SIM118 (no mapping)
+        weights = {name: opened.get_tensor(name) for name in names}
+    with torch.random.fork_rng(), torch.no_grad():
+        network = MechanismNetwork(recipe.model, len(weights["embedding.weight"]))
+        network.load_state_dict(weights)
+        codes = [] if recipe.model.soft or network.quantiser is None else [network.distinct().history.indices()]
+        codes += [network.target_codes()] if network.target_quantiser is not None else []
+    return torch.cat(codes, dim=1) if codes else None
 
 
 Trained = mechanisms.Compared | artifact.Artifact
@@ -222,6 +252,7 @@ def learned(name: str, model: Trained, data: Path, runs: Path) -> dict[str, Any]
     found = kept_of(model, runs / name / "tested.json", lambda: tested(model, data))
     again = kept_of(model, runs / name / "drawn_again.json", lambda: drawn_again(model, data))
     spent_s = json.loads((runs / name / "cpu_s.json").read_text())
+    changed = runs / name / "codes_changed.json"
     training = model.config.training
     assert isinstance(training, MechanismTraining)
     return {
@@ -236,6 +267,7 @@ def learned(name: str, model: Trained, data: Path, runs: Path) -> dict[str, Any]
         "share_of_items_whose_codes_collide": found["share_of_items_whose_codes_collide"],
         "training_minutes": sum(report["elapsed_s"] for report in model.metrics["epochs"]) / 60,
         "training_core_minutes": sum(spent_s) / 60,
+        "codes_changed": json.loads(changed.read_text()) if changed.exists() else None,
     }
 
 
