@@ -30,9 +30,8 @@ class Histograms(Mechanism):
         books, words = quantiser.codebooks.shape[:2]
         self.state_shape = books, words
         self.soft = quantiser.soft
-        self.query, self.key, self.value = (
-            nn.Parameter(torch.randn(books, width, width) / math.sqrt(width)) for _ in range(3)
-        )
+        drawn = 1 / math.sqrt(width) if self.soft else math.sqrt(2 / (width * (books + width)))
+        self.query, self.key, self.value = (nn.Parameter(torch.randn(books, width, width) * drawn) for _ in range(3))
         self._codebooks = [quantiser.codebooks]  # the quantiser's own: in a list, so that it is not a parameter twice
 
     def seen(self, events: Events) -> Tensor:
@@ -60,7 +59,7 @@ class Histograms(Mechanism):
     def tables(self) -> Tables:
         """Inner products of all codeword pairs (B, W, W), and projected values (B W, D)."""
         width = self.query.shape[-1]
-        words = self._codebooks[0] * math.sqrt(width)  # as items are, where they are read
+        words = self._codebooks[0] * (math.sqrt(width) if self.soft else 1)  # as items are, where they are read
         match = (words @ self.query) @ (words @ self.key).mT / math.sqrt(width)
         return match, (words @ self.value).flatten(0, 1)
 

@@ -50,9 +50,13 @@ class MechanismNetwork(nn.Module):
         super().__init__()
         self.config = config
         width = config.width
+        self.has_hard_codes = config.codewords > 0 and not config.soft
         self.embedding = nn.Embedding(items, width)
-        nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(width))
-        self.position = nn.Parameter(torch.randn(config.window, width) * 0.02) if config.positions else None
+        of_items, of_places = 1 / math.sqrt(width), 0.02
+        if self.has_hard_codes:
+            of_items, of_places = (math.sqrt(2 / (width + rows)) for rows in (items, config.window))
+        nn.init.normal_(self.embedding.weight, std=of_items)
+        self.position = nn.Parameter(torch.randn(config.window, width) * of_places) if config.positions else None
         self.quantiser = self.target_quantiser = None
         if config.codewords:
             self.quantiser = Quantiser(width, config.codebooks, config.codewords, config.soft)
@@ -84,10 +88,9 @@ class MechanismNetwork(nn.Module):
         """Encode all items that stand in the given tensors; nothing given: all items there are."""
         if items:
             rows = torch.unique(torch.cat([part.flatten() for part in items]))
-            vectors = self.embedding(rows)
         else:
-            vectors = self.embedding.weight
-            rows = torch.arange(len(vectors), device=vectors.device)
+            rows = torch.arange(self.embedding.num_embeddings, device=self.embedding.weight.device)
+        vectors = self.vectors(rows)
         history = Encoded(None, vectors)
         if self.quantiser is not None:
             history = _encoded(self.quantiser, vectors, self.frozen_codes, rows)
@@ -97,6 +100,20 @@ class MechanismNetwork(nn.Module):
         elif self.config.quantised_targets:
             targets = history.vectors
         return Distinct(rows, history, targets, self.mechanism.tables())
+
+    def vectors(self, rows: Tensor | None = None) -> Tensor:
+        """Of the given items, or of all: (U, D), what is encoded and recommended.
+
+        Hard codes are of vectors at the scale at which histories are read, so their codewords are learned at that
+        scale. Scaled afterwards, codewords would move so many times as fast that their attention never settles.
+        """
+        found = self.embedding.weight if rows is None else self.embedding(rows)
+        return found * math.sqrt(self.config.width) if self.has_hard_codes else found
+
+    @property
+    def scale_of_read(self) -> float:
+        """What is left to multiply by where a history is read."""
+        return 1.0 if self.has_hard_codes else math.sqrt(self.config.width)
 
     @torch.no_grad()
     def migrate(self, other: MechanismNetwork) -> None:
@@ -118,18 +135,19 @@ class MechanismNetwork(nn.Module):
         if source is not None:
             self.frozen_codes = other.distinct().history.indices()
             return
-        vectors = self.embedding.weight
-        if not own.soft:
+        vectors = self.vectors()
+        if self.has_hard_codes:
             self.frozen_codes = own.fit(vectors)
+            for weights in self.norms[1].parameters():  # its targets were not scaled, and scores are to be the same
+                weights.div_(math.sqrt(self.config.width))
         if self.target_quantiser is not None:
             self.frozen_target_codes = self.target_quantiser.fit(vectors)
 
     @torch.no_grad()
     def freeze_codes(self) -> None:
         """Keep the hard codes as they are now, if they are not kept already; the codewords go on learning."""
-        vectors = self.embedding.weight
-        if self.quantiser is not None and not self.quantiser.soft and self.frozen_codes is None:
-            self.frozen_codes = self.quantiser(vectors).indices()
+        if self.quantiser is not None and self.has_hard_codes and self.frozen_codes is None:
+            self.frozen_codes = self.quantiser(self.vectors()).indices()
         if self.target_quantiser is not None and self.frozen_target_codes is None:
             self.frozen_target_codes = self.target_codes()
 
@@ -138,7 +156,7 @@ class MechanismNetwork(nn.Module):
         assert self.target_quantiser is not None
         if self.frozen_target_codes is not None:
             return self.frozen_target_codes
-        encoded: Encoded = self.target_quantiser(self.embedding.weight)
+        encoded: Encoded = self.target_quantiser(self.vectors())
         return encoded.indices()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -176,7 +194,7 @@ class MechanismNetwork(nn.Module):
 
     def _hidden(self, distinct: Distinct, places: Tensor, before: Tensor) -> Tensor:
         """Of items that so many events stand before."""
-        hidden = F.embedding(places, distinct.history.vectors) * math.sqrt(self.config.width)
+        hidden = F.embedding(places, distinct.history.vectors) * self.scale_of_read
         if self.position is not None:
             hidden = hidden + self.position[before.clamp_max(self.config.window - 1)]
         dropped: Tensor = self.dropout(hidden)

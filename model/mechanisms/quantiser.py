@@ -35,18 +35,27 @@ class Encoded(NamedTuple):
 
 
 class Quantiser(nn.Module):
-    """Codebooks, each of which encodes what the ones before have left over."""
+    """Codebooks, each of which encodes what the ones before have left over.
+
+    Hard codes begin as in the published code, with small codewords and one similarity for all codebooks.
+    """
 
     def __init__(self, width: int, books: int, words: int, soft: bool = False) -> None:
         super().__init__()
         self.soft = soft
-        self.codebooks = nn.Parameter(torch.randn(books, words, width) / math.sqrt(books * width))
-        self.similarity = nn.Parameter(torch.eye(width).repeat(books, 1, 1) * math.sqrt(width))
+        if soft:
+            codebooks = torch.randn(books, words, width) / math.sqrt(books * width)
+            similarity = torch.eye(width).repeat(books, 1, 1) * math.sqrt(width)
+        else:
+            codebooks = torch.randn(books, words, width) * math.sqrt(2 / (width * (books + words)))
+            similarity = torch.randn(1, width, width) / math.sqrt(width)
+        self.codebooks, self.similarity = nn.Parameter(codebooks), nn.Parameter(similarity)
 
     def forward(self, vectors: Tensor) -> Encoded:
         """(U, D) -> codes and what they stand for."""
         left, codes = vectors, []
-        for words, similarity in zip(self.codebooks, self.similarity, strict=True):
+        similarities = self.similarity.expand(len(self.codebooks), -1, -1)
+        for words, similarity in zip(self.codebooks, similarities, strict=True):
             share = (left @ (similarity @ words.T) / TEMPERATURE).softmax(dim=-1)
             code = share if self.soft else StraightThrough.apply(share)  # type: ignore[no-untyped-call]
             left = left - mixed(code, words, self.soft)

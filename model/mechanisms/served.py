@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from model.config import MechanismRecipe, ModelConfig, ServedRecipe
@@ -53,7 +51,7 @@ def served(network: MechanismNetwork) -> LisaPaper:
     if model.shares is not None:
         assert encoded.codes is not None
         model.shares.copy_(encoded.codes.where(encoded.codes >= SMALLEST_SHARE, 0))
-    model.codebooks.copy_(history.codebooks * math.sqrt(shape.width))
+    model.codebooks.copy_(history.codebooks * network.scale_of_read)
     model.target_codebooks.copy_(targets.codebooks)
     for name in ("query", "key", "value"):
         getattr(model, name).copy_(getattr(mechanism, name)[None])

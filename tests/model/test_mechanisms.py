@@ -221,7 +221,7 @@ class TestQuantiser:
         encoded = made(vectors)
         left = vectors
         for book in range(3):
-            likeness = left @ made.similarity[book] @ made.codebooks[book].T
+            likeness = left @ made.similarity[0] @ made.codebooks[book].T
             assert torch.equal(encoded.codes[:, book].argmax(-1), likeness.argmax(-1))
             left = left - made.codebooks[book][likeness.argmax(-1)]
         torch.testing.assert_close(encoded.vectors, vectors - left)
@@ -385,7 +385,7 @@ class TestMigration:
         self, shop: Path, silent: Make, tmp_path: Path, name: str
     ) -> None:
         mechanisms.train(shop, tmp_path / "source", recipe("transformer-paper"), progress=silent())
-        before = mechanisms.load(tmp_path / "source").network.embedding.weight.detach()
+        before = mechanisms.load(tmp_path / "source").network.embedding.weight.detach() * math.sqrt(12)
         net = MechanismNetwork(small(name), len(before))
         net.migrate(mechanisms.load(tmp_path / "source").network)
         codes, vectors = net.distinct().history.indices(), net.distinct().history.vectors
@@ -396,6 +396,15 @@ class TestMigration:
         after = evaluate.load(out)
         kept = after.model.history_codes if isinstance(after, artifact.Artifact) else after.network.frozen_codes
         assert torch.equal(kept, codes)
+
+    @pytest.mark.parametrize("name", ["lisa-base", "lisa-mini-paper", "lisa-soft"])
+    @torch.inference_mode()
+    def test_codes_that_are_made_lose_nothing_but_what_they_round(self, name: str) -> None:
+        """Histories are read, and items scored, at the scale at which the other network learned to."""
+        before, net, found = network("transformer-paper"), network(name, codewords=60), torch.randn(3, 12)
+        net.migrate(before)
+        torch.testing.assert_close(net.vectors() * net.scale_of_read, before.vectors() * before.scale_of_read)
+        torch.testing.assert_close(net.norms[1](found) @ net.vectors().T, before.norms[1](found) @ before.vectors().T)
 
     def test_soft_codes_are_learned_while_those_of_the_targets_stay(self) -> None:
         before, net = network("transformer-paper"), network("lisa-soft")
