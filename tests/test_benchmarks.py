@@ -18,7 +18,6 @@ from benchmarks import (
     constant,
     exactly_once,
     mechanisms,
-    mechanisms_start,
     memory,
     rates,
     rebuild,
@@ -30,7 +29,6 @@ from benchmarks import (
 from benchmarks.topology import program
 from model import artifact
 from model.config import MECHANISMS, Config, DataCard, MechanismRecipe, MechanismTraining, ModelConfig, TrainConfig
-from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.train import train as train_mechanism
 from model.scan import paths
 from model.train import EpochReport, train
@@ -219,43 +217,6 @@ def test_codes_change_while_they_are_learned_and_not_when_they_are_kept(
     changed = [int(row.split("%")[0].split()[-1]) for row in rows]
     assert min(changed[:2]) > 0
     assert changed[2] == 0
-
-
-def test_a_start_gives_a_mechanism_codes_or_all_the_rest_or_both() -> None:
-    torch.manual_seed(0)
-    transformer = MechanismNetwork(MECHANISMS["transformer-paper"], 300)
-    torch.nn.init.ones_(transformer.position)
-
-    def started(name: str) -> MechanismNetwork:
-        torch.manual_seed(1)
-        network = MechanismNetwork(MECHANISMS["lisa-mini-paper"], 300)
-        mechanisms_start.STARTS[name](network, transformer)
-        return network
-
-    given = {name: started(name) for name in mechanisms_start.STARTS}
-    assert given["learned"].frozen_codes is None
-    kept = {name: (network.frozen_codes, network.frozen_target_codes) for name, network in given.items()}
-    for books in (0, 1):
-        assert torch.equal(kept["codes"][books], kept["both"][books])
-        assert not torch.equal(kept["rest"][books], kept["both"][books])
-        assert torch.equal(kept["rest"][books].sort(0).values, kept["both"][books].sort(0).values)
-        assert not torch.equal(kept["neither"][books], kept["both"][books])
-    is_taken = {name: bool((network.position == 1).all()) for name, network in given.items()}
-    assert is_taken == {"learned": False, "neither": False, "rest": True, "codes": False, "both": True}
-
-
-def test_starts_are_trained_once_and_judged_on_validation(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = {"data": data, "runs": tmp_path, "preset": "lisa-mini-paper", "transformer_epochs": 1, "batch": 64}
-    mechanisms_start.main(**told, start=["both"], epochs=1)
-    reports = tmp_path / data.name / "lisa-mini-paper-both-1" / "reports.json"
-    written = reports.stat().st_mtime_ns
-    mechanisms_start.main(**told, start=["both"], epochs=1)
-    assert reports.stat().st_mtime_ns == written
-    (report,) = json.loads(reports.read_text())
-    assert report["ndcg_at_10"] > 0
-    assert f"{report['ndcg_at_10']:.4f}" in capsys.readouterr().out.splitlines()[-2]
 
 
 def test_codes_that_change_are_counted_over_interruptions(data: Path, tmp_path: Path) -> None:
