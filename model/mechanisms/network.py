@@ -104,8 +104,8 @@ class MechanismNetwork(nn.Module):
     def vectors(self, rows: Tensor | None = None) -> Tensor:
         """Of the given items, or of all: (U, D), what is encoded and recommended.
 
-        Hard codes are of vectors at the scale at which histories are read, so their codewords are learned at that
-        scale. Scaled afterwards, codewords would move so many times as fast that their attention never settles.
+        As in the published code, hard codes are of vectors at the scale at which histories are read, so codewords are
+        learned at that scale.
         """
         found = self.embedding.weight if rows is None else self.embedding(rows)
         return found * math.sqrt(self.config.width) if self.has_hard_codes else found

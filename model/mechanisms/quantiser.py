@@ -37,7 +37,8 @@ class Encoded(NamedTuple):
 class Quantiser(nn.Module):
     """Codebooks, each of which encodes what the ones before have left over.
 
-    Hard codes begin as in the published code, with small codewords and one similarity for all codebooks.
+    Hard codes begin as in the published code, with small codewords and one similarity for all codebooks. Shares of
+    codewords are all alike then; where they differ from the beginning, codes are learned much worse.
     """
 
     def __init__(self, width: int, books: int, words: int, soft: bool = False) -> None:
