@@ -37,8 +37,8 @@ class Encoded(NamedTuple):
 class Quantiser(nn.Module):
     """Codebooks, each of which encodes what the ones before have left over.
 
-    Hard codes begin as in the published code, with small codewords and one similarity for all codebooks. Shares of
-    codewords are all alike then; where they differ from the beginning, codes are learned much worse.
+    Hard codes begin as in the published code: small codewords, one similarity for all codebooks, drawn and not the
+    identity. They are learned much better from there (docs/mechanisms.md).
     """
 
     def __init__(self, width: int, books: int, words: int, soft: bool = False) -> None:
