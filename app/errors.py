@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from app import trace
 from app.models_folder import NoSuchModel
 from model.artifact import ArtifactError
 from storage.store import (
@@ -237,8 +236,6 @@ def answer_to(exc: Exception) -> JSONResponse:
 
 
 def _headers(exc: Exception, status: int) -> dict[str, str]:
-    if status == 500 and (at_hand := trace.current.get()) is not None:  # of what comes from outside the middleware
-        return {"X-Request-ID": at_hand.id.decode()}
     if isinstance(exc, Unauthenticated):
         return {"WWW-Authenticate": 'Bearer realm="lisarec"'}
     if isinstance(exc, TooManyRequests):

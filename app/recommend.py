@@ -209,7 +209,7 @@ class Recommender(Recommending):
         self._clicks = clicks
         self._experiment = experiment
         self._experiment_hash = hash_of(experiment)
-        self._batches = 0
+        self._light_batches = 0
         self._light_s = AT_ONCE_S  # computing that a light request takes, as far as is known
         self._batching = Batching(self._answers, at_once=BATCH, at_most=MAX_WAITING)
 
@@ -311,8 +311,8 @@ class Recommender(Recommending):
         than a short wait of all others.
         """
         are_light = all(map(_is_light, requests))
-        self._batches += 1
-        is_timed = are_light and self._batches % TIMED == 0
+        self._light_batches += are_light
+        is_timed = are_light and self._light_batches % TIMED == 0
         answer = self._timed if is_timed else self._answer
         if are_light and len(requests) * self._light_s <= AT_ONCE_S:
             return answer(requests, stored)

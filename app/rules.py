@@ -104,7 +104,9 @@ class Rules:
         before, taken_before = codes_of(self.elsewhere), self._taken(self.elsewhere)
         is_all, further = len(rows) < self.depth, 0
         while True:
-            categories, taken = self._categories(rows), taken_before.copy()
+            categories = self._categories(rows)
+            taken = np.zeros(self.catalogue.labels if self.variety.most else 0, np.int64)  # the shop may say new ones
+            taken[: len(taken_before)] = taken_before
             relevance, codes = ranking.relevance(scores), codes_of(rows)
             places, left = choose(self.variety, self.wanted, relevance, codes, categories, before, taken, is_all)
             if is_all or len(places) == self.wanted:

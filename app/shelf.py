@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,9 +84,7 @@ class Shelf(Catalogue):
 
     def _number(self, category: str) -> int:
         number = self._categories.number(category)
-        if number is None:
-            number = self._labels_said.setdefault(category, super().labels + len(self._labels_said))
-        return number
+        return self._labels_said[category] if number is None else number
 
     def _titles_of(self, rows: NDArray[np.integer]) -> list[str]:
         titles = super()._titles_of(rows)
@@ -133,6 +132,9 @@ class Shelf(Catalogue):
         bitmap.discard(self.unavailable, _rows(row for row, entry in known if entry.available))
 
     def _categorise(self, categories: dict[int, tuple[str, ...]]) -> None:
+        for name in chain.from_iterable(categories.values()):  # before anybody can look for its number
+            if self._categories.number(name) is None:
+                self._labels_said.setdefault(name, super().labels + len(self._labels_said))
         left, joined = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
         for row, names in categories.items():
             before = self._recategorised.get(row, ())

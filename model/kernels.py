@@ -119,12 +119,12 @@ def rank(catalogue, table, lifted, gains, boosted, boosts, candidates, items, sc
     """The best of the candidates, which are distinct; returns how many are shown."""
     own = np.empty(len(candidates), np.float32)
     scores_of(catalogue, table, lifted, gains, boosted, boosts, candidates, own)
-    keys, found = np.empty(len(candidates), np.uint64), 0
+    keys = np.empty(len(candidates), np.uint64)
     for place in range(len(candidates)):
-        if own[place] > -np.inf:
-            keys[found] = _key(candidates[place], own[place])
-            found += 1
-    return _rank(keys, found, items, scores)
+        if not np.isfinite(own[place]):
+            raise ValueError("a query's scores are not finite, or beyond float32; train the model again")
+        keys[place] = _key(candidates[place], own[place])
+    return _rank(keys, len(keys), items, scores)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -479,3 +479,18 @@ def test_no_wish_is_a_fault(shared_client: Client, wish: dict[str, Any]) -> None
     """A fault in the app is an exception here, and so fails the test."""
     body = {"user_id": "clicker", **wish}
     assert shared_client.post("/v1/recommendations", content=json.dumps(body)).status_code in (200, 422)
+
+
+def test_categories_that_the_shop_has_just_said_are_full_at_once(client: Client) -> None:
+    """The first list already counts them: as many items of others as fill each category once."""
+    said = [{"item_id": item, "categories": [f"shelf-{place // 2}"]} for place, item in enumerate(ALL_ITEMS)]
+    assert client.post("/v1/items", json=said).status_code == 200
+    client.click("ada", *CLICKS)
+    first, second = (
+        item_ids(post(client, user_id="ada", k=MAX_K, exclude_seen="all", max_per_category=1)) for _ in range(2)
+    )
+    assert first == second
+    places = [ALL_ITEMS.index(item) // 2 for item in first]
+    assert sorted(places) == sorted(set(places))
+    seen = {ALL_ITEMS.index(item) for item in CLICKS}
+    assert set(places) == {place // 2 for place in range(len(ALL_ITEMS)) if place not in seen}

@@ -243,6 +243,9 @@ def test_a_broken_model_is_told_and_not_ranked(path: ScanPath, broken: float) ->
     products[1, 2, 7] = broken
     with pytest.raises(ValueError, match="train the model again"):
         Scan(codes, bias, path).top_k(products, lifted, 5, bitmap.from_mask(np.zeros((2, 300), bool)))
+    if not np.isfinite(broken):
+        with pytest.raises(ValueError, match="train the model again"):
+            Scan(codes, bias, path).rank(products, lifted, 5, [np.arange(300)] * 2)
 
 
 def test_a_path_that_is_not_there_is_refused() -> None:
