@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from app.commands.console import console, say
-from app.commands.options import DataOption, Device, known_preset_or_mechanism
+from app.commands.options import DataOption, Device, JsonOption, known_preset_or_mechanism
 from model.config import (
     EVENT_WEIGHTS,
     MECHANISMS,
@@ -138,9 +138,7 @@ def evaluate(
             help="Fit just this one too; repeatable. sasrec and gru4rec take tens of minutes.", metavar="NAME"
         ),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")
-    ] = None,
+    json_file: JsonOption = None,
     ranks: Annotated[Path | None, typer.Option(help="Write every user's rank as Parquet.", metavar="FILE")] = None,
     report: Annotated[Path | None, typer.Option(help="Write index.html with plots here.", metavar="DIR")] = None,
 ) -> None:

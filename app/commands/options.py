@@ -26,6 +26,7 @@ DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLi
 ArchiveDirOption = Annotated[
     Path | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR")
 ]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")]
 
 
 class Address(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from app.commands.console import console, say
-from app.commands.options import ArchiveDirOption, DataDirOption, Device, RedisUrlOption, service_settings
+from app.commands.options import ArchiveDirOption, DataDirOption, Device, JsonOption, RedisUrlOption, service_settings
 from app.logs import LogFormat
 
 
@@ -106,9 +106,7 @@ def bench(
     rate: Annotated[float, typer.Option(min=1, help="Recommendations per second to begin with.")] = 500.0,
     seconds: Annotated[float, typer.Option(min=1, help="At each rate.")] = 10.0,
     p90_ms: Annotated[float, typer.Option(min=0.1, help="What it has to keep up with.")] = 7.0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Raise the rate of requests until the service no longer keeps up; service and load share this machine."""
     from app.bench import Bench, as_json, at, of_size, sync_ms
