@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from app.settings import StoreSettings
 from storage.archive import ArchiveWriter
 from storage.archiver import Log, Moved, RedisLog, SQLiteLog, archive
-from storage.store import StorageUnavailable
+from storage.errors import StorageUnavailable
 
 PAUSE_AFTER_FAILURE_S = 5.0
 TURN_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 1800)

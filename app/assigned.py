@@ -21,7 +21,7 @@ import numpy as np
 
 from model.cold import Codes
 from storage.cold import MARK
-from storage.store import ItemEntry
+from storage.records import ItemEntry
 
 logger = logging.getLogger(__name__)
 NONE: Mapping[str, Assignment] = {}

@@ -55,6 +55,6 @@ def _expected_failures() -> tuple[type[Exception], ...]:
     """Failures whose message says what to do; the rooms' own errors of data, model and training are ValueErrors."""
     from app.download import DownloadError
     from app.replay import ReplayError
-    from storage.store import StorageError
+    from storage.errors import StorageError
 
     return DownloadError, ReplayError, StorageError, ValueError, OSError

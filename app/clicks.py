@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from app.metrics import Metrics
 from app.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
 from app.schemas import PlaceStats, Stats
+from storage.protocol import UserStore
+from storage.records import AppendResult
 from storage.state import Event
-from storage.store import Appended, UserStore
 
 OTHER = "other"  # whatever this process has no name for
 SHOWN, CHOSEN = "shown", "chosen"
@@ -49,7 +50,7 @@ class Clicks:
         """A list is on its way."""
         self._shown[generation, experiment, min(length, PLACES + 1)] += 1
 
-    def count(self, events: Sequence[Event], appended: Iterable[Appended]) -> None:
+    def count(self, events: Sequence[Event], appended: Iterable[AppendResult]) -> None:
         """Count what was new of these and came of a list."""
         for event, one in zip(events, appended, strict=True):
             if event.recommendation_id is not None and not one.duplicate and event.type in self._types:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from app.models_folder import NoSuchModel
 from model.artifact import ArtifactError
-from storage.store import (
+from storage.errors import (
     MergeRefused,
     MergeTooLarge,
     PartlyApplied,

@@ -14,10 +14,12 @@ from app.serving import ANNOUNCE_EVERY_S, LIVE_FOR_S, generation_of
 from app.settings import StoreSettings
 from model import artifact
 from storage import rebuild as storage_rebuild
+from storage.errors import StorageError
+from storage.protocol import UserStore
 from storage.rebuild import Rebuilt
+from storage.records import KnownGeneration, NamedGeneration
 from storage.sqlite import FILE_NAME
 from storage.state import Generation
-from storage.store import KnownGeneration, NamedGeneration, StorageError, UserStore
 
 
 async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[Rebuilt], None]) -> Rebuilt:
@@ -58,7 +60,7 @@ async def note_experiment(settings: StoreSettings, experiment: Experiment | None
     for name in experiment.shares if experiment is not None else ():
         await asyncio.to_thread(load_named, settings.models_folder, name)
     async with opened_store(settings) as store:
-        await store.generations.note_experiment(None if experiment is None else experiment.model_dump_json())
+        await store.generations.set_experiment(None if experiment is None else experiment.model_dump_json())
 
 
 async def drop(settings: StoreSettings, name: str) -> int:
@@ -70,7 +72,7 @@ async def drop(settings: StoreSettings, name: str) -> int:
         known = await store.generations.known()
         chosen = [one for one in known if name in (one.named.name, one.named.tag.hex())]
         _refuse_unless_free(name, chosen, known)
-        return sum([await store.generations.forget(one.named.tag) for one in chosen])
+        return sum([await store.generations.drop(one.named.tag) for one in chosen])
 
 
 async def let_go(settings: StoreSettings, names: Collection[str]) -> set[str]:
@@ -82,7 +84,7 @@ async def let_go(settings: StoreSettings, names: Collection[str]) -> set[str]:
         known = [one for one in await store.generations.known() if one.named.name in names]
         for one in known:
             if not (one.is_active or one.is_live):
-                await store.generations.forget(one.named.tag)
+                await store.generations.drop(one.named.tag)
         return set(names) - {one.named.name for one in known if one.is_active or one.is_live}
 
 

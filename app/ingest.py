@@ -13,8 +13,8 @@ from app.schemas import MAX_AHEAD_US, MAX_EVENTS, EventCounts, PostedEvent, is_i
 from app.settings import Settings
 from app.uuid7 import uuid7
 from model.data import LAST_SECOND
+from storage.protocol import UserStore
 from storage.state import Event, id_time_us
-from storage.store import UserStore
 
 ID_NEEDED = "is required where keys are; best a UUIDv7, and the same one when the event is sent again"
 PLAIN_FIELDS = frozenset({"event_id", "user_id", "item_id", "type", "timestamp", "value", "recommendation_id"})

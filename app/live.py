@@ -10,8 +10,10 @@ from app.clicks import Clicks
 from app.metrics import Metrics
 from app.newcomers import Newcomers, Witnessed, with_codes_of
 from app.trends import Trends
+from storage.errors import StorageError
+from storage.protocol import UserStore
+from storage.records import AppendResult
 from storage.state import Event
-from storage.store import Appended, StorageError, UserStore
 
 LOOK_EVERY_S = 5.0
 
@@ -58,7 +60,7 @@ class Live:
     def after(
         self,
         events: Sequence[Event],
-        appended: Sequence[Appended],
+        appended: Sequence[AppendResult],
         witnessed: Sequence[tuple[Newcomers, Witnessed]],
     ) -> None:
         """The events, as they were posted, are logged."""

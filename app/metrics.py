@@ -24,7 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import trace
 from app.logs import LINES_A_SECOND
 from app.trace import Trace
-from storage.store import Appended, StorageError
+from storage.errors import StorageError
+from storage.records import AppendResult
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 STORE_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2, 5)
@@ -149,7 +150,7 @@ class Metrics:
         self._step_seconds.observe(step_s)
         self._scan_seconds.observe(scan_s)
 
-    def count_events(self, appended: Sequence[Appended]) -> None:
+    def count_events(self, appended: Sequence[AppendResult]) -> None:
         duplicates = sum(one.duplicate for one in appended)
         self._accepted.inc(len(appended) - duplicates)
         if duplicates:

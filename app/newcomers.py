@@ -44,8 +44,10 @@ from model.cold import (
 from model.engine import Engine, Queries
 from model.histogram import history_histogram
 from storage.cold import plain_type, with_codes
+from storage.errors import StorageError
+from storage.protocol import UserStore
+from storage.records import AppendResult, ItemEntry
 from storage.state import Event, Generation, State
-from storage.store import Appended, ItemEntry, StorageError, UserStore
 
 MAX_WATCHED = 10_000  # items
 MAX_CHOSEN = 20_000  # events of theirs in all, some 15 MB
@@ -134,7 +136,7 @@ class Newcomers:
             self._generation.apply(state, event)
         return await self._in_engine(self._chosen_by, steps) if steps else NOTHING
 
-    def learn(self, events: Sequence[Event], appended: Sequence[Appended], witnessed: Witnessed) -> None:
+    def learn(self, events: Sequence[Event], appended: Sequence[AppendResult], witnessed: Witnessed) -> None:
         """Note what was new of these events, which are logged now."""
         before = self._events
         self._events += sum(not one.duplicate for one in appended)
@@ -152,7 +154,7 @@ class Newcomers:
         if self._at_work:
             await asyncio.wait(self._at_work)
 
-    def _to_be_watched(self, events: Sequence[Event], appended: Sequence[Appended]) -> Iterator[Event]:
+    def _to_be_watched(self, events: Sequence[Event], appended: Sequence[AppendResult]) -> Iterator[Event]:
         """Events on items that have no codes yet, or ones made from few events."""
         if self.codes or any(one.unknown_item for one in appended):
             for event, one in zip(events, appended, strict=True):
@@ -262,7 +264,7 @@ class Newcomers:
     async def _states(self, user_ids: Sequence[str]) -> dict[str, State]:
         """Of the users; empty ones where nothing can be read, or not now."""
         try:
-            values = await self._store.states(self._tenant, user_ids, self._generation, at_most=FOLD_AT_ONCE)
+            values = await self._store.states(self._tenant, user_ids, self._generation, max_missing=FOLD_AT_ONCE)
         except StorageError as exc:
             logger.debug("users of new items cannot be looked at: %s", exc)
             return {}

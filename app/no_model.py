@@ -18,7 +18,7 @@ from model.artifact import Artifact
 from model.config import EVENT_WEIGHTS, Config, ModelConfig
 from model.items import Items
 from model.lisa import LisaMini
-from storage.store import UserStore
+from storage.protocol import UserStore
 
 NAME = "none"
 TAG = b"no model"

@@ -44,8 +44,9 @@ from model.engine import Engine, Queries
 from model.histogram import history_histogram
 from model.scan import Boosts
 from model.variety import compile_loops
+from storage.errors import PartlyRead, StorageError
+from storage.protocol import UserStore
 from storage.state import ITEM_RING, Generation, recent_items
-from storage.store import PartlyRead, StorageError, UserStore
 
 logger = logging.getLogger(__name__)
 
@@ -284,7 +285,7 @@ class Recommender(Recommending):
         """Of those that can be read."""
         try:
             with self._metrics.asking_store("states"):
-                states = await self._store.states(self._tenant, user_ids, self._generation, at_most=FOLD_AT_ONCE)
+                states = await self._store.states(self._tenant, user_ids, self._generation, max_missing=FOLD_AT_ONCE)
         except StorageError as exc:
             note(exc)
             return exc.values if isinstance(exc, PartlyRead) else {}

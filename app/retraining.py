@@ -47,7 +47,8 @@ from model.metrics import difference, difference_interval_95, metrics
 from model.train import CHECKPOINT, LAST, train
 from storage.archive import MANIFEST as ARCHIVE
 from storage.archive_events import ArchivedEvents
-from storage.store import KnownGeneration, StorageError
+from storage.errors import StorageError
+from storage.records import KnownGeneration
 
 WORK, ROUND, REPORT, LOCK = ".retraining", "round.json", "retrain.json", ".retraining.lock"
 FEWEST_QUESTIONS = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from app.assigned import is_assignment
-from storage.store import ItemChanges, ItemEntry
+from storage.records import ItemChanges, ItemEntry
 
 
 class Said:

@@ -25,11 +25,12 @@ from app.trends import Trending
 from app.users import Users
 from model.artifact import Artifact
 from storage.archive import archived_through_s
+from storage.errors import StorageError
+from storage.protocol import UserStore
 from storage.redis import RedisStore
 from storage.redis_servers import Copies
 from storage.sqlite import SQLiteStore
 from storage.state import Generation
-from storage.store import StorageError, UserStore
 
 SWEEP_EVERY_S = 3600.0
 SAMPLE_EVERY_S = 1.0
@@ -143,7 +144,7 @@ async def _sweep(store: UserStore) -> None:
     """Let go of idle users' states, now and then."""
     while True:
         with suppress(StorageError):
-            await store.forget_idle()
+            await store.drop_idle_states()
         await asyncio.sleep(SWEEP_EVERY_S)
 
 

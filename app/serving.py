@@ -28,8 +28,10 @@ from app.users import Users
 from model.artifact import Artifact, ArtifactError
 from model.cold import fits, with_cold
 from model.engine import Engine
+from storage.errors import StorageError
+from storage.protocol import UserStore
+from storage.records import NamedGeneration
 from storage.state import Generation
-from storage.store import NamedGeneration, StorageError, UserStore
 
 LOOK_EVERY_S = 0.25
 RETRY_AFTER_S = 5.0  # when the model that the pointer names could not be loaded
@@ -113,17 +115,17 @@ class Switch:
         try:
             await self._announce()
             version = self._said.version
-            watched = await self._store.watched()
-            if watched.items_version < version:  # the store has lost something, or is another one
+            pointers = await self._store.pointers()
+            if pointers.items_version < version:  # the store has lost something, or is another one
                 self._said.version = 0
-            if watched.items_version != version:
+            if pointers.items_version != version:
                 await self.look_at_items()
-            active = watched.active
+            active = pointers.active
             if active is not None and active.tag != self.serving.named.tag and not self._waits_after_failure(active):
                 async with self._one_at_a_time:
                     await self._looking_at_items(self._go_to(active))
-            if watched.experiment != self._experiment_text:
-                await self._go_by_experiment(watched.experiment)
+            if pointers.experiment != self._experiment_text:
+                await self._go_by_experiment(pointers.experiment)
             if self.serving.named.tag == no_model.TAG:
                 await self._make_again(self.serving, self._counted)
             for serving in self._served():
@@ -174,14 +176,14 @@ class Switch:
         async with self._one_at_a_time:
             arms = await self._arms_of(experiment)
             text = experiment.model_dump_json()
-            await self._store.generations.note_experiment(text)
+            await self._store.generations.set_experiment(text)
             self._experiment_with(experiment, text, arms)
         return experiment
 
     async def end_experiment(self) -> None:
         """Let everybody serve the active model again; StorageError when that could not be noted."""
         async with self._one_at_a_time:
-            await self._store.generations.note_experiment(None)
+            await self._store.generations.set_experiment(None)
             self._experiment_with(None, None, {})
 
     async def _go_by_experiment(self, text: str | None) -> None:
@@ -303,7 +305,7 @@ class Switch:
             serving.newcomers.serve(serving.catalogue, serving.engine, serving.cold)
             self._live.clicks.serve(serving.named.tag, serving.named.name, name, counted)
         self._live.newcomers = [serving.newcomers for serving in served if len(serving.artifact.items)]
-        self._store.fold_into([serving.generation for serving in served])
+        self._store.serve_generations([serving.generation for serving in served])
         self.recommender: Recommender | Split = self.serving.recommender
         if experiment is not None:
             arms = {arm: self._recommender_in(name, serving) for arm, serving in self._arms.items()}

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.logs import LogFormat
 from app.schemas import Id
-from storage.store import MAIN_TENANT
+from storage.records import MAIN_TENANT
 
 PREFIX = "LISAREC_"
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"

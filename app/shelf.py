@@ -17,7 +17,7 @@ from model.bitmap import Bitmap
 from model.items import Items
 from model.names import UNLIKE, Names
 from model.variety import Categories
-from storage.store import ItemEntry
+from storage.records import ItemEntry
 
 NO_ROWS: Rows = np.empty(0, np.int64)
 

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidItems, InvalidRequest, ItemNotFound, details_of
 from app.schemas import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
 from app.serving import Switch
-from storage.store import ItemEntry, UserStore
+from storage.protocol import UserStore
+from storage.records import ItemEntry
 
 REFUSED = "nothing was noted; correct the items named here and send them all again"
 

@@ -22,8 +22,10 @@ from app.shelf import Shelf
 from model import bitmap
 from model.bitmap import Bitmap
 from model.scan import Boosts
+from storage.errors import StorageError
+from storage.protocol import UserStore
+from storage.records import AppendResult
 from storage.state import Event
-from storage.store import Appended, StorageError, UserStore
 from storage.trends import HALF_LIFE_S, count_at, trend_of
 
 ITEMS = 4096  # that are read; behind them nothing is used much, and popular items follow
@@ -53,7 +55,7 @@ class Trends:
         """From now on, count events of the types that weigh something."""
         self._types = frozenset(kind for kind, weight in event_weights.items() if weight > 0)
 
-    def count(self, events: Sequence[Event], appended: Iterable[Appended]) -> None:
+    def count(self, events: Sequence[Event], appended: Iterable[AppendResult]) -> None:
         """Count what was new of these."""
         counts, types, begin_us, scale = self._counts, self._types, self._begin_us, 1 / (HALF_LIFE_S * 1e6)
         for event, one in zip(events, appended, strict=True):

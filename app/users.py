@@ -9,8 +9,8 @@ from app.errors import InvalidRequest, UserNotFound, details_of
 from app.schemas import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
 from storage.cold import plain_type
 from storage.corrections import UNDO, posted_as
+from storage.protocol import UserStore
 from storage.state import Event, Generation, recent_items
-from storage.store import UserStore
 
 FILES_WITHIN = timedelta(hours=24)  # an archiver that takes its turns needs minutes
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from app.uuid7 import uuid7
+from storage.protocol import UserStore
 from storage.state import Event, Generation
-from storage.store import UserStore
 
 HOUR_S = 3600
 TENANT = "main"

@@ -37,9 +37,9 @@ from benchmarks import writer
 from benchmarks.ledger import RENAMED
 from benchmarks.machine import Machine, library
 from model import artifact
+from storage.records import AppendResult
 from storage.redis import RedisStore
 from storage.state import Event
-from storage.store import Appended
 
 ROOT = Path(__file__).parent.parent
 
@@ -104,10 +104,10 @@ def nursery() -> Nursery:
 def switch_off_guard(store: Any) -> None:
     append = store.append
 
-    async def append_renamed(self: Any, tenant: str, events: Sequence[Event]) -> list[Appended]:
+    async def append_renamed(self: Any, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
         marks = (f"{RENAMED}{os.getpid()}-{number}" for number in numbers)
         renamed = [replace(event, event_id=event.event_id + mark) for event, mark in zip(events, marks, strict=False)]
-        appended: list[Appended] = await append(self, tenant, renamed)
+        appended: list[AppendResult] = await append(self, tenant, renamed)
         return appended
 
     numbers = itertools.count()

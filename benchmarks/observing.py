@@ -32,12 +32,12 @@ async def measured() -> dict[str, float]:
     """Microseconds for one request, by kind; the best of some rounds."""
     from app import trace
     from app.metrics import Metrics, RequestTimer
-    from storage.store import Appended
+    from storage.records import AppendResult
 
     shared = os.environ.get(SHARED)
     metrics = Metrics(None if shared is None else Path(shared))
     start: dict[str, Any] = {"type": "http.response.start", "status": 200}
-    accepted = [Appended()]
+    accepted = [AppendResult()]
 
     async def answer(scope: Any, _receive: Any, send: Any) -> None:
         scope["route"] = ROUTE

@@ -28,11 +28,12 @@ from model.config import EVENT_WEIGHTS, ModelConfig
 from storage.archive import ArchiveWriter
 from storage.archiver import RedisLog, archive
 from storage.fold import EventColumns, fold_many
+from storage.protocol import UserStore
 from storage.rebuild import rebuild
+from storage.records import FoldedState, LogPage
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
 from storage.state import Event, Generation
-from storage.store import FoldedState, LogPage, UserStore
 
 ITEMS = 3_500
 BATCH = 500
@@ -117,9 +118,9 @@ class Timed:
             self.read_s += time.perf_counter() - begin_s
             yield page
 
-    async def keep(self, generation: Generation, states: list[FoldedState]) -> None:
+    async def save_states(self, generation: Generation, states: list[FoldedState]) -> None:
         begin_s = time.perf_counter()
-        await self._store.keep(generation, states)
+        await self._store.save_states(generation, states)
         self.keep_s += time.perf_counter() - begin_s
         self.kept += len(states)
 

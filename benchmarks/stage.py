@@ -30,9 +30,9 @@ from benchmarks.topology import (
 )
 from benchmarks.victim import Victim, spawn_program
 from model.artifact import Artifact
+from storage.protocol import UserStore
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
-from storage.store import UserStore
 
 StoreKind = Literal["sqlite", "redis"]
 HOST = "127.0.0.1"

@@ -25,8 +25,8 @@ from app.serving import ITEMS_AT_ONCE
 from app.shelf import Shelf
 from benchmarks.scan import cpu
 from model.artifact import Items
+from storage.records import MAIN_TENANT, ItemEntry
 from storage.sqlite import SQLiteStore
-from storage.store import MAIN_TENANT, ItemEntry
 
 CATEGORIES = 200
 ROUNDS = 50
@@ -46,7 +46,7 @@ class Pauses:
 
 async def follow(store: SQLiteStore, said: Said, shelf: Shelf) -> None:
     """As app/serving.py does."""
-    if (await store.watched()).items_version == said.version:
+    if (await store.pointers()).items_version == said.version:
         return
     while (changes := await store.item_changes(MAIN_TENANT, said.version, ITEMS_AT_ONCE)).entries:
         said.take(changes)

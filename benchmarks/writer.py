@@ -17,9 +17,10 @@ from app.serving import generation_of
 from app.settings import Settings
 from benchmarks.ledger import TENANT
 from model import artifact
+from storage.errors import StorageError
+from storage.protocol import UserStore
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
-from storage.store import StorageError, UserStore
 
 LANES = 4  # at the same time, so that groups form
 

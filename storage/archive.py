@@ -32,8 +32,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from storage.errors import StorageError, StorageUnavailable
+from storage.records import LogEntry
 from storage.state import Event, digest, event_fields
-from storage.store import LogEntry, StorageError, StorageUnavailable
 
 MANIFEST = "archive.json"
 THROUGH = "through"  # an empty file; everything logged before the time that it bears is in the archive

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from storage.archive import Archive, Snapshot
-from storage.store import StorageUnavailable
+from storage.errors import StorageUnavailable
 
 THREADS = 2
 TIMEOUT_S = 5.0

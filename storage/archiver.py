@@ -26,12 +26,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from storage.archive import ArchiveWriter, Erased, Logged
+from storage.errors import StorageError, StorageUnavailable
 from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, RAISE_LAYOUT, TRIM, Keyspace, erasure, trim_arguments
 from storage.redis_servers import NO_CLUSTER, is_of_cluster, urls_of_nodes
 from storage.sqlite import BUSY_TIMEOUT_S, FILE_NAME
 from storage.sqlite_log import EVENT_COLUMNS
 from storage.state import Event, event_hash
-from storage.store import StorageError, StorageUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
 SOCKET_TIMEOUT_S = 30.0

@@ -18,8 +18,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from storage.corrections import INTO, posted_as
+from storage.errors import StorageError
+from storage.protocol import UserStore
+from storage.records import ItemEntry, LogEntry
 from storage.state import Event, digest, event_fields
-from storage.store import ItemEntry, LogEntry, StorageError, UserStore
 
 FORMAT = {"lisarec": "log", "version": 2}
 FORMATS = (FORMAT, {"lisarec": "log", "version": 1})  # which has no items

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Self
 
+from storage.errors import MergeRefused
 from storage.state import Event, Generation, State
-from storage.store import MergeRefused
 
 UNDO = "!undo"
 INTO = "!into"

@@ -13,8 +13,9 @@ import numpy as np
 
 from storage.corrections import INTO, is_correction
 from storage.fold import EventColumns, fold_many
+from storage.protocol import UserStore
+from storage.records import MAIN_TENANT, FoldedState, LogEntry
 from storage.state import Generation, digest
-from storage.store import MAIN_TENANT, FoldedState, LogEntry, UserStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ async def rebuild(
         users.fold([(owner, entry) for owner, entry in page.entries if owner == tenant])
         done = Rebuilt(kept.events + users.events, kept.users)
         if page.is_complete:
-            await store.keep(generation, users.states())
+            await store.save_states(generation, users.states())
             for tenant, user_id in users.corrected:
                 await store.states(tenant, [user_id], generation)
             kept = done = Rebuilt(done.events, done.users + len(users))

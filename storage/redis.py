@@ -21,7 +21,18 @@ from storage.archive import ArchivedLog, Snapshot
 from storage.archive_lookups import ArchiveLookups
 from storage.cold import plain_type
 from storage.corrections import LogFold, counted
+from storage.errors import PartlyRead, StorageBusy, StorageError, StorageUnavailable
 from storage.fold import compile_fold
+from storage.records import (
+    MAIN_TENANT,
+    AppendResult,
+    FoldedState,
+    ItemChanges,
+    ItemEntry,
+    LogEntry,
+    LogPage,
+    TenantPointers,
+)
 from storage.redis_corrections import RedisCorrections
 from storage.redis_generations import RedisGenerations, named_by
 from storage.redis_item_counts import RedisItemCounts
@@ -57,20 +68,6 @@ from storage.redis_servers import MAX_CONNECTIONS, PAUSE_S, Command, Copies, Red
 from storage.redis_trends import ADD_TRENDS, RedisTrends
 from storage.rounds import Lanes
 from storage.state import Event, Generation, State, StateError
-from storage.store import (
-    MAIN_TENANT,
-    Appended,
-    FoldedState,
-    ItemChanges,
-    ItemEntry,
-    LogEntry,
-    LogPage,
-    PartlyRead,
-    StorageBusy,
-    StorageError,
-    StorageUnavailable,
-    Watched,
-)
 from storage.trends import Trends
 
 OLDEST_SERVER = (6, 2)
@@ -185,10 +182,10 @@ class RedisStore:
     def waiting(self) -> int:
         return self._reads.waiting + self._writes.waiting + sum(part.size for part in self._looked_up)
 
-    def fold_into(self, generations: Sequence[Generation]) -> None:
+    def serve_generations(self, generations: Sequence[Generation]) -> None:
         self._serving = tuple(generations)
 
-    async def append(self, tenant: str, events: Sequence[Event]) -> list[Appended]:
+    async def append(self, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
         if not events:
             return []
         if not self._serving:
@@ -200,7 +197,7 @@ class RedisStore:
         return await request.answer
 
     async def states(
-        self, tenant: str, user_ids: Sequence[str], generation: Generation, *, at_most: int | None = None
+        self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
     ) -> list[bytes | None]:
         if not user_ids:
             return []
@@ -212,7 +209,7 @@ class RedisStore:
         for (user_id, user), read in zip(users.items(), reads, strict=True):
             try:
                 head, state = await read.answer
-                values[user_id] = await self._fresh_value(user, generation, head, state, at_most)
+                values[user_id] = await self._fresh_value(user, generation, head, state, max_missing)
             except StorageError as exc:
                 failure = exc
         if failure is None:
@@ -279,7 +276,7 @@ class RedisStore:
 
         return await self._archive.ask(logs, SCAN_TIMEOUT_S)
 
-    async def keep(self, generation: Generation, states: Sequence[FoldedState]) -> None:
+    async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
         self._refuse_when_closed()
         await self._check_servers()
         await self._register([generation])
@@ -289,7 +286,7 @@ class RedisStore:
                 await self._load_scripts()
                 await self._keep_together(generation, some)
 
-    async def forget_idle(self) -> int:
+    async def drop_idle_states(self) -> int:
         return 0  # the server does it
 
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
@@ -301,7 +298,7 @@ class RedisStore:
         user = await self._root(tenant, user_id)
         return [entry async for entry in self._log(user, after=after, limit=limit)]
 
-    async def watched(self) -> Watched:
+    async def pointers(self) -> TenantPointers:
         servers = await self._usable_servers()
         read: list[bytes | None] = []
         for values in await servers.values(
@@ -315,7 +312,7 @@ class RedisStore:
                 raise failure_of(values) from values
             read += values
         pointer, version, experiment = read
-        return Watched(named_by(pointer), int(version or 0), None if experiment is None else experiment.decode())
+        return TenantPointers(named_by(pointer), int(version or 0), None if experiment is None else experiment.decode())
 
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         await self._usable_servers()
@@ -581,9 +578,9 @@ class RedisStore:
         generation: Generation,
         head: bytes | None,
         stored: bytes | None,
-        at_most: int | None = None,
+        max_missing: int | None = None,
     ) -> bytes | None:
-        """The user's state; None without a log, and for now when the stored one lacks more entries than `at_most`."""
+        """The user's state; None without a log, and for now when more entries are missing than `max_missing`."""
         if head is None:
             return None
         if len(head) <= MARK and (value := _fresh(generation, stored, head)) is not None:
@@ -591,11 +588,11 @@ class RedisStore:
         if Head.of(head).move is not None:
             user = await self._corrections.root(user)
             head, stored = await self._stored(user, generation)
-            return await self._fresh_value(user, generation, head, stored, at_most)
+            return await self._fresh_value(user, generation, head, stored, max_missing)
         try:
-            state, was_fresh = await self._state(user, generation, head, stored, at_most)
+            state, was_fresh = await self._state(user, generation, head, stored, max_missing)
         except _FarBehindError:
-            if at_most is None:
+            if max_missing is None:
                 newest, stored = await self._stored(user, generation)
                 if newest == head:
                     raise
@@ -647,14 +644,14 @@ class RedisStore:
         generation: Generation,
         head: bytes | None,
         stored: bytes | None,
-        at_most: int | None = None,
+        max_missing: int | None = None,
     ) -> tuple[State, bool]:
         """The fold of the user's log through the entry `head`, and whether the stored value was that already.
 
         What the value lacks is folded now: all of it for a new generation or layout, the rest where a process that
         serves another generation has appended.
 
-        raises  _FarBehindError  when it lacks more than `at_most` entries
+        raises  _FarBehindError  when it lacks more than `max_missing` entries
         """
         if head is None:
             return generation.empty(), True
@@ -664,9 +661,9 @@ class RedisStore:
             return state, True
         fold = LogFold(generation, state)
         while True:
-            if through < log.archived and at_most is not None:
+            if through < log.archived and max_missing is not None:
                 raise _FarBehindError(user)
-            limit = ENDLESS if at_most is None else at_most
+            limit = ENDLESS if max_missing is None else max_missing
             async for entry in self._log(user, after=through, through=log.newest, limit=limit):
                 fold.take(entry.event)
                 through = entry.seq
@@ -758,7 +755,7 @@ class RedisStore:
                 fold.states[generation.tag] = value
             elif fold.user.state(generation) not in self._catching_up:
                 try:
-                    state, _ = await self._state(fold.user, generation, fold.head, stored, at_most=FAR_BEHIND)
+                    state, _ = await self._state(fold.user, generation, fold.head, stored, max_missing=FAR_BEHIND)
                 except _FarBehindError:
                     self._catch_up_apart(fold.user, generation)
                 else:

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 
 from storage.archive import Snapshot
 from storage.corrections import INTO, full_id, into, is_merged, readdressed, undo
+from storage.errors import MergeTooLarge, StorageUnavailable, UnknownEvent
+from storage.records import MAX_MERGED
 from storage.redis_layout import (
     APPEND,
     COMMIT,
@@ -41,7 +43,6 @@ from storage.redis_layout import (
     move_arguments,
 )
 from storage.state import Event
-from storage.store import MAX_MERGED, MergeTooLarge, StorageUnavailable, UnknownEvent
 
 if TYPE_CHECKING:
     from storage.redis import RedisStore

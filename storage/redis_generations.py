@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from storage.records import KnownGeneration, NamedGeneration
 from storage.redis_layout import Argument, Keyspace
 from storage.redis_servers import Command, RedisServers, failure_of
-from storage.store import KnownGeneration, NamedGeneration
 
 
 class RedisGenerations:
@@ -40,11 +40,11 @@ class RedisGenerations:
         await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
         await self._call("SET", self._keys.active(self._tenant), f"{generation.tag.hex()} {generation.name}")
 
-    async def note_experiment(self, text: str | None) -> None:
+    async def set_experiment(self, text: str | None) -> None:
         key = self._keys.experiment(self._tenant)
         await (self._call("DEL", key) if text is None else self._call("SET", key, text))
 
-    async def forget(self, tag: bytes) -> int:
+    async def drop(self, tag: bytes) -> int:
         servers = await self._servers()
         total = removed = await self._unlink_states(servers, tag)
         while removed and servers.is_cluster:  # keys may have gone from a node not yet read to one that was

@@ -4,8 +4,9 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from storage.errors import StorageError
+from storage.records import ItemChanges, ItemEntry
 from storage.redis_layout import Argument, Keyspace, Script
-from storage.store import ItemChanges, ItemEntry, StorageError
 
 REGISTERED = "items:"  # begins a field of PREFIX:meta
 

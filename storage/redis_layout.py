@@ -51,8 +51,9 @@ from typing import TypeAlias
 from urllib.parse import quote, unquote
 from zlib import crc32
 
+from storage.errors import StorageError
+from storage.records import MAIN_TENANT, LogEntry, LogPage
 from storage.state import Event, Generation, digest, event_fields, event_hash, uuid7_time_us
-from storage.store import MAIN_TENANT, LogEntry, LogPage, StorageError
 
 LAYOUT_VERSION = 1
 ARCHIVED_LAYOUT = 2

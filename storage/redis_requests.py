@@ -10,14 +10,15 @@ from typing import Any
 from redis.exceptions import MovedError, NoScriptError, ResponseError, TryAgainError
 
 from storage.corrections import is_correction, readdressed
+from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.fold import fold_encoded
+from storage.records import AppendResult
 from storage.redis_layout import MARK, SEQ_DIGITS, Change, Entry, Head, Keyspace, User
 from storage.redis_servers import failure_of
 from storage.state import Event, Generation
-from storage.store import Appended, PartlyApplied, StorageError, StorageUnavailable
 
 GIVE_UP_AFTER_S = 5.0
-DUPLICATE = Appended(duplicate=True)
+DUPLICATE = AppendResult(duplicate=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,9 +56,9 @@ class Request:
     """A call of `append`. It falls into parts, one for each partition, and is answered when all are settled."""
 
     def __init__(self, size: int) -> None:
-        self.answer: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
         self.failure: StorageError | None = None
-        self._answers: list[Appended | None] = [None] * size
+        self._answers: list[AppendResult | None] = [None] * size
         self._open_parts: set[Part] = set()
 
     def parts(self, keys: Keyspace, tenant: str, events: Sequence[Event]) -> "list[Part]":
@@ -76,7 +77,7 @@ class Request:
             self._open_parts.remove(part)
             self._open_parts.update(parts)
 
-    def settle(self, part: "Part", answers: Sequence[Appended] | StorageError) -> None:
+    def settle(self, part: "Part", answers: Sequence[AppendResult] | StorageError) -> None:
         """Note what became of a part; of a failed one there are no answers. Once it is settled, it stays so."""
         if part not in self._open_parts:
             return
@@ -143,7 +144,7 @@ class Part:
             self.fail(StorageUnavailable("Redis answers too slowly"))
         return late
 
-    def succeed(self, answers: Sequence[Appended]) -> None:
+    def succeed(self, answers: Sequence[AppendResult]) -> None:
         self.request.settle(self, answers)
 
     def fail(self, cause: Exception) -> None:
@@ -232,12 +233,12 @@ class UserFold:
             self.states.clear()  # who next needs them folds them
         return True
 
-    def answer(self, entry: Entry) -> Appended:
+    def answer(self, entry: Entry) -> AppendResult:
         """Of a new entry, which has been folded in."""
         if is_correction(entry.event):
-            return Appended()
+            return AppendResult()
         unknown_item = not self.serving[0].knows_item_of(entry.event)
-        return Appended(unknown_item=unknown_item, late=entry.id_hash in self.late)
+        return AppendResult(unknown_item=unknown_item, late=entry.id_hash in self.late)
 
     def change(self) -> Change:
         states = {

@@ -28,8 +28,8 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from storage.errors import StorageError, StorageUnavailable
 from storage.redis_layout import Argument, Script
-from storage.store import StorageError, StorageUnavailable
 
 MAX_CONNECTIONS = 16  # to each node
 SETTLE_WITHIN_S = 2.0  # for commands that are sent on to where their slot has gone, or wait until its keys are together

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import Context
 from typing import Generic, Protocol, TypeVar
 
-from storage.store import StorageBusy, StorageUnavailable
+from storage.errors import StorageBusy, StorageUnavailable
 
 
 class Item(Protocol):

@@ -27,28 +27,24 @@ from storage import (
     sqlite_trends,
 )
 from storage.corrections import LogFold
+from storage.errors import MergeRefused, StorageBusy, StorageError, StorageUnavailable, UnknownEvent
 from storage.fold import compile_fold
-from storage.sqlite_append import FAR_BEHIND, Append, append
-from storage.sqlite_log import LOG_PAGE, log_entries, log_page, newest_entries
-from storage.sqlite_states import DAY_S
-from storage.state import Event, Generation, digest
-from storage.store import (
+from storage.records import (
     MAIN_TENANT,
-    Appended,
+    AppendResult,
     FoldedState,
     ItemChanges,
     ItemEntry,
     KnownGeneration,
     LogEntry,
     LogPage,
-    MergeRefused,
     NamedGeneration,
-    StorageBusy,
-    StorageError,
-    StorageUnavailable,
-    UnknownEvent,
-    Watched,
+    TenantPointers,
 )
+from storage.sqlite_append import FAR_BEHIND, Append, append
+from storage.sqlite_log import LOG_PAGE, log_entries, log_page, newest_entries
+from storage.sqlite_states import DAY_S
+from storage.state import Event, Generation, digest
 from storage.trends import Trends
 
 FILE_NAME = "lisarec.sqlite3"
@@ -176,10 +172,10 @@ class SQLiteStore:
     def waiting(self) -> int:
         return self._writer.waiting
 
-    def fold_into(self, generations: Sequence[Generation]) -> None:
+    def serve_generations(self, generations: Sequence[Generation]) -> None:
         self._serving = tuple(generations)
 
-    async def append(self, tenant: str, events: Sequence[Event]) -> list[Appended]:
+    async def append(self, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
         if not events:
             return []
         serving = self._serving
@@ -191,11 +187,11 @@ class SQLiteStore:
         return answers
 
     async def states(
-        self, tenant: str, user_ids: Sequence[str], generation: Generation, *, at_most: int | None = None
+        self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
     ) -> list[bytes | None]:
         def look(db: sqlite3.Connection) -> tuple[dict[str, str], dict[str, sqlite_states.Current | None]]:
             roots = {user_id: sqlite_corrections.root(db, tenant, user_id) for user_id in user_ids}
-            return roots, sqlite_states.current(db, generation, tenant, roots.values(), at_most)
+            return roots, sqlite_states.current(db, generation, tenant, roots.values(), max_missing)
 
         roots, users = await self._read(look)
         caught_up = []
@@ -230,16 +226,16 @@ class SQLiteStore:
                 yield LogPage(new, is_complete, () if is_same else [(tenant, digest(user_id))])
                 seq = rest[-1].seq if rest else seq
 
-    async def keep(self, generation: Generation, states: Sequence[FoldedState]) -> None:
+    async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
         for start in range(0, len(states), KEPT_AT_ONCE):
             some = states[start : start + KEPT_AT_ONCE]
             await self._write(lambda db, some=some: sqlite_states.keep(db, generation, some), size=len(some))  # type: ignore[misc]
 
-    async def forget_idle(self) -> int:
+    async def drop_idle_states(self) -> int:
         if self._state_ttl_days is None:
             return 0
         before_day, total = sqlite_states.today() - self._state_ttl_days, 0
-        while removed := await self._write(lambda db: sqlite_generations.forget_idle(db, before_day), size=1):
+        while removed := await self._write(lambda db: sqlite_generations.drop_idle_states(db, before_day), size=1):
             total += removed
         return total
 
@@ -259,9 +255,9 @@ class SQLiteStore:
         """Of the log of that name, also where the user has become another one."""
         return await self._read(lambda db: list(log_entries(db, tenant, user_id, after, limit)))
 
-    async def watched(self) -> Watched:
+    async def pointers(self) -> TenantPointers:
         return await self._read(
-            lambda db: Watched(
+            lambda db: TenantPointers(
                 sqlite_generations.active(db, self._tenant),
                 sqlite_items.version(db, self._tenant),
                 sqlite_tallies.note(db, self._tenant, sqlite_tallies.EXPERIMENT),
@@ -373,12 +369,12 @@ class SQLiteGenerations:
     async def activate(self, generation: NamedGeneration) -> None:
         await self._store._write(lambda db: sqlite_generations.activate(db, self._tenant, generation), size=1)
 
-    async def note_experiment(self, text: str | None) -> None:
+    async def set_experiment(self, text: str | None) -> None:
         await self._store._write(
             lambda db: sqlite_tallies.set_note(db, self._tenant, sqlite_tallies.EXPERIMENT, text), size=1
         )
 
-    async def forget(self, tag: bytes) -> int:
+    async def drop(self, tag: bytes) -> int:
         total, row = 0, 0
         while rows := await self._store._write(
             lambda db, row=row: sqlite_generations.forget_states(db, self._tenant, tag, row),  # type: ignore[misc]

@@ -8,11 +8,11 @@ from itertools import compress
 from storage import sqlite_corrections, sqlite_states
 from storage.corrections import is_correction
 from storage.fold import fold_encoded
+from storage.records import AppendResult, FoldedState
 from storage.sqlite_log import known_events, log_new
 from storage.state import Event, Generation
-from storage.store import Appended, FoldedState
 
-DUPLICATE = Appended(duplicate=True)
+DUPLICATE = AppendResult(duplicate=True)
 # A state that lacks more entries of the log is folded apart, so that no writer waits for it.
 FAR_BEHIND = 1000
 
@@ -33,7 +33,7 @@ class Append:
         return isinstance(other, Append) and (self.generations, self.tenant) == (other.generations, other.tenant)
 
 
-Result = tuple[list[Appended], list[tuple[str, Generation]]]
+Result = tuple[list[AppendResult], list[tuple[str, Generation]]]
 """The answers, and whose states of which generations are far behind: those were left as they are."""
 
 
@@ -81,7 +81,7 @@ def _folded(
 
 def _answers(
     first: Generation, events: Sequence[Event], is_new: Sequence[bool], late: Sequence[bool]
-) -> Iterator[Appended]:
+) -> Iterator[AppendResult]:
     """One for each event; `late` says it of the new ones."""
     each = iter(late)
     for event, new in zip(events, is_new, strict=True):
@@ -89,4 +89,4 @@ def _answers(
             yield DUPLICATE
         else:
             is_known = is_correction(event) or first.knows_item_of(event)
-            yield Appended(unknown_item=not is_known, late=next(each))
+            yield AppendResult(unknown_item=not is_known, late=next(each))

@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 
 from storage.cold import plain_type
 from storage.corrections import INTO, UNDO, full_id, into, is_merged, readdressed, undo
+from storage.errors import MergeRefused, MergeTooLarge
+from storage.records import MAX_MERGED
 from storage.sqlite_batches import in_batches, rows_of
 from storage.sqlite_log import EVENT_COLUMNS, log_event
 from storage.state import Event
-from storage.store import MAX_MERGED, MergeRefused, MergeTooLarge
 
 # A chain of merges is one hop: who has become a user that becomes another one is pointed at that one.
 SCHEMA = """

@@ -3,7 +3,7 @@
 import sqlite3
 import time
 
-from storage.store import MAIN_TENANT, KnownGeneration, NamedGeneration
+from storage.records import MAIN_TENANT, KnownGeneration, NamedGeneration
 
 STATES_AT_ONCE = 1000  # removed in one transaction, so that no writer waits long
 
@@ -76,7 +76,7 @@ def forget_name(db: sqlite3.Connection, tenant: str, tag: bytes) -> None:
     db.execute("DELETE FROM generations WHERE tenant = ? AND tag = ? AND NOT is_active", (tenant, tag))
 
 
-def forget_idle(db: sqlite3.Connection, before_day: int) -> int:
+def drop_idle_states(db: sqlite3.Connection, before_day: int) -> int:
     """Remove some states that were last written before that day; returns how many."""
     sql = "DELETE FROM states WHERE rowid IN (SELECT rowid FROM states WHERE written_day < ? LIMIT ?)"
     return db.execute(sql, (before_day, STATES_AT_ONCE)).rowcount

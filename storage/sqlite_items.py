@@ -4,7 +4,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 
-from storage.store import ItemChanges, ItemEntry
+from storage.records import ItemChanges, ItemEntry
 
 # A column is NULL while its part was never said.
 SCHEMA = """

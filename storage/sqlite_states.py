@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from storage.corrections import LogFold
+from storage.records import FoldedState
 from storage.sqlite_batches import in_batches, rows_of
 from storage.sqlite_log import NO_LIMIT, log_entries
 from storage.state import Generation
-from storage.store import FoldedState
 
 DAY_S = 86_400
 
@@ -62,25 +62,25 @@ class Stored:
 
 
 def current(
-    db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str], at_most: int | None = None
+    db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str], max_missing: int | None = None
 ) -> dict[str, Current | None]:
     """The users as of now. What a stored state lacks is folded: all of it for a new generation or layout, the rest
-    where a process that serves another generation has appended. None where that is more than `at_most` entries.
+    where a process that serves another generation has appended. None where that is more than `max_missing` entries.
     """
     return {
         user_id: Current(stored.value, stored.newest_seq, stored.through_seq)
         if stored.through_seq == stored.newest_seq
-        else _caught_up(db, generation, tenant, user_id, stored, at_most)
+        else _caught_up(db, generation, tenant, user_id, stored, max_missing)
         for user_id, stored in stored_states(db, generation, tenant, user_ids).items()
     }
 
 
 def _caught_up(
-    db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str, stored: Stored, at_most: int | None
+    db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str, stored: Stored, max_missing: int | None
 ) -> Current | None:
     after, fold = stored.through_seq, LogFold(generation, generation.decode(stored.value))
     while after < stored.newest_seq:
-        if at_most is not None and _lacks_more(db, tenant, user_id, after, at_most):
+        if max_missing is not None and _lacks_more(db, tenant, user_id, after, max_missing):
             return None
         for entry in log_entries(db, tenant, user_id, after, NO_LIMIT):
             if entry.seq > stored.newest_seq:  # logged since the first look

@@ -19,7 +19,7 @@ from app.settings import Settings
 from model import artifact
 from model.cold import VOTERS, Codes
 from storage.backup import backup, restore
-from storage.store import ItemEntry
+from storage.records import ItemEntry
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.storage.naive_fold import assert_state_is
 from tests.storage.naive_fold import fold as naive_fold
@@ -279,7 +279,7 @@ def test_replicas_learn_of_it_at_different_times_and_fold_alike(
         for client in (one, other):
             assert_states_are_folds(client, users)
         before = [state_of(one, user_id) for user_id in users]
-        one.runner.run(one.service.store.generations.forget(one.service.switch.serving.named.tag))
+        one.runner.run(one.service.store.generations.drop(one.service.switch.serving.named.tag))
         assert [state_of(other, user_id) for user_id in users] == before
 
         other.service.switch.look_at_items = follow  # type: ignore[method-assign]

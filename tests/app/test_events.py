@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.schemas import MAX_EVENTS
-from storage.store import PartlyApplied, StorageBusy
+from storage.errors import PartlyApplied, StorageBusy
 from tests.app.conftest import Client
 
 UUID7 = "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"  # made in November 2024

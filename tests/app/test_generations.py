@@ -251,7 +251,7 @@ class TestDropping:
             failed, printed = command("drop", name)
             assert (failed, reason in printed) == (1, True), printed
         (may,) = [known.named for known in runner.run(store.generations.known()) if known.named.name == "may"]
-        runner.run(store.generations.forget(may.tag))
+        runner.run(store.generations.drop(may.tag))
         runner.run(store.generations.announce(may, 0))  # as it is when it has not been served for long
         runner.run(store.states("main", ["ada"], generation_of(artifact.load(models / "may"))))
         assert command("drop", "may") == (0, "1 states of may removed")

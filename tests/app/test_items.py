@@ -24,7 +24,7 @@ from app.settings import Settings
 from app.shelf import Shelf
 from model import artifact, bitmap
 from model.artifact import Items
-from storage.store import ItemChanges, ItemEntry
+from storage.records import ItemChanges, ItemEntry
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
 from tests.storage.redis_servers import RedisServer
 

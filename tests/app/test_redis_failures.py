@@ -14,7 +14,7 @@ from app.service import open_store
 from app.serving import generation_of
 from app.settings import Settings, with_password
 from model.artifact import load
-from storage.store import StorageUnavailable
+from storage.errors import StorageUnavailable
 from tests.app.conftest import Client
 from tests.storage.redis_servers import RedisServer
 

@@ -23,7 +23,7 @@ import pytest
 from app.main import serve
 from app.settings import Settings
 from model.artifact import ArtifactError
-from storage.store import StorageUnavailable
+from storage.errors import StorageUnavailable
 from tests.app.conftest import logged_events
 from tests.storage.redis_servers import RedisServer
 

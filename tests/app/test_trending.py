@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage.store import StorageUnavailable
+from storage.errors import StorageUnavailable
 from storage.trends import HALF_LIFE_S
 from tests.app.conftest import Client, categories_of, item_id
 from tests.storage.redis_servers import RedisServer

@@ -12,8 +12,8 @@ import asyncio
 import random
 import sys
 
+from storage.errors import StorageUnavailable
 from storage.state import Event
-from storage.store import StorageUnavailable
 from tests.storage.catalogue import click, make_generation
 from tests.storage.stores import open_store
 

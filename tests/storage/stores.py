@@ -8,10 +8,12 @@ from pathlib import Path
 
 from storage.archive import ArchiveWriter
 from storage.archiver import RedisLog, archive
+from storage.errors import StorageUnavailable
+from storage.protocol import UserStore
+from storage.records import MAIN_TENANT, AppendResult
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
 from storage.state import Event, Generation
-from storage.store import MAIN_TENANT, Appended, StorageUnavailable, UserStore
 from tests.storage.redis_servers import expected_servers, running_cluster, running_server
 
 ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append
@@ -58,7 +60,7 @@ async def open_archived(
     )
     append = store.append
 
-    async def append_and_archive(tenant: str, events: Sequence[Event]) -> list[Appended]:
+    async def append_and_archive(tenant: str, events: Sequence[Event]) -> list[AppendResult]:
         answers = await append(tenant, events)
         await asyncio.to_thread(archive_all, url, prefix, archive_dir)
         return answers

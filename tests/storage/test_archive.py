@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 import storage.archive
 from storage.archive import MANIFEST, Archive, ArchiveWriter, Erased, Logged
+from storage.errors import StorageError, StorageUnavailable
+from storage.records import LogEntry
 from storage.state import Event, digest
-from storage.store import LogEntry, StorageError, StorageUnavailable
 from tests.storage.catalogue import START_US, click
 
 DAY_MS = 86_400_000

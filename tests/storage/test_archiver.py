@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 
 from storage.archive import Archive, ArchiveWriter
 from storage.archiver import Moved, RedisLog, SQLiteLog, archive
+from storage.errors import StorageError, StorageUnavailable
 from storage.redis import RedisStore
 from storage.redis_layout import Keyspace, trim_arguments
 from storage.sqlite import FILE_NAME, SQLiteStore
 from storage.state import Event
-from storage.store import StorageError, StorageUnavailable
 from tests.storage.catalogue import click, fresh_user, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_state_is, fold
 from tests.storage.redis_servers import RedisServer, expected_servers, new_server

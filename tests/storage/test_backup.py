@@ -13,7 +13,8 @@ import redis
 import storage.backup
 from storage.backup import backup, restore
 from storage.corrections import is_correction, posted_as
-from storage.store import StorageError, StorageUnavailable, UserStore
+from storage.errors import StorageError, StorageUnavailable
+from storage.protocol import UserStore
 from tests.storage.catalogue import click, make_generation
 from tests.storage.stores import new_address, opened
 

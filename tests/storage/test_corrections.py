@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 import storage.redis_corrections
 import storage.sqlite_corrections
 from storage.corrections import counted, is_correction, posted_as
+from storage.errors import MergeRefused, MergeTooLarge, StorageUnavailable, UnknownEvent
+from storage.protocol import UserStore
 from storage.rebuild import rebuild
 from storage.redis import RedisStore
 from storage.state import Event
-from storage.store import MergeRefused, MergeTooLarge, StorageUnavailable, UnknownEvent, UserStore
 from tests.storage.catalogue import KNOWN_ITEMS, START_US, WEIGHTS, click, fresh_user, make_generation, make_newer
 from tests.storage.merge_forever import VISITS
 from tests.storage.naive_fold import assert_state_is, fold

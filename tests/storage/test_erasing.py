@@ -16,10 +16,11 @@ import pytest
 
 from storage.archive import ArchiveWriter
 from storage.archiver import RedisLog, SQLiteLog, archive
+from storage.errors import StorageUnavailable
+from storage.protocol import UserStore
 from storage.redis import RedisStore
 from storage.sqlite import FILE_NAME, SQLiteStore
 from storage.state import Event
-from storage.store import StorageUnavailable, UserStore
 from tests.storage.catalogue import START_US, make_generation
 from tests.storage.redis_servers import RedisServer, expected_servers, new_server
 

@@ -19,10 +19,12 @@ import storage.redis
 import storage.redis_servers
 import storage.sqlite
 import storage.sqlite_log
+from storage.errors import StorageUnavailable
+from storage.protocol import UserStore
 from storage.rebuild import Rebuilt, rebuild
+from storage.records import FoldedState, LogPage, NamedGeneration
 from storage.redis import RedisStore
 from storage.state import Event, Generation
-from storage.store import FoldedState, LogPage, NamedGeneration, StorageUnavailable, UserStore
 from tests.storage.catalogue import click, make_generation, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
 from tests.storage.stores import ARCHIVED, FEW_PARTITIONS, new_address, opened
@@ -63,7 +65,7 @@ async def assert_states_are_folds(
 
 async def kept(store: UserStore, user_ids: Sequence[str], generation: Generation) -> int:
     """How many of the users' states are up to date as they are stored; looking folds the others."""
-    return sum(value is not None for value in await store.states("main", user_ids, generation, at_most=0))
+    return sum(value is not None for value in await store.states("main", user_ids, generation, max_missing=0))
 
 
 def user_ids_of(events: Sequence[Event]) -> list[str]:
@@ -181,10 +183,10 @@ class TestRebuild:
                 NEW.apply(of_first, first.event)
                 for entry in (first, second):
                     NEW.apply(of_both, entry.event)
-                await store.keep(NEW, [FoldedState("main", "u", second.seq, NEW.encode(of_both))])
-                await store.keep(NEW, [FoldedState("main", "u", first.seq, NEW.encode(of_first))])
-                await store.keep(NEW, [FoldedState("main", "nobody", first.seq, NEW.encode(of_first))])
-                assert await store.states("main", ["u", "nobody"], NEW, at_most=0) == [NEW.encode(of_both), None]
+                await store.save_states(NEW, [FoldedState("main", "u", second.seq, NEW.encode(of_both))])
+                await store.save_states(NEW, [FoldedState("main", "u", first.seq, NEW.encode(of_first))])
+                await store.save_states(NEW, [FoldedState("main", "nobody", first.seq, NEW.encode(of_first))])
+                assert await store.states("main", ["u", "nobody"], NEW, max_missing=0) == [NEW.encode(of_both), None]
                 await store.append("main", [click("e1", "nobody", item=3)])
                 await assert_states_are_folds(store, ["u", "nobody"], NEW)
 
@@ -290,7 +292,7 @@ class TestLaggingStates:
 
                 async def send(number: int, event: Event) -> None:
                     if number % 20 == 0:
-                        store.fold_into([(OLD, NEW)[number // 20 % 2]])
+                        store.serve_generations([(OLD, NEW)[number // 20 % 2]])
                     (answer,) = await store.append("main", [event])
                     assert not answer.duplicate
 
@@ -298,7 +300,7 @@ class TestLaggingStates:
                     some = enumerate(events[start : start + 10], start)
                     await asyncio.gather(*(send(number, event) for number, event in some))
                 await assert_states_are_folds(store, user_ids_of(events), OLD, NEW)
-                store.fold_into([NEW])
+                store.serve_generations([NEW])
                 await store.append("main", [click("last", "user0")])
                 assert await kept(store, ["user0"], NEW) == 1
                 assert await kept(store, ["user0"], OLD) == 0
@@ -309,13 +311,13 @@ class TestLaggingStates:
         async def law() -> None:
             async with opened(address, OLD) as store:
                 await append_all(store, events_of(1, 50))
-                assert await store.states("main", ["user0", "nobody"], NEW, at_most=49) == [None, None]
+                assert await store.states("main", ["user0", "nobody"], NEW, max_missing=49) == [None, None]
                 async with asyncio.timeout(PATIENCE_S):
                     while await kept(store, ["user0"], NEW) == 0:
                         await asyncio.sleep(0.01)
                 await assert_states_are_folds(store, ["user0"], NEW)
                 await store.append("main", [click("one more", "user0")])
-                (value,) = await store.states("main", ["user0"], NEW, at_most=1)
+                (value,) = await store.states("main", ["user0"], NEW, max_missing=1)
                 assert value is not None
 
         asyncio.run(law())
@@ -365,13 +367,13 @@ class TestRegistry:
                     None,
                 ]
                 assert [known.named for known in await main.generations.known()] == [NAMED_OLD]
-                assert await shop.generations.forget(NEW.tag) == 5
+                assert await shop.generations.drop(NEW.tag) == 5
                 (known,) = await other.generations.known()
                 assert known.is_live
                 assert not known.is_active
                 assert await kept(main, user_ids_of(events), NEW) == 5
-                assert None not in await other.states("shop", user_ids_of(events), NEW, at_most=0)
-                assert set(await shop.states("shop*", user_ids_of(events), NEW, at_most=0)) == {None}
+                assert None not in await other.states("shop", user_ids_of(events), NEW, max_missing=0)
+                assert set(await shop.states("shop*", user_ids_of(events), NEW, max_missing=0)) == {None}
 
         asyncio.run(law())
 
@@ -404,8 +406,8 @@ class TestRegistry:
                 await append_all(store, events)
                 for named in (NAMED_OLD, NAMED_NEW):
                     await store.generations.announce(named, 0.001)
-                assert await store.generations.forget(NEW.tag) == 20
-                assert await store.generations.forget(NEW.tag) == 0
+                assert await store.generations.drop(NEW.tag) == 20
+                assert await store.generations.drop(NEW.tag) == 0
                 assert [known.named for known in await store.generations.known()] == [NAMED_OLD]
                 assert await kept(store, user_ids, OLD) == 20
                 assert await kept(store, user_ids, NEW) == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage.store import StorageUnavailable
+from storage.errors import StorageUnavailable
 from tests.storage.catalogue import click, make_generation
 from tests.storage.stores import opened
 

@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.backup import backup, restore
-from storage.store import ItemEntry, NamedGeneration, StorageError, UserStore, Watched
+from storage.errors import StorageError
+from storage.protocol import UserStore
+from storage.records import ItemEntry, NamedGeneration, TenantPointers
 from tests.storage.catalogue import click, fresh_user, make_generation
 from tests.storage.stores import new_address, opened
 
@@ -70,7 +72,7 @@ def test_who_reads_the_changes_in_pages_knows_what_was_said_last(
             assert {item_id: everything[item_id] for item_id in since} == since
             assert before | since == everything
             assert since.keys() == {entry.item_id for batch in batches[known:] for entry in batch}
-            assert await other.watched() == Watched(None, newest)
+            assert await other.pointers() == TenantPointers(None, newest)
             assert newest == sum(map(len, batches))
 
     asyncio.run(law())
@@ -82,7 +84,7 @@ def test_tenants_and_the_pointer_are_apart(address: str) -> None:
             named = NamedGeneration("june", GENERATION.tag)
             await main.generations.activate(named)
             await shop.put_items("a/b", [ItemEntry("x", "Kettle"), ItemEntry("y", available=False)])
-            assert (await main.watched(), await shop.watched()) == (Watched(named, 0), Watched(None, 2))
+            assert (await main.pointers(), await shop.pointers()) == (TenantPointers(named, 0), TenantPointers(None, 2))
             assert await changes(main, "main") == ({}, 0)
             assert await main.item_tenants() == ["a/b"]
 

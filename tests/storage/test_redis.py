@@ -19,10 +19,10 @@ from redis.asyncio.connection import AbstractConnection
 
 import storage.redis
 import storage.redis_requests
+from storage.errors import PartlyApplied, StorageBusy, StorageError, StorageUnavailable
 from storage.redis import RedisStore
 from storage.redis_layout import Keyspace
 from storage.state import Event, Generation
-from storage.store import PartlyApplied, StorageBusy, StorageError, StorageUnavailable
 from tests.storage.append_shared import HOT_USERS, shared_event
 from tests.storage.catalogue import click, fresh_user, make_generation
 from tests.storage.naive_fold import assert_state_is, fold
@@ -603,7 +603,7 @@ class TestData:
                 assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400
                 any_server.client.pexpire(key, 1)
                 await asyncio.sleep(0.05)
-                assert await store.states("main", ["u"], GENERATION, at_most=0) == [None]
+                assert await store.states("main", ["u"], GENERATION, max_missing=0) == [None]
                 await assert_state_is_fold_of_log(store)
                 assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400  # what was folded again expires too
 

@@ -18,11 +18,11 @@ import storage.redis
 from benchmarks.cluster import command
 from storage.archive import ArchiveWriter
 from storage.archiver import RedisLog, archive
+from storage.errors import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
 from storage.redis import RedisStore
 from storage.redis_layout import Head, Keyspace, Move, User
 from storage.redis_servers import Copies
 from storage.state import Generation
-from storage.store import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
 from tests.storage.catalogue import click, fresh_user, make_generation, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
 from tests.storage.redis_servers import RedisCluster, RedisServer, free_port, new_server, running_cluster

@@ -12,8 +12,8 @@ import storage.sqlite
 import storage.sqlite_append
 import storage.sqlite_log
 import storage.sqlite_states
+from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.sqlite import FILE_NAME, SCHEMA_VERSION, SQLiteStore
-from storage.store import StorageBusy, StorageError, StorageUnavailable
 from tests.storage.catalogue import KNOWN_ITEMS, START_US, click, make_generation, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
 
@@ -252,8 +252,8 @@ def test_states_without_events_for_long_are_let_go_and_folded_again(
         monkeypatch.setattr(storage.sqlite_states, "today", lambda: today - 7)
         await store.append("main", [click("new", user_id="busy")])
         monkeypatch.undo()
-        assert (await store.forget_idle(), await store.forget_idle()) == (1, 0)
-        assert await store.states("main", ["idle"], GENERATION, at_most=0) == [None]
+        assert (await store.drop_idle_states(), await store.drop_idle_states()) == (1, 0)
+        assert await store.states("main", ["idle"], GENERATION, max_missing=0) == [None]
         for user_id in ("idle", "busy"):
             log = [entry.event for entry in await store.events("main", user_id)]
             assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
@@ -273,7 +273,7 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> Non
 
     async def law() -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=1)
-        assert await store.forget_idle() == 0  # what stood there counts as written today
+        assert await store.drop_idle_states() == 0  # what stood there counts as written today
         log = [entry.event for entry in await store.events("main", "u")]
         assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, log))
         assert await store.generations.known() == []

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from storage.errors import StorageUnavailable
+from storage.protocol import UserStore
+from storage.records import FoldedState, LogEntry
 from storage.state import Event, Generation
-from storage.store import FoldedState, LogEntry, StorageUnavailable, UserStore
 from tests.storage.catalogue import START_US, UNSEEN, click, fresh_user, logs, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_state_is, fold
 from tests.storage.stores import open_store
@@ -115,9 +117,9 @@ class TestState:
                 newest = (await whole_log(store, "u"))[-1].seq
                 for rest in (b"", b"larger"):
                     left = FoldedState("main", "u", newest, as_layout(version, value) + rest)
-                    await store.keep(GENERATION, [left])
+                    await store.save_states(GENERATION, [left])
                     assert await store.states("main", ["u"], GENERATION) == [value]
-                    await store.keep(GENERATION, [left])
+                    await store.save_states(GENERATION, [left])
                     newest = await append_one_more(store)
                     await assert_state_is_fold_of_log(store, "u")
                     (value,) = await store.states("main", ["u"], GENERATION)

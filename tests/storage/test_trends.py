@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.store import StorageUnavailable
+from storage.errors import StorageUnavailable
 from storage.trends import FORGOTTEN, HALF_LIFE_S, count_at, trend_of
 from tests.storage.catalogue import fresh_user, make_generation
 from tests.storage.stores import opened

@@ -1,0 +1,227 @@
+"""The contract that every store keeps."""
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Protocol
+
+from storage.records import (
+    AppendResult,
+    FoldedState,
+    ItemChanges,
+    ItemEntry,
+    KnownGeneration,
+    LogEntry,
+    LogPage,
+    NamedGeneration,
+    TenantPointers,
+)
+from storage.state import Event, Generation
+from storage.trends import Trends
+
+
+class GenerationRegistry(Protocol):
+    """Which of a tenant's generations have states in a store, and which one every process of the tenant serves.
+
+    No state depends on the registry: each state carries its generation's tag and its place in the log.
+    """
+
+    async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
+        """Note the generation, and that a process serves or builds it for so many seconds from now on."""
+        ...
+
+    async def known(self) -> list[KnownGeneration]:
+        """Return every generation that was announced or activated and not dropped."""
+        ...
+
+    async def active(self) -> NamedGeneration | None:
+        """Return the active generation; None before the first activation."""
+        ...
+
+    async def activate(self, generation: NamedGeneration) -> None:
+        """Make this generation the active one, in one step that every process sees."""
+        ...
+
+    async def set_experiment(self, text: str | None) -> None:
+        """Set the experiment's text, which every process polls; None removes it."""
+        ...
+
+    async def drop(self, tag: bytes) -> int:
+        """Remove a generation's states of this tenant, then its name; return the number of states.
+
+        It may be repeated.
+        """
+        ...
+
+
+class EventStore(Protocol):
+    """Logs of events, by tenant and user.
+
+    A user may have become another one, by a merge. Then every method that is given the one means the other.
+    """
+
+    async def append(self, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
+        """Log the events in one atomic, durable step with the states; return one result for each, in order.
+
+        An event whose id the user's log (or an earlier event of the same call) has already is a duplicate. The
+        first served generation decides what is unknown or late. A state that is far behind its log stays as it is
+        and is caught up in the background; until then none of the user's events is late. After a StorageUnavailable
+        the events may or may not have been applied; append them again.
+
+        raises  StorageBusy  when too many events wait
+        """
+        ...
+
+    async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
+        """Return the first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
+        ...
+
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
+        """Return the items of all events that count in the user's log, except events of `unseen_types`."""
+        ...
+
+    def log(self) -> AsyncIterator[LogPage]:
+        """Iterate over the whole log of every user, as of some moment after the call."""
+        ...
+
+    async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
+        """Stop counting the event that was posted with this user and id; return whether it counted until now.
+
+        It stays in the log, with the undo behind it, and its id stays known: sent again, it is a duplicate.
+
+        raises  UnknownEvent  when no such event is logged
+        """
+        ...
+
+    async def merge(self, tenant: str, user_id: str, visitor: str) -> bool:
+        """Make the visitor become the user, whether they have events or not; return False when that was so already.
+
+        The visitor's log is appended to the user's log, in its own order. From then on the visitor's id is another
+        name of the user. After a failure the merge is done, not done, or finished by the next access to the visitor;
+        nobody ever sees a part of it.
+
+        raises  MergeRefused   when the visitor has become somebody else, or the user has become the visitor
+                MergeTooLarge  when the visitor has more than MAX_MERGED entries
+        """
+        ...
+
+    async def erase(self, tenant: str, user_id: str) -> None:
+        """Remove the log and the states of the user and of everybody who has become the user.
+
+        What is appended later belongs to a new user. The archiver's next run removes what an archive holds.
+        Erasing an unknown user changes nothing.
+        """
+        ...
+
+
+class StateStore(Protocol):
+    """States folded from users' logs, by tenant, user and generation.
+
+    A state says how far into the user's log it goes, and is the fold of the log that far, for every generation and at
+    any moment. What it lacks is folded when it is read.
+    """
+
+    def serve_generations(self, generations: Sequence[Generation]) -> None:
+        """Keep the states of these generations fresh from now on, instead of those before."""
+        ...
+
+    async def states(
+        self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
+    ) -> list[bytes | None]:
+        """Return the users' encoded states, in order; None for a user without events.
+
+        A state that is missing, unreadable or behind the log is folded from the log, and saved if that can be written.
+        One that lacks more than `max_missing` entries is None for now, and folded in the background.
+
+        raises  StorageBusy  when too many reads wait
+                PartlyRead   when only some states can be read
+        """
+        ...
+
+    async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
+        """Save these states, except those of users who have a newer state or no log any more."""
+        ...
+
+    async def drop_idle_states(self) -> int:
+        """Remove states without an event for the configured time; return how many. They can be folded again."""
+        ...
+
+
+class ItemStore(Protocol):
+    """What tenants have set for their items, with a version for each change."""
+
+    async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        """Set what these entries say of their items, one after the other, in one atomic, durable step.
+
+        The parts that are None in an entry stay as they were. Each named item gets a version of its own, above all
+        earlier ones. It may be repeated.
+        """
+        ...
+
+    async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        """Return the first `limit` items whose versions are above `after`; without any, no entries and `after`."""
+        ...
+
+    async def item_tenants(self) -> list[str]:
+        """Return the tenants that have set anything for an item, in any order."""
+        ...
+
+
+class StatisticsStore(Protocol):
+    """What is counted of a tenant's events and items."""
+
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        """Count the logged events of these types by item.
+
+        Of a long log, those in its archive and among its newest entries.
+        """
+        ...
+
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        """Add to the items' trends, in one step or a few; what is repeated counts again."""
+        ...
+
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        """Return the items with the highest trends, highest first."""
+        ...
+
+    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+        """Add to the counters of these names; what is repeated counts again."""
+        ...
+
+    async def tallies(self, tenant: str) -> dict[str, int]:
+        """Return every counter of the tenant by name."""
+        ...
+
+
+class UserStore(EventStore, StateStore, ItemStore, StatisticsStore, Protocol):
+    """A store as a whole. Any number of stores, in any number of processes, may work on the same data.
+
+    A store is opened with the generations that its process serves, and the tenant that they belong to; the first one
+    leads. Every append keeps their states fresh. Every method raises StorageUnavailable when the data cannot be reached
+    or the store is closed.
+    """
+
+    @property
+    def generations(self) -> GenerationRegistry:
+        """The registry of the store's tenant."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """How many reads and writes wait just now, in events and users."""
+        ...
+
+    async def pointers(self) -> TenantPointers:
+        """Return what processes poll of the store's tenant, in one round trip."""
+        ...
+
+    async def secret(self) -> bytes:
+        """Return 32 random bytes, which are made once for the data and then stay the same for everybody."""
+        ...
+
+    async def ping(self) -> None:
+        """Return when the store can be read."""
+        ...
+
+    async def close(self) -> None:
+        """Finish and answer what was accepted, then release everything. Closing twice is closing once."""
+        ...

@@ -1,0 +1,100 @@
+"""The values that stores take and return."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage.state import Event
+
+MAIN_TENANT = "main"
+
+MAX_MERGED = 10_000
+"""Entries of a visitor's log that are copied in one atomic step, in which the store does nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """The outcome of appending one event. A duplicate changed nothing and is neither late nor unknown."""
+
+    duplicate: bool = False
+    unknown_item: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """An event, or a correction as in storage/corrections.py, and its place in the log.
+
+    Sequence numbers grow, and may have gaps.
+    """
+
+    seq: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Some entries of the log, each with its tenant; those of one user in log order.
+
+    is_complete  the users of this page and of those before it have no entries in the pages that follow
+    erased       tenants and digests of the ids of users whose entries in earlier pages no longer count
+    starts_over  the entries since the last complete page do not count either: they come again
+    """
+
+    entries: list[tuple[str, LogEntry]]
+    is_complete: bool
+    erased: Sequence[tuple[str, bytes]] = ()
+    starts_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedState:
+    """A user's encoded state: the fold of the log through the entry with sequence number `through_seq`."""
+
+    tenant: str
+    user_id: str
+    through_seq: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NamedGeneration:
+    """A generation as the store knows it: the name of its model directory, and the tag in its states."""
+
+    name: str
+    tag: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ItemEntry:
+    """What a tenant has set for one item. A part that was never set is None: the model directory has its value."""
+
+    item_id: str
+    title: str | None = None
+    categories: tuple[str, ...] | None = None
+    available: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemChanges:
+    """Changed items as they are now, in the order of their last changes; `version` is that of the last one."""
+
+    entries: list[ItemEntry]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPointers:
+    """What every process polls of its tenant: the active generation, the items' version, and the experiment."""
+
+    active: NamedGeneration | None
+    items_version: int
+    experiment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGeneration:
+    """A generation in a store's registry; some process serves or builds a live one."""
+
+    named: NamedGeneration
+    is_active: bool
+    is_live: bool
