@@ -20,7 +20,8 @@ from app.settings import Settings
 from app.training_progress import TrainingProgress
 from model import artifact
 from model.config import Config, preset
-from model.data import Interactions, read_interactions, read_items
+from model.data import Interactions
+from model.data_readers import read_interactions, read_items
 from model.train import train
 from storage.state import Event
 

@@ -12,7 +12,7 @@ from app.metrics import Metrics
 from app.schemas import MAX_AHEAD_US, MAX_EVENTS, EventCounts, PostedEvent, is_id
 from app.settings import Settings
 from app.uuid7 import uuid7
-from model.data import LAST_SECOND
+from model.data_table import LAST_SECOND
 from storage.protocol import UserStore
 from storage.state import Event, id_time_us
 

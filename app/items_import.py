@@ -19,7 +19,7 @@ from app.replay import (
     message_of,
     require_address,
 )
-from model.data import AVAILABLE, categories_in, read_item_table
+from model.data_readers import AVAILABLE, categories_in, read_item_table
 
 AT_ONCE = 500  # of a request's 1,000, so that long titles stay within its bytes
 

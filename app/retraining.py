@@ -40,7 +40,7 @@ from app.training_progress import TrainingProgress
 from model import artifact
 from model.artifact import MANIFEST, Artifact
 from model.config import EVENT_WEIGHTS, Config, DataCard, TrainConfig, preset
-from model.data import SUFFIXES
+from model.data_table import SUFFIXES
 from model.exam import Exam, cut
 from model.followers import STRENGTH, STRENGTHS
 from model.metrics import difference, difference_interval_95, metrics

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 
 from app.cursor import BadCursor, shown_before
 from model.config import SeenRule
-from model.data import LAST_SECOND
+from model.data_table import LAST_SECOND
 
 MAX_EVENTS = 1_000
 MAX_ITEMS = 1_000

@@ -26,8 +26,9 @@ from app.schemas import RecommendationRequest
 from app.service import Service
 from benchmarks.cold_items import EVERY, NEVER, K, finish, service_of
 from benchmarks.scan import cpu
-from model import artifact, data
+from model import artifact
 from model.artifact import Artifact
+from model.data_readers import read_interactions
 from model.metrics import interval_95, metrics
 
 TWIN = "twin-of-"
@@ -40,7 +41,7 @@ Case = tuple[list[str], str]
 
 def cases_of(trained: Artifact, directory: Path, users: int, seed: int) -> list[Case]:
     """Of some users whose last item the model knows."""
-    interactions = data.read_interactions(directory)
+    interactions = read_interactions(directory)
     starts, found = interactions.starts, list[Case]()
     for user in np.random.default_rng(seed).permutation(len(interactions.user_ids)).tolist():
         own = [interactions.item_ids[item] for item in interactions.item[starts[user] : starts[user + 1]]]

@@ -33,9 +33,11 @@ from app.schemas import RecommendationRequest
 from app.service import Service, running
 from app.settings import Settings
 from benchmarks.scan import cpu
-from model import artifact, data
+from model import artifact
 from model.artifact import Artifact, Items
-from model.data import Interactions, Split
+from model.data import Interactions
+from model.data_readers import read_items
+from model.data_splits import Split
 from model.engine import Engine
 from model.evaluate import prepare
 from model.histogram import history_histogram
@@ -86,7 +88,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, pla
     train = parts.train[kept]
     trainer = Trainer(known, Split(train, validation, validation[:0]), plain.config, out, "cpu")
     trainer.fit(Quiet(), resume=False)
-    texts = data.read_items(directory)
+    texts = read_items(directory)
     items = Items(
         known.item_ids,
         [texts.titles.get(name, "") for name in known.item_ids],

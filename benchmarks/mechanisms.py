@@ -30,7 +30,8 @@ from app.plots import Spot, scatter
 from benchmarks.scan import cpu
 from model import artifact, evaluate
 from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
-from model.data import Histories, read_interactions
+from model.data import Histories
+from model.data_readers import read_interactions
 from model.loop import CHECKPOINT, LAST, MOMENTS, EpochReport
 from model.mechanisms import train as mechanisms
 from model.mechanisms.network import MechanismNetwork

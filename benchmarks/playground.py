@@ -23,7 +23,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from app import enlarged, shop
 from benchmarks.running import running_service
 from model import artifact
-from model.data import read_items
+from model.data_readers import read_items
 from model.items import Items
 
 SETTLE_MS = 400  # for rows to slide where they belong

@@ -40,7 +40,7 @@ from app.shop import generate
 from app.uuid7 import uuid7
 from benchmarks.running import free_port
 from benchmarks.topology import ROOT, redis_server
-from model.data import read_interactions
+from model.data_readers import read_interactions
 from model.metrics import metrics
 
 BATCH = 500

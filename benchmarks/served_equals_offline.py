@@ -28,7 +28,8 @@ from app.replay import ReplayCounts, histories, replay
 from benchmarks.running import running_service
 from benchmarks.topology import topology
 from model import artifact
-from model.data import Interactions, read_interactions
+from model.data import Interactions
+from model.data_readers import read_interactions
 from model.evaluate import evaluate
 from model.metrics import metrics
 

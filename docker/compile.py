@@ -19,7 +19,7 @@ from app.generations import rebuild
 from app.main import create_app
 from app.settings import Settings
 from model.config import Config, ModelConfig, TrainConfig
-from model.data import read_interactions
+from model.data_readers import read_interactions
 from model.train import EpochReport, train
 
 

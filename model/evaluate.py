@@ -15,7 +15,9 @@ from model import artifact
 from model.artifact import Artifact
 from model.baselines import Baseline, TooManyItems
 from model.config import DataCard, Protocol, Recipe, SeenRule
-from model.data import DataError, Interactions, Split, read_interactions, split, training_histories
+from model.data import DataError, Interactions, training_histories
+from model.data_readers import read_interactions
+from model.data_splits import Split, split
 from model.engine import Engine
 from model.mechanisms import train as mechanisms
 from model.mechanisms.train import Compared as Compared

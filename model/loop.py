@@ -16,8 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from model import data, metrics, ranking
+from model import metrics, ranking
 from model.config import Recipe
+from model.data import Histories, Interactions
+from model.data_splits import Split
 from model.ranking import HeldOut, Scorer
 
 CHECKPOINT = "checkpoint"
@@ -57,7 +59,7 @@ class Loop(ABC, Generic[Batch]):
     def __init__(
         self,
         network: nn.Module,
-        histories: data.Histories,
+        histories: Histories,
         validation: HeldOut | None,
         recipe: Recipe,
         directory: Path,
@@ -192,7 +194,7 @@ class Loop(ABC, Generic[Batch]):
         return
 
 
-def held_out_for(interactions: data.Interactions, parts: data.Split, recipe: Recipe) -> HeldOut | None:
+def held_out_for(interactions: Interactions, parts: Split, recipe: Recipe) -> HeldOut | None:
     """What epochs are judged by; None where the model trains on it."""
     if recipe.data.train_on != "train":
         return None

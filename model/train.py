@@ -15,8 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model import artifact, codes, data, ranking
+from model import artifact, codes, ranking
 from model.config import Config, DataCard, ModelConfig, Recipe
+from model.data import REPEAT_SHARE_OF_SHOPS, DataError, Histories, Interactions, repeat_share, training_histories
+from model.data_readers import ItemTexts, read_interactions, read_items
+from model.data_splits import Split, split
 from model.followers import STRENGTH, STRENGTHS, strongest
 from model.histogram import running_histograms
 from model.items import Items
@@ -47,7 +50,7 @@ class Batch(NamedTuple):
 
 
 def batches(
-    histories: data.Histories, history_codes: NDArray[np.uint8], config: ModelConfig, batch_size: int, seed: int
+    histories: Histories, history_codes: NDArray[np.uint8], config: ModelConfig, batch_size: int, seed: int
 ) -> Iterator[Batch]:
     """All positions of an epoch in random order, near enough: shuffled within pools of some hundred random users."""
     rng = np.random.default_rng(seed)
@@ -79,12 +82,10 @@ def batches(
 class Trainer(Loop[Batch]):
     """Trains LISA-Mini; then validation chooses how strong the lift is."""
 
-    def __init__(
-        self, interactions: data.Interactions, parts: data.Split, config: Config, directory: Path, device: str
-    ) -> None:
-        histories = data.training_histories(interactions, parts.train, config.event_weights)
+    def __init__(self, interactions: Interactions, parts: Split, config: Config, directory: Path, device: str) -> None:
+        histories = training_histories(interactions, parts.train, config.event_weights)
         if not histories.positions:
-            raise data.DataError("no user has two training events, so there is nothing to learn; add interactions")
+            raise DataError("no user has two training events, so there is nothing to learn; add interactions")
         items = len(interactions.item_ids)
         self.item_codes = codes.item_codes(histories.item, histories.starts, items, config.model, config.training.seed)
         torch.manual_seed(config.training.seed)
@@ -152,9 +153,9 @@ class Begun(NamedTuple, Generic[AnyRecipe]):
     """What a training starts from: ``recipe`` says of the data what is known now."""
 
     recipe: AnyRecipe
-    interactions: data.Interactions
-    parts: data.Split
-    texts: data.ItemTexts
+    interactions: Interactions
+    parts: Split
+    texts: ItemTexts
 
     def catalogue(self) -> Items:
         ids = self.interactions.item_ids
@@ -170,10 +171,10 @@ def begin(directory: Path, out: Path, recipe: AnyRecipe, device: str, resume: bo
     if (out / LAST).exists() and not resume:
         raise TrainError(f"{str(out)!r} holds an unfinished training; go on with --resume, or remove it")
     require_device(device)
-    interactions = data.read_interactions(directory).stepping(recipe.event_weights)
-    texts = data.read_items(directory)
+    interactions = read_interactions(directory).stepping(recipe.event_weights)
+    texts = read_items(directory)
     recipe = recipe.model_copy(update={"data": data_card(interactions, recipe.data)})
-    return Begun(recipe, interactions, data.split(interactions, recipe.data.split, recipe.data.train_on), texts)
+    return Begun(recipe, interactions, split(interactions, recipe.data.split, recipe.data.train_on), texts)
 
 
 def train(
@@ -195,9 +196,9 @@ def train(
     return artifact.load(out)
 
 
-def data_card(interactions: data.Interactions, wanted: DataCard) -> DataCard:
+def data_card(interactions: Interactions, wanted: DataCard) -> DataCard:
     """What the data is; people buy again in shops, so there seen items stay in the ranking."""
-    repeats = data.repeat_share(interactions) > data.REPEAT_SHARE_OF_SHOPS
+    repeats = repeat_share(interactions) > REPEAT_SHARE_OF_SHOPS
     return wanted.model_copy(
         update={
             "sha256": interactions.sha256,

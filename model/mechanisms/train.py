@@ -19,10 +19,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from model import artifact, data
+from model import artifact
 from model.artifact import Artifact
 from model.config import SERVED_MECHANISMS, MechanismRecipe
-from model.data import Histories
+from model.data import DataError, Histories, Interactions, training_histories
+from model.data_splits import Split
 from model.loop import CHECKPOINT, EpochReport, Loop, Progress, TrainError, held_out_for
 from model.loss import sampled_softmax_loss
 from model.mechanisms.network import MechanismNetwork
@@ -66,15 +67,15 @@ class MechanismTrainer(Loop[Batch]):
     def __init__(
         self,
         network: MechanismNetwork,
-        interactions: data.Interactions,
-        parts: data.Split,
+        interactions: Interactions,
+        parts: Split,
         recipe: MechanismRecipe,
         directory: Path,
         device: str,
     ) -> None:
-        histories = data.training_histories(interactions, parts.train, recipe.event_weights)
+        histories = training_histories(interactions, parts.train, recipe.event_weights)
         if not histories.positions:
-            raise data.DataError("no user has two training events, so there is nothing to learn; add interactions")
+            raise DataError("no user has two training events, so there is nothing to learn; add interactions")
         newest = newest_events(histories, recipe.model.window + 1)
         super().__init__(network, newest, held_out_for(interactions, parts, recipe), recipe, directory, device)
         self._net = network

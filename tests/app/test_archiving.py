@@ -17,7 +17,8 @@ import pytest
 
 from app.cli import main
 from app.shop import generate
-from model.data import DataError, Interactions, read_interactions
+from model.data import DataError, Interactions
+from model.data_readers import read_interactions
 from storage.archive import Archive, ArchiveWriter
 from storage.redis import RedisStore
 from tests.app.test_server import free_port

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from app.cli import main
 from app.settings import Settings
 from app.shop import generate
-from model.data import read_interactions
+from model.data_readers import read_interactions
 
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = (

@@ -13,7 +13,7 @@ import pytest
 
 from app.cli import main
 from model.artifact import load
-from model.data import read_interactions
+from model.data_readers import read_interactions
 from model.histogram import history_histogram
 from storage.archive import ArchiveWriter
 from storage.archiver import RedisLog, SQLiteLog, archive

@@ -26,7 +26,7 @@ from app.demo import demo, invitation
 from app.main import PortTaken
 from app.shop import GOODS, generate
 from benchmarks import pictures
-from model.data import read_interactions, read_items
+from model.data_readers import read_interactions, read_items
 
 READY_WITHIN_S = 180
 

@@ -13,7 +13,9 @@ from app.serving import generation_of
 from app.settings import Settings
 from model import artifact
 from model.config import EVENT_WEIGHTS
-from model.data import DataError, read_interactions, split
+from model.data import DataError
+from model.data_readers import read_interactions
+from model.data_splits import split
 from model.ranking import held_out, ranks_full
 from tests.app.conftest import Client, item_id
 from tests.storage.naive_fold import assert_histogram_is, fold

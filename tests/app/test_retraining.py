@@ -26,7 +26,7 @@ from app.trainer_metrics import OUTCOMES, TrainerMetrics
 from model import artifact
 from model.artifact import MANIFEST
 from model.config import PRESETS, ModelConfig, TrainConfig
-from model.data import read_interactions
+from model.data_readers import read_interactions
 from tests.app.conftest import Client
 
 PLAN = Plan("tiny", epochs=1, min_events=600)

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import data
 from model.config import EVENT_WEIGHTS
+from model.data import DataError, Interactions, repeat_share
+from model.data_readers import ItemTexts, read_interactions, read_items
+from model.data_splits import split
 
 HEADER = b"user_id\titem_id\ttimestamp\n"
 TYPED = b"user_id\titem_id\ttimestamp\ttype\tvalue\n"
@@ -28,7 +30,7 @@ def put(directory: Path, name: str, content: bytes) -> Path:
     return directory
 
 
-def named(interactions: data.Interactions) -> list[tuple[str, str, int, str]]:
+def named(interactions: Interactions) -> list[tuple[str, str, int, str]]:
     """The interactions as rows of names."""
     return [
         (
@@ -46,7 +48,7 @@ class TestReading:
         self, tmp_path: Path
     ) -> None:
         content = HEADER + b"b\tx\t5\na\tz\t9\nb\ty\t3\na\ty\t9\nb\tx\t5\na\tx\t9\nb\tz\t5\n"
-        found = data.read_interactions(put(tmp_path, "interactions.tsv", content))
+        found = read_interactions(put(tmp_path, "interactions.tsv", content))
         assert named(found) == [
             ("b", "y", 3_000_000, "click"),
             ("b", "x", 5_000_000, "click"),
@@ -77,7 +79,7 @@ class TestReading:
         else:
             raw = content if "tsv" in name else content.replace(b"\t", b",")
             put(other, f"interactions.{name}", gzip.compress(raw) if name.endswith("gz") else raw)
-        expected, found = data.read_interactions(tsv), data.read_interactions(other)
+        expected, found = read_interactions(tsv), read_interactions(other)
         assert named(found) == named(expected)
         assert found.starts.tolist() == expected.starts.tolist()
         if name == "tsv.gz":
@@ -86,7 +88,7 @@ class TestReading:
     def test_numbers_may_name_users_in_parquet(self, tmp_path: Path) -> None:
         frame = pl.DataFrame({"user_id": [7, 7], "item_id": [1, 2], "timestamp": [10, 11]})
         frame.write_parquet(tmp_path / "interactions.parquet")
-        found = data.read_interactions(tmp_path)
+        found = read_interactions(tmp_path)
         assert named(found) == [("7", "1", 10_000_000, "click"), ("7", "2", 11_000_000, "click")]
 
     @settings(max_examples=30)
@@ -106,7 +108,7 @@ class TestReading:
             f"{micros // 1_000_000}.{micros % 1_000_000:06}",
         ]
         content = HEADER + "".join(f"u\ti{row}\t{text}\n" for row, text in enumerate(texts)).encode()
-        found = data.read_interactions(put(tmp_path_factory.mktemp("times"), "interactions.tsv", content))
+        found = read_interactions(put(tmp_path_factory.mktemp("times"), "interactions.tsv", content))
         assert found.timestamp_us.tolist() == [micros] * len(texts)
         assert found.item.tolist() == [0, 1, 2, 3]
 
@@ -122,18 +124,18 @@ class TestReading:
         ids=["no last newline", "CRLF", "BOM", "BOM and CRLF", "columns in another order, one of them unknown"],
     )
     def test_harmless_differences_do_not_matter(self, tmp_path: Path, content: bytes) -> None:
-        found = data.read_interactions(put(tmp_path, "interactions.tsv", content))
+        found = read_interactions(put(tmp_path, "interactions.tsv", content))
         assert named(found) == [("u", "i", 1_000_000, "click"), ("u", "j", 2_000_000, "click")]
 
     def test_ids_may_use_every_sign_of_the_pattern(self, tmp_path: Path) -> None:
         content = HEADER + b"a.b:C_@-9\t" + b"x" * 128 + b"\t1\n...\t-\t2\n"
-        found = data.read_interactions(put(tmp_path, "interactions.tsv", content))
+        found = read_interactions(put(tmp_path, "interactions.tsv", content))
         assert found.user_ids == ["a.b:C_@-9", "..."]
         assert found.item_ids == ["x" * 128, "-"]
 
     def test_a_quoted_csv_field_may_hold_the_separator(self, tmp_path: Path) -> None:
         put(tmp_path, "items.csv", b'item_id,title\n"a","Salt, ""fine"""\n')
-        assert data.read_items(tmp_path).titles == {"a": 'Salt, "fine"'}
+        assert read_items(tmp_path).titles == {"a": 'Salt, "fine"'}
 
 
 REFUSED: dict[str, tuple[bytes, str]] = {
@@ -179,8 +181,8 @@ class TestRefusals:
     def test_names_the_file_and_the_line(self, tmp_path: Path, case: str) -> None:
         content, expected = REFUSED[case]
         put(tmp_path, "interactions.tsv", content)
-        with pytest.raises(data.DataError) as refused:
-            data.read_interactions(tmp_path)
+        with pytest.raises(DataError) as refused:
+            read_interactions(tmp_path)
         assert str(tmp_path / "interactions.tsv") in str(refused.value)
         assert expected in str(refused.value)
 
@@ -188,27 +190,27 @@ class TestRefusals:
     def test_names_the_same_line_in_compressed_tables(self, tmp_path: Path, case: str) -> None:
         content, expected = REFUSED[case]
         put(tmp_path, "interactions.tsv.gz", gzip.compress(content))
-        with pytest.raises(data.DataError) as refused:
-            data.read_interactions(tmp_path)
+        with pytest.raises(DataError) as refused:
+            read_interactions(tmp_path)
         assert expected in str(refused.value)
 
     def test_a_bad_line_far_down_is_named(self, tmp_path: Path) -> None:
         lines = [b"u%d\ti\t%d\n" % (row % 7, row) for row in range(20_000)]
         lines[15_000] = b"u\ti\n"
         put(tmp_path, "interactions.tsv", HEADER + b"".join(lines))
-        with pytest.raises(data.DataError, match="line 15002: 2 fields"):
-            data.read_interactions(tmp_path)
+        with pytest.raises(DataError, match="line 15002: 2 fields"):
+            read_interactions(tmp_path)
 
     def test_an_open_quote_in_a_csv_is_refused(self, tmp_path: Path) -> None:
         put(tmp_path, "interactions.csv", b'user_id,item_id,timestamp\n"u,i,1\n')
-        with pytest.raises(data.DataError, match=r"interactions\.csv, line 2"):
-            data.read_interactions(tmp_path)
+        with pytest.raises(DataError, match=r"interactions\.csv, line 2"):
+            read_interactions(tmp_path)
 
     def test_a_parquet_table_names_the_row(self, tmp_path: Path) -> None:
         frame = pl.DataFrame({"user_id": ["u", None], "item_id": ["i", "i"], "timestamp": [1, 2]})
         frame.write_parquet(tmp_path / "interactions.parquet")
-        with pytest.raises(data.DataError, match=r"interactions\.parquet, row 2: user_id '' is not an id"):
-            data.read_interactions(tmp_path)
+        with pytest.raises(DataError, match=r"interactions\.parquet, row 2: user_id '' is not an id"):
+            read_interactions(tmp_path)
 
     @pytest.mark.parametrize("damage", ["not gzip", "cut", "overwritten", "wrong checksum"])
     def test_broken_gzip_names_the_file(self, tmp_path: Path, damage: str) -> None:
@@ -221,37 +223,37 @@ class TestRefusals:
             "wrong checksum": whole[:-8] + b"\0" * 8,
         }
         put(tmp_path, "interactions.tsv.gz", broken[damage])
-        with pytest.raises(data.DataError, match=r"interactions\.tsv\.gz cannot be read"):
-            data.read_interactions(tmp_path)
+        with pytest.raises(DataError, match=r"interactions\.tsv\.gz cannot be read"):
+            read_interactions(tmp_path)
 
     def test_what_is_no_parquet_names_the_file(self, tmp_path: Path) -> None:
         put(tmp_path, "interactions.parquet", HEADER)
-        with pytest.raises(data.DataError, match=r"interactions\.parquet is not a Parquet table"):
-            data.read_interactions(tmp_path)
+        with pytest.raises(DataError, match=r"interactions\.parquet is not a Parquet table"):
+            read_interactions(tmp_path)
 
     def test_two_tables_are_one_too_many(self, tmp_path: Path) -> None:
         put(tmp_path, "interactions.tsv", HEADER + b"u\ti\t1\n")
         put(tmp_path, "interactions.csv", b"user_id,item_id,timestamp\nu,i,1\n")
-        with pytest.raises(data.DataError, match=r"interactions\.tsv and interactions\.csv; keep one"):
-            data.read_interactions(tmp_path)
+        with pytest.raises(DataError, match=r"interactions\.tsv and interactions\.csv; keep one"):
+            read_interactions(tmp_path)
 
     def test_a_missing_directory_or_table_tells_the_way_out(self, tmp_path: Path) -> None:
-        with pytest.raises(data.DataError, match="does not exist; 'lisarec data NAME' makes one"):
-            data.read_interactions(tmp_path / "nowhere")
-        with pytest.raises(data.DataError, match=r"has no interactions\.tsv\.gz"):
-            data.read_interactions(tmp_path)
+        with pytest.raises(DataError, match="does not exist; 'lisarec data NAME' makes one"):
+            read_interactions(tmp_path / "nowhere")
+        with pytest.raises(DataError, match=r"has no interactions\.tsv\.gz"):
+            read_interactions(tmp_path)
 
 
 class TestItems:
     def test_titles_and_categories_are_read(self, tmp_path: Path) -> None:
         content = 'item_id\ttitle\tcategories\na\tCaf\u00e9 "big"\tp|q|p|\nb\t\t\nc\tno shelf\t\n'.encode()
-        found = data.read_items(put(tmp_path, "items.tsv", content))
+        found = read_items(put(tmp_path, "items.tsv", content))
         assert found.titles == {"a": 'Caf\u00e9 "big"', "b": "", "c": "no shelf"}
         assert found.categories == {"a": ("p", "q"), "b": (), "c": ()}
 
     def test_titles_and_categories_may_be_missing(self, tmp_path: Path) -> None:
-        assert data.read_items(tmp_path) == data.ItemTexts({}, {})
-        assert data.read_items(put(tmp_path, "items.tsv", b"item_id\na\n")) == data.ItemTexts({"a": ""}, {"a": ()})
+        assert read_items(tmp_path) == ItemTexts({}, {})
+        assert read_items(put(tmp_path, "items.tsv", b"item_id\na\n")) == ItemTexts({"a": ""}, {"a": ()})
 
     @pytest.mark.parametrize(
         ("content", "expected"),
@@ -265,8 +267,8 @@ class TestItems:
     )
     def test_bad_items_are_refused(self, tmp_path: Path, content: bytes, expected: str) -> None:
         put(tmp_path, "items.tsv", content)
-        with pytest.raises(data.DataError) as refused:
-            data.read_items(tmp_path)
+        with pytest.raises(DataError) as refused:
+            read_items(tmp_path)
         assert expected in str(refused.value)
 
 
@@ -274,11 +276,11 @@ class TestWeights:
     CONTENT = TYPED + b"u\ti\t1\tclick\t\nu\tj\t2\tdislike\t\nv\ti\t3\tdislike\t1\nu\ti\t4\tview\t\n"
 
     def test_every_event_weighs_what_its_type_weighs(self, tmp_path: Path) -> None:
-        found = data.read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
+        found = read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
         assert found.weights({"click": 1, "dislike": 0, "view": 0.5}).tolist() == [1, 0, 0.5, 0]
 
     def test_only_events_of_positive_weight_step(self, tmp_path: Path) -> None:
-        found = data.read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
+        found = read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
         stepping = found.stepping(EVENT_WEIGHTS)
         assert named(stepping) == [("u", "i", 1_000_000, "click"), ("u", "i", 4_000_000, "view")]
         # users and items keep their places, also those that are left without an event
@@ -288,9 +290,9 @@ class TestWeights:
         assert found.stepping({"click": 1, "dislike": 2, "view": 1}) is found
 
     def test_a_type_without_a_weight_is_refused(self, tmp_path: Path) -> None:
-        found = data.read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
+        found = read_interactions(put(tmp_path, "interactions.tsv", self.CONTENT))
         with pytest.raises(
-            data.DataError,
+            DataError,
             match=r"'view' has no weight; give it one with --event-weight view=1, or 0\. Others have: click, dislike",
         ):
             found.stepping({"click": 1, "dislike": 0})
@@ -298,7 +300,7 @@ class TestWeights:
 
 def test_repeat_share_is_the_share_of_events_on_items_the_user_had_before(tmp_path: Path, write_rows: Write) -> None:
     rows = [("u", "a", 1), ("u", "b", 2), ("u", "a", 3), ("v", "a", 4), ("u", "a", 5)]
-    assert data.repeat_share(data.read_interactions(write_rows(tmp_path, rows))) == pytest.approx(2 / 5)
+    assert repeat_share(read_interactions(write_rows(tmp_path, rows))) == pytest.approx(2 / 5)
 
 
 tables = st.lists(
@@ -310,8 +312,8 @@ class TestSplits:
     @settings(max_examples=30)
     @given(tables)
     def test_loo(self, tmp_path_factory: pytest.TempPathFactory, write_rows: Write, rows: list[Any]) -> None:
-        found = data.read_interactions(write_rows(tmp_path_factory.mktemp("loo"), rows))
-        parts = data.split(found, "loo")
+        found = read_interactions(write_rows(tmp_path_factory.mktemp("loo"), rows))
+        parts = split(found, "loo")
         tests, validations, trains = [], [], []
         for user in range(len(found.user_ids)):
             events = np.flatnonzero(found.user == user).tolist()
@@ -326,12 +328,12 @@ class TestSplits:
     @settings(max_examples=30)
     @given(tables)
     def test_temporal(self, tmp_path_factory: pytest.TempPathFactory, write_rows: Write, rows: list[Any]) -> None:
-        found = data.read_interactions(write_rows(tmp_path_factory.mktemp("temporal"), rows))
+        found = read_interactions(write_rows(tmp_path_factory.mktemp("temporal"), rows))
         if found.time_is_order:
-            with pytest.raises(data.DataError, match="only an order"):
-                data.split(found, "temporal")
+            with pytest.raises(DataError, match="only an order"):
+                split(found, "temporal")
             return
-        parts = data.split(found, "temporal")
+        parts = split(found, "temporal")
         times = sorted(found.timestamp_us.tolist())
         cutoff_us = times[int(0.9 * (len(times) - 1))]
         tests, validations, trains = [], [], []
@@ -350,8 +352,8 @@ class TestSplits:
     def test_training_events_are_a_prefix_and_what_is_held_out_has_a_past(
         self, tmp_path: Path, write_rows: Write, rows: list[Any], name: Any, train_on: Any
     ) -> None:
-        found = data.read_interactions(write_rows(tmp_path, rows))
-        parts = data.split(found, name, train_on)
+        found = read_interactions(write_rows(tmp_path, rows))
+        parts = split(found, name, train_on)
         for begin, end in zip(found.starts[:-1], found.starts[1:], strict=True):
             assert (np.diff(parts.train[begin:end].astype(int)) <= 0).all()
         held_out = np.concatenate([parts.validation, parts.test])
@@ -367,8 +369,8 @@ class TestSplits:
     def test_temporal_never_trains_on_what_happened_after_the_first_test_event(
         self, tmp_path: Path, write_rows: Write, rows: list[Any]
     ) -> None:
-        found = data.read_interactions(write_rows(tmp_path, rows))
-        parts = data.split(found, "temporal", "validation")
+        found = read_interactions(write_rows(tmp_path, rows))
+        parts = split(found, "temporal", "validation")
         assert found.timestamp_us[parts.train].max() < found.timestamp_us[parts.test].min()
 
     @pytest.mark.parametrize("first", [0, 1, 17])
@@ -376,14 +378,14 @@ class TestSplits:
         self, tmp_path: Path, write_rows: Write, first: int
     ) -> None:
         rows = [(user, f"i{place}", first + place) for user in "uvw" for place in range(9)]
-        found = data.read_interactions(write_rows(tmp_path, rows))
+        found = read_interactions(write_rows(tmp_path, rows))
         assert found.time_is_order
-        with pytest.raises(data.DataError, match="use 'loo'"):
-            data.split(found, "temporal")
+        with pytest.raises(DataError, match="use 'loo'"):
+            split(found, "temporal")
 
     def test_leaving_out_events_does_not_turn_an_order_into_a_time(self, tmp_path: Path, write_rows: Write) -> None:
         kinds = ["click", "dislike", "click", "click"]
         rows = [(user, "i", place, kind) for user in "uv" for place, kind in enumerate(kinds)]
         directory = write_rows(tmp_path, rows, "user_id item_id timestamp type")
-        with pytest.raises(data.DataError, match="only an order"):
-            data.split(data.read_interactions(directory).stepping(EVENT_WEIGHTS), "temporal")
+        with pytest.raises(DataError, match="only an order"):
+            split(read_interactions(directory).stepping(EVENT_WEIGHTS), "temporal")

@@ -18,8 +18,11 @@ import polars as pl
 import pytest
 import torch
 
-from model import artifact, baselines, data, evaluate, train
+from model import artifact, baselines, evaluate, train
 from model.config import DataCard, SeenRule
+from model.data import DataError, Histories
+from model.data_readers import read_interactions
+from model.data_splits import split
 from model.metrics import metrics
 from model.sequential import Gru4Rec
 
@@ -63,7 +66,7 @@ def test_a_report_says_all_that_is_needed_to_repeat_it(shop: Path, trained: Path
     sampled = evaluate.evaluate([loaded], shop, "loo_sampled100", None).to_json()
     json.dumps(full, allow_nan=False)
     assert full["protocol"] == "loo_full"
-    assert full["data_sha256"] == loaded.config.data.sha256 == data.read_interactions(shop).sha256
+    assert full["data_sha256"] == loaded.config.data.sha256 == read_interactions(shop).sha256
     assert full["seen_rule"] == loaded.config.data.seen_rule
     assert full["tie_rule"] == "against the model"
     assert full["items"] == len(loaded.items)
@@ -85,19 +88,19 @@ class TestRefusals:
         shutil.copytree(shop, tmp_path / "other")
         with (tmp_path / "other" / "interactions.tsv").open("a") as file:
             file.write("u1\ti1\t99999999\n")
-        with pytest.raises(data.DataError, match="evaluate on the data the model was trained on"):
+        with pytest.raises(DataError, match="evaluate on the data the model was trained on"):
             evaluate.evaluate([artifact.load(trained)], tmp_path / "other", None, None)
 
     def test_a_model_that_trained_on_the_test_events(self, shop: Path, trained: Path) -> None:
-        with pytest.raises(data.DataError, match="trained on all events"):
+        with pytest.raises(DataError, match="trained on all events"):
             evaluate.evaluate([self.carded(trained, train_on="all")], shop, None, None)
 
     def test_a_model_that_trained_on_another_split(self, shop: Path, trained: Path) -> None:
         # its training events include some of what the other split holds out
-        with pytest.raises(data.DataError, match="trained for the split 'loo'"):
+        with pytest.raises(DataError, match="trained for the split 'loo'"):
             evaluate.evaluate([artifact.load(trained)], shop, "temporal", None)
         for protocol in ("loo_full", "loo_sampled100"):
-            with pytest.raises(data.DataError, match="trained for the split 'temporal'"):
+            with pytest.raises(DataError, match="trained for the split 'temporal'"):
                 evaluate.evaluate([self.carded(trained, split="temporal")], shop, protocol, None)
 
     def test_a_table_that_leaves_nothing_to_test(
@@ -109,7 +112,7 @@ class TestRefusals:
     ) -> None:
         directory = write_rows(tmp_path / "data", [("u", "a", 1), ("u", "b", 2), ("v", "a", 7), ("v", "b", 9)])
         made = train.train(directory, tmp_path / "out", tiny_config(), progress=silent())
-        with pytest.raises(data.DataError, match="leaves no event to test"):
+        with pytest.raises(DataError, match="leaves no event to test"):
             evaluate.evaluate([made], directory, None, None)
 
 
@@ -119,9 +122,9 @@ def test_a_temporal_model_is_tested_on_the_later_events(
     config = tiny_config(epochs=1).model_copy(update={"data": DataCard(split="temporal")})
     made = train.train(shop, tmp_path / "out", config, progress=silent())
     report = evaluate.evaluate([made], shop, None, None)
-    interactions = data.read_interactions(shop)
+    interactions = read_interactions(shop)
     assert report.to_json()["protocol"] == "temporal"
-    assert report.users.tolist() == interactions.user[data.split(interactions, "temporal").test].tolist()
+    assert report.users.tolist() == interactions.user[split(interactions, "temporal").test].tolist()
 
 
 GRIDS = {
@@ -138,7 +141,7 @@ def report(shop: Path, trained: Path) -> evaluate.Report:
 
 class TestBaselines:
     def test_are_chosen_on_validation_without_training_on_it(self, report: evaluate.Report, shop: Path) -> None:
-        interactions = data.read_interactions(shop)
+        interactions = read_interactions(shop)
         users = [interactions.item[begin:end] for begin, end in pairwise(interactions.starts)]
         histories = [items[:-2] if len(items) >= 3 else items for items in users]
         found = {}
@@ -184,16 +187,16 @@ class TestBaselines:
         config = tiny_config(epochs=1).model_copy(update={"data": DataCard(train_on="validation")})
         made = train.train(shop, tmp_path / "out", config, progress=silent())
         report = evaluate.evaluate([made], shop, None, "none", {"popularity": GRIDS["popularity"]})
-        interactions = data.read_interactions(shop)
-        counts = np.bincount(np.delete(interactions.item, data.split(interactions, "loo").test))
+        interactions = read_interactions(shop)
+        counts = np.bincount(np.delete(interactions.item, split(interactions, "loo").test))
         assert report.baselines[0].ranks.tolist() == [
             (counts >= counts[target]).sum() for target in report.trial.events.targets
         ]
 
 
-def packed(histories: Sequence[Any]) -> data.Histories:
+def packed(histories: Sequence[Any]) -> Histories:
     item = np.concatenate(histories).astype(np.int32)
-    return data.Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *map(len, histories)]))
+    return Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *map(len, histories)]))
 
 
 def test_seeds_have_a_mean_and_a_spread(shop: Path, trained: Path) -> None:
@@ -216,22 +219,22 @@ def test_seeds_have_a_mean_and_a_spread(shop: Path, trained: Path) -> None:
 def test_seeds_that_trained_on_different_events_are_not_mixed(shop: Path, trained: Path) -> None:
     first = artifact.load(trained)
     other = TestRefusals().carded(trained, train_on="validation")
-    with pytest.raises(data.DataError, match="trained on different events"):
+    with pytest.raises(DataError, match="trained on different events"):
         evaluate.evaluate([first, other], shop, None, None)
 
 
 def test_what_is_not_a_seed_of_the_first_model_is_not_averaged_with_it(shop: Path, trained: Path) -> None:
     first = artifact.load(trained)
-    with pytest.raises(data.DataError, match="given twice"):
+    with pytest.raises(DataError, match="given twice"):
         evaluate.evaluate([first, artifact.load(trained)], shop, None, None)
     longer = first.config.training.model_copy(update={"epochs": 99})
     other = replace(first, config=first.config.model_copy(update={"training": longer}))
-    with pytest.raises(data.DataError, match="not seeds of one"):
+    with pytest.raises(DataError, match="not seeds of one"):
         evaluate.evaluate([first, other], shop, None, None)
 
 
 def test_sampled_negatives_refuse_another_seen_rule(shop: Path, trained: Path) -> None:
-    with pytest.raises(data.DataError, match="outside the history"):
+    with pytest.raises(DataError, match="outside the history"):
         evaluate.evaluate([artifact.load(trained)], shop, "loo_sampled100", "none")
 
 
@@ -251,7 +254,7 @@ def test_every_rank_is_written_with_the_protocol(shop: Path, trained: Path, tmp_
         assert row["item_training_events"] == counts[last]
     about = pl.read_parquet_metadata(tmp_path / "ranks.parquet")
     assert (about["protocol"], about["seen_rule"]) == ("loo_full", "all")
-    assert about["data_sha256"] == data.read_interactions(shop).sha256
+    assert about["data_sha256"] == read_interactions(shop).sha256
 
 
 def test_cold_items_are_counted(

@@ -15,9 +15,11 @@ from safetensors.torch import load_file
 from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
 
-from model import artifact, data, evaluate, train
+from model import artifact, evaluate, train
 from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
-from model.data import Histories
+from model.data import DataError, Histories, training_histories
+from model.data_readers import read_interactions
+from model.data_splits import split
 from model.loop import MOMENTS
 from model.mechanisms import linear, prefix
 from model.mechanisms import train as mechanisms
@@ -324,11 +326,11 @@ def test_training_learns_what_follows(shop: Path, silent: Make, tmp_path: Path, 
 
 def test_negatives_are_never_of_the_users_own_items(shop: Path, tmp_path: Path) -> None:
     wanted = recipe("linear")
-    interactions = data.read_interactions(shop)
-    parts = data.split(interactions, "loo", "validation")
+    interactions = read_interactions(shop)
+    parts = split(interactions, "loo", "validation")
     net = MechanismNetwork(wanted.model, len(interactions.item_ids))
     trainer = mechanisms.MechanismTrainer(net, interactions, parts, wanted, tmp_path, "cpu")
-    whole = data.training_histories(interactions, parts.train, wanted.event_weights)
+    whole = training_histories(interactions, parts.train, wanted.event_weights)
     had = [set(items.tolist()) for items in whole]
     users = np.repeat([user for user, items in enumerate(had) if len(items) < 30], 50)
     drawn = trainer._negatives(users, np.random.default_rng(0))
@@ -450,7 +452,7 @@ class TestModelDirectory:
         found = evaluate.evaluate([evaluate.load(made)], shop, "loo_paper100").to_json()
         assert found["tie_rule"] == "in the model's favour"
         assert found["metrics"]["hr_at_10_paper100"] >= 0
-        with pytest.raises(data.DataError, match="negatives of loo_paper100 lie outside the history"):
+        with pytest.raises(DataError, match="negatives of loo_paper100 lie outside the history"):
             evaluate.evaluate([evaluate.load(made)], shop, "loo_paper100", "none")
 
     @pytest.mark.parametrize("name", sorted(SERVED_MECHANISMS))

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from model import artifact, data, evaluate, metrics, ranking, train
+from model import artifact, evaluate, metrics, ranking, train
 from model.config import Config, DataCard, ModelConfig
+from model.data import DataError, Histories
+from model.data_readers import read_interactions
+from model.data_splits import split
 from model.histogram import history_histogram
 from model.lisa import LisaMini
 
@@ -42,14 +45,14 @@ class TestBatches:
     )
     ITEMS = 30
 
-    def histories(self, seed: int = 0) -> data.Histories:
+    def histories(self, seed: int = 0) -> Histories:
         rng = np.random.default_rng(seed)
         lengths = rng.integers(0, 12, 25)
         item = rng.integers(0, self.ITEMS, lengths.sum()).astype(np.int32)
         weights = rng.choice(np.float32([0.5, 1, 2]), len(item))
-        return data.Histories(item, weights, np.cumsum([0, *lengths]))
+        return Histories(item, weights, np.cumsum([0, *lengths]))
 
-    def expected(self, histories: data.Histories, codes: Any) -> Counter[Any]:
+    def expected(self, histories: Histories, codes: Any) -> Counter[Any]:
         """Every position with a successor, from the prefix of its history."""
         positions: Counter[Any] = Counter()
         for begin, end in zip(histories.starts[:-1], histories.starts[1:], strict=True):
@@ -210,15 +213,15 @@ class TestRefusals:
 
     def test_data_that_teaches_nothing(self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make) -> None:
         lonely = write_rows(tmp_path / "data", [("u", "a", 1), ("v", "b", 2)])
-        with pytest.raises(data.DataError, match="nothing to learn; add interactions"):
+        with pytest.raises(DataError, match="nothing to learn; add interactions"):
             train.train(lonely, tmp_path / "model", tiny_config(), progress=silent())
         assert not (tmp_path / "model").exists()
 
 
 def popularity_hit_rate(directory: Path) -> float:
     """HR@10 of recommending what trained most, on the events that loo holds out."""
-    interactions = data.read_interactions(directory)
-    parts = data.split(interactions, "loo")
+    interactions = read_interactions(directory)
+    parts = split(interactions, "loo")
     counts = Counter(interactions.item[parts.train].tolist())
     best = [item for item, _ in counts.most_common(10)]
     return float(np.isin(interactions.item[parts.test], best).mean())
@@ -242,9 +245,9 @@ def test_it_learns_what_comes_next(
 def test_a_batch_scores_only_the_items_it_needs(
     monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make, full_softmax_items: int
 ) -> None:
-    interactions = data.read_interactions(shop)
+    interactions = read_interactions(shop)
     config = tiny_config(full_softmax_items=full_softmax_items, sampled_negatives=7)
-    trainer = train.Trainer(interactions, data.split(interactions, "loo"), config, tmp_path, "cpu")
+    trainer = train.Trainer(interactions, split(interactions, "loo"), config, tmp_path, "cpu")
     looked_up: list[int] = []
     whole = LisaMini.item_vectors
 
@@ -263,8 +266,8 @@ def test_a_batch_scores_only_the_items_it_needs(
 def test_followers_gain_what_validation_likes_best(
     monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, liked: float
 ) -> None:
-    interactions = data.read_interactions(shop)
-    trainer = train.Trainer(interactions, data.split(interactions, "loo"), tiny_config(epochs=1), tmp_path, "cpu")
+    interactions = read_interactions(shop)
+    trainer = train.Trainer(interactions, split(interactions, "loo"), tiny_config(epochs=1), tmp_path, "cpu")
     unit = trainer.model.lift / train.STRENGTH
     assert unit.any()
     judge = {"ndcg_at_10": lambda: 1 / (1 + float((trainer.model.lift - liked * unit).abs().sum()))}
@@ -275,8 +278,8 @@ def test_followers_gain_what_validation_likes_best(
 
 @pytest.mark.parametrize("given", [0.0, 4.5])
 def test_a_given_strength_is_kept(shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, given: float) -> None:
-    interactions = data.read_interactions(shop)
-    parts = data.split(interactions, "loo")
+    interactions = read_interactions(shop)
+    parts = split(interactions, "loo")
     unit = train.Trainer(interactions, parts, tiny_config(epochs=1), tmp_path, "cpu").model.lift / train.STRENGTH
     trainer = train.Trainer(interactions, parts, tiny_config(epochs=1, lift_strength=given), tmp_path, "cpu")
     trainer.fit(silent(), resume=False)
@@ -287,8 +290,8 @@ def test_a_given_strength_is_kept(shop: Path, tmp_path: Path, tiny_config: Make,
 def test_followers_gain_the_usual_where_nothing_is_held_out(
     shop: Path, tmp_path: Path, tiny_config: Make, silent: Make
 ) -> None:
-    interactions = data.read_interactions(shop)
-    parts = replace(data.split(interactions, "loo"), validation=np.empty(0, np.int64))
+    interactions = read_interactions(shop)
+    parts = replace(split(interactions, "loo"), validation=np.empty(0, np.int64))
     trainer = train.Trainer(interactions, parts, tiny_config(epochs=1), tmp_path, "cpu")
     usual = trainer.model.lift.clone()
     trainer.fit(silent(), resume=False)
@@ -309,8 +312,8 @@ class TestEarlyStopping:
         self, monkeypatch: pytest.MonkeyPatch, shop: Path, directory: Path, config: Config, script: list[float]
     ) -> tuple[train.Trainer, list[dict[str, torch.Tensor]]]:
         """A training whose validation follows a script, and its weights after every epoch."""
-        interactions = data.read_interactions(shop)
-        trainer = train.Trainer(interactions, data.split(interactions, "loo"), config, directory, "cpu")
+        interactions = read_interactions(shop)
+        trainer = train.Trainer(interactions, split(interactions, "loo"), config, directory, "cpu")
         results = iter(script)
         monkeypatch.setattr(trainer, "_validate", lambda: {"ndcg_at_10": next(results), "hr_at_10": 0.0})
         monkeypatch.setattr(trainer, "_choose_strength", lambda: None)
@@ -346,8 +349,8 @@ class TestEarlyStopping:
     ) -> None:
         config = tiny_config(epochs=6, learning_rate=0.1, patience=2)
         made = train.train(shop, tmp_path / "model", config, progress=silent())
-        interactions = data.read_interactions(shop)
-        positions = data.split(interactions, "loo").validation
+        interactions = read_interactions(shop)
+        positions = split(interactions, "loo").validation
         events = ranking.held_out(interactions, positions, made.config)
         scorer = evaluate.model_scorer(made)
         found = metrics.metrics(ranking.ranks_full(events, scorer, made.config.data.seen_rule))
@@ -422,15 +425,15 @@ class TestHonesty:
         assert same_weights(*made)
 
     def test_popularity_counts_training_events_only(self, shop: Path, trained: Path) -> None:
-        interactions = data.read_interactions(shop)
+        interactions = read_interactions(shop)
         loaded = artifact.load(trained)
-        expected = Counter(interactions.item[data.split(interactions, "loo").train].tolist())
+        expected = Counter(interactions.item[split(interactions, "loo").train].tolist())
         assert list(loaded.items.ids) == interactions.item_ids
         assert loaded.items.counts.tolist() == [expected[item] for item in range(len(loaded.items))]
 
 
 def test_the_model_says_what_it_was_trained_on(shop: Path, trained: Path) -> None:
-    interactions, loaded = data.read_interactions(shop), artifact.load(trained)
+    interactions, loaded = read_interactions(shop), artifact.load(trained)
     assert loaded.config.data == DataCard(
         sha256=interactions.sha256,
         seen_rule="none",  # a shop: people buy again
