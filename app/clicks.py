@@ -14,7 +14,7 @@ from app.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
 from app.schemas import PlaceStats, Stats
 from storage.protocol import UserStore
 from storage.records import AppendResult
-from storage.state import Event
+from storage.state_event import Event
 
 OTHER = "other"  # whatever this process has no name for
 SHOWN, CHOSEN = "shown", "chosen"

@@ -23,7 +23,7 @@ from model.config import Config, preset
 from model.data import Interactions
 from model.data_readers import read_interactions, read_items
 from model.train import train
-from storage.state import Event
+from storage.state_event import Event
 
 HOST = "127.0.0.1"
 DIRECTORY = Path("var/demo")

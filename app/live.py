@@ -13,7 +13,7 @@ from app.trends import Trends
 from storage.errors import StorageError
 from storage.protocol import UserStore
 from storage.records import AppendResult
-from storage.state import Event
+from storage.state_event import Event
 
 LOOK_EVERY_S = 5.0
 

@@ -47,7 +47,9 @@ from storage.cold import plain_type, with_codes
 from storage.errors import StorageError
 from storage.protocol import UserStore
 from storage.records import AppendResult, ItemEntry
-from storage.state import Event, Generation, State
+from storage.state import Generation, State
+from storage.state_event import Event
+from storage.state_fold import fold_event
 
 MAX_WATCHED = 10_000  # items
 MAX_CHOSEN = 20_000  # events of theirs in all, some 15 MB
@@ -133,7 +135,7 @@ class Newcomers:
             if event.item_id in watched and self._weighs(event):
                 (own,) = steps_of(np.array([state]), self._catalogue)
                 steps |= {} if own is None else {place: own}
-            self._generation.apply(state, event)
+            fold_event(self._generation, state, event)
         return await self._in_engine(self._chosen_by, steps) if steps else NOTHING
 
     def learn(self, events: Sequence[Event], appended: Sequence[AppendResult], witnessed: Witnessed) -> None:

@@ -25,7 +25,7 @@ from model.scan import Boosts
 from storage.errors import StorageError
 from storage.protocol import UserStore
 from storage.records import AppendResult
-from storage.state import Event
+from storage.state_event import Event
 from storage.trends import HALF_LIFE_S, count_at, trend_of
 
 ITEMS = 4096  # that are read; behind them nothing is used much, and popular items follow

@@ -10,7 +10,8 @@ from app.schemas import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, 
 from storage.cold import plain_type
 from storage.corrections import UNDO, posted_as
 from storage.protocol import UserStore
-from storage.state import Event, Generation, recent_items
+from storage.state import Generation, recent_items
+from storage.state_event import Event
 
 FILES_WITHIN = timedelta(hours=24)  # an archiver that takes its turns needs minutes
 

@@ -31,7 +31,8 @@ from app.serving import generation_of
 from model import artifact
 from model.engine import Engine, Queries
 from storage.sqlite import SQLiteStore
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
 
 BATCH = 1000
 USERS = 64  # in a batch of steps

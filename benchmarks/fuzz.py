@@ -37,7 +37,7 @@ from app.keys import SCOPES, add, make
 from benchmarks.fuzz_checks import MAX_ERROR_BYTES
 from benchmarks.nonsense import Call, Case, calls_of, cases
 from benchmarks.topology import ROOT, Topology, topology
-from storage.state import Event
+from storage.state_event import Event
 
 Store = Literal["sqlite", "redis"]
 

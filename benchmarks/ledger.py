@@ -10,7 +10,9 @@ import numpy as np
 
 from app.uuid7 import uuid7
 from storage.protocol import UserStore
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
+from storage.state_fold import fold_event
 
 HOUR_S = 3600
 TENANT = "main"
@@ -141,7 +143,7 @@ def is_fold(generation: Generation, value: bytes | None, log: list[Event]) -> bo
         return value is None and not log
     folded = generation.empty()
     for event in log:
-        generation.apply(folded, event)
+        fold_event(generation, folded, event)
     stored = generation.decode_many([value])
     fold = generation.decode_many([generation.encode(folded)])
     same = all(np.array_equal(stored[name], fold[name]) for name in fold.dtype.names or () if name != "bins")

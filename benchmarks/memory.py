@@ -21,7 +21,8 @@ from benchmarks.topology import redis_server
 from model import artifact
 from storage.redis import PARTITIONS, RedisStore
 from storage.redis_layout import Keyspace
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
 
 LENGTHS = (10, 100, 1_000, 10_000)
 BATCH = 1_000

@@ -39,7 +39,7 @@ from benchmarks.machine import Machine, library
 from model import artifact
 from storage.records import AppendResult
 from storage.redis import RedisStore
-from storage.state import Event
+from storage.state_event import Event
 
 ROOT = Path(__file__).parent.parent
 

@@ -33,7 +33,9 @@ from storage.rebuild import rebuild
 from storage.records import FoldedState, LogPage
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
+from storage.state_fold import fold_event
 
 ITEMS = 3_500
 BATCH = 500
@@ -89,7 +91,7 @@ def _is_stepped(generation: Generation, state: np.void, events: list[Event], use
     expected = generation.empty()
     for event in events:
         if event.user_id == user_id:
-            generation.apply(expected, event)
+            fold_event(generation, expected, event)
     return all(
         np.allclose(state[name], expected[name], rtol=1e-5)
         if name == "bins"

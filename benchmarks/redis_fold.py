@@ -27,7 +27,8 @@ from rich.table import Table
 from benchmarks.topology import redis_server
 from storage.redis import PARTITIONS, RedisStore
 from storage.redis_layout import Entry, Keyspace, Script
-from storage.state import ITEM_RING, Event, Generation
+from storage.state import ITEM_RING, Generation
+from storage.state_event import Event
 
 RATES, CODEBOOKS, CODEWORDS, ITEMS = (0.05, 0.25, 0.8), 8, 32, 3000
 BATCHES = (1, 10, 100)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from storage.errors import StorageError, StorageUnavailable
 from storage.records import LogEntry
-from storage.state import Event, digest, event_fields
+from storage.state_event import Event, digest, event_fields
 
 MANIFEST = "archive.json"
 THROUGH = "through"  # an empty file; everything logged before the time that it bears is in the archive

@@ -31,7 +31,7 @@ from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, RAISE_LAYOUT, T
 from storage.redis_servers import NO_CLUSTER, is_of_cluster, urls_of_nodes
 from storage.sqlite import BUSY_TIMEOUT_S, FILE_NAME
 from storage.sqlite_log import EVENT_COLUMNS
-from storage.state import Event, event_hash
+from storage.state_event import Event, event_hash
 
 CONNECT_TIMEOUT_S = 5.0
 SOCKET_TIMEOUT_S = 30.0

@@ -21,7 +21,7 @@ from storage.corrections import INTO, posted_as
 from storage.errors import StorageError
 from storage.protocol import UserStore
 from storage.records import ItemEntry, LogEntry
-from storage.state import Event, digest, event_fields
+from storage.state_event import Event, digest, event_fields
 
 FORMAT = {"lisarec": "log", "version": 2}
 FORMATS = (FORMAT, {"lisarec": "log", "version": 1})  # which has no items

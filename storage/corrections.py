@@ -15,7 +15,9 @@ from dataclasses import replace
 from typing import Self
 
 from storage.errors import MergeRefused
-from storage.state import Event, Generation, State
+from storage.state import Generation, State
+from storage.state_event import Event
+from storage.state_fold import fold_event
 
 UNDO = "!undo"
 INTO = "!into"
@@ -91,7 +93,7 @@ class LogFold:
             self.is_spoiled |= event.item_id not in self._undone
             self._undone.add(event.item_id)
         elif event.type != INTO and event.event_id not in self._undone and not self.is_spoiled:
-            self._generation.apply(self.state, event)
+            fold_event(self._generation, self.state, event)
 
     def again(self) -> Self:
         return type(self)(self._generation, self._generation.empty(), self._undone)

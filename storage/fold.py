@@ -1,6 +1,7 @@
-"""The fold of many users' events at once, compiled: what a round of events, or a whole log, is folded by.
+"""The compiled fold of many users' events at once, used for a round of appends and for a rebuild.
 
-`Generation.apply` says what a fold means, one event at a time; this says the same of arrays, and tests hold them equal.
+`fold_event` in `storage.state_fold` defines the fold of one event. This module does the same to arrays, and tests hold
+the two equal.
 """
 
 import math
@@ -13,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.cold import COLD, MARK, cold_row, plain_type
-from storage.state import MAX_TIME_S, NEGLIGIBLE, Event, Generation, event_hash
+from storage.state import MAX_TIME_S, NEGLIGIBLE, Generation
+from storage.state_event import Event, event_hash
 
 UNKNOWN = -1
 

@@ -13,7 +13,7 @@ import polars as pl
 from storage.archive import Manifest, Snapshot
 from storage.cold import MARK
 from storage.corrections import INTO, UNDO
-from storage.state import Event
+from storage.state_event import Event
 
 COLUMNS = ("user_id", "event_id", "item_id", "type")
 NEWEST = 51_200  # entries that are not archived, some 100 ms to read

@@ -14,7 +14,8 @@ from storage.records import (
     NamedGeneration,
     TenantPointers,
 )
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
 from storage.trends import Trends
 
 

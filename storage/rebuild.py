@@ -15,7 +15,8 @@ from storage.corrections import INTO, is_correction
 from storage.fold import EventColumns, fold_many
 from storage.protocol import UserStore
 from storage.records import MAIN_TENANT, FoldedState, LogEntry
-from storage.state import Generation, digest
+from storage.state import Generation
+from storage.state_event import digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.state import Event
+from storage.state_event import Event
 
 MAIN_TENANT = "main"
 

@@ -67,7 +67,8 @@ from storage.redis_requests import Commit, Part, Read, Request, UserFold, by_par
 from storage.redis_servers import MAX_CONNECTIONS, PAUSE_S, Command, Copies, RedisServers, failure_of, script_call
 from storage.redis_trends import ADD_TRENDS, RedisTrends
 from storage.rounds import Lanes
-from storage.state import Event, Generation, State, StateError
+from storage.state import Generation, State, StateError
+from storage.state_event import Event
 from storage.trends import Trends
 
 OLDEST_SERVER = (6, 2)

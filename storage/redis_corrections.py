@@ -42,7 +42,7 @@ from storage.redis_layout import (
     member_of,
     move_arguments,
 )
-from storage.state import Event
+from storage.state_event import Event
 
 if TYPE_CHECKING:
     from storage.redis import RedisStore

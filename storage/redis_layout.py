@@ -53,7 +53,8 @@ from zlib import crc32
 
 from storage.errors import StorageError
 from storage.records import MAIN_TENANT, LogEntry, LogPage
-from storage.state import Event, Generation, digest, event_fields, event_hash, uuid7_time_us
+from storage.state import Generation
+from storage.state_event import Event, digest, event_fields, event_hash, uuid7_time_us
 
 LAYOUT_VERSION = 1
 ARCHIVED_LAYOUT = 2

@@ -15,7 +15,8 @@ from storage.fold import fold_encoded
 from storage.records import AppendResult
 from storage.redis_layout import MARK, SEQ_DIGITS, Change, Entry, Head, Keyspace, User
 from storage.redis_servers import failure_of
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
 
 GIVE_UP_AFTER_S = 5.0
 DUPLICATE = AppendResult(duplicate=True)

@@ -44,7 +44,8 @@ from storage.records import (
 from storage.sqlite_append import FAR_BEHIND, Append, append
 from storage.sqlite_log import LOG_PAGE, log_entries, log_page, newest_entries
 from storage.sqlite_states import DAY_S
-from storage.state import Event, Generation, digest
+from storage.state import Generation
+from storage.state_event import Event, digest
 from storage.trends import Trends
 
 FILE_NAME = "lisarec.sqlite3"

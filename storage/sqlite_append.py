@@ -10,7 +10,8 @@ from storage.corrections import is_correction
 from storage.fold import fold_encoded
 from storage.records import AppendResult, FoldedState
 from storage.sqlite_log import known_events, log_new
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
 
 DUPLICATE = AppendResult(duplicate=True)
 # A state that lacks more entries of the log is folded apart, so that no writer waits for it.

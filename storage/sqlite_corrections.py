@@ -10,7 +10,7 @@ from storage.errors import MergeRefused, MergeTooLarge
 from storage.records import MAX_MERGED
 from storage.sqlite_batches import in_batches, rows_of
 from storage.sqlite_log import EVENT_COLUMNS, log_event
-from storage.state import Event
+from storage.state_event import Event
 
 # A chain of merges is one hop: who has become a user that becomes another one is pointed at that one.
 SCHEMA = """

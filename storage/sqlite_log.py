@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from storage.records import LogEntry
 from storage.sqlite_batches import in_batches, rows_of
-from storage.state import Event, event_fields
+from storage.state_event import Event, event_fields
 
 LOG_PAGE = 10_000  # entries of the whole log that are read at once
 NO_LIMIT = -1

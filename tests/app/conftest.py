@@ -22,7 +22,7 @@ from model import artifact
 from model.config import Config, DataCard, ModelConfig
 from model.items import Items
 from model.lisa import LisaMini
-from storage.state import Event
+from storage.state_event import Event
 from tests.storage.redis_servers import RedisServer, new_server
 
 ITEMS = 60

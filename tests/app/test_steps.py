@@ -11,7 +11,9 @@ from model.histogram import history_histogram
 from model.lisa import LisaMini
 from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.served import served
-from storage.state import ITEM_RING, Event, Generation
+from storage.state import ITEM_RING, Generation
+from storage.state_event import Event
+from storage.state_fold import fold_event
 
 ITEMS = 50
 
@@ -46,7 +48,7 @@ def test_stored_steps_equal_the_parallel_forward(
     types[0], types[length:] = "click", "dislike"  # more of what does not step than any ring remembers
     state = generation.empty()
     for number, (row, kind) in enumerate(zip(rows, types, strict=True)):
-        generation.apply(state, Event(f"e{number}", "u", f"item-{row}", kind, number, None))
+        fold_event(generation, state, Event(f"e{number}", "u", f"item-{row}", kind, number, None))
     stored = generation.decode_many([generation.encode(state)])
     with torch.inference_mode():
         stepped = model.read(
@@ -77,7 +79,7 @@ def test_stored_steps_of_learned_codes_equal_the_parallel_forward(name: str, len
     items = torch.randint(ITEMS, (length,))
     state = generation.empty()
     for number, row in enumerate(items.tolist()):
-        generation.apply(state, Event(f"e{number}", "u", f"item-{row}", "click", number, None))
+        fold_event(generation, state, Event(f"e{number}", "u", f"item-{row}", "click", number, None))
     stored = generation.decode_many([generation.encode(state)])
     histograms = generation.histograms(stored)
     last, recent = (torch.from_numpy(stored[part].astype(np.int64)) for part in ("last_item", "stepped_items"))

@@ -6,7 +6,8 @@ the name and the id that it was posted with, which is what tells a resend.
 
 from dataclasses import dataclass, field, replace
 
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
 from tests.storage.naive_fold import assert_state_is, fold
 
 

@@ -13,7 +13,8 @@ from storage.protocol import UserStore
 from storage.records import MAIN_TENANT, AppendResult
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
 from tests.storage.redis_servers import expected_servers, running_cluster, running_server
 
 ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append

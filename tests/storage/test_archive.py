@@ -20,7 +20,7 @@ import storage.archive
 from storage.archive import MANIFEST, Archive, ArchiveWriter, Erased, Logged
 from storage.errors import StorageError, StorageUnavailable
 from storage.records import LogEntry
-from storage.state import Event, digest
+from storage.state_event import Event, digest
 from tests.storage.catalogue import START_US, click
 
 DAY_MS = 86_400_000

@@ -30,7 +30,7 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.redis import RedisStore
 from storage.redis_layout import Keyspace, trim_arguments
 from storage.sqlite import FILE_NAME, SQLiteStore
-from storage.state import Event
+from storage.state_event import Event
 from tests.storage.catalogue import click, fresh_user, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_state_is, fold
 from tests.storage.redis_servers import RedisServer, expected_servers, new_server

@@ -23,7 +23,7 @@ from storage.errors import MergeRefused, MergeTooLarge, StorageUnavailable, Unkn
 from storage.protocol import UserStore
 from storage.rebuild import rebuild
 from storage.redis import RedisStore
-from storage.state import Event
+from storage.state_event import Event
 from tests.storage.catalogue import KNOWN_ITEMS, START_US, WEIGHTS, click, fresh_user, make_generation, make_newer
 from tests.storage.merge_forever import VISITS
 from tests.storage.naive_fold import assert_state_is, fold

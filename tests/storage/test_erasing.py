@@ -20,7 +20,7 @@ from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.redis import RedisStore
 from storage.sqlite import FILE_NAME, SQLiteStore
-from storage.state import Event
+from storage.state_event import Event
 from tests.storage.catalogue import START_US, make_generation
 from tests.storage.redis_servers import RedisServer, expected_servers, new_server
 

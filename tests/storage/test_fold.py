@@ -1,4 +1,4 @@
-"""The compiled fold of many users says what `Generation.apply` says of one event after the other."""
+"""The compiled fold of many users does what `fold_event` does with one event after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from storage.fold import EventColumns, fold_encoded, fold_many
-from storage.state import Effect, Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
+from storage.state_fold import Effect, fold_event
 from tests.storage.catalogue import KNOWN_ITEMS, START_US, WEIGHTS, logs, make_generation
 from tests.storage.naive_fold import assert_state_is
 from tests.storage.naive_fold import fold as naive_fold
@@ -35,7 +37,7 @@ def folded(generation: Generation, logs: Sequence[Sequence[Event]], page: int = 
 def stepped(generation: Generation, log: Sequence[Event]) -> np.void:
     state = generation.empty()
     for event in log:
-        generation.apply(state, event)
+        fold_event(generation, state, event)
     return state
 
 
@@ -61,7 +63,7 @@ def test_encoded_states_are_folded_on_and_late_events_named(
     turns = [(user, event) for user, log in enumerate(of_users[: len(states)]) for event in log]
     users, events = [user for user, _ in turns], [event for _, event in turns]
     values, late = fold_encoded(generation, [generation.encode(state) for state in states], users, events)
-    effects = [generation.apply(states[user], event) for user, event in turns]
+    effects = [fold_event(generation, states[user], event) for user, event in turns]
     assert late == [effect is Effect.STEPPED_LATE for effect in effects]
     assert values == [generation.encode(state) for state in states]
 

@@ -24,7 +24,9 @@ from storage.protocol import UserStore
 from storage.rebuild import Rebuilt, rebuild
 from storage.records import FoldedState, LogPage, NamedGeneration
 from storage.redis import RedisStore
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
+from storage.state_fold import fold_event
 from tests.storage.catalogue import click, make_generation, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
 from tests.storage.stores import ARCHIVED, FEW_PARTITIONS, new_address, opened
@@ -180,9 +182,9 @@ class TestRebuild:
                 await store.append("main", [click("e1"), click("e2", item=1)])
                 first, second = await store.events("main", "u")
                 of_first, of_both = NEW.empty(), NEW.empty()
-                NEW.apply(of_first, first.event)
+                fold_event(NEW, of_first, first.event)
                 for entry in (first, second):
-                    NEW.apply(of_both, entry.event)
+                    fold_event(NEW, of_both, entry.event)
                 await store.save_states(NEW, [FoldedState("main", "u", second.seq, NEW.encode(of_both))])
                 await store.save_states(NEW, [FoldedState("main", "u", first.seq, NEW.encode(of_first))])
                 await store.save_states(NEW, [FoldedState("main", "nobody", first.seq, NEW.encode(of_first))])

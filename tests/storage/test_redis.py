@@ -22,7 +22,8 @@ import storage.redis_requests
 from storage.errors import PartlyApplied, StorageBusy, StorageError, StorageUnavailable
 from storage.redis import RedisStore
 from storage.redis_layout import Keyspace
-from storage.state import Event, Generation
+from storage.state import Generation
+from storage.state_event import Event
 from tests.storage.append_shared import HOT_USERS, shared_event
 from tests.storage.catalogue import click, fresh_user, make_generation
 from tests.storage.naive_fold import assert_state_is, fold

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.state import Effect, Event, Generation, State, StateError, id_time_us, recent_items
+from storage.state import Generation, State, StateError, recent_items
+from storage.state_event import Event, id_time_us
+from storage.state_fold import Effect, fold_event
 from tests.storage.catalogue import click, logs, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_histogram_is, assert_state_is, fold
 
@@ -13,7 +15,7 @@ from tests.storage.naive_fold import NaiveUser, assert_histogram_is, assert_stat
 def folded(generation: Generation, events: list[Event]) -> State:
     state = generation.empty()
     for event in events:
-        generation.apply(state, event)
+        fold_event(generation, state, event)
     return state
 
 
@@ -46,7 +48,7 @@ class TestFold:
         state, naive = generation.empty(), NaiveUser(generation)
         for number, (item, event_type) in enumerate(zip(items, types, strict=True)):
             event = Event(f"e{number}", "u", f"item{item}", event_type, number, None)
-            generation.apply(state, event)
+            fold_event(generation, state, event)
             naive.receive(event)
             if number % 97 == 0 or number == length - 1:
                 states = generation.decode_many([generation.encode(state)])
@@ -61,7 +63,7 @@ class TestFold:
         smallest = np.finfo(np.float32).smallest_normal
         for number in range(600):
             event_type = "heavy" if number < 50 else "light"
-            generation.apply(state, Event(f"e{number}", "u", f"item{number % 12}", event_type, number, None))
+            fold_event(generation, state, Event(f"e{number}", "u", f"item{number % 12}", event_type, number, None))
             for values in (state["bins"], generation.histograms(np.array([state]))):
                 assert np.all(np.isfinite(values))
                 assert np.all((values == 0) | (values >= smallest))
@@ -69,17 +71,17 @@ class TestFold:
     def test_a_late_event_steps_without_becoming_the_last_item_and_an_equal_time_is_not_late(self) -> None:
         generation = make_generation()
         state = generation.empty()
-        assert generation.apply(state, click("a", item=1, timestamp_us=10)) is Effect.STEPPED
-        assert generation.apply(state, click("b", item=2, timestamp_us=9)) is Effect.STEPPED_LATE
+        assert fold_event(generation, state, click("a", item=1, timestamp_us=10)) is Effect.STEPPED
+        assert fold_event(generation, state, click("b", item=2, timestamp_us=9)) is Effect.STEPPED_LATE
         assert (state["n"], state["last_item"], state["last_timestamp_us"]) == (2, 1, 10)
-        assert generation.apply(state, click("c", item=3, timestamp_us=10)) is Effect.STEPPED
+        assert fold_event(generation, state, click("c", item=3, timestamp_us=10)) is Effect.STEPPED
         assert state["last_item"] == 3
 
     def test_what_does_not_step_is_told_and_only_known_items_count_as_recent(self) -> None:
         generation = make_generation()
         state = generation.empty()
-        assert generation.apply(state, Event("a", "u", "item1", "dislike", 10, None)) is Effect.WEIGHTLESS
-        assert generation.apply(state, Event("b", "u", "nowhere", "click", 10, None)) is Effect.UNKNOWN_ITEM
+        assert fold_event(generation, state, Event("a", "u", "item1", "dislike", 10, None)) is Effect.WEIGHTLESS
+        assert fold_event(generation, state, Event("b", "u", "nowhere", "click", 10, None)) is Effect.UNKNOWN_ITEM
         assert (state["n"], state["last_item"], state["event_count"]) == (0, -1, 2)
         assert recent_items(state).tolist() == [1]
 
@@ -108,7 +110,7 @@ class TestCodec:
         half = len(events) // 2
         resumed = generation.decode(generation.encode(folded(generation, events[:half])))
         for event in events[half:]:
-            generation.apply(resumed, event)
+            fold_event(generation, resumed, event)
         assert generation.encode(resumed) == generation.encode(folded(generation, events))
 
     def test_the_size_stays_below_3500_bytes_after_any_number_of_events(self) -> None:
@@ -116,7 +118,7 @@ class TestCodec:
         state = generation.empty()
         sizes = {len(generation.encode(state))}
         for number in range(300):
-            generation.apply(state, click(f"e{number}", item=number % 12))
+            fold_event(generation, state, click(f"e{number}", item=number % 12))
             sizes.add(len(generation.encode(state)))
         assert sizes == {generation.dtype.itemsize}
         assert generation.dtype.itemsize < 3500
