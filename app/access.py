@@ -8,8 +8,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope as HTTPScope
 
 from app.errors import Forbidden, Unauthenticated
+from app.http_state import Services
 from app.keys import Key, Keyring, Scope
-from app.service import Services
 
 
 class Needs:

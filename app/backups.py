@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from app.generations import opened_store
 from app.serving import generation_of
 from app.settings import StoreSettings
+from app.store_factory import opened_store
 from model import artifact
 from storage import backup as storage_backup
 

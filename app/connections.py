@@ -14,7 +14,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 if TYPE_CHECKING:
-    from app.service import Services
+    from app.http_state import Services
 
 BODY_GRACE_S = 5.0  # for the service to say itself that a body is late
 

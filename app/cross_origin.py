@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import Forbidden, answer_to
-from app.service import Services
+from app.http_state import Services
 from app.settings import is_loopback
 
 PATH = "/v1/events"  # all that a key for browsers is good for

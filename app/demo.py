@@ -14,9 +14,9 @@ from rich.console import Console
 
 from app import shop
 from app.main import require_free, serve
-from app.service import open_store
 from app.serving import generation_of
 from app.settings import Settings
+from app.store_factory import open_store
 from app.training_progress import TrainingProgress
 from model import artifact
 from model.config import Config, preset

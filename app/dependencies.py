@@ -10,8 +10,9 @@ from fastapi.openapi.models import Example
 from starlette.requests import Request
 
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
+from app.http_state import Services
 from app.schemas import Id, StockedId
-from app.service import Service, Services
+from app.service import Service
 
 REPEATABLE = frozenset({"categories", "categories_all", "categories_none", "exclude"})
 

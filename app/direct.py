@@ -18,10 +18,11 @@ from app.access import tenant_of
 from app.batching import never
 from app.dependencies import REPEATABLE, json_body
 from app.errors import EXPECTED, answer_to
+from app.http_state import Services
 from app.keys import Scope as KeyScope
 from app.recommend import validated
 from app.schemas import RecommendationQuery, RecommendationRequest
-from app.service import Service, Services
+from app.service import Service
 
 OF_A_USER = re.compile(r"/v1/users/([^/]+)/recommendations")
 SINGLE = RecommendationQuery.model_fields.keys() - REPEATABLE

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from app.models_folder import load_named
 from app.schemas import Experiment
-from app.service import open_store
 from app.serving import ANNOUNCE_EVERY_S, LIVE_FOR_S, generation_of
 from app.settings import StoreSettings
+from app.store_factory import opened_store
 from model import artifact
 from storage import rebuild as storage_rebuild
 from storage.errors import StorageError
 from storage.protocol import UserStore
 from storage.rebuild import Rebuilt
 from storage.records import KnownGeneration, NamedGeneration
-from storage.sqlite import FILE_NAME
-from storage.state import Generation
 
 
 async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[Rebuilt], None]) -> Rebuilt:
@@ -104,22 +102,6 @@ def _refuse_unless_free(name: str, chosen: list[KnownGeneration], known: list[Kn
             f"{name!r} is served or rebuilt by some process, or was within the last {LIVE_FOR_S:.0f} s; "
             f"stop that, or try again later{idle}"
         )
-
-
-@asynccontextmanager
-async def opened_store(
-    settings: StoreSettings, *generations: Generation, is_new: bool = False
-) -> AsyncIterator[UserStore]:
-    """The store of the settings; ValueError where there is none and it is not to be a new one."""
-    if settings.redis_url is None and not is_new and not (settings.data_dir / FILE_NAME).exists():
-        raise ValueError(
-            f"'{settings.data_dir}' has no users; give --data-dir or --redis-url as 'lisarec serve' has it"
-        )
-    store = await open_store(settings, *generations)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def _announce_again_and_again(store: UserStore, named: NamedGeneration) -> None:

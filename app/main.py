@@ -27,10 +27,10 @@ from app.connections import Connection
 from app.cross_origin import CrossOrigin
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.direct import Direct
+from app.http_state import Services, running
 from app.metrics import Metrics, RequestTimer
 from app.overload import RequestBound
 from app.routes import admin, client, events, health, items, model, playground, recommendations, users
-from app.service import Services, running
 from app.settings import Settings, is_loopback, share_metrics, shared_metrics
 from model import artifact
 

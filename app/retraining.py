@@ -35,6 +35,7 @@ from rich.console import Console
 from app import generations, no_model
 from app.models_folder import load_named
 from app.settings import StoreSettings
+from app.store_factory import opened_store
 from app.trainer_metrics import TrainerMetrics
 from app.training_progress import TrainingProgress
 from model import artifact
@@ -218,7 +219,7 @@ class Round:
         return loaded
 
     async def _known(self) -> list[KnownGeneration]:
-        async with generations.opened_store(self._settings) as store:
+        async with opened_store(self._settings) as store:
             return await store.generations.known()
 
     # ---- the steps

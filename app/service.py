@@ -1,39 +1,29 @@
-"""What one running process holds, and how it comes up and goes down."""
+"""How the service of one tenant comes up and goes down, and the parts of it that endpoints use."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-
-import torch
 
 from app.experiments import Split
 from app.ingest import Ingest
-from app.keys import Keyring
 from app.live import Live
 from app.metrics import Metrics
-from app.rates import Rates
 from app.recommend import Recommender
 from app.schemas import ServedModel
 from app.serving import Switch, generation_of
-from app.settings import Settings, StoreSettings
+from app.settings import Settings
 from app.shelf import Shelf
 from app.stocking import Stocking
+from app.store_factory import open_store
 from app.trends import Trending
 from app.users import Users
 from model.artifact import Artifact
-from storage.archive import archived_through_s
 from storage.errors import StorageError
 from storage.protocol import UserStore
-from storage.redis import RedisStore
-from storage.redis_servers import Copies
-from storage.sqlite import SQLiteStore
-from storage.state import Generation
 
 SWEEP_EVERY_S = 3600.0
-SAMPLE_EVERY_S = 1.0
 CANCEL_AGAIN_AFTER_S = 0.1
 
 
@@ -68,57 +58,21 @@ class Service:
         return self.switch.serving.model
 
 
-@dataclass(slots=True)
-class Services:
-    """What one process holds: a service for each tenant, and what they share. Only `draining` changes."""
-
-    settings: Settings
-    by_tenant: Mapping[str, Service]
-    metrics: Metrics
-    keyring: Keyring | None  # None: no keys, and whoever comes works for the only tenant
-    rates: Rates
-    draining: bool = False
-
-    def sample(self) -> None:
-        """Note what waits, for whoever reads the metrics."""
-        self.metrics.sample(sum(service.store.waiting for service in self.by_tenant.values()))
-
-
 @asynccontextmanager
-async def running(settings: Settings, artifacts: Mapping[str, Artifact], metrics: Metrics) -> AsyncIterator[Services]:
-    """Open stores and engines of all tenants; afterwards finish what was accepted and close them.
-
-    raises  KeysFileError, StorageError, ValueError  when keys or store cannot be used
-    """
-    keyring = None if settings.keys_file is None else Keyring(settings.keys_file, artifacts)
-    rates = Rates(None if settings.redis_url is None else settings.redis_url_with_password, settings.redis_prefix)
-    torch.set_num_threads(1)  # processes share the cores, one request does not
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(rates.close)
-        # One thread: the engines are called for one batch at a time, off the event loop.
-        engine_thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine"))
-        by_tenant = {
-            tenant: await stack.enter_async_context(_serving(settings.of(tenant), artifact, engine_thread, metrics))
-            for tenant, artifact in artifacts.items()
-        }
-        services = Services(settings, by_tenant, metrics, keyring, rates)
-        async with _in_the_background(_sample(services)):
-            yield services
-        services.sample()  # the last numbers of a worker that ends
-
-
-@asynccontextmanager
-async def _serving(
+async def tenant_service(
     settings: Settings, artifact: Artifact, engine_thread: Executor, metrics: Metrics
 ) -> AsyncIterator[Service]:
-    """One tenant, with a store of its own over the same data: what one does takes no turn from another."""
+    """Open one tenant's store and engine, and close them afterwards.
+
+    Each tenant has a store of its own over the same data, so that none waits for another's work.
+    """
     store = await open_store(settings, generation_of(artifact))
     try:
         live = Live(store, settings.tenant, metrics)
         switch = Switch(settings, artifact, store, engine_thread, metrics, live)
         await switch.look()  # so that a process which joins never serves another model first
         ingest, stocking = Ingest(store, settings, metrics, live), Stocking(store, switch, settings.tenant)
-        async with _in_the_background(switch.follow(), live.follow(), _sweep(store)):
+        async with in_background(switch.follow(), live.follow(), _sweep(store)):
             yield Service(store, switch, ingest, stocking, live)
         with suppress(StorageError):
             await live.tell()
@@ -128,7 +82,8 @@ async def _serving(
 
 
 @asynccontextmanager
-async def _in_the_background(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+async def in_background(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run the coroutines as tasks, and cancel them afterwards."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         yield
@@ -141,40 +96,8 @@ async def _in_the_background(*work: Coroutine[None, None, None]) -> AsyncIterato
 
 
 async def _sweep(store: UserStore) -> None:
-    """Let go of idle users' states, now and then."""
+    """Drop the states of idle users, now and then."""
     while True:
         with suppress(StorageError):
             await store.drop_idle_states()
         await asyncio.sleep(SWEEP_EVERY_S)
-
-
-async def _sample(services: Services) -> None:
-    """Again and again, as a worker is rarely the one that is asked for its numbers."""
-    archive_dir = services.settings.archive_dir
-    while True:
-        services.sample()
-        through_s = None if archive_dir is None else await asyncio.to_thread(archived_through_s, archive_dir)
-        if through_s is not None:
-            services.metrics.note_log_lag(time.time() - through_s)
-        await asyncio.sleep(SAMPLE_EVERY_S)
-
-
-async def open_store(settings: StoreSettings, *generations: Generation) -> UserStore:
-    """The store that the settings ask for. A Redis that is not there yet is no error: it is waited for while serving.
-
-    raises  StorageError, ValueError  when the store cannot be used as it is
-    """
-    ttl_days = settings.state_ttl_days
-    if settings.redis_url is None:
-        return await SQLiteStore.open(settings.data_dir, generations, tenant=settings.tenant, state_ttl_days=ttl_days)
-    return await RedisStore.open(
-        settings.redis_url_with_password,
-        generations,
-        tenant=settings.tenant,
-        prefix=settings.redis_prefix,
-        state_ttl_days=ttl_days,
-        archive_dir=settings.archive_dir,
-        copies=Copies(
-            settings.redis_replicas, settings.redis_replicas_timeout_s, synced=settings.redis_replicas_synced
-        ),
-    )

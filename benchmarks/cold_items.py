@@ -28,9 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from app import newcomers
+from app.http_state import running
 from app.metrics import Metrics
 from app.schemas import RecommendationRequest
-from app.service import Service, running
+from app.service import Service
 from app.settings import Settings
 from benchmarks.scan import cpu
 from model import artifact

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
-from app.service import generation_of
+from app.serving import generation_of
 from benchmarks.ledger import Ledger, Verdict, judge
 from benchmarks.load import TRANSPORT_ERRORS, Connection
 from benchmarks.machine import Machine

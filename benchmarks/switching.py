@@ -31,9 +31,9 @@ import typer
 from rich.console import Console
 
 from app.load import Due, Load, Outcome, get, post
-from app.service import open_store
 from app.serving import generation_of
 from app.settings import StoreSettings
+from app.store_factory import open_store
 from app.uuid7 import uuid7
 from benchmarks.ledger import is_fold
 from benchmarks.topology import ROOT, Topology, topology

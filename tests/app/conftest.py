@@ -14,10 +14,11 @@ import pytest
 import torch
 from starlette.types import Receive, Scope, Send
 
+from app.http_state import Services
 from app.main import create_app
-from app.service import Services, open_store
 from app.serving import generation_of
 from app.settings import Settings
+from app.store_factory import open_store
 from model import artifact
 from model.config import Config, DataCard, ModelConfig
 from model.items import Items

@@ -13,9 +13,9 @@ import pytest
 
 from app import newcomers
 from app.assigned import Assigned, Assignment, assignment_in, entry_of
-from app.service import open_store
 from app.serving import generation_of
 from app.settings import Settings
+from app.store_factory import open_store
 from model import artifact
 from model.cold import VOTERS, Codes
 from storage.backup import backup, restore

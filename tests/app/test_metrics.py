@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.archiving import ArchiverMetrics, Turns
 from app.archiving import run as archive
+from app.http_state import SAMPLE_EVERY_S
 from app.metrics import LATENCY_BUCKETS_S, Late
-from app.service import SAMPLE_EVERY_S
 from storage.archive import ArchiveWriter
 from tests.app.conftest import Client
 from tests.app.test_server import Process, free_port

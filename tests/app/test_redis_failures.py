@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.service import open_store
 from app.serving import generation_of
 from app.settings import Settings, with_password
+from app.store_factory import open_store
 from model.artifact import load
 from storage.errors import StorageUnavailable
 from tests.app.conftest import Client

@@ -1,0 +1,48 @@
+"""Opening the store that the settings name, for the service and for commands that work beside it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from app.settings import StoreSettings
+from storage.protocol import UserStore
+from storage.redis import RedisStore
+from storage.redis_servers import Copies
+from storage.sqlite import FILE_NAME, SQLiteStore
+from storage.state import Generation
+
+
+async def open_store(settings: StoreSettings, *generations: Generation) -> UserStore:
+    """Open the store of the settings. A Redis that is not there yet is no error: the service waits for it.
+
+    raises  StorageError, ValueError  when the store cannot be used as it is
+    """
+    ttl_days = settings.state_ttl_days
+    if settings.redis_url is None:
+        return await SQLiteStore.open(settings.data_dir, generations, tenant=settings.tenant, state_ttl_days=ttl_days)
+    return await RedisStore.open(
+        settings.redis_url_with_password,
+        generations,
+        tenant=settings.tenant,
+        prefix=settings.redis_prefix,
+        state_ttl_days=ttl_days,
+        archive_dir=settings.archive_dir,
+        copies=Copies(
+            settings.redis_replicas, settings.redis_replicas_timeout_s, synced=settings.redis_replicas_synced
+        ),
+    )
+
+
+@asynccontextmanager
+async def opened_store(
+    settings: StoreSettings, *generations: Generation, is_new: bool = False
+) -> AsyncIterator[UserStore]:
+    """Open the store of the settings and close it afterwards; ValueError if there is none and it must not be new."""
+    if settings.redis_url is None and not is_new and not (settings.data_dir / FILE_NAME).exists():
+        raise ValueError(
+            f"'{settings.data_dir}' has no users; give --data-dir or --redis-url as 'lisarec serve' has it"
+        )
+    store = await open_store(settings, *generations)
+    try:
+        yield store
+    finally:
+        await store.close()
