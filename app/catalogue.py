@@ -7,7 +7,8 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from app.schemas import Item, NamedItem, ScoredItem
+from app.schemas.items import Item
+from app.schemas.scored_items import NamedItem, ScoredItem
 from model import bitmap
 from model.bitmap import Bitmap
 from model.items import Items

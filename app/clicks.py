@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from app.metrics import Metrics
 from app.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
-from app.schemas import PlaceStats, Stats
+from app.schemas.operations import PlaceStats, Stats
 from storage.protocol import UserStore
 from storage.records import AppendResult
 from storage.state_event import Event

@@ -11,7 +11,8 @@ from starlette.requests import Request
 
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
 from app.http_state import Services
-from app.schemas import Id, StockedId
+from app.schemas.fields import Id
+from app.schemas.items import StockedId
 from app.service import Service
 
 REPEATABLE = frozenset({"categories", "categories_all", "categories_none", "exclude"})

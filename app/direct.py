@@ -21,7 +21,7 @@ from app.errors import EXPECTED, answer_to
 from app.http_state import Services
 from app.keys import Scope as KeyScope
 from app.recommend import validated
-from app.schemas import RecommendationQuery, RecommendationRequest
+from app.schemas.recommendations import RecommendationQuery, RecommendationRequest
 from app.service import Service
 
 OF_A_USER = re.compile(r"/v1/users/([^/]+)/recommendations")

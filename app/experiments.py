@@ -10,12 +10,8 @@ from itertools import accumulate
 
 from app.batching import never
 from app.recommend import Recommender, Recommending
-from app.schemas import (
-    Experiment,
-    RecommendationRequest,
-    Recommendations,
-    SimilarQuery,
-)
+from app.schemas.operations import Experiment
+from app.schemas.recommendations import RecommendationRequest, Recommendations, SimilarQuery
 
 
 def arm_of(experiment: Experiment, user_id: str) -> str:

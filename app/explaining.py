@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.catalogue import Catalogue, Rows, gains_of
-from app.schemas import Explanation, HistoryCodeword, RecentItem, TargetCodeword
+from app.schemas.scored_items import Explanation, HistoryCodeword, RecentItem, TargetCodeword
 from model.engine import Engine, Parts, Queries
 from model.scan import Boosts
 from storage.state import Generation

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from app.models_folder import load_named
-from app.schemas import Experiment
+from app.schemas.operations import Experiment
 from app.serving import ANNOUNCE_EVERY_S, LIVE_FOR_S, generation_of
 from app.settings import StoreSettings
 from app.store_factory import opened_store

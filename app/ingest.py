@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, details_of
 from app.live import Live
 from app.metrics import Metrics
-from app.schemas import MAX_AHEAD_US, MAX_EVENTS, EventCounts, PostedEvent, is_id
+from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
+from app.schemas.fields import MAX_AHEAD_US, is_id
 from app.settings import Settings
 from app.uuid7 import uuid7
 from model.data_table import LAST_SECOND

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from app.schemas import Id
+from app.schemas.fields import Id
 
 Scope = Literal["events:write", "recs:read", "catalogue:write", "users:admin", "admin", "metrics:read"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from app import no_model
-from app.schemas import Id
+from app.schemas.fields import Id
 from model import artifact
 from model.artifact import Artifact, ArtifactError
 

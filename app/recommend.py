@@ -26,16 +26,15 @@ from app.metrics import Metrics
 from app.ranking import Personal, Popular, Ranked, Ranking, Scores, found_of
 from app.recommendation_ids import hash_of
 from app.rules import Rules, rules_of
-from app.schemas import (
-    Explanation,
+from app.schemas.recommendations import (
     RecommendationBatch,
     RecommendationRequest,
     RecommendationResults,
     Recommendations,
-    ScoredItem,
     SimilarQuery,
     Source,
 )
+from app.schemas.scored_items import Explanation, ScoredItem
 from app.shelf import Shelf
 from app.trends import Trending
 from model import bitmap

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.catalogue import Catalogue, Rows
 from app.ranking import Ranked, Ranking, Scores, found_of
-from app.schemas import RecommendationRequest
+from app.schemas.recommendations import RecommendationRequest
 from model import bitmap
 from model.bitmap import Bitmap
 from model.scan import Boosts

@@ -11,7 +11,7 @@ from app.ingest import Ingest
 from app.live import Live
 from app.metrics import Metrics
 from app.recommend import Recommender
-from app.schemas import ServedModel
+from app.schemas.operations import ServedModel
 from app.serving import Switch, generation_of
 from app.settings import Settings
 from app.shelf import Shelf

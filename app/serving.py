@@ -20,7 +20,7 @@ from app.models_folder import load_named
 from app.newcomers import Newcomers
 from app.recommend import Recommender
 from app.said import Said
-from app.schemas import Experiment, ServedModel
+from app.schemas.operations import Experiment, ServedModel
 from app.settings import Settings
 from app.shelf import Shelf
 from app.trends import Trending

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.logs import LogFormat
-from app.schemas import Id
+from app.schemas.fields import Id
 from storage.records import MAIN_TENANT
 
 PREFIX = "LISAREC_"

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from app.catalogue import Catalogue, Rows
 from app.said import Said
-from app.schemas import Item, ScoredItem
+from app.schemas.items import Item
+from app.schemas.scored_items import ScoredItem
 from model import bitmap
 from model.bitmap import Bitmap
 from model.items import Items

@@ -6,7 +6,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidItems, InvalidRequest, ItemNotFound, details_of
-from app.schemas import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
+from app.schemas.items import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
 from app.serving import Switch
 from storage.protocol import UserStore
 from storage.records import ItemEntry

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue import Rows, gains_of
-from app.schemas import ScoredItem
+from app.schemas.scored_items import ScoredItem
 from app.shelf import Shelf
 from model import bitmap
 from model.bitmap import Bitmap

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from app.catalogue import Catalogue
 from app.errors import InvalidRequest, UserNotFound, details_of
-from app.schemas import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
+from app.schemas.users import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
 from storage.cold import plain_type
 from storage.corrections import UNDO, posted_as
 from storage.protocol import UserStore

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from app.schemas import RecommendationRequest
+from app.schemas.recommendations import RecommendationRequest
 from app.service import Service
 from benchmarks.cold_items import EVERY, NEVER, K, finish, service_of
 from benchmarks.scan import cpu

@@ -30,7 +30,7 @@ from rich.table import Table
 from app import newcomers
 from app.http_state import running
 from app.metrics import Metrics
-from app.schemas import RecommendationRequest
+from app.schemas.recommendations import RecommendationRequest
 from app.service import Service
 from app.settings import Settings
 from benchmarks.scan import cpu

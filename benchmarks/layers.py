@@ -22,7 +22,7 @@ from starlette.types import Message
 from app import direct
 from app.main import create_app
 from app.recommend import Stored
-from app.schemas import RecommendationRequest
+from app.schemas.recommendations import RecommendationRequest
 from app.settings import Settings
 
 USERS = 64

@@ -16,7 +16,8 @@ EVENT_WEIGHTS = {"view": 1.0, "click": 1.0, "cart": 1.0, "purchase": 1.0, "like"
 
 
 WEIGHT_RANGE = (1e-6, 1e6)
-EventType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$")]
+ID_PATTERN = r"[A-Za-z0-9_.:@-]{1,128}"  # of users, items and event types; "." and ".." are no ids
+EventType = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 
 
 class Frozen(BaseModel):

@@ -15,9 +15,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from model.config import ID_PATTERN
 from model.data import DataError
 
-ID_PATTERN = r"\A[A-Za-z0-9_.:@-]{1,128}\z"
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
 LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
 
@@ -44,7 +44,7 @@ class Table:
         for column in columns:
             cells = self.frame[column]
             self.refuse(cells.eq_missing(column), "the header is repeated; remove this line", column)
-            bad = ~cells.str.contains(ID_PATTERN) | cells.is_in([".", ".."])
+            bad = ~cells.str.contains(rf"\A{ID_PATTERN}\z") | cells.is_in([".", ".."])
             self.refuse(bad, f"{column} {{!r}} is not an id (1 to 128 of A-Z a-z 0-9 _ . : @ -)", column)
 
     def numbers(self, column: str) -> NDArray[np.float64]:

@@ -83,7 +83,7 @@ def experiment(
     from pydantic import ValidationError
 
     from app import generations
-    from app.schemas import Experiment
+    from app.schemas.operations import Experiment
 
     if end == (name is not None):
         raise typer.BadParameter("give a name and MODEL=SHARE for two models or more, or --end")

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Path
 from app.access import needs
 from app.dependencies import NO_QUERY, JsonBody, ServiceDep, example
 from app.openapi import errors, json_request
-from app.schemas import Activated, Experiment, Experiments, Id
+from app.schemas.fields import Id
+from app.schemas.operations import Activated, Experiment, Experiments
 
 router = APIRouter(tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
 

@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from app.access import needs
 from app.dependencies import NO_QUERY, JsonBody, ServiceDep
 from app.openapi import errors, json_request
-from app.schemas import MAX_EVENTS, EventCounts, PostedEvent
+from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
 
 router = APIRouter(tags=["events"], dependencies=[needs("events:write")])
 

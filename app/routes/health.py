@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from app.access import OPEN, needs
 from app.dependencies import NO_QUERY, ServicesDep
 from app.errors import Draining
-from app.schemas import Health
+from app.schemas.operations import Health
 
 EXAMPLE = 'lisarec_events_total{outcome="accepted"} 3.0'
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from app.access import needs
 from app.dependencies import NO_QUERY, ItemId, JsonBody, ServiceDep, StockedItemId
 from app.openapi import errors, json_request
-from app.schemas import (
+from app.schemas.items import (
     MAX_ITEMS,
     Item,
     Items,
@@ -17,12 +17,11 @@ from app.schemas import (
     PopularItems,
     PopularQuery,
     PostedItem,
-    Recommendations,
     SearchQuery,
-    SimilarQuery,
     TrendingItems,
     TrendingQuery,
 )
+from app.schemas.recommendations import Recommendations, SimilarQuery
 
 router = APIRouter(tags=["items"])
 READS, WRITES = needs("recs:read"), needs("catalogue:write")

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from app.access import needs
 from app.dependencies import NO_QUERY, ServiceDep
-from app.schemas import ServedModel, Stats
+from app.schemas.operations import ServedModel, Stats
 
 router = APIRouter(tags=["model"], dependencies=[needs("recs:read")])
 

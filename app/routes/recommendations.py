@@ -8,7 +8,7 @@ from app.access import needs
 from app.dependencies import NO_QUERY, JsonBody, ServiceDep, UserId
 from app.openapi import errors, json_request
 from app.recommend import validated
-from app.schemas import (
+from app.schemas.recommendations import (
     MAX_REQUESTS,
     RecommendationQuery,
     RecommendationRequest,

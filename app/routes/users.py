@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from app.access import needs
 from app.dependencies import NO_QUERY, EventId, JsonBody, ServiceDep, UserId
 from app.openapi import errors, json_request
-from app.schemas import Erasure, Merged, MergeRequest, Undone, UserEvents, UserEventsQuery, UserState
+from app.schemas.users import Erasure, Merged, MergeRequest, Undone, UserEvents, UserEventsQuery, UserState
 
 router = APIRouter(tags=["users"], dependencies=[needs("users:admin")])
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
-from app.schemas import is_id
+from app.schemas.fields import is_id
 from tests.app.conftest import Client
 from tests.storage.redis_servers import RedisServer
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from app import direct
 from app.keys import add, make
-from app.schemas import MAX_EVENTS, MAX_REQUESTS
+from app.schemas.events import MAX_EVENTS
+from app.schemas.recommendations import MAX_REQUESTS
 from app.settings import Settings
 from tests.app.conftest import Client, write_model
 from tests.app.test_keys import bearer

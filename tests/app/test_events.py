@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.schemas import MAX_EVENTS
+from app.schemas.events import MAX_EVENTS
 from storage.errors import PartlyApplied, StorageBusy
 from tests.app.conftest import Client
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.cli import main
 from app.experiments import arm_of
-from app.schemas import Experiment
+from app.schemas.operations import Experiment
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model
 from tests.app.test_requests import SECRET, assert_refused

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from app import recommend
 from app.recommend import Recommender
-from app.schemas import MAX_ITEM_IDS, MAX_K, MAX_REQUESTS
+from app.schemas.fields import MAX_ITEM_IDS, MAX_K
+from app.schemas.recommendations import MAX_REQUESTS
 from model.artifact import load
 from model.engine import Engine
 from storage.state import ITEM_RING

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from app import rules
 from app.cursor import cursor_after, shown_before
-from app.schemas import MAX_BOOSTS, MAX_K
+from app.schemas.fields import MAX_BOOSTS, MAX_K
 from app.settings import Settings
 from model import artifact
 from model.variety import WINDOW

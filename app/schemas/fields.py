@@ -1,0 +1,246 @@
+"""Field types of requests: each validates raw JSON or a query string, and refuses in plain words."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Annotated, Any, TypeGuard
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from app.cursor import BadCursor, shown_before
+from model.config import ID_PATTERN
+from model.data_table import LAST_SECOND
+
+MAX_ITEM_IDS = 10_000
+MAX_K = 1_000
+MAX_CATEGORY_CHARS = 256
+MAX_CATEGORIES = 100  # that an item must have all of
+MAX_BOOSTS = 20  # categories
+MAX_BOOST = 20.0  # either way; e to its power times any odds is more than enough
+MAX_ARMS = 8  # of an experiment
+MAX_SHARE = 1_000_000.0
+MAX_AHEAD_US = 5 * 60 * 1_000_000  # a client's clock may be this far ahead of ours
+
+_RFC_3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})?"
+)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _no_path_step(value: str) -> str:
+    if value in (".", ".."):
+        raise PydanticCustomError("path_step", "'.' and '..' are not ids")
+    return value
+
+
+def is_id(value: object) -> TypeGuard[str]:
+    """Return whether the value is a valid `Id`."""
+    return type(value) is str and _matches_id(value) is not None and value not in (".", "..")
+
+
+def _are_ids(values: Sequence[str]) -> bool:
+    """Return whether every value is an `Id`. One match of all of them together is faster than one match each."""
+    return not values or (_match_ids("\n".join(values)) is not None and {".", ".."}.isdisjoint(values))
+
+
+def _timestamp_us(value: object, info: ValidationInfo) -> int:
+    """Return microseconds since the epoch, at most MAX_AHEAD_US after the context's ``now_us``."""
+    time_us = _rfc_3339_us(value) if isinstance(value, str) else _unix_seconds_us(value)
+    assert info.context is not None
+    if time_us > info.context["now_us"] + MAX_AHEAD_US:
+        raise PydanticCustomError("ahead", "is more than 5 minutes ahead of the server's clock (the unit is seconds)")
+    return time_us
+
+
+def _rfc_3339_us(text: str) -> int:
+    match = _RFC_3339.fullmatch(text)
+    if match is None:
+        raise PydanticCustomError("not_a_time", "is neither an RFC 3339 time nor a number of Unix seconds")
+    if match[2] is None:
+        raise PydanticCustomError("no_zone", "has no time zone; end it with Z or an offset such as +01:00")
+    try:
+        return (datetime.fromisoformat(text.upper()) - EPOCH) // timedelta(microseconds=1)
+    except ValueError:
+        raise PydanticCustomError("not_a_time", "names a date or time that does not exist") from None
+
+
+def _unix_seconds_us(seconds: object) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise PydanticCustomError("not_a_time", "is neither an RFC 3339 time nor a number of Unix seconds")
+    if not abs(seconds) <= LAST_SECOND:  # so that NaN is refused too
+        raise PydanticCustomError("not_a_time", "is out of range for a number of Unix seconds")
+    return round(seconds * 1_000_000)
+
+
+def plain_digits(value: object) -> object:
+    """Accept only plain digits in a query string, not 1_0, +5 or 5.0. In JSON, 5.0 is 5."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
+        raise PydanticCustomError("not_digits", "is not a whole number in plain digits")
+    return value
+
+
+def _plain_flag(value: object) -> object:
+    """Accept only true and false in a query string, not 1, yes or on."""
+    if isinstance(value, str) and value not in ("true", "false"):
+        raise PydanticCustomError("not_a_flag", "is neither true nor false")
+    return value
+
+
+def _plain_number(value: object) -> object:
+    """Accept only the numbers of JSON in a query string, not inf, 1_0 or +.5."""
+    if isinstance(value, str) and not _PLAIN_NUMBER.fullmatch(value):
+        raise PydanticCustomError("not_plain", "is not a plain number such as 0.5")
+    return value
+
+
+def _shown_before(value: object) -> tuple[str, ...]:
+    """Return the item ids in a cursor."""
+    if isinstance(value, tuple):
+        return value  # already decoded
+    try:
+        if not isinstance(value, str) or not _are_ids(ids := shown_before(value)):
+            raise BadCursor
+    except BadCursor:
+        raise PydanticCustomError(
+            "not_a_cursor", "is none; take `cursor` of the page before as it is, or an empty one for the first page"
+        ) from None
+    return tuple(ids)
+
+
+def _boost(value: object) -> dict[str, float]:
+    """Return the score boost of each category. A refusal names no category, since that would echo the request."""
+    if not isinstance(value, dict) or len(value) > MAX_BOOSTS or not all(map(_is_boost, value.items())):
+        raise PydanticCustomError(
+            "no_boost",
+            "takes at most {categories} categories, each with a number from -{most} to {most}",
+            {"categories": MAX_BOOSTS, "most": int(MAX_BOOST)},
+        )
+    return {category: float(gain) for category, gain in value.items()}
+
+
+def _is_boost(boost: tuple[object, object]) -> bool:
+    category, gain = boost
+    return (
+        isinstance(category, str)
+        and 1 <= len(category) <= MAX_CATEGORY_CHARS
+        and isinstance(gain, int | float)
+        and not isinstance(gain, bool)
+        and abs(gain) <= MAX_BOOST  # so that NaN is refused too
+    )
+
+
+def _shares(value: object) -> dict[str, float]:
+    """Return the share of users of each model. A refusal names no model, since that would echo the request."""
+    if not isinstance(value, dict) or not 2 <= len(value) <= MAX_ARMS or not all(map(_is_share, value.items())):
+        raise PydanticCustomError(
+            "no_shares",
+            "takes the names of 2 to {models} models, each with a number above 0 and at most {most}",
+            {"models": MAX_ARMS, "most": int(MAX_SHARE)},
+        )
+    return {name: float(share) for name, share in value.items()}
+
+
+def _is_share(share: tuple[object, object]) -> bool:
+    name, part = share
+    return (
+        is_id(name)
+        and isinstance(part, int | float)
+        and not isinstance(part, bool)
+        and 0 < part <= MAX_SHARE  # so that NaN is refused too
+    )
+
+
+_PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
+_DOCUMENTED_ID = rf"^(?!\.{{1,2}}$){ID_PATTERN}$"
+_matches_id = re.compile(ID_PATTERN).fullmatch
+_match_ids = re.compile(rf"{ID_PATTERN}(\n{ID_PATTERN})*+").fullmatch
+Id = Annotated[
+    str,
+    StringConstraints(pattern=f"^{ID_PATTERN}$"),
+    AfterValidator(_no_path_step),
+    WithJsonSchema({"type": "string", "pattern": _DOCUMENTED_ID}),
+]
+IdOrEmpty = Annotated[str, StringConstraints(pattern=f"^({ID_PATTERN})?$"), AfterValidator(_no_path_step)]
+# fail_fast: one bad id is reason enough; a list of a million would else collect a million errors
+ItemIds = Annotated[list[Id], Field(max_length=MAX_ITEM_IDS, fail_fast=True)]
+Category = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CATEGORY_CHARS)]
+Categories = Annotated[list[Category], Field(max_length=MAX_K, fail_fast=True)]
+FewCategories = Annotated[list[Category], Field(max_length=MAX_CATEGORIES, fail_fast=True)]
+Cursor = Annotated[tuple[str, ...], PlainValidator(_shown_before), WithJsonSchema({"type": "string"})]
+ResultCount = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(plain_digits)]
+Boost = Annotated[
+    dict[str, float],
+    PlainValidator(_boost),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -MAX_BOOST, "maximum": MAX_BOOST},
+            "maxProperties": MAX_BOOSTS,
+        }
+    ),
+]
+Shares = Annotated[
+    dict[str, float],
+    PlainValidator(_shares),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "patternProperties": {_DOCUMENTED_ID: {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SHARE}},
+            "additionalProperties": False,
+            "minProperties": 2,
+            "maxProperties": MAX_ARMS,
+        }
+    ),
+]
+Diversity = Annotated[float, Field(ge=0, le=1), BeforeValidator(_plain_number)]
+Flag = Annotated[bool, BeforeValidator(_plain_flag)]
+Timestamp = Annotated[
+    int,
+    PlainValidator(_timestamp_us),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "format": "date-time"},
+                {"type": "number", "minimum": -LAST_SECOND, "maximum": LAST_SECOND},
+            ],
+            "description": "RFC 3339 with a time zone, or Unix seconds; at most 5 minutes ahead of the server",
+        }
+    ),
+]
+
+
+class Closed(BaseModel):
+    """A request model that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_fields(cls, data: Any) -> Any:
+        # Pydantic's own message would echo every unknown field of the request, however many there are.
+        if isinstance(data, Mapping) and not _field_names(cls).issuperset(data):
+            known = ", ".join(sorted(_field_names(cls)))
+            raise PydanticCustomError(
+                "unknown_field", "has an unknown field; the known ones are: {known}", {"known": known}
+            )
+        return data
+
+
+@cache
+def _field_names(schema: type[Closed]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in schema.model_fields.items())

@@ -1,0 +1,135 @@
+"""Items: lists of them, search, and what a shop says of an item."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from app.schemas.fields import Categories, Closed, Id, ResultCount
+from app.schemas.scored_items import ScoredItem
+
+MAX_ITEMS = 1_000  # of one request
+
+
+class PopularQuery(Closed):
+    k: ResultCount = 10
+
+
+class PopularItems(BaseModel):
+    """Items by their number of training events, most first; that number is the score."""
+
+    generation: str
+    items: list[ScoredItem]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 311.0, "title": "Green tea"}]}]
+        }
+    )
+
+
+class TrendingQuery(PopularQuery):
+    categories: Categories = Field([], description="an item needs one of them")
+
+
+class TrendingItems(BaseModel):
+    """Items by how often they are used just now, most first: the score counts events, each half as much a week on."""
+
+    generation: str
+    items: list[ScoredItem]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"generation": "shop", "items": [{"item_id": "tea-2", "score": 17.5, "title": "Green tea"}]}]
+        }
+    )
+
+
+class SearchQuery(Closed):
+    query: Annotated[str, StringConstraints(max_length=256)] = Field("", description="part of a title or id")
+    limit: ResultCount = 20
+
+
+class Item(BaseModel):
+    """An item as it is now; one that is not available is never recommended."""
+
+    item_id: str
+    title: str
+    categories: list[str]
+    available: bool = True
+    known: bool = Field(
+        True,
+        description="false while no model has learned it; events and categories tell of it until the next training",
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "item_id": "tea-2",
+                    "title": "Green tea",
+                    "categories": ["tea", "organic"],
+                    "available": True,
+                    "known": True,
+                }
+            ]
+        }
+    )
+
+
+class Items(BaseModel):
+    """Items that match, the closest match first, then the most popular."""
+
+    items: list[Item]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "items": [
+                        {
+                            "item_id": "tea-2",
+                            "title": "Green tea",
+                            "categories": ["tea", "organic"],
+                            "available": True,
+                            "known": True,
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+
+
+class ItemWords(Closed):
+    """What a shop says of an item. What is left out stays as it was."""
+
+    model_config = ConfigDict(strict=True)
+
+    title: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    categories: Categories | None = Field(None, description="all of them; an empty list takes them away")
+    available: bool | None = Field(None, description="false: never recommended, until it is true again")
+
+
+def _no_list(item_id: str) -> str:
+    if item_id in ("popular", "trending"):
+        raise PydanticCustomError("a_list", "is where a list of items is found; give the item another id")
+    return item_id
+
+
+StockedId = Annotated[Id, AfterValidator(_no_list)]
+
+
+class PostedItem(ItemWords):
+    """The same, with the item it is about."""
+
+    item_id: StockedId
+
+
+class ItemsTaken(BaseModel):
+    """What was said is durable, and every process goes by it within a second."""
+
+    accepted: int
+    unknown_items: int = Field(description="of these, no model has learned so many yet")
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"accepted": 2, "unknown_items": 0}]})

@@ -1,0 +1,112 @@
+"""What operators ask for: the served model, statistics of recommendations, experiments and health."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.schemas.fields import Closed, Id, Shares
+
+
+class ServedModel(BaseModel):
+    """The generation that is served, what it was trained on and how it measured."""
+
+    generation: str
+    tag: str
+    device: str
+    items: int
+    state_bytes: int = Field(description="what is kept of one user, however long the history")
+    config: dict[str, Any]
+    metrics: dict[str, Any]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "generation": "shop",
+                    "tag": "9f86d081884c7d65",
+                    "device": "cpu",
+                    "items": 240,
+                    "state_bytes": 3496,
+                    "config": {"model": {"preset": "lisa-mini", "width": 128}},
+                    "metrics": {"hr_at_10_full": 0.26},
+                }
+            ]
+        }
+    )
+
+
+class PlaceStats(BaseModel):
+    """Of one place of the lists that one generation made, in one experiment or outside of any."""
+
+    generation: str
+    experiment: str | None
+    place: int = Field(description="from 1 to 20")
+    shown: int = Field(description="lists that were as long")
+    events: dict[str, int] = Field(description="by type, what was posted with the list's recommendation_id")
+
+
+class Stats(BaseModel):
+    """What came of recommendations: of all processes, some seconds ago, since the data were begun."""
+
+    places: list[PlaceStats]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "places": [
+                        {
+                            "generation": "shop",
+                            "experiment": None,
+                            "place": 1,
+                            "shown": 1200,
+                            "events": {"click": 96, "purchase": 7},
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+
+
+class Activated(BaseModel):
+    """The generation that every process of the service is to serve from now on, and the one that this one served."""
+
+    generation: str
+    tag: str
+    previous: str
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"generation": "shop-june", "tag": "9f86d081884c7d65", "previous": "shop-may"}]}
+    )
+
+
+class Experiment(Closed):
+    """Generations that are live at the same time, each for its share of the users; shares need not add up to 1."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}]}
+    )
+
+    name: Id = Field(description="another name mixes the users anew")
+    shares: Shares = Field(description="by the name of the model")
+
+
+class Experiments(BaseModel):
+    """The experiment that every process goes by within a second or so."""
+
+    experiment: Experiment | None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"experiment": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}}]
+        }
+    )
+
+
+class Health(BaseModel):
+    """What a load balancer asks for; the status code says it all."""
+
+    status: Literal["ok", "ready"]
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "ok"}]})

@@ -1,0 +1,150 @@
+"""Requests for recommendations, and the lists that answer them."""
+
+from typing import Annotated, Any, Literal, NotRequired, Self
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from app.schemas.fields import (
+    MAX_K,
+    Boost,
+    Categories,
+    Closed,
+    Cursor,
+    Diversity,
+    FewCategories,
+    Flag,
+    Id,
+    IdOrEmpty,
+    ItemIds,
+    ResultCount,
+    plain_digits,
+)
+from app.schemas.scored_items import NamedItem, ScoredItem
+from model.config import SeenRule
+
+MAX_REQUESTS = 100  # of one batch
+
+
+class RecommendationQuery(Closed):
+    """The wishes that fit into a query string."""
+
+    k: ResultCount = 10
+    exclude_seen: SeenRule = "recent"
+    categories: Categories = Field(default_factory=list, description="an item needs one of them")
+    categories_all: FewCategories = Field(default_factory=list, description="an item needs all of them")
+    categories_none: Categories = Field(default_factory=list, description="an item may have none of them")
+    exclude: ItemIds = Field(default_factory=list)
+    diversity: Diversity = Field(0.0, description="0: the best items; 1: the least alike among the best")
+    max_per_category: Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(plain_digits)] | None = Field(
+        None, description="items of one category in all pages together"
+    )
+    cursor: Cursor | None = Field(
+        None, description="answer in pages: empty for the first one, then that of the page before"
+    )
+    because: IdOrEmpty | None = Field(
+        None, description="instead, what is most like this item; empty: like the user's newest one"
+    )
+    explain: Flag = Field(False, description="say what made the score of each item")
+
+
+class Pin(Closed):
+    """An item at a fixed place of the list, whatever its score; the first place is 1."""
+
+    model_config = ConfigDict(strict=True)
+
+    item_id: Id
+    place: ResultCount
+
+
+def _different_pins(pins: list["Pin"]) -> list["Pin"]:
+    if len({pin.item_id for pin in pins}) < len(pins) or len({pin.place for pin in pins}) < len(pins):
+        raise PydanticCustomError("pinned_twice", "pins an item twice, or two items at one place")
+    return pins
+
+
+ONE_ASKER: dict[str, Any] = {
+    "oneOf": [
+        {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+        {"required": ["history"], "properties": {"history": {"type": "array"}}},
+    ]
+}
+
+
+class RecommendationRequest(RecommendationQuery):
+    """Who asks, a known user or a history, and what may be answered."""
+
+    model_config = ConfigDict(strict=True, json_schema_extra=ONE_ASKER)
+
+    user_id: Id | None = None
+    history: ItemIds | None = Field(None, description="item ids, oldest first; nothing is stored")
+    candidates: ItemIds | None = Field(None, description="rank just these")
+    boost: Boost = Field(
+        {},
+        description="by category, added to the score of its items; 0.7 doubles the odds of an item, -0.7 halves them",
+    )
+    pin: Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValidator(_different_pins)] = Field(
+        default_factory=list
+    )
+
+    @model_validator(mode="after")
+    def _one_asker(self) -> Self:
+        if (self.user_id is None) == (self.history is None):
+            raise PydanticCustomError("one_asker", "takes exactly one of user_id and history")
+        return self
+
+
+class RecommendationBatch(Closed):
+    """Up to 100 requests, answered in order."""
+
+    model_config = ConfigDict(strict=True)
+
+    requests: Annotated[list[RecommendationRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
+
+
+class SimilarQuery(Closed):
+    """What may be answered."""
+
+    k: ResultCount = 10
+    categories: Categories = Field([], description="an item needs one of them")
+    exclude: ItemIds = Field([])
+    explain: Flag = Field(False, description="say which codewords each item shares")
+
+
+Source = Literal["personalised", "popular", "blended", "similar"]
+
+
+class Recommendations(TypedDict):
+    """The best items that were allowed, best first; fewer than k where fewer were."""
+
+    recommendation_id: str
+    user_id: str | None
+    generation: str
+    source: Source
+    items: list[ScoredItem]
+    cursor: NotRequired[Annotated[str | None, Field(description="of the next page; null after the last")]]
+    experiment: NotRequired[str]
+    because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]
+
+
+# inside the class a type checker would take it for a key
+Recommendations.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
+    json_schema_extra={
+        "examples": [
+            {
+                "recommendation_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+                "user_id": "ada",
+                "generation": "shop",
+                "source": "personalised",
+                "items": [{"item_id": "tea-2", "score": 4.25, "title": "Green tea"}],
+            }
+        ]
+    }
+)
+
+
+class RecommendationResults(TypedDict):
+    """One answer for each request of a batch, in order."""
+
+    results: list[Recommendations]

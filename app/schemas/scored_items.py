@@ -1,0 +1,61 @@
+"""Items of an answer, with their scores and what explains them."""
+
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+
+class TargetCodeword(TypedDict):
+    """One of the item's codewords, and what it adds to the score."""
+
+    codebook: int
+    codeword: int
+    adds: float
+
+
+class HistoryCodeword(TypedDict):
+    """One of the item's codewords of the histogram, and the share of the user's history that has it too."""
+
+    codebook: int
+    codeword: int
+    share: float
+
+
+class RecentItem(TypedDict):
+    """One of the user's recent items that has something to do with the item."""
+
+    item_id: str
+    title: NotRequired[str]
+    shared: Annotated[int, Field(description="how many target codewords both have")]
+    shared_history: Annotated[int, Field(description="how many history codewords both have")]
+    adds: Annotated[float, Field(description="what the shared target codewords add to the score")]
+    follows: Annotated[float, Field(description="what is added since the item has often followed this one")]
+
+
+class Explanation(TypedDict):
+    """What the score is the sum of (`codewords`, `other_codewords`, `bias`, `follows`, `boost`), and why it is so."""
+
+    codewords: Annotated[list[TargetCodeword], Field(description="the three that add most")]
+    other_codewords: Annotated[float, Field(description="what the others add")]
+    bias: Annotated[float, Field(description="what the item has for everybody")]
+    follows: Annotated[float, Field(description="what is added since the item has often followed recent ones")]
+    history: Annotated[list[HistoryCodeword], Field(description="the three that most of the user's history has")]
+    recent_items: Annotated[list[RecentItem], Field(description="the three that add most")]
+    boost: NotRequired[Annotated[float, Field(description="what the request adds for its categories")]]
+
+
+class ScoredItem(TypedDict):
+    """The higher the score, the better; scores of one answer compare with each other only."""
+
+    item_id: str
+    score: float
+    title: NotRequired[str]
+    pinned: NotRequired[Annotated[Literal[True], Field(description="stands here since the request wants it")]]
+    cold: NotRequired[bool]  # true: no model has learned the item, live events or its categories tell of it
+    explanation: NotRequired[Explanation]
+
+
+class NamedItem(TypedDict):
+    item_id: str
+    title: NotRequired[str]

@@ -1,0 +1,140 @@
+"""Users: their state, their log, undo, merge and erasure."""
+
+from datetime import datetime
+from typing import Annotated, NotRequired
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from app.schemas.fields import Closed, Id, ResultCount, plain_digits
+
+
+class UserState(BaseModel):
+    """What the service remembers of a user, whatever the length of the history."""
+
+    user_id: str
+    generation: str
+    event_count: int
+    last_item_id: str | None
+    recent_items: list[str] = Field(description="newest first")
+    histogram: list[list[list[float]]] = Field(description="[R][B][W]: uses of each codeword, decayed")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "user_id": "ada",
+                    "generation": "shop",
+                    "event_count": 2,
+                    "last_item_id": "tea-2",
+                    "recent_items": ["tea-2", "cup-1"],
+                    "histogram": [[[1.0, 0.95], [0.0, 1.95]]],
+                }
+            ]
+        }
+    )
+
+
+class UserEventsQuery(Closed):
+    """A page of a user's log."""
+
+    after: Annotated[int, Field(ge=0, le=2**53), BeforeValidator(plain_digits)] = Field(
+        0, description="`next` of the page before"
+    )
+    limit: ResultCount = 100
+
+
+class LoggedEvent(TypedDict):
+    """An event as it was taken in; what it did not say is left out. It can be posted again as it stands."""
+
+    event_id: str
+    user_id: str
+    item_id: str
+    type: str
+    timestamp: float
+    value: NotRequired[float]
+    recommendation_id: NotRequired[str]
+
+
+class LoggedUndo(TypedDict):
+    """From here on, the event that was posted with this user and id no longer counts."""
+
+    undo: str
+    user_id: str
+    timestamp: float
+
+
+class UserEvents(BaseModel):
+    """Events and undos in log order. Who has become the user shows in the events' own user ids."""
+
+    user_id: str
+    events: list[LoggedEvent | LoggedUndo]
+    next: int | None = Field(description="`after` of the next page; null after the last")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "user_id": "ada",
+                    "events": [
+                        {
+                            "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+                            "user_id": "ada",
+                            "item_id": "tea-2",
+                            "type": "click",
+                            "timestamp": 1731608400.0,
+                        },
+                        {
+                            "undo": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+                            "user_id": "ada",
+                            "timestamp": 1731608460.0,
+                        },
+                    ],
+                    "next": None,
+                }
+            ]
+        }
+    )
+
+
+class Undone(BaseModel):
+    """The event does not count, and its id stays known: sent again, it is a duplicate."""
+
+    user_id: str
+    event_id: str
+    changed: bool = Field(description="false where it was undone before")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"user_id": "ada", "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11", "changed": True}]
+        }
+    )
+
+
+class MergeRequest(Closed):
+    """Who becomes the user."""
+
+    model_config = ConfigDict(strict=True)
+
+    visitor: Id = Field(alias="from", description="from now on another name of the user")
+
+
+class Merged(BaseModel):
+    """The visitor is the user: what was and will be posted or asked for the one is the other's."""
+
+    user_id: str
+    visitor: str = Field(serialization_alias="from")
+    changed: bool = Field(description="false where it was so before")
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"user_id": "ada", "from": "visitor-7", "changed": True}]}
+    )
+
+
+class Erasure(BaseModel):
+    """The user is forgotten; copies in files go by the deadline."""
+
+    user_id: str
+    files_by: datetime = Field(description="when the archive and the log's own files have nothing left of the user")
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"user_id": "ada", "files_by": "2024-11-15T18:20:00Z"}]})
