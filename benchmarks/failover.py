@@ -35,13 +35,14 @@ from benchmarks.cluster import (
     slots_of,
     wait_until,
 )
+from benchmarks.compose import REDIS_CONFIG, REDIS_START
 from benchmarks.ledger import TENANT, Ledger, Verdict, judge
 from benchmarks.load import TRANSPORT_ERRORS, Connection, Load
 from benchmarks.nursery import nursery
 from benchmarks.proxy import Address
 from benchmarks.running import free_port
 from benchmarks.stage import is_loaded, is_up
-from benchmarks.topology import REDIS_CONFIG, REDIS_START, program
+from benchmarks.topology import program
 from benchmarks.trial import console, counts
 from benchmarks.victim import Victim, spawn_program
 from model import artifact

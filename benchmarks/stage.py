@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from app.serving import generation_of
+from benchmarks.compose import REDIS_CONFIG, REDIS_START
 from benchmarks.ledger import Ledger, Verdict, judge
 from benchmarks.load import TRANSPORT_ERRORS, Connection
 from benchmarks.machine import Machine
@@ -22,8 +23,6 @@ from benchmarks.running import free_port
 from benchmarks.topology import (
     FIRST_ADDRESS,
     HAPROXY_CONFIG,
-    REDIS_CONFIG,
-    REDIS_START,
     NameServer,
     balancer_environment,
     program,

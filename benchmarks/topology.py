@@ -29,14 +29,15 @@ from typing import Annotated
 
 import httpx
 import typer
+from redis import Redis, RedisError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from rich.console import Console
 
+from benchmarks.compose import ROOT, RedisUsers, make_users, redis_command
 from benchmarks.running import free_port
 
-ROOT = Path(__file__).parent.parent
 HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
-REDIS_CONFIG = ROOT / "docker" / "redis.conf"
-REDIS_START = ROOT / "docker" / "redis-start"
 
 BALANCER_LOG = "haproxy.log"
 MAX_REPLICAS = 8
@@ -240,18 +241,27 @@ def topology(
 
 @contextmanager
 def redis_server(directory: Path, *options: str, server: str | None = None) -> Iterator[str]:
-    """A Redis with the shipped configuration and its data below the directory; yields its URL."""
+    """Start the compose file's Redis with its users and its data below the directory; yields the services' URL."""
     port = free_port()
     data = directory / "redis"
     data.mkdir(exist_ok=True)
-    binary = server or program("redis-server", "valkey-server")
-    command = [binary, str(REDIS_CONFIG), "--bind", "127.0.0.1", "--port", str(port)]
-    process = _spawn([*command, "--dir", str(data), *options], directory / "redis.log")
+    users = make_users(directory)
+    command = redis_command(server or program("redis-server", "valkey-server"), data, users, port, *options)
+    process = _spawn(command, directory / "redis.log")
     try:
-        _wait_for(lambda: _accepts_connections(port), process)
-        yield f"redis://127.0.0.1:{port}/0"
+        _wait_for(lambda: is_loaded(users, port), process)
+        yield users.url(port)
     finally:
         _end(process)
+
+
+def is_loaded(users: RedisUsers, port: int) -> bool:
+    """Say whether the server answers, as the compose file's health check asks it; while it loads it does not."""
+    try:
+        with Redis.from_url(users.admin_url(port), socket_timeout=3, retry=Retry(NoBackoff(), 0)) as client:
+            return bool(client.ping())
+    except RedisError:
+        return False
 
 
 def program(*names: str) -> str:
@@ -302,11 +312,6 @@ def _is_ready(url: str) -> bool:
         return httpx.get(f"{url}/readyz", timeout=2).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
-
-
-def _accepts_connections(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def main(

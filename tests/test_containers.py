@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from app.settings import Settings
-from benchmarks.topology import HAPROXY_CONFIG, REDIS_CONFIG, program
+from benchmarks.compose import REDIS_CONFIG
+from benchmarks.topology import HAPROXY_CONFIG, program
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = ROOT / "docker" / "Dockerfile"

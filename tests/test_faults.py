@@ -18,12 +18,13 @@ import redis
 import typer
 
 from app import shop
+from benchmarks.compose import REDIS_CONFIG, REDIS_START
 from benchmarks.episodes import Episode, NotKept, _require_clear
 from benchmarks.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
 from benchmarks.machine import Machine
 from benchmarks.running import free_port
 from benchmarks.stage import StoreKind
-from benchmarks.topology import REDIS_CONFIG, REDIS_START, program
+from benchmarks.topology import program
 from benchmarks.victim import Victim, spawn_program
 from model.config import Config, ModelConfig, TrainConfig
 from model.train import train

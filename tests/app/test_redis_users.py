@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +19,12 @@ from app.archiving import ArchiverMetrics, Turns
 from app.archiving import run as archive
 from app.settings import StoreSettings
 from benchmarks.cluster import CLUSTER_CONFIG, free_node_port
-from benchmarks.topology import REDIS_CONFIG, REDIS_START, ROOT, program, redis_server
+from benchmarks.compose import MAKE_SECRETS, REDIS_CONFIG, REDIS_START, ROOT, make_users, redis_command
+from benchmarks.running import free_port
+from benchmarks.topology import is_loaded, program, redis_server
 from tests.app.conftest import Client
 from tests.storage.redis_servers import find_servers
 
-MAKE_SECRETS = ROOT / "docker" / "make-secrets"
 KEEP_CLUSTER = ROOT / "docker" / "redis-cluster-keep"
 PATIENCE_S = 60
 AS_REPLICA = ("--masteruser", "replica", "--masterauth")
@@ -55,13 +57,12 @@ def test_passwords_are_made_once_or_taken(folders: tuple[Path, Path, Path], tmp_
     assert len({admin, replica, password, given}) == 4
 
 
-def test_the_service_may_do_what_it_has_to_and_no_more(
-    folders: tuple[Path, Path, Path], start: Callable[..., Client], tmp_path: Path
-) -> None:
-    password, _ = make_secrets(folders)
-    with redis_server(tmp_path, "--aclfile", str(folders[1] / "users.acl")) as url:
-        named = url.replace("redis://", "redis://lisarec@")
-        client = start(tmp_path, redis_url=named, redis_password_file=folders[0] / "redis_password")
+def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Client], tmp_path: Path) -> None:
+    with redis_server(tmp_path) as url:
+        users = make_users(tmp_path)
+        named = url.replace(f":{users.password}@", "@")
+        password_file = tmp_path / "secrets" / "redis_password"
+        client = start(tmp_path, redis_url=named, redis_password_file=password_file)
         try:
             client.click("ada", "item-1", "item-2")
             client.click("visitor", "item-3")
@@ -70,7 +71,7 @@ def test_the_service_may_do_what_it_has_to_and_no_more(
             assert len(client.get("/v1/users/ada/events").json()["events"]) >= 3
             settings = StoreSettings(
                 redis_url=named,
-                redis_password_file=folders[0] / "redis_password",
+                redis_password_file=password_file,
                 archive_dir=tmp_path / "archive",
             )
             said: list[str] = []
@@ -83,10 +84,92 @@ def test_the_service_may_do_what_it_has_to_and_no_more(
         port = int(url.rpartition(":")[2].partition("/")[0])
         with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as nobody, pytest.raises(redis.AuthenticationError):
             nobody.get("x")
-        with redis.Redis(port=port, username="lisarec", password=password) as service:
+        with redis.Redis(port=port, username="lisarec", password=users.password) as service:
             for command in ("FLUSHALL", "CONFIG SET appendfsync no", "SHUTDOWN", "ACL LIST", "KEYS *"):
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     service.execute_command(command)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restarted_redis_has_every_acknowledged_event(
+    start: Callable[..., Client], tmp_path: Path, ending: signal.Signals
+) -> None:
+    port, users, log = free_port(), make_users(tmp_path), tmp_path / "redis.log"
+    command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
+    server = start_redis(command, log)
+    try:
+        wait_for(lambda: is_loaded(users, port), log)
+        client = start(tmp_path, redis_url=users.url(port))
+        try:
+            for number in range(20):
+                client.click(f"user-{number}", "item-1", "item-2")
+            before = {f"user-{number}": client.get(f"/v1/users/user-{number}").json() for number in range(20)}
+        finally:
+            client.close()
+        with redis.Redis.from_url(users.url(port)) as service:
+            service.set("plain", 1)
+            service.eval("redis.call('SET', KEYS[1], 1) redis.call('INCR', KEYS[1])", 1, "script")
+            service.pipeline(transaction=True).set("first", 1).set("second", 1).execute()
+            keys = service.dbsize()
+        server.send_signal(ending)
+        server.wait(PATIENCE_S)
+        server = start_redis(command, log)
+        wait_for(lambda: is_loaded(users, port), log)
+        with redis.Redis.from_url(users.url(port)) as service:
+            assert service.dbsize() == keys
+            assert service.exists("plain", "script", "first", "second") == 4
+        client = start(tmp_path, redis_url=users.url(port))
+        try:
+            assert {user: client.get(f"/v1/users/{user}").json() for user in before} == before
+        finally:
+            client.close()
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
+    port, users, log = free_port(), make_users(tmp_path), tmp_path / "redis.log"
+    command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
+    server = start_redis(command, log)
+    try:
+        wait_for(lambda: is_loaded(users, port), log)
+        with redis.Redis.from_url(users.url(port)) as service:
+            service.pipeline(transaction=True).set("first", 1).set("second", 1).execute()
+        server.terminate()
+        server.wait(PATIENCE_S)
+        allowed = users.acl_file.read_text()
+        users.acl_file.chmod(0o644)
+        users.acl_file.write_text(allowed.replace("user default off ~* &* +@all", "user default off"))
+        server = start_redis(command, log)
+        server.wait(PATIENCE_S)  # it ends by itself
+        assert "redis-start: Redis cannot load all of its log" in log.read_text()
+        users.acl_file.write_text(allowed)
+        server = start_redis(command, log)
+        wait_for(lambda: is_loaded(users, port), log)
+        with redis.Redis.from_url(users.url(port)) as service:
+            assert service.exists("first", "second") == 2
+    finally:
+        server.kill()
+        server.wait()
+    assert not list((tmp_path / "data").glob(".redis-start.*"))
+
+
+def data_directory(tmp_path: Path) -> Path:
+    (data := tmp_path / "data").mkdir()
+    return data
+
+
+def start_redis(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output)
+
+
+def wait_for(condition: Callable[[], bool], log: Path) -> None:
+    give_up_at_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_at_s, log.read_text()[-4000:]
+        time.sleep(0.05)
 
 
 def test_a_cluster_is_made_and_found_again_under_other_addresses(
