@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from app.errors import HeadTooLarge, NotHttp
+
 if TYPE_CHECKING:
     from app.http_state import Services
 
@@ -123,24 +125,20 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, in the words and the shape of every other refusal."""
-        from app.errors import NotHttp
-
         self._refuse(NotHttp("this is no request in HTTP/1.1; nothing was done"))
 
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing: who asks for it could fill the log, and gets the answer that HTTP/1.1 has."""
 
     def _refuse_head(self) -> None:
-        from app.errors import HeadTooLarge
-
         limit = self._limits.max_head_bytes
         self._refuse(HeadTooLarge(f"address and headers of a request have at most {limit:,} bytes"))
 
     def _refuse(self, failure: Exception) -> None:
         """Answer what never becomes a request of the app; it is counted, and no line of log says so."""
-        from app.errors import answer_to
+        from app.error_responses import error_response
 
-        answer = answer_to(failure)
+        answer = error_response(failure)
         head = [STATUS_LINE[answer.status_code], b"connection: close\r\n"]
         head += [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
         self.transport.write(b"".join(head) + b"\r\n" + bytes(answer.body))

@@ -8,7 +8,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import Forbidden, answer_to
+from app.error_responses import error_response
+from app.errors import Forbidden
 from app.http_state import Services
 from app.settings import is_loopback
 
@@ -33,7 +34,7 @@ class CrossOrigin:
         services: Services = scope["state"]["services"]
         if services.keyring is None:
             if _is_of_another_page(scope, services.settings.host):
-                await answer_to(Forbidden("there are no keys here, and pages of other origins may do nothing"))(
+                await error_response(Forbidden("there are no keys here, and pages of other origins may do nothing"))(
                     scope, receive, send
                 )
             else:
@@ -79,7 +80,7 @@ def _is_of_another_page(scope: Scope, own_host: str) -> bool:
 def _preflight(headers: Headers, is_allowed: bool) -> Response:
     asked = {name.strip().lower() for name in headers.get("access-control-request-headers", "").split(",")} - {""}
     if not is_allowed or headers["access-control-request-method"] != METHOD or asked - HEADERS:
-        refusal = answer_to(Forbidden("pages of this origin may not call this"))
+        refusal = error_response(Forbidden("pages of this origin may not call this"))
         refusal.headers["Vary"] = "Origin"
         return refusal
     return Response(

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.access import tenant_of
 from app.batching import never
 from app.dependencies import REPEATABLE, json_body
-from app.errors import EXPECTED, answer_to
+from app.error_responses import EXPECTED_ERRORS, error_response
 from app.http_state import Services
 from app.keys import Scope as KeyScope
 from app.recommend import validated
@@ -54,8 +54,8 @@ class Direct:
         try:
             content = await answering
         except Exception as exc:
-            await answer_to(exc)(scope, receive, send)
-            if isinstance(exc, EXPECTED):
+            await error_response(exc)(scope, receive, send)
+            if isinstance(exc, EXPECTED_ERRORS):
                 return
             raise  # a fault: whoever runs the app logs it
         length = b"content-length", b"%d" % len(content)

@@ -22,11 +22,12 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.supervisors import Multiprocess
 
-from app import errors, logs, no_model, openapi
+from app import logs, no_model, openapi
 from app.connections import Connection
 from app.cross_origin import CrossOrigin
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.direct import Direct
+from app.error_responses import install_error_handlers
 from app.http_state import Services, running
 from app.metrics import Metrics, RequestTimer
 from app.overload import RequestBound
@@ -93,7 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(admin.router)
     if settings.playground:
         app.include_router(playground.router)
-    errors.install(app)
+    install_error_handlers(app)
     openapi.describe_keys(app, settings)
     return app
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from app.access import declared
-from app.errors import ErrorBody
+from app.error_responses import ErrorBody
 from app.settings import Settings
 
 BEARER = {

@@ -2,11 +2,12 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import Overloaded, answer_to
+from app.error_responses import error_response
+from app.errors import Overloaded
 
 # Those who watch the process have to get an answer just then.
 ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/metrics"})
-REFUSAL = answer_to(Overloaded())  # made once: it is sent when there is no time
+REFUSAL = error_response(Overloaded())  # made once: it is sent when there is no time
 
 
 async def _refuse(send: Send) -> None:
