@@ -28,7 +28,6 @@ import redis
 from app import enlarged
 from app.load import NO_ANSWER, Address, Due, Load, Outcome, get, post
 from app.uuid7 import uuid7
-from model import artifact
 
 USERS = 2_000
 HISTORY = 20
@@ -86,7 +85,7 @@ def of_size(model: Path, items: int, codes: enlarged.Codes, processes: int, *, o
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="lisarec-bench-")))
-        enlarged.write(directory / "model", artifact.load(model), items, codes)
+        enlarged.write(directory / "model", model, items, codes)
         redis_url = stack.enter_context(_redis(directory)) if on_redis else None
         store = ["--data-dir", str(directory)] if redis_url is None else ["--redis-url", redis_url]
         addresses = [

@@ -6,50 +6,56 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from model import artifact
-from model.artifact import Artifact
-from model.items import Items
+from model.artifact import ITEMS, OF_ITEMS, WEIGHTS, Artifact
 
 Codes = Literal["trained", "random"]
-OF_ITEMS = frozenset({"bias", "followers", "lift", "history_codes", "target_codes", "shares"})
 
 
-def write(directory: Path, trained: Artifact, items: int, codes: Codes, seed: int = 0) -> None:
-    """Write a model directory with the weights of a trained model and so many items.
+def write(directory: Path, model: Path, items: int, codes: Codes, seed: int = 0) -> None:
+    """Write a model directory with the weights of a trained one and so many items, in rounds of the trained items.
 
-    trained  the items repeat; each copy keeps the coarse half of its codes and takes the fine half from an item that
-             is like it, so that scores lie as close together as a shop's
+    trained  each round copies the trained items; a copy keeps the coarse half of its codes and takes the fine half
+             from an item that is like it, so that scores lie as close together as a shop's
     random   every code is drawn anew, which leaves no structure
+
+    The followers of a copy are those of its original, in the same round.
     """
-    rng = np.random.default_rng(seed)
-    original = np.arange(items) % len(trained.items)
+    trained = artifact.load(model)
+    rng, count = np.random.default_rng(seed), len(trained.items)
+    rows = np.arange(items)
+    original = rows % count
+    tensors = load_file(model / WEIGHTS)
+    tensors |= {name: tensors[name][torch.from_numpy(original)] for name in OF_ITEMS if name in tensors}
+    followers = tensors["weights.followers"].numpy()
+    of_round = followers + (rows - original).astype(np.int32)[:, None]
+    is_there = (followers >= 0) & (of_round < items)
+    tensors["weights.followers"] = torch.from_numpy(np.where(is_there, of_round, -1).astype(np.int32))
     if codes == "trained":
-        history_codes, target_codes = trained.history_codes[original], _mixed(trained.target_codes, original, rng)
+        tensors["codes.target"] = torch.from_numpy(_mixed(trained.target_codes, original, rng))
     else:
-        shape = trained.config.model
-        history_codes = rng.integers(0, shape.history_codewords, (items, shape.history_codebooks), np.uint8)
-        target_codes = rng.integers(0, shape.target_codewords, (items, shape.target_codebooks), np.uint8)
-    made = artifact.class_of(trained.config.model)
-    model = made(trained.config.model, torch.from_numpy(history_codes), torch.from_numpy(target_codes))
-    weights = {
-        name: tensor[original] if name in OF_ITEMS else tensor for name, tensor in trained.model.state_dict().items()
-    }
-    model.load_state_dict(weights | {"history_codes": model.history_codes, "target_codes": model.target_codes})
-    rows = original.tolist()
-    catalogue = Items(
-        [item_id(number) for number in range(items)],
-        [trained.items.titles[row] for row in rows],
-        [trained.items.categories[row] for row in rows],
-        trained.items.counts[original],
+        tensors |= _random_codes(trained, items, rng)
+    catalogue = pl.read_parquet(model / ITEMS)[original].with_columns(
+        pl.format("item-{}", pl.Series(rows)).alias("item_id")
     )
-    artifact.save(directory, model, trained.config, catalogue, {})
+    artifact.write(directory, tensors, trained.config, catalogue, {})
 
 
 def item_id(number: int) -> str:
+    """Return the id of the item in this row of the catalogue."""
     return f"item-{number}"
+
+
+def _random_codes(trained: Artifact, items: int, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    shape = trained.config.model
+    history = rng.integers(0, shape.history_codewords, (items, shape.history_codebooks), np.uint8)
+    target = rng.integers(0, shape.target_codewords, (items, shape.target_codebooks), np.uint8)
+    return {"codes.history": torch.from_numpy(history), "codes.target": torch.from_numpy(target)}
 
 
 def _mixed(codes: NDArray[np.uint8], original: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.uint8]:

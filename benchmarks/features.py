@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from starlette.types import Message
 
+from app import enlarged
 from app.main import create_app
 from app.settings import Settings
-from benchmarks.catalogue import enlarge
 
 USERS = 64
 HISTORY = 30
@@ -116,7 +116,7 @@ def main(
 ) -> None:
     with TemporaryDirectory() as directory:
         large = Path(directory) / "large"
-        enlarge(model, items, large)
+        enlarged.write(large, model, items, "trained")
         found = asyncio.run(measure(large, Path(directory) / "state", rounds))
     plain = np.array(found["plain"])
     table = Table(f"one of {items:,} items", "median µs", "beside plain", "CPU, median µs", "beside plain")

@@ -1,13 +1,20 @@
-"""What one recommendation costs in each layer of the service, in one process without a network: medians of many.
+"""Measure what one request costs in each layer of the service, in one process without a network.
 
-python -m benchmarks.layers --model models/ml-1m
+A recommendation is timed from the ASGI call to the answer's bytes and in its parts, medians of many. What observing a
+request costs (its metrics, its id, the header Server-Timing) is timed around an app that does nothing: the middleware
+and the calls of a recommendation and of an event, less the same app without them, as the only process and as one of
+several that share their numbers.
+
+    python -m benchmarks.layers --model models/ml-1m
 """
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -19,16 +26,24 @@ from rich.console import Console
 from rich.table import Table
 from starlette.types import Message
 
-from app import direct
+from app import direct, trace
 from app.main import create_app
+from app.metrics import Metrics, RequestTimer
 from app.recommend import Stored
 from app.schemas.recommendations import RecommendationRequest
 from app.settings import Settings
+from storage.records import AppendResult
 
 USERS = 64
 HISTORY = 30
 ROUNDS = 1_000
 IDLE_S = 0.002
+OBSERVED_REQUESTS = 20_000
+OBSERVED_A_SECOND = 500
+OBSERVED_ROUNDS = 7
+SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
+
+App = Callable[..., Awaitable[None]]
 
 console = Console()
 
@@ -95,12 +110,89 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
     return found
 
 
+class Route:
+    """The route that the framework names in a request's scope."""
+
+    path = "/v1/users/{user_id}/recommendations"
+
+
+def observation_costs() -> dict[str, float]:
+    """Return the microseconds that observing costs a recommendation and an event, in this process."""
+    return asyncio.run(_observation_costs())
+
+
+async def _observation_costs() -> dict[str, float]:
+    shared = os.environ.get(SHARED_METRICS)
+    metrics = Metrics(None if shared is None else Path(shared))
+    accepted = [AppendResult()]
+
+    async def answer(scope: Any, _receive: Any, send: Any) -> None:
+        scope["route"] = Route
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def recommendation(scope: Any, receive: Any, send: Any) -> None:
+        with metrics.asking_store("states"):
+            begin_s = time.perf_counter()
+        trace.note("store", time.perf_counter() - begin_s)
+        metrics.at_engine += 1
+        metrics.at_engine -= 1
+        metrics.observe_batch(1, 0.0003, 0.0004)
+        trace.note("step", 0.0003)
+        trace.note("scan", 0.0004)
+        metrics.count_recommendations("personalised")
+        await answer(scope, receive, send)
+
+    async def event(scope: Any, receive: Any, send: Any) -> None:
+        with metrics.asking_store("append"):
+            pass
+        metrics.count_events(accepted)
+        await answer(scope, receive, send)
+
+    async def sampled(app: App) -> float:
+        return await least_us(RequestTimer(app, metrics, 10), lambda: metrics.sample(0))
+
+    bare = await least_us(answer, lambda: None)
+    return {"a recommendation": await sampled(recommendation) - bare, "an event": await sampled(event) - bare}
+
+
+async def least_us(app: App, sample: Callable[[], None]) -> float:
+    """Return the microseconds of one request, the best of some rounds; `sample` runs once a second of requests."""
+
+    async def receive() -> None: ...
+
+    async def send(_: object) -> None: ...
+
+    headers = [(b"host", b"service"), (b"accept", b"*/*"), (b"user-agent", b"bench"), (b"authorization", b"Bearer x")]
+    found = []
+    for _ in range(OBSERVED_ROUNDS):
+        begin_s = time.perf_counter()
+        for n in range(OBSERVED_REQUESTS):
+            if n % OBSERVED_A_SECOND == 0:
+                sample()
+            await app({"type": "http", "method": "GET", "headers": headers}, receive, send)
+        found.append((time.perf_counter() - begin_s) / OBSERVED_REQUESTS * 1e6)
+    return min(found)
+
+
+def observation_costs_apart(environment: Mapping[str, str]) -> dict[str, float]:
+    """Return the same of a process of its own: the metrics look into the environment when they are imported."""
+    with patch.dict(os.environ, environment), multiprocessing.get_context("spawn").Pool(1) as process:
+        return process.apply(observation_costs)
+
+
 def main(model: Annotated[Path, typer.Option(help="Model directory.")]) -> None:
+    """Print the cost of each layer, and of observing a request."""
     with TemporaryDirectory() as store:
         found = asyncio.run(measure(model, Path(store)))
     table = Table("one recommendation", "µs")
     for name, taken_us in found.items():
         table.add_row(name, f"{taken_us:.0f}")
+    console.print(table)
+    table = Table("observing", "one process, µs", "one of several, µs")
+    with TemporaryDirectory() as directory:
+        alone, shared = observation_costs_apart({}), observation_costs_apart({SHARED_METRICS: directory})
+    for name in alone:
+        table.add_row(name, f"{alone[name]:.1f}", f"{shared[name]:.1f}")
     console.print(table)
 
 

@@ -55,7 +55,7 @@ def main(
     clicks: Annotated[int, typer.Option(help="Clicks, and keys as many as the searches have.")] = 60,
 ) -> None:
     with TemporaryDirectory() as directory:
-        large = name_items(Path(directory), artifact.load(model), items)
+        large = name_items(Path(directory), model, items)
         with running_service(large, "--playground") as url, sync_playwright() as playwright:
             browser = playwright.chromium.launch(
                 executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-dev-shm-usage"]
@@ -64,9 +64,9 @@ def main(
             browser.close()
 
 
-def name_items(directory: Path, trained: artifact.Artifact, count: int) -> Path:
+def name_items(directory: Path, model: Path, count: int) -> Path:
     """Write a model with so many items, each with a title and categories."""
-    enlarged.write(directory / "unnamed", trained, count, "trained")
+    enlarged.write(directory / "unnamed", model, count, "trained")
     (directory / "shop").mkdir()
     shop.generate(directory / "shop", shoppers=1)
     names = read_items(directory / "shop")

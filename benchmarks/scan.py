@@ -5,11 +5,11 @@ times themselves are as the machine was. A scan begins with the inner products o
 own time is printed; torch begins with the query and ends with its `topk`. Reading adds up the bytes that a scan reads.
 
 Structured items are clustered: codebooks that get finer as residuals do, items that share their clusters' first codes,
-queries near items, a bias that falls with popularity. With a model, codes, bias and queries are its own.
+queries near items, a bias that falls with popularity. With a model, codes, bias and queries are its own; its catalogue
+is enlarged to each size.
 
     python -m benchmarks.scan
-    python -m benchmarks.catalogue --model models/ml-1m --out models/large
-    python -m benchmarks.scan --model models/large
+    python -m benchmarks.scan --model models/ml-1m --items 10000000
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numba
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from app import enlarged
 from model import artifact, bitmap
 from model.engine import Engine
 from model.histogram import history_histogram
@@ -37,7 +39,6 @@ from model.scan import Lifted, Scan, paths
 BOOKS, WORDS, WIDTH = 8, 256, 128
 QUERIES = 32  # different ones, one asked at a time
 CLUSTERS = 1000
-TRAINED = 3_000
 DENSE_ITEMS = 2_000_000  # more than that are gigabytes of vectors
 MASKED = 0.5
 
@@ -73,11 +74,22 @@ def structured_data(rng: np.random.Generator, items: int) -> tuple[Any, ...]:
     return codes, codebooks, queries.astype(np.float32), bias.astype(np.float32)
 
 
-def trained_data(model: Path) -> tuple[Any, ...]:
-    """Codes, codebooks and bias of a model directory, and what users with twenty of its items ask."""
-    trained = artifact.load(model)
+def catalogues(model: Path | None, items: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield a name and the data of each catalogue of so many items."""
+    if model is None:
+        yield "random", random_data(np.random.default_rng(0), items)
+        yield "structured", structured_data(np.random.default_rng(0), items)
+    else:
+        yield f"{model.name}'s", trained_data(model, items)
+
+
+def trained_data(model: Path, items: int) -> tuple[Any, ...]:
+    """Return codes, codebooks and bias of a model of so many items, and queries of users with twenty trained items."""
+    with TemporaryDirectory() as directory:
+        enlarged.write(Path(directory), model, items, "trained")
+        trained = artifact.load(Path(directory))
     shape, rng, engine = trained.config.model, np.random.default_rng(0), Engine(trained)
-    first = min(len(trained.items), TRAINED)  # where a catalogue was enlarged, those that it was trained on
+    first = min(items, len(artifact.load(model).items))
     histories = rng.integers(0, first, (QUERIES, 20))
     histograms = [
         history_histogram(trained.history_codes[items], shape.decay_rates, shape.history_codewords)
@@ -161,18 +173,15 @@ def main(
     items: Annotated[list[int], typer.Option(help="Size of the catalogue; repeatable.")] = [1_000_000, 10_000_000],  # noqa: B006
     k: Annotated[list[int], typer.Option(help="Items asked for; repeatable.")] = [10, 100],  # noqa: B006
     rounds: Annotated[int, typer.Option(help="Timed turns of each.")] = 50,
-    model: Annotated[Path | None, typer.Option(help="Model directory whose items to scan instead.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model directory whose items to scan instead, and copies of them.")
+    ] = None,
 ) -> None:
     torch.set_num_threads(1)
     console.print(f"{cpu()}, one thread, torch {torch.__version__}, numba {numba.__version__}, {rounds} rounds")
-    if model is not None:
-        data = trained_data(model)
-        timers = list(ways(len(data[0]), data, k))
-        report(f"{len(data[0]):,} items of {model.name}", timers, timed(timers, rounds))
-        return
     for count in items:
-        for name, make in (("random", random_data), ("structured", structured_data)):
-            timers = list(ways(count, make(np.random.default_rng(0), count), k))
+        for name, data in catalogues(model, count):
+            timers = list(ways(count, data, k))
             report(f"{count:,} {name} items", timers, timed(timers, rounds))
 
 

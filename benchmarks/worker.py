@@ -26,8 +26,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from app import enlarged
 from app.uuid7 import uuid7
-from benchmarks.catalogue import enlarge
 from benchmarks.running import free_port, wait_until_ready
 from model import artifact
 
@@ -99,7 +99,7 @@ def main(
 ) -> None:
     with TemporaryDirectory() as temporary:
         if large is None:
-            enlarge(model, items, large := Path(temporary) / "large")
+            enlarged.write(large := Path(temporary) / "large", model, items, "trained")
         with worker(model) as one:
             small = Memory.of(one.process)
             small_ready_s = one.ready_s

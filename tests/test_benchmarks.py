@@ -10,11 +10,9 @@ import pytest
 import torch
 import typer
 
-from app import shop
+from app import enlarged, shop
 from benchmarks import (
     attention,
-    catalogue,
-    churn,
     constant,
     exactly_once,
     mechanisms,
@@ -145,21 +143,8 @@ def test_the_state_of_a_long_history_has_the_bytes_of_a_short_one(
     assert sizes.count("3,496") == 2
 
 
-def test_a_catalogue_is_enlarged_to_any_size(model: Path, tmp_path: Path) -> None:
-    trained = artifact.load(model)
-    count = len(trained.items)
-    catalogue.enlarge(model, 3 * count + 5, tmp_path)
-    large = artifact.load(tmp_path)
-    assert len(large.items) == len(set(large.items.ids)) == len(large.history_codes) == 3 * count + 5
-    assert list(large.items.ids)[:count] == list(trained.items.ids)
-    assert (large.target_codes[:count] == trained.target_codes).all()
-    assert (large.target_codes[count : 2 * count, 0] == trained.target_codes[:, 0]).all()
-    assert 0.05 < (large.target_codes[count : 2 * count] != trained.target_codes).any(axis=1).mean() < 1
-    assert int(large.model.followers.max()) < len(large.items)
-
-
 def test_a_worker_is_weighed(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    catalogue.enlarge(model, 2_000, tmp_path)
+    enlarged.write(tmp_path, model, 2_000, "trained")
     worker.main(model, users=20, large=tmp_path)
     printed = capsys.readouterr().out
     assert "2,000 items" in printed
@@ -189,6 +174,13 @@ def test_every_path_of_the_scan_is_timed_beside_torch(capsys: pytest.CaptureFixt
     assert all(printed.count(f"{path}, k 10 ") == 2 for path in (*paths(), "torch"))
 
 
+def test_the_scan_of_a_models_own_items_is_timed_too(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scan.main([3_000], [10], rounds=2, model=model)
+    printed = capsys.readouterr().out
+    assert f"3,000 {model.name}'s items" in printed
+    assert all(printed.count(f"{path}, k 10 ") == 1 for path in (*paths(), "torch"))
+
+
 def test_mechanisms_are_trained_tested_and_weighed_once(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,16 +199,6 @@ def test_mechanisms_are_trained_tested_and_weighed_once(
     assert all(f"`{name}`" in printed for name in two)
     assert "<svg" in (tmp_path / "plot.svg").read_text()
     assert (tmp_path / data.name / two[0] / artifact.WEIGHTS).stat().st_mtime_ns == weights
-
-
-def test_codes_change_while_they_are_learned_and_not_when_they_are_kept(
-    data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    churn.main(data, preset="lisa-mini-paper", steps=20)
-    rows = [line for line in capsys.readouterr().out.splitlines() if "%" in line]
-    changed = [int(row.split("%")[0].split()[-1]) for row in rows]
-    assert min(changed[:2]) > 0
-    assert changed[2] == 0
 
 
 def test_codes_that_change_are_counted_over_interruptions(data: Path, tmp_path: Path) -> None:

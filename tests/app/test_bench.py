@@ -99,7 +99,7 @@ def test_nobody_listens() -> None:
 class TestEnlarged:
     def test_keeps_the_items_and_the_coarse_codes_of_their_copies(self, model_dir: Path, tmp_path: Path) -> None:
         trained = artifact.load(model_dir)
-        enlarged.write(tmp_path / "large", trained, 10 * ITEMS + 7, "trained")
+        enlarged.write(tmp_path / "large", model_dir, 10 * ITEMS + 7, "trained")
         large = artifact.load(tmp_path / "large")
         original = np.arange(len(large.items)) % ITEMS
         assert len(large.items) == len(set(large.items.ids)) == 10 * ITEMS + 7
@@ -108,10 +108,15 @@ class TestEnlarged:
         coarse = trained.target_codes.shape[1] // 2
         assert np.array_equal(large.target_codes[:, :coarse], trained.target_codes[original, :coarse])
         assert not np.array_equal(large.target_codes, trained.target_codes[original])
+        followers, of_originals = large.model.followers.numpy(), trained.model.followers.numpy()
+        assert np.array_equal(followers[:ITEMS], of_originals)
+        second_round = followers[ITEMS : 2 * ITEMS]
+        assert np.array_equal(second_round, np.where(of_originals < 0, -1, of_originals + ITEMS))
+        assert followers.max() < len(large.items)
 
     @pytest.mark.parametrize("codes", ["trained", "random"])
     def test_may_be_smaller_too(self, model_dir: Path, tmp_path: Path, codes: enlarged.Codes) -> None:
-        enlarged.write(tmp_path / "small", artifact.load(model_dir), 5, codes)
+        enlarged.write(tmp_path / "small", model_dir, 5, codes)
         assert len(artifact.load(tmp_path / "small").items) == 5
 
 

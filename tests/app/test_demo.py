@@ -25,7 +25,7 @@ from rich.console import Console
 from app.demo import demo, invitation
 from app.main import PortTaken
 from app.shop import GOODS, generate
-from benchmarks import pictures
+from docs import screenshots
 from model.data_readers import read_interactions, read_items
 
 READY_WITHIN_S = 180
@@ -114,13 +114,13 @@ def test_three_clicks_steer_the_list(running_demo: tuple[subprocess.Popen[bytes]
 def test_its_page_shows_users_of_the_data_and_how_clicks_steer(
     running_demo: tuple[subprocess.Popen[bytes], int, Path], browser: Browser, tmp_path: Path
 ) -> None:
-    """As the pictures of the documentation are taken: in a range of goods, its others come next."""
+    """As the screenshots of the documentation are taken: in a range of goods, its others come next."""
     _, port, printed = running_demo
     (user_id,) = re.findall("Users of the data can be opened there, '(.*)' for instance", printed.read_text())
     interactions = read_interactions(printed.parent / "var/demo/shop")
     bought = [interactions.item_ids[item] for item in interactions.item[: interactions.starts[1]]]
     address = f"http://127.0.0.1:{port}/playground/"
-    pictures.take(browser, address, tmp_path / "picture.png", pictures.PICTURES["light"])
+    screenshots.save_screenshot(browser, address, tmp_path / "picture.png", screenshots.SCREENSHOTS["light"])
     assert (tmp_path / "picture.png").read_bytes()[16:24] == b"\0\0\5\0\0\0\4\x42"  # 1280 by 1090
     expect.set_options(timeout=30_000)
     page = browser.new_page()
@@ -128,9 +128,9 @@ def test_its_page_shows_users_of_the_data_and_how_clicks_steer(
     shown = page.locator("#recommendations .item b")
     cycling = tuple(GOODS["Outdoor"][1]["Cycling"])
     shares = []
-    for item_id in (None, *pictures.CLICKS):
+    for item_id in (None, *screenshots.CLICKS):
         if item_id is not None:
-            pictures.click(page, item_id)
+            screenshots.click(page, item_id)
         expect(shown).to_have_count(10)
         shares.append(sum(title.startswith(cycling) for title in shown.all_inner_texts()) / 10)
     assert shares[0] <= 0.1

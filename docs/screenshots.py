@@ -1,7 +1,7 @@
-"""Pictures of the playground for the documentation, taken of the demo as it runs.
+"""Take the documentation's screenshots of the playground from a running demo.
 
 make demo    # in another terminal
-python -m benchmarks.pictures
+python docs/screenshots.py
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from playwright.sync_api import Browser, Page, sync_playwright
 CLICKS = ("touring-bike-blue", "bike-helmet-blue", "bike-lights-blue")
 WIDE: dict[str, Any] = {"viewport": {"width": 1280, "height": 1090}}
 NARROW: dict[str, Any] = {"viewport": {"width": 390, "height": 1560}, "has_touch": True, "is_mobile": True}
-PICTURES: dict[str, dict[str, Any]] = {
+SCREENSHOTS: dict[str, dict[str, Any]] = {
     "light": {**WIDE, "color_scheme": "light"},
     "dark": {**WIDE, "color_scheme": "dark"},
     "narrow": {**NARROW, "color_scheme": "light"},
 }
-GLOWED_MS = 2_000  # until the glow of the last click is a border, and figures are there
+SETTLE_MS = 2_000  # until the highlight of the last click has faded and the figures are drawn
 
 
 def main(
     url: Annotated[str, typer.Option(help="Address of the demo.")] = "http://127.0.0.1:8000",
-    out: Annotated[Path, typer.Option(help="Directory of the pictures.")] = Path("docs"),
+    out: Annotated[Path, typer.Option(help="Directory of the screenshots.")] = Path("docs"),
 ) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
-        for name, options in PICTURES.items():
+        for name, options in SCREENSHOTS.items():
             path = out / f"playground-{name}.png"
-            take(browser, f"{url}/playground/", path, options)
+            save_screenshot(browser, f"{url}/playground/", path, options)
             print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
         browser.close()
 
 
-def take(browser: Browser, address: str, path: Path, options: dict[str, Any]) -> None:
-    """The page after three clicks, with the first recommendation pointed at where there is something to point with."""
+def save_screenshot(browser: Browser, address: str, path: Path, options: dict[str, Any]) -> None:
+    """Save the page after three clicks; with a mouse, point at a recommendation, so that it is explained."""
     context = browser.new_context(reduced_motion="reduce", **options)
     page = context.new_page()
     page.goto(address)
     for item_id in CLICKS:
         click(page, item_id)
     page.wait_for_selector("#figures svg")
-    page.wait_for_timeout(GLOWED_MS)
+    page.wait_for_timeout(SETTLE_MS)
     if not options.get("has_touch"):
         page.hover("#recommendations li:nth-child(2) .item")
         page.wait_for_selector("#why em")
     page.screenshot(path=path)
-    page.click("#reset")  # the visitor is nobody's
+    page.click("#reset")  # erase the visitor
     context.close()
 
 
 def click(page: Page, item_id: str) -> None:
-    """Search for the item, click it, and wait until it counts."""
+    """Search for the item, click it, and wait until it stands in the history."""
     page.fill("#query", item_id.replace("-", " ").rpartition(" ")[0])
     page.click(f'#found .item[data-item-id="{item_id}"]')
     page.wait_for_selector(f'#history li[data-item-id="{item_id}"]')
