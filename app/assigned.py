@@ -24,11 +24,11 @@ from storage.cold import MARK
 from storage.records import ItemEntry
 
 logger = logging.getLogger(__name__)
-NONE: Mapping[str, Assignment] = {}
+NONE: Mapping[str, CodeAssignment] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class CodeAssignment:
     """Of one item and generation; the more events it was made from, the better it is."""
 
     item_id: str
@@ -41,28 +41,28 @@ def is_assignment(entry: ItemEntry) -> bool:
     return MARK in entry.item_id
 
 
-def entry_of(assignment: Assignment) -> ItemEntry:
+def entry_of(assignment: CodeAssignment) -> ItemEntry:
     codes = assignment.codes
     title = f"{assignment.evidence} {codes.bias!r} {codes.history.tobytes().hex()} {codes.target.tobytes().hex()}"
     return ItemEntry(f"{assignment.item_id}{MARK}{assignment.tag.hex()}", title)
 
 
-def assignment_in(entry: ItemEntry) -> Assignment:
+def assignment_in(entry: ItemEntry) -> CodeAssignment:
     """raises  ValueError  for an entry that `entry_of` has not made"""
     item_id, _, tag = entry.item_id.partition(MARK)
     evidence, bias, *codes = (entry.title or "").split(" ")
     history, target = (np.frombuffer(bytes.fromhex(text), np.uint8) for text in codes)
-    return Assignment(item_id, bytes.fromhex(tag), Codes(history, target, float(bias)), int(evidence))
+    return CodeAssignment(item_id, bytes.fromhex(tag), Codes(history, target, float(bias)), int(evidence))
 
 
-class Assigned:
+class ColdItemCodes:
     """The newest assignments of one tenant's generations. Only the event loop changes it."""
 
     def __init__(self) -> None:
-        self._by_tag: dict[bytes, Mapping[str, Assignment]] = {}
+        self._by_tag: dict[bytes, Mapping[str, CodeAssignment]] = {}
 
-    def take(self, entries: Iterable[ItemEntry]) -> None:
-        changed: dict[bytes, dict[str, Assignment]] = defaultdict(dict)
+    def apply(self, entries: Iterable[ItemEntry]) -> None:
+        changed: dict[bytes, dict[str, CodeAssignment]] = defaultdict(dict)
         for entry in filter(is_assignment, entries):
             try:
                 assignment = assignment_in(entry)
@@ -76,6 +76,6 @@ class Assigned:
             # replaced, so that who holds the ones before sees that there are others
             self._by_tag[tag] = {**self.of(tag), **assignments}
 
-    def of(self, tag: bytes) -> Mapping[str, Assignment]:
+    def of(self, tag: bytes) -> Mapping[str, CodeAssignment]:
         """By item id, in the order of the items' first assignments; another mapping whenever one has changed."""
         return self._by_tag.get(tag, NONE)

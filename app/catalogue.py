@@ -18,12 +18,13 @@ from model.variety import Categories
 from storage.cold import COLD, cold_row
 
 Rows = NDArray[np.int64]
+NO_ROWS: Rows = np.zeros(0, np.int64)
 KEPT_BYTES = 1 << 25  # of the bitmaps of categories that were asked for lately
 ROUNDING = 1e-9  # more than that of a product
 LOOKED_AT = 1024  # popular items at first, and twice as many each time
 
 
-class Catalogue:
+class TrainedCatalogue:
     """N items; a row is an item's place in the generation's item order."""
 
     def __init__(self, items: Items) -> None:
@@ -37,7 +38,7 @@ class Catalogue:
         self._titles = items.titles
         self._categories = items.categories
         self._in_category = lru_cache(max(8, KEPT_BYTES // (len(self.unavailable) * 8 + 1)))(self._found_in_category)
-        self.categories_of(np.zeros(0, np.int64))
+        self.categories_of(NO_ROWS)
         self.popular(
             1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"]))
         )  # compiles what requests would wait for

@@ -20,7 +20,7 @@ OTHER = "other"  # whatever this process has no name for
 SHOWN, CHOSEN = "shown", "chosen"
 
 
-class Clicks:
+class ClickThrough:
     """Of one tenant.
 
     A tally's name is "shown|GENERATION|EXPERIMENT|LENGTH" for lists, LENGTH at most PLACES + 1, and
@@ -58,16 +58,16 @@ class Clicks:
                 if place is not None:
                     self._chosen[place, event.type] += 1
 
-    async def look(self) -> None:
+    async def sync(self) -> None:
         """Tell what was counted, and learn what is needed to read ids; StorageError when the store cannot be used."""
         if not self._has_secret:
             self.ids.use(await self._store.secret())
             self._has_secret = True
         for known in await self._store.generations.known():
             self._generations.setdefault(known.named.tag[:4], known.named.name)
-        await self.tell()
+        await self.flush()
 
-    async def tell(self) -> None:
+    async def flush(self) -> None:
         """Tell what was counted; what cannot be told is told the next time."""
         async with self._one_at_a_time:  # or who tells meanwhile has not told yet when this returns
             shown, chosen = self._shown, self._chosen
@@ -88,7 +88,7 @@ class Clicks:
 
     async def stats(self) -> Stats:
         """What all processes have told; StorageError when it cannot be read."""
-        await self.tell()
+        await self.flush()
         return stats_of(await self._store.tallies(self._tenant))
 
     def _names_of(self, place: Place) -> tuple[str, str]:

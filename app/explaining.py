@@ -7,13 +7,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.catalogue import Catalogue, Rows, gains_of
+from app.catalogue import NO_ROWS, Rows, TrainedCatalogue, gains_of
 from app.schemas.scored_items import Explanation, HistoryCodeword, RecentItem, TargetCodeword
 from model.engine import Engine, Parts, Queries
 from model.scan import Boosts
 from storage.state import Generation
 
-NO_ROWS: Rows = np.zeros(0, np.int64)
 NO_BINS = np.zeros((0, 0), np.float32)
 SHOWN = 3  # codewords, and recent items, of each kind
 
@@ -38,7 +37,7 @@ class Asker(NamedTuple):
 class Explainer:
     """Explains the answers of one generation."""
 
-    def __init__(self, generation: Generation, catalogue: Catalogue, engine: Engine) -> None:
+    def __init__(self, generation: Generation, catalogue: TrainedCatalogue, engine: Engine) -> None:
         self._history_codes = engine.history_codes
         self._slowest = int(np.argmin(generation.decay_rates))
         self._catalogue = catalogue

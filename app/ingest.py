@@ -7,7 +7,7 @@ from math import isfinite
 from pydantic import ValidationError
 
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, details_of
-from app.live import Live
+from app.live import LiveSignals
 from app.metrics import Metrics
 from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
 from app.schemas.fields import MAX_AHEAD_US, is_id
@@ -25,7 +25,7 @@ REFUSED = "nothing was applied; correct the events named here and send them all 
 class Ingest:
     """Takes in the events of one tenant."""
 
-    def __init__(self, store: UserStore, settings: Settings, metrics: Metrics, live: Live) -> None:
+    def __init__(self, store: UserStore, settings: Settings, metrics: Metrics, live: LiveSignals) -> None:
         self._store = store
         self._tenant = settings.tenant
         self._needs_ids = settings.keys_file is not None

@@ -20,11 +20,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from app.assigned import Assigned, Assignment, entry_of
-from app.catalogue import Rows
-from app.recommend import FOLD_AT_ONCE, NO_ROWS, Steps, stacked, steps_of
-from app.said import Said
-from app.shelf import Shelf
+from app.assigned import CodeAssignment, ColdItemCodes, entry_of
+from app.catalogue import NO_ROWS, Rows
+from app.recommend import FOLD_AT_ONCE, Steps, stacked, steps_of
+from app.said import ItemOverrides
+from app.shelf import LiveCatalogue
 from model import bitmap
 from model.artifact import Artifact
 from model.cold import (
@@ -64,20 +64,20 @@ AnswerT = TypeVar("AnswerT")
 
 
 @dataclass
-class Watched:
+class WatchedItem:
     """An item's first event, as a number of events, and what came before each of its events."""
 
     since: int
     chosen: list[Chosen] = field(default_factory=list)
 
 
-Witnessed = Mapping[int, Chosen]
+Observations = Mapping[int, Chosen]
 """What was known of the users of some events before these were logged, by the events' places."""
 
-NOTHING: Witnessed = {}
+NOTHING: Observations = {}
 
 
-class Newcomers:
+class ColdItemLearner:
     """Of one generation, as one process serves it.
 
     codes  of the items that the served catalogue has beyond the model's: events on them are logged with these
@@ -87,19 +87,19 @@ class Newcomers:
         self,
         trained: Artifact,
         generation: Generation,
-        assigned: Assigned,
+        assigned: ColdItemCodes,
         engine_thread: Executor,
         store: UserStore,
         tenant: str,
     ) -> None:
-        self.codes: Mapping[str, Assignment] = {}
+        self.codes: Mapping[str, CodeAssignment] = {}
         self._trained = trained
         self._generation = generation
         self._assigned = assigned
         self._engine_thread = engine_thread
         self._store = store
         self._tenant = tenant
-        self._watched: dict[str, Watched] = {}  # whatever was used last stands last
+        self._watched: dict[str, WatchedItem] = {}  # whatever was used last stands last
         self._chosen = 0
         self._events = 0
         self._sample: deque[Asked] = deque(maxlen=SAMPLE)
@@ -110,17 +110,17 @@ class Newcomers:
         self._at_work: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
 
-    def serve(self, catalogue: Shelf, engine: Engine, codes: Mapping[str, Assignment]) -> None:
+    def serve(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, CodeAssignment]) -> None:
         """From now on, work with these."""
         self._catalogue, self._engine, self.codes = catalogue, engine, codes
 
-    def introduce(self, said: Said) -> None:
+    def introduce(self, said: ItemOverrides) -> None:
         """Begin to give codes to items that were put into categories, while nobody who chose them tells more."""
         if self._introduced != said.mark and not self._is_introducing:
             self._is_introducing = True
             self._start(self._introduce(said))
 
-    async def witness(self, events: Sequence[Event]) -> Witnessed:
+    async def witness(self, events: Sequence[Event]) -> Observations:
         """Look at the users of events on watched items, before these are logged; rarely there are any."""
         watched = self._watched
         if not watched or not any(event.item_id in watched for event in events):
@@ -138,7 +138,7 @@ class Newcomers:
             fold_event(self._generation, state, event)
         return await self._in_engine(self._chosen_by, steps) if steps else NOTHING
 
-    def learn(self, events: Sequence[Event], appended: Sequence[AppendResult], witnessed: Witnessed) -> None:
+    def learn(self, events: Sequence[Event], appended: Sequence[AppendResult], witnessed: Observations) -> None:
         """Note what was new of these events, which are logged now."""
         before = self._events
         self._events += sum(not one.duplicate for one in appended)
@@ -169,7 +169,7 @@ class Newcomers:
         return self._generation.event_weights.get(plain_type(event.type), 0.0) > 0
 
     def _watch(self, item_id: str) -> None:
-        self._watched[item_id] = self._watched.pop(item_id, Watched(self._events))
+        self._watched[item_id] = self._watched.pop(item_id, WatchedItem(self._events))
         while len(self._watched) > MAX_WATCHED or self._chosen > MAX_CHOSEN:
             self._chosen -= len(self._watched.pop(next(iter(self._watched))).chosen)
 
@@ -187,13 +187,13 @@ class Newcomers:
             del self._watched[item_id]
             self._chosen -= len(watched.chosen)
 
-    async def _assign(self, item_id: str, watched: Watched, chosen: Sequence[Chosen], events: int) -> None:
+    async def _assign(self, item_id: str, watched: WatchedItem, chosen: Sequence[Chosen], events: int) -> None:
         async with self._one_at_a_time:
             codes = await asyncio.to_thread(likeliest, self._trained, chosen, list(self._sample), events)
-        assignment = Assignment(item_id, self._generation.tag, codes, len(chosen))
+        assignment = CodeAssignment(item_id, self._generation.tag, codes, len(chosen))
         await self._store.put_items(self._tenant, [entry_of(assignment)])
 
-    async def _introduce(self, said: Said) -> None:
+    async def _introduce(self, said: ItemOverrides) -> None:
         try:
             entries, mark = said.since(self._introduced), said.mark
             known = self._assigned.of(self._generation.tag)
@@ -208,7 +208,7 @@ class Newcomers:
         finally:
             self._is_introducing = False
 
-    def _of_categories(self, entries: Sequence[ItemEntry], known: Mapping[str, Assignment]) -> list[Assignment]:
+    def _of_categories(self, entries: Sequence[ItemEntry], known: Mapping[str, CodeAssignment]) -> list[CodeAssignment]:
         """Those that are not known already."""
         found = []
         alike, everybody = cache(self._alike), self._audience
@@ -219,12 +219,12 @@ class Newcomers:
                 chance = np.random.default_rng(list(entry.item_id.encode()))
                 rows = chance.choice(rows, min(VOTERS, len(rows)), replace=False)
                 codes, before = typical(self._trained, rows, everybody), known.get(entry.item_id)
-                one = Assignment(entry.item_id, self._generation.tag, codes, evidence=0)
+                one = CodeAssignment(entry.item_id, self._generation.tag, codes, evidence=0)
                 if before is None or entry_of(before) != entry_of(one):
                     found.append(one)
         return found
 
-    def _is_unproven(self, entry: ItemEntry, known: Assignment | None) -> bool:
+    def _is_unproven(self, entry: ItemEntry, known: CodeAssignment | None) -> bool:
         """Whether its categories are all that is known of it."""
         is_chosen = known is not None and known.evidence > 0
         return bool(entry.categories) and not is_chosen and entry.item_id not in self._trained.items.rows
@@ -276,7 +276,7 @@ class Newcomers:
             for user_id, value in zip(user_ids, values, strict=True)
         }
 
-    def _chosen_by(self, steps: Mapping[int, Steps]) -> Witnessed:
+    def _chosen_by(self, steps: Mapping[int, Steps]) -> Observations:
         """Of those that have known items behind them."""
         queries = self._engine.step(*stacked(list(steps.values()))).vectors.cpu()
         learned = len(self._trained.items)
@@ -304,7 +304,7 @@ class Newcomers:
             logger.exception("learning of a new item failed")
 
 
-def with_codes_of(newcomers: Sequence[Newcomers], events: Sequence[Event]) -> Sequence[Event]:
+def with_codes_of(newcomers: Sequence[ColdItemLearner], events: Sequence[Event]) -> Sequence[Event]:
     """The events as they are logged: those on items that models lack, with the codes these have in each generation."""
     coded = [one for one in newcomers if one.codes]
     if not coded or not any(event.item_id in one.codes for one in coded for event in events):
@@ -312,7 +312,7 @@ def with_codes_of(newcomers: Sequence[Newcomers], events: Sequence[Event]) -> Se
     return [_with_codes(event, coded) for event in events]
 
 
-def _with_codes(event: Event, coded: Sequence[Newcomers]) -> Event:
+def _with_codes(event: Event, coded: Sequence[ColdItemLearner]) -> Event:
     own = [one.codes[event.item_id] for one in coded if event.item_id in one.codes]
     if not own:
         return event

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from app.said import Said
-from app.shelf import Shelf
+from app.said import ItemOverrides
+from app.shelf import LiveCatalogue
 from model.artifact import Artifact
 from model.config import EVENT_WEIGHTS, Config, ModelConfig
 from model.items import Items
@@ -52,10 +52,10 @@ def artifact() -> Artifact:
     return Artifact(NAME, TAG.hex(), Config(model=SMALLEST), _items({}), model, tables, {})
 
 
-async def shelf(store: UserStore, tenant: str, said: Said) -> Shelf:
+async def shelf(store: UserStore, tenant: str, said: ItemOverrides) -> LiveCatalogue:
     """The items that were used most, as the log has it now; StorageError when it cannot be read."""
     counts = await store.item_counts(tenant, COUNTED)
-    return await asyncio.to_thread(lambda: Shelf(_items(counts), said))
+    return await asyncio.to_thread(lambda: LiveCatalogue(_items(counts), said))
 
 
 def _items(counts: Mapping[str, int]) -> Items:

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from app import blending, trace
 from app.batching import Batching, never
-from app.catalogue import Rows
-from app.clicks import Clicks
+from app.catalogue import NO_ROWS, Rows
+from app.clicks import ClickThrough
 from app.cursor import MAX_ITEMS as MAX_SHOWN
 from app.cursor import cursor_after
 from app.errors import InvalidRequest, ItemNotFound, details_of
@@ -35,7 +35,7 @@ from app.schemas.recommendations import (
     Source,
 )
 from app.schemas.scored_items import Explanation, ScoredItem
-from app.shelf import Shelf
+from app.shelf import LiveCatalogue
 from app.trends import Trending
 from model import bitmap
 from model.bitmap import Bitmap
@@ -49,7 +49,6 @@ from storage.state import ITEM_RING, Generation, recent_items
 
 logger = logging.getLogger(__name__)
 
-NO_ROWS: Rows = np.zeros(0, np.int64)
 # Entries of the log that a request folds if a state lacks them, some 10 ms; who lacks more gets popular items for now.
 FOLD_AT_ONCE = 500
 BATCH = 64  # requests that one read and one turn of the engine answer; more gain nothing, and all wait for the last one
@@ -184,14 +183,14 @@ class Recommender(Recommending):
         self,
         name: str,
         generation: Generation,
-        catalogue: Shelf,
+        catalogue: LiveCatalogue,
         engine: Engine,
         trending: Trending,
         engine_thread: Executor,
         store: UserStore,
         tenant: str,
         metrics: Metrics,
-        clicks: Clicks,
+        clicks: ClickThrough,
         experiment: str = "",
     ) -> None:
         self._name = name
@@ -541,7 +540,7 @@ def _is_light(request: RecommendationRequest) -> bool:
     )
 
 
-def steps_of(states: NDArray[np.void], catalogue: Shelf) -> list[Steps | None]:
+def steps_of(states: NDArray[np.void], catalogue: LiveCatalogue) -> list[Steps | None]:
     """What the model makes its queries from; None for who has not stepped, or only with items that are not known here.
 
     states  (Q,) decoded

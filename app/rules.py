@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue import Catalogue, Rows
+from app.catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.ranking import Ranked, Ranking, Scores, found_of
 from app.schemas.recommendations import RecommendationRequest
 from model import bitmap
@@ -35,7 +35,6 @@ class Listed(NamedTuple):
     goes_on: bool
 
 
-NO_ROWS: Rows = np.zeros(0, np.int64)
 NO_CODES: Codes = np.zeros((0, 0), np.uint8)
 # Items that are skipped for each that is chosen, as their categories are full: that many are expected, as a place of a
 # scan costs less than another scan.
@@ -53,7 +52,7 @@ class Rules:
     elsewhere  rows of what the rest of the list cannot have: what is known of those shown, and the pins
     """
 
-    catalogue: Catalogue
+    catalogue: TrainedCatalogue
     boosts: Boosts | None
     variety: Variety
     k: int
@@ -146,7 +145,7 @@ def _no_codes(rows: Rows) -> Codes:
     return NO_CODES
 
 
-def rules_of(request: RecommendationRequest, catalogue: Catalogue, filtered: Bitmap) -> Rules | None:
+def rules_of(request: RecommendationRequest, catalogue: TrainedCatalogue, filtered: Bitmap) -> Rules | None:
     """The rules of a request; None where it wants nothing beyond the best.
 
     filtered  what its filters leave out, pinned or not
@@ -170,7 +169,7 @@ def rules_of(request: RecommendationRequest, catalogue: Catalogue, filtered: Bit
     )
 
 
-def _pins(request: RecommendationRequest, catalogue: Catalogue, filtered: Bitmap) -> tuple[Rows, Sequence[int]]:
+def _pins(request: RecommendationRequest, catalogue: TrainedCatalogue, filtered: Bitmap) -> tuple[Rows, Sequence[int]]:
     """Rows and places of the pins that may be shown and are still to come, by place."""
     gone = set(request.cursor or ())
     if request.candidates is not None:

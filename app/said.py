@@ -8,7 +8,7 @@ from app.assigned import is_assignment
 from storage.records import ItemChanges, ItemEntry
 
 
-class Said:
+class ItemOverrides:
     """The newest word on each item, in the order in which it was read. Only the event loop changes it.
 
     version  of the store, up to which all was read
@@ -20,7 +20,7 @@ class Said:
         self.mark = 0
         self._newest: dict[str, tuple[int, ItemEntry]] = {}
 
-    def take(self, changes: ItemChanges) -> None:
+    def apply(self, changes: ItemChanges) -> None:
         for entry in changes.entries:
             if is_assignment(entry):
                 continue

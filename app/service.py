@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from app.experiments import Split
 from app.ingest import Ingest
-from app.live import Live
+from app.live import LiveSignals
 from app.metrics import Metrics
 from app.recommend import Recommender
 from app.schemas.operations import ServedModel
-from app.serving import Switch, generation_of
+from app.serving import GenerationSwitcher, generation_of
 from app.settings import Settings
-from app.shelf import Shelf
-from app.stocking import Stocking
+from app.shelf import LiveCatalogue
+from app.stocking import ItemUpdates
 from app.store_factory import open_store
 from app.trends import Trending
-from app.users import Users
+from app.users import UserData
 from model.artifact import Artifact
 from storage.errors import StorageError
 from storage.protocol import UserStore
@@ -32,30 +32,30 @@ class Service:
     """The parts that endpoints use, for one tenant. What is served may change; nothing else does."""
 
     store: UserStore
-    switch: Switch
+    switcher: GenerationSwitcher
     ingest: Ingest
-    stocking: Stocking
-    live: Live
+    item_updates: ItemUpdates
+    signals: LiveSignals
 
     @property
-    def catalogue(self) -> Shelf:
-        return self.switch.serving.catalogue
+    def catalogue(self) -> LiveCatalogue:
+        return self.switcher.current.catalogue
 
     @property
     def trending(self) -> Trending:
-        return self.switch.serving.trending
+        return self.switcher.current.trending
 
     @property
     def recommender(self) -> Recommender | Split:
-        return self.switch.recommender
+        return self.switcher.recommender
 
     @property
-    def users(self) -> Users:
-        return self.switch.serving.users
+    def users(self) -> UserData:
+        return self.switcher.current.users
 
     @property
     def served_model(self) -> ServedModel:
-        return self.switch.serving.model
+        return self.switcher.current.model
 
 
 @asynccontextmanager
@@ -68,16 +68,16 @@ async def tenant_service(
     """
     store = await open_store(settings, generation_of(artifact))
     try:
-        live = Live(store, settings.tenant, metrics)
-        switch = Switch(settings, artifact, store, engine_thread, metrics, live)
-        await switch.look()  # so that a process which joins never serves another model first
-        ingest, stocking = Ingest(store, settings, metrics, live), Stocking(store, switch, settings.tenant)
-        async with in_background(switch.follow(), live.follow(), _sweep(store)):
-            yield Service(store, switch, ingest, stocking, live)
+        signals = LiveSignals(store, settings.tenant, metrics)
+        switcher = GenerationSwitcher(settings, artifact, store, engine_thread, metrics, signals)
+        await switcher.poll()  # so that a process which joins never serves another model first
+        ingest, item_updates = Ingest(store, settings, metrics, signals), ItemUpdates(store, switcher, settings.tenant)
+        async with in_background(switcher.follow(), signals.follow(), _sweep(store)):
+            yield Service(store, switcher, ingest, item_updates, signals)
         with suppress(StorageError):
-            await live.tell()
+            await signals.flush()
     finally:
-        await live.close()
+        await signals.close()
         await store.close()
 
 

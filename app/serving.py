@@ -11,20 +11,20 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from app import no_model
-from app.assigned import NONE, Assigned, Assignment
+from app.assigned import NONE, CodeAssignment, ColdItemCodes
 from app.errors import InvalidRequest, details_of
 from app.experiments import Split
-from app.live import Live
+from app.live import LiveSignals
 from app.metrics import Metrics
 from app.models_folder import load_named
-from app.newcomers import Newcomers
+from app.newcomers import ColdItemLearner
 from app.recommend import Recommender
-from app.said import Said
+from app.said import ItemOverrides
 from app.schemas.operations import Experiment, ServedModel
 from app.settings import Settings
-from app.shelf import Shelf
+from app.shelf import LiveCatalogue
 from app.trends import Trending
-from app.users import Users
+from app.users import UserData
 from model.artifact import Artifact, ArtifactError
 from model.cold import fits, with_cold
 from model.engine import Engine
@@ -46,7 +46,7 @@ WorkT = TypeVar("WorkT")
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServedGeneration:
     """One generation, served. A request works with the one it began with.
 
     artifact   the model as it was trained
@@ -58,18 +58,18 @@ class Serving:
     named: NamedGeneration
     generation: Generation
     artifact: Artifact
-    assigned: Mapping[str, Assignment]
-    cold: Mapping[str, Assignment]
-    newcomers: Newcomers
-    catalogue: Shelf
+    assigned: Mapping[str, CodeAssignment]
+    cold: Mapping[str, CodeAssignment]
+    newcomers: ColdItemLearner
+    catalogue: LiveCatalogue
     engine: Engine
     trending: Trending
     recommender: Recommender
-    users: Users
+    users: UserData
     model: ServedModel
 
 
-class Switch:
+class GenerationSwitcher:
     """Holds what is served, and changes it when the store's pointer does or a request wants it to.
 
     While another model is read, the old one serves; the change itself is one assignment.
@@ -82,22 +82,22 @@ class Switch:
         store: UserStore,
         engine_thread: Executor,
         metrics: Metrics,
-        live: Live,
+        live: LiveSignals,
     ) -> None:
         self._settings = settings
         self._store = store
         self._engine_thread = engine_thread
         self._metrics = metrics
         self._live = live
-        self._assigned = Assigned()
-        self._said = Said()
+        self._assigned = ColdItemCodes()
+        self._said = ItemOverrides()
         self._one_at_a_time = asyncio.Lock()
         self._one_reads_items = asyncio.Lock()
         self._failed: NamedGeneration | None = None
         self._retry_at_s = 0.0
         self._announce_at_s = 0.0
         self._make_at_s = 0.0
-        self._arms: dict[str, Serving] = {}  # of an experiment, beside what everybody else is served
+        self._arms: dict[str, ServedGeneration] = {}  # of an experiment, beside what everybody else is served
         self.experiment: Experiment | None = None
         self._experiment_text: str | None = None  # as it was noted, once it is gone by
         self._experiment_at_s = 0.0
@@ -107,10 +107,10 @@ class Switch:
     async def follow(self) -> None:
         """Look where the pointer points, again and again, and tell the store what is served here."""
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Serve what the store's pointer points at. What goes wrong is logged, and the old model goes on serving."""
         try:
             await self._announce()
@@ -119,15 +119,15 @@ class Switch:
             if pointers.items_version < version:  # the store has lost something, or is another one
                 self._said.version = 0
             if pointers.items_version != version:
-                await self.look_at_items()
+                await self.refresh_items()
             active = pointers.active
-            if active is not None and active.tag != self.serving.named.tag and not self._waits_after_failure(active):
+            if active is not None and active.tag != self.current.named.tag and not self._waits_after_failure(active):
                 async with self._one_at_a_time:
                     await self._looking_at_items(self._go_to(active))
             if pointers.experiment != self._experiment_text:
                 await self._go_by_experiment(pointers.experiment)
-            if self.serving.named.tag == no_model.TAG:
-                await self._make_again(self.serving, self._counted)
+            if self.current.named.tag == no_model.TAG:
+                await self._make_again(self.current, self._counted)
             for serving in self._served():
                 if len(serving.artifact.items):
                     serving.newcomers.introduce(self._said)
@@ -138,19 +138,19 @@ class Switch:
         except Exception:
             logger.exception("looking which generation is active failed")
 
-    async def look_at_items(self) -> None:
+    async def refresh_items(self) -> None:
         """Go by what was said of items until now; raises StorageError where that cannot be read."""
         async with self._one_reads_items:
             while True:
                 changes = await self._store.item_changes(self._settings.tenant, self._said.version, ITEMS_AT_ONCE)
                 if not changes.entries:
                     return
-                self._assigned.take(changes.entries)
-                self._said.take(changes)
+                self._assigned.apply(changes.entries)
+                self._said.apply(changes)
                 for serving in self._served():
                     await asyncio.to_thread(serving.catalogue.catch_up)
 
-    async def activate(self, name: str) -> Serving:
+    async def activate(self, name: str) -> ServedGeneration:
         """Let everybody serve the model of that name, this process from now on.
 
         raises  NoSuchModel, ArtifactError  when this process cannot load it; nothing changed then
@@ -199,7 +199,7 @@ class Switch:
             else:
                 self._experiment_with(experiment, text, arms)
 
-    async def _arms_of(self, experiment: Experiment) -> dict[str, Serving]:
+    async def _arms_of(self, experiment: Experiment) -> dict[str, ServedGeneration]:
         """By name; those that are served already as they are."""
         served = {serving.named.name: serving for serving in self._served()}
         return {
@@ -207,7 +207,9 @@ class Switch:
             for name in experiment.shares
         }
 
-    def _experiment_with(self, experiment: Experiment | None, text: str | None, arms: dict[str, Serving]) -> None:
+    def _experiment_with(
+        self, experiment: Experiment | None, text: str | None, arms: dict[str, ServedGeneration]
+    ) -> None:
         logger.warning("experiment: %s", "none" if experiment is None else text)
         self.experiment, self._experiment_text, self._arms = experiment, text, arms
         self._announce_at_s = 0
@@ -215,9 +217,9 @@ class Switch:
             serving.catalogue.catch_up()  # with what was said while it was loaded
         self._spread()
 
-    def _served(self) -> list[Serving]:
+    def _served(self) -> list[ServedGeneration]:
         """First what everybody is served who is in no experiment."""
-        by_tag = {serving.named.tag: serving for serving in (self.serving, *self._arms.values())}
+        by_tag = {serving.named.tag: serving for serving in (self.current, *self._arms.values())}
         return list(by_tag.values())
 
     async def _announce(self) -> None:
@@ -227,7 +229,9 @@ class Switch:
                 await self._store.generations.announce(serving.named, LIVE_FOR_S)
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
 
-    async def _make_again(self, before: Serving, make: Callable[[Serving], Awaitable[Serving]]) -> None:
+    async def _make_again(
+        self, before: ServedGeneration, make: Callable[[ServedGeneration], Awaitable[ServedGeneration]]
+    ) -> None:
         """Serve the same generation with another catalogue."""
         begin_s = asyncio.get_running_loop().time()
         if begin_s < self._make_at_s:
@@ -237,14 +241,14 @@ class Switch:
         self._make_at_s = end_s + max(MADE_EVERY_S, (end_s - begin_s) / MAKING_SHARE)
         made.catalogue.catch_up()  # with what was said while it was made
         self._arms = {name: made if serving is before else serving for name, serving in self._arms.items()}
-        self._take(made if self.serving is before else self.serving)  # a request may have activated a model meanwhile
+        self._take(made if self.current is before else self.current)  # a request may have activated a model meanwhile
 
-    async def _counted(self, before: Serving) -> Serving:
+    async def _counted(self, before: ServedGeneration) -> ServedGeneration:
         """What is popular now, without a model."""
         catalogue = await no_model.shelf(self._store, self._settings.tenant, self._said)
         return self._with(before, catalogue=catalogue)
 
-    async def _grown(self, before: Serving) -> Serving:
+    async def _grown(self, before: ServedGeneration) -> ServedGeneration:
         """With the items that have codes now."""
         return await asyncio.to_thread(self._with_assigned, before)
 
@@ -257,7 +261,7 @@ class Switch:
         async def look() -> None:
             while True:
                 with suppress(StorageError):
-                    await self.look_at_items()
+                    await self.refresh_items()
                 await asyncio.sleep(LOOK_EVERY_S)
 
         looking = asyncio.create_task(look())
@@ -276,14 +280,14 @@ class Switch:
                 )
         except (ValueError, OSError) as exc:
             if self._failed != active:
-                logger.error("still serving %r: %s", self.serving.named.name, exc)
+                logger.error("still serving %r: %s", self.current.named.name, exc)
             self._failed, self._retry_at_s = active, asyncio.get_running_loop().time() + RETRY_AFTER_S
             self._metrics.count_switch("failed")
         else:
             self._serve(serving)
 
-    def _serve(self, serving: Serving) -> None:
-        logger.warning("serving %r instead of %r", serving.named.name, self.serving.named.name)
+    def _serve(self, serving: ServedGeneration) -> None:
+        logger.warning("serving %r instead of %r", serving.named.name, self.current.named.name)
         serving.catalogue.catch_up()  # with what was said while it was loaded
         self._take(serving)
         self._failed = None
@@ -291,9 +295,9 @@ class Switch:
         self._metrics.count_switch("switched")
         self._note_served()
 
-    def _take(self, serving: Serving) -> None:
+    def _take(self, serving: ServedGeneration) -> None:
         """The one assignment that a change is."""
-        self.serving = serving
+        self.current = serving
         self._spread()
 
     def _spread(self) -> None:
@@ -303,76 +307,80 @@ class Switch:
         for serving in served:
             counted = [kind for kind, weight in serving.generation.event_weights.items() if weight > 0]
             serving.newcomers.serve(serving.catalogue, serving.engine, serving.cold)
-            self._live.clicks.serve(serving.named.tag, serving.named.name, name, counted)
-        self._live.newcomers = [serving.newcomers for serving in served if len(serving.artifact.items)]
+            self._live.click_through.serve(serving.named.tag, serving.named.name, name, counted)
+        self._live.learners = [serving.newcomers for serving in served if len(serving.artifact.items)]
         self._store.serve_generations([serving.generation for serving in served])
-        self.recommender: Recommender | Split = self.serving.recommender
+        self.recommender: Recommender | Split = self.current.recommender
         if experiment is not None:
             arms = {arm: self._recommender_in(name, serving) for arm, serving in self._arms.items()}
-            self.recommender = Split(experiment, arms, self.serving.recommender)
+            self.recommender = Split(experiment, arms, self.current.recommender)
 
-    def _recommender_in(self, experiment: str, serving: Serving) -> Recommender:
+    def _recommender_in(self, experiment: str, serving: ServedGeneration) -> Recommender:
         return self._recommender(
             serving.named.name, serving.generation, serving.catalogue, serving.engine, serving.trending, experiment
         )
 
     def _note_served(self) -> None:
-        generation, named = self.serving.generation, self.serving.named
-        self._live.trends.count_types(generation.event_weights)
+        generation, named = self.current.generation, self.current.named
+        self._live.trend_counter.count_types(generation.event_weights)
         state_bytes = generation.dtype.itemsize
         self._metrics.serve(self._settings.tenant, named.name, named.tag.hex(), state_bytes)
 
-    def _load(self, name: str) -> Serving:
+    def _load(self, name: str) -> ServedGeneration:
         return self._ready(load_named(self._settings.models_folder, name), name)
 
-    def _ready(self, artifact: Artifact, name: str) -> Serving:
+    def _ready(self, artifact: Artifact, name: str) -> ServedGeneration:
         store, tenant = self._store, self._settings.tenant
         generation = generation_of(artifact)
-        catalogue, engine = Shelf(artifact.items, self._said), Engine(artifact, self._settings.device)
-        trending = Trending(self._live.trends, catalogue)
-        serving = Serving(
+        catalogue, engine = LiveCatalogue(artifact.items, self._said), Engine(artifact, self._settings.device)
+        trending = Trending(self._live.trend_counter, catalogue)
+        serving = ServedGeneration(
             named=NamedGeneration(name, generation.tag),
             generation=generation,
             artifact=artifact,
             assigned=NONE,
             cold=NONE,
-            newcomers=Newcomers(artifact, generation, self._assigned, self._engine_thread, store, tenant),
+            newcomers=ColdItemLearner(artifact, generation, self._assigned, self._engine_thread, store, tenant),
             catalogue=catalogue,
             engine=engine,
             trending=trending,
             recommender=self._recommender(name, generation, catalogue, engine, trending),
-            users=Users(name, generation, catalogue, store, tenant),
+            users=UserData(name, generation, catalogue, store, tenant),
             model=_served_model(self._settings, artifact, name, generation.dtype.itemsize),
         )
         return serving if self._assigned.of(generation.tag) is NONE else self._with_assigned(serving)
 
-    def _with_assigned(self, before: Serving) -> Serving:
+    def _with_assigned(self, before: ServedGeneration) -> ServedGeneration:
         assigned = self._assigned.of(before.named.tag)
         cold = {item_id: one for item_id, one in assigned.items() if fits(before.artifact, item_id, one.codes)}
         grown = with_cold(before.artifact, {item_id: one.codes for item_id, one in cold.items()})
         engine = Engine(grown, self._settings.device)
         return self._with(
-            replace(before, assigned=assigned, cold=cold), catalogue=Shelf(grown.items, self._said), engine=engine
+            replace(before, assigned=assigned, cold=cold),
+            catalogue=LiveCatalogue(grown.items, self._said),
+            engine=engine,
         )
 
-    def _with(self, before: Serving, catalogue: Shelf, engine: Engine | None = None) -> Serving:
+    def _with(
+        self, before: ServedGeneration, catalogue: LiveCatalogue, engine: Engine | None = None
+    ) -> ServedGeneration:
         """The same generation, of whose catalogue everything is made that belongs to it."""
         engine = engine or before.engine
-        name, generation, trending = before.named.name, before.generation, Trending(self._live.trends, catalogue)
+        name, generation, trending = before.named.name, before.generation, Trending(self._live.trend_counter, catalogue)
         return replace(
             before,
             catalogue=catalogue,
             engine=engine,
             trending=trending,
             recommender=self._recommender(name, generation, catalogue, engine, trending),
-            users=Users(name, generation, catalogue, self._store, self._settings.tenant),
+            users=UserData(name, generation, catalogue, self._store, self._settings.tenant),
         )
 
     def _recommender(
         self,
         name: str,
         generation: Generation,
-        catalogue: Shelf,
+        catalogue: LiveCatalogue,
         engine: Engine,
         trending: Trending,
         experiment: str = "",
@@ -387,7 +395,7 @@ class Switch:
             self._store,
             self._settings.tenant,
             self._metrics,
-            self._live.clicks,
+            self._live.click_through,
             experiment,
         )
 

@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalogue import Catalogue, Rows
-from app.said import Said
+from app.catalogue import NO_ROWS, Rows, TrainedCatalogue
+from app.said import ItemOverrides
 from app.schemas.items import Item
 from app.schemas.scored_items import ScoredItem
 from model import bitmap
@@ -20,13 +20,11 @@ from model.names import UNLIKE, Names
 from model.variety import Categories
 from storage.records import ItemEntry
 
-NO_ROWS: Rows = np.empty(0, np.int64)
 
-
-class Shelf(Catalogue):
+class LiveCatalogue(TrainedCatalogue):
     """Read by any thread while one brings it up to date: each item is as it was or as it is, at any moment."""
 
-    def __init__(self, items: Items, said: Said) -> None:
+    def __init__(self, items: Items, said: ItemOverrides) -> None:
         self._said = said
         self._mark = 0
         self._retitled: dict[int, str] = {}

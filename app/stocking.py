@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidItems, InvalidRequest, ItemNotFound, details_of
 from app.schemas.items import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
-from app.serving import Switch
+from app.serving import GenerationSwitcher
 from storage.protocol import UserStore
 from storage.records import ItemEntry
 
@@ -16,12 +16,12 @@ REFUSED = "nothing was noted; correct the items named here and send them all aga
 WordsT = TypeVar("WordsT", bound=ItemWords)
 
 
-class Stocking:
+class ItemUpdates:
     """Takes in what one tenant says of its items. What it has answered, this process goes by already."""
 
-    def __init__(self, store: UserStore, switch: Switch, tenant: str) -> None:
+    def __init__(self, store: UserStore, switcher: GenerationSwitcher, tenant: str) -> None:
         self._store = store
-        self._switch = switch
+        self._switcher = switcher
         self._tenant = tenant
 
     async def put(self, item_id: str, body: object) -> Item:
@@ -45,7 +45,7 @@ class Stocking:
         """
         posted = _validated(body if isinstance(body, list) else [body])
         await self._note([_entry(item.item_id, item) for item in posted])
-        learned = self._switch.serving.generation.item_index
+        learned = self._switcher.current.generation.item_index
         return ItemsTaken(accepted=len(posted), unknown_items=sum(item.item_id not in learned for item in posted))
 
     def item(self, item_id: str) -> Item:
@@ -53,14 +53,14 @@ class Stocking:
 
         raises  ItemNotFound  where neither the model nor the shop knows it
         """
-        item = self._switch.serving.catalogue.item(item_id)
+        item = self._switcher.current.catalogue.item(item_id)
         if item is None:
             raise ItemNotFound("nothing is known of this item; PUT it, or train with it")
         return item
 
     async def _note(self, entries: Sequence[ItemEntry]) -> None:
         await self._store.put_items(self._tenant, entries)
-        await self._switch.look_at_items()
+        await self._switcher.refresh_items()
 
 
 def _validated(bodies: Sequence[object]) -> list[PostedItem]:

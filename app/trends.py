@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from app.catalogue import Rows, gains_of
 from app.schemas.scored_items import ScoredItem
-from app.shelf import Shelf
+from app.shelf import LiveCatalogue
 from model import bitmap
 from model.bitmap import Bitmap
 from model.scan import Boosts
@@ -36,7 +36,7 @@ ENOUGH = 1000.0  # events of this moment, below which what is used just now is c
 logger = logging.getLogger(__name__)
 
 
-class Trends:
+class TrendCounter:
     """Of one tenant.
 
     newest  the items with the highest trends as far as this process has read, highest first; replaced as a whole
@@ -62,13 +62,13 @@ class Trends:
             if event.type in types and not one.duplicate:
                 counts[event.item_id] += 2.0 ** min((event.timestamp_us - begin_us) * scale, MOST)
 
-    async def look(self) -> None:
+    async def sync(self) -> None:
         """Tell what was counted, and read what everybody has; StorageError when the store cannot be used."""
-        await self.tell()
+        await self.flush()
         async with self._one_at_a_time:
             self.newest = await self._store.trends(self._tenant, ITEMS)
 
-    async def tell(self) -> None:
+    async def flush(self) -> None:
         """Tell what was counted; StorageError as for `look`, and then it is told the next time."""
         async with self._one_at_a_time:  # or who tells meanwhile has not told yet when this returns
             counts, begin_us = self._counts, self._begin_us
@@ -88,7 +88,7 @@ class Trends:
 class Trending:
     """The trends of the items that one catalogue has."""
 
-    def __init__(self, trends: Trends, catalogue: Shelf) -> None:
+    def __init__(self, trends: TrendCounter, catalogue: LiveCatalogue) -> None:
         self._trends = trends
         self.catalogue = catalogue
         self._newest: Mapping[str, float] = {}
@@ -175,7 +175,7 @@ class _Read:
     total: float
 
     @classmethod
-    def of(cls, trends: Mapping[str, float], catalogue: Shelf) -> _Read:
+    def of(cls, trends: Mapping[str, float], catalogue: LiveCatalogue) -> _Read:
         now_us = time.time_ns() // 1_000
         known = {catalogue.row_of.get(item_id): trend for item_id, trend in trends.items()}
         counts = {row: count_at(trend, now_us) for row, trend in known.items() if row is not None}

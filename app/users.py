@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
-from app.catalogue import Catalogue
+from app.catalogue import TrainedCatalogue
 from app.errors import InvalidRequest, UserNotFound, details_of
 from app.schemas.users import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
 from storage.cold import plain_type
@@ -16,10 +16,12 @@ from storage.state_event import Event
 FILES_WITHIN = timedelta(hours=24)  # an archiver that takes its turns needs minutes
 
 
-class Users:
+class UserData:
     """Reads, corrects and erases what is kept of one tenant's users."""
 
-    def __init__(self, name: str, generation: Generation, catalogue: Catalogue, store: UserStore, tenant: str) -> None:
+    def __init__(
+        self, name: str, generation: Generation, catalogue: TrainedCatalogue, store: UserStore, tenant: str
+    ) -> None:
         self._name = name
         self._generation = generation
         self._catalogue = catalogue

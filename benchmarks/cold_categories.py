@@ -68,10 +68,10 @@ async def measure(
             found["items with a twin, by popularity"] = np.array([_rank(popular, wanted) for _, wanted in asked])
             bodies = [{"item_id": TWIN + name, "categories": categories} for name, categories in twins.items()]
             for begin in range(0, len(bodies), POSTED_AT_ONCE):
-                await service.stocking.post(bodies[begin : begin + POSTED_AT_ONCE])
-            await service.switch.look()
+                await service.item_updates.post(bodies[begin : begin + POSTED_AT_ONCE])
+            await service.switcher.poll()
             await finish(service)
-            assert len(service.switch.serving.cold) == len(twins)
+            assert len(service.switcher.current.cold) == len(twins)
             of_twins = [(history, TWIN + wanted) for history, wanted in asked]
             excluded = [[wanted] for _, wanted in asked]
             found["their twins, by categories alone"] = await _ranks(service, of_twins, excluded)

@@ -120,11 +120,11 @@ async def service_of(trained: Artifact, model: Path, directory: Path) -> AsyncIt
 
 async def finish(service: Service) -> None:
     """Let the service do what it has begun, and go by it."""
-    own = service.switch.serving.newcomers
+    own = service.switcher.current.newcomers
     if own._at_work:
         await asyncio.wait(list(own._at_work))
-        service.switch._make_at_s = 0.0
-        await service.switch.look()
+        service.switcher._make_at_s = 0.0
+        await service.switcher.poll()
 
 
 async def replayed(trained: Artifact, model: Path, interactions: Interactions, parts: Split) -> tuple[Answers, Answers]:

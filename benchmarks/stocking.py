@@ -20,9 +20,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.said import Said
+from app.said import ItemOverrides
 from app.serving import ITEMS_AT_ONCE
-from app.shelf import Shelf
+from app.shelf import LiveCatalogue
 from benchmarks.scan import cpu
 from model.artifact import Items
 from storage.records import MAIN_TENANT, ItemEntry
@@ -44,13 +44,13 @@ class Pauses:
             self.longest_s = max(self.longest_s, time.perf_counter() - begin_s - BEAT_S)
 
 
-async def follow(store: SQLiteStore, said: Said, shelf: Shelf) -> None:
+async def follow(store: SQLiteStore, said: ItemOverrides, catalogue: LiveCatalogue) -> None:
     """As app/serving.py does."""
     if (await store.pointers()).items_version == said.version:
         return
     while (changes := await store.item_changes(MAIN_TENANT, said.version, ITEMS_AT_ONCE)).entries:
-        said.take(changes)
-        await asyncio.to_thread(shelf.catch_up)
+        said.apply(changes)
+        await asyncio.to_thread(catalogue.catch_up)
 
 
 def entry(row: int, turn: int) -> ItemEntry:
@@ -62,13 +62,13 @@ async def measure(items: int, directory: Path) -> Table:
     categories: list[tuple[str, ...]] = [(f"c{row % CATEGORIES}",) for row in range(items)]
     model = Items(ids, [f"Thing {row}" for row in range(items)], categories, np.zeros(items, np.int64))
     one, other = await SQLiteStore.open(directory, ()), await SQLiteStore.open(directory, ())
-    said = Said()
-    shelf = Shelf(model, said)
+    said = ItemOverrides()
+    catalogue = LiveCatalogue(model, said)
     for begin in range(0, items, ITEMS_AT_ONCE):
         rows = range(begin, min(begin + ITEMS_AT_ONCE, items))
         await one.put_items(MAIN_TENANT, [entry(row, 0) for row in rows])
     begin_s = time.perf_counter()
-    await follow(other, said, shelf)
+    await follow(other, said, catalogue)
     table = Table(
         title=f"{cpu()}, {items:,} items; to read all of them at the start: {time.perf_counter() - begin_s:.2f} s"
     )
@@ -85,7 +85,7 @@ async def measure(items: int, directory: Path) -> Table:
             await asyncio.sleep(2 * BEAT_S)
             pauses.longest_s = 0
             begin_s = time.perf_counter()
-            await follow(other, said, shelf)
+            await follow(other, said, catalogue)
             took_s.append(time.perf_counter() - begin_s)
             await asyncio.sleep(2 * BEAT_S)
             paused_s.append(pauses.longest_s)

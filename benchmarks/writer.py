@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from app.ingest import Ingest
-from app.live import Live
+from app.live import LiveSignals
 from app.metrics import Metrics
 from app.serving import generation_of
 from app.settings import Settings
@@ -32,7 +32,7 @@ async def write(store_address: str, model: Path, events: Path, taken: Path) -> N
         store = await RedisStore.open(store_address, generations)
     else:
         store = await SQLiteStore.open(Path(store_address), generations)
-    ingest = Ingest(store, Settings(model_dir=model, tenant=TENANT), Metrics(), Live(store, TENANT, Metrics()))
+    ingest = Ingest(store, Settings(model_dir=model, tenant=TENANT), Metrics(), LiveSignals(store, TENANT, Metrics()))
     lines = enumerate(events.read_text().splitlines())
     with taken.open("a", buffering=1) as acknowledged:
 

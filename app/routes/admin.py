@@ -24,24 +24,24 @@ async def activate_generation(
 ) -> Activated:
     """Serve the model of that name from the models folder: this process at once, all others within a second or so."""
     previous = service.served_model.generation
-    serving = await service.switch.activate(name)
+    serving = await service.switcher.activate(name)
     return Activated(generation=serving.model.generation, tag=serving.model.tag, previous=previous)
 
 
 @router.put("/v1/admin/experiment", openapi_extra=EXPERIMENT, responses=errors(400, 404, 409, 413, 415))
 async def put_experiment(body: JsonBody, service: ServiceDep) -> Experiments:
     """Serve several models from the models folder at the same time, each to its share of the users."""
-    return Experiments(experiment=await service.switch.experiment_with(body))
+    return Experiments(experiment=await service.switcher.experiment_with(body))
 
 
 @router.get("/v1/admin/experiment")
 async def get_experiment(service: ServiceDep) -> Experiments:
     """The experiment that this process goes by."""
-    return Experiments(experiment=service.switch.experiment)
+    return Experiments(experiment=service.switcher.experiment)
 
 
 @router.delete("/v1/admin/experiment")
 async def end_experiment(service: ServiceDep) -> Experiments:
     """Serve the active model to everybody again."""
-    await service.switch.end_experiment()
+    await service.switcher.end_experiment()
     return Experiments(experiment=None)

@@ -61,13 +61,13 @@ async def post_items(body: JsonBody, service: ServiceDep) -> ItemsTaken:
 
     What an item leaves out stays as it was: said before, or learned with the model.
     """
-    return await service.stocking.post(body)
+    return await service.item_updates.post(body)
 
 
 @router.get("/v1/items/{item_id}", responses=errors(404), dependencies=[READS, NO_QUERY])
 async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
     """The item as this process goes by it, at most a second behind the others."""
-    return service.stocking.item(item_id)
+    return service.item_updates.item(item_id)
 
 
 @router.put(
@@ -75,7 +75,7 @@ async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
 )
 async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep) -> Item:
     """Say something of an item, whether a model has learned it or not; what is left out stays as it was."""
-    return await service.stocking.put(item_id, body)
+    return await service.item_updates.put(item_id, body)
 
 
 @router.get("/v1/items/{item_id}/similar", responses=errors(404), dependencies=[READS])

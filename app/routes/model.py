@@ -12,7 +12,7 @@ router = APIRouter(tags=["model"], dependencies=[needs("recs:read")])
 @router.get("/v1/stats", dependencies=[NO_QUERY])
 async def get_stats(service: ServiceDep) -> Stats:
     """How often each place of the recommendations was shown, and what events came of it, by generation."""
-    return await service.live.clicks.stats()
+    return await service.signals.click_through.stats()
 
 
 @router.get("/v1/model", dependencies=[NO_QUERY])

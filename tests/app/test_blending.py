@@ -35,7 +35,7 @@ def busy(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     """A service where it is known what is used just now: item-7 most, then item-8."""
     monkeypatch.setattr(trends, "ENOUGH", 4.0)
     client.click("others", *["item-7"] * 3, *["item-8"] * 2)
-    client.runner.run(client.service.live.look())
+    client.runner.run(client.service.signals.sync())
     return client
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.catalogue import Catalogue
+from app.catalogue import TrainedCatalogue
 from model import bitmap
 from model.items import Items
 from tests.app.conftest import ITEMS, Client
@@ -25,9 +25,9 @@ COUNTS = [1, 2, 9, 1, 9, 0, 0]
 
 
 @pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
+def catalogue() -> TrainedCatalogue:
     categories = [("pots", "blue"), ("pots",), (), ("pots",), ("blue",), (), ()]
-    return Catalogue(Items(list(TITLES), list(TITLES.values()), categories, np.array(COUNTS, np.int64)))
+    return TrainedCatalogue(Items(list(TITLES), list(TITLES.values()), categories, np.array(COUNTS, np.int64)))
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,12 @@ def catalogue() -> Catalogue:
         ("nothing like it", ""),
     ],
 )
-def test_search_finds_titles_and_ids_closest_first(catalogue: Catalogue, query: str, found: str) -> None:
+def test_search_finds_titles_and_ids_closest_first(catalogue: TrainedCatalogue, query: str, found: str) -> None:
     assert [item.item_id for item in catalogue.search(query, 10)] == found.split()
     assert [item.item_id for item in catalogue.search(query, 2)] == found.split()[:2]
 
 
-def test_popular_items_tie_in_item_order(catalogue: Catalogue) -> None:
+def test_popular_items_tie_in_item_order(catalogue: TrainedCatalogue) -> None:
     assert [(item["item_id"], item["score"]) for item in catalogue.popular(4)] == [
         ("c", 9),
         ("e", 9),
@@ -56,7 +56,7 @@ def test_popular_items_tie_in_item_order(catalogue: Catalogue) -> None:
     ]
 
 
-def test_unknown_ids_and_categories_match_nothing(catalogue: Catalogue) -> None:
+def test_unknown_ids_and_categories_match_nothing(catalogue: TrainedCatalogue) -> None:
     assert catalogue.rows(["z", "b", "z", "a", "b"]).tolist() == [1, 0, 1]
     assert np.flatnonzero(bitmap.to_mask(catalogue.in_categories(["blue", "red"]), len(catalogue))).tolist() == [0, 4]
     assert not catalogue.in_categories(["red"]).any()

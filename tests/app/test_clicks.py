@@ -61,7 +61,7 @@ def test_no_text_is_too_odd(text: str) -> None:
 
 
 def stats(client: Client) -> dict[tuple[str, int], tuple[int, dict[str, int]]]:
-    client.runner.run(client.service.live.look())
+    client.runner.run(client.service.signals.sync())
     found = client.get("/v1/stats").json()["places"]
     assert {one["experiment"] for one in found} <= {None}
     return {(one["generation"], one["place"]): (one["shown"], one["events"]) for one in found}
@@ -75,7 +75,7 @@ def test_events_count_at_the_place_of_their_item(
     one, other = start(tmp_path, **settings), start(tmp_path, **settings)
     try:
         for client in (one, other):
-            client.runner.run(client.service.live.look())
+            client.runner.run(client.service.signals.sync())
         answer = one.recommend("ada", k=3)
         one.recommend("bob", k=25)
         made, items = answer["recommendation_id"], [item["item_id"] for item in answer["items"]]
@@ -107,7 +107,7 @@ def test_events_count_at_the_place_of_their_item(
         other.close()
     again = start(tmp_path, **settings)
     try:
-        again.runner.run(again.service.live.look())
+        again.runner.run(again.service.signals.sync())
         again.post("/v1/events", json=[event("e9", items[1])])
         assert stats(again)[("tiny", 2)] == (2, {"click": 1})
     finally:
@@ -119,5 +119,5 @@ def test_what_cannot_be_told_is_told_later(client: Client, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(client.service.store, "add_tallies", None)
         with pytest.raises(TypeError):
-            client.runner.run(client.service.live.tell())
+            client.runner.run(client.service.signals.flush())
     assert stats(client) == {("tiny", 1): (1, {})}

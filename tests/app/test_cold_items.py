@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from app import newcomers
-from app.assigned import Assigned, Assignment, assignment_in, entry_of
+from app.assigned import CodeAssignment, ColdItemCodes, assignment_in, entry_of
 from app.serving import generation_of
 from app.settings import Settings
 from app.store_factory import open_store
@@ -49,15 +49,15 @@ def started(data_dir: Path, models: Path) -> Client:
 
 def finish(client: Client) -> None:
     """Let what was started apart come to its end, and go by it."""
-    serving = client.service.switch.serving
+    serving = client.service.switcher.current
 
     async def at_work() -> None:
         while serving.newcomers._at_work:
             await asyncio.wait(serving.newcomers._at_work)
 
     client.runner.run(at_work())
-    client.service.switch._make_at_s = 0.0
-    client.runner.run(client.service.switch.look())
+    client.service.switcher._make_at_s = 0.0
+    client.runner.run(client.service.switcher.poll())
 
 
 def introduce(client: Client, new: str = NEW, users: int = 13, first: int = 0) -> None:
@@ -75,13 +75,13 @@ def everything(client: Client, user_id: str = "u0", **params: Any) -> dict[str, 
 
 def state_of(client: Client, user_id: str) -> bytes | None:
     service = client.service
-    generation = service.switch.serving.generation
+    generation = service.switcher.current.generation
     (value,) = client.runner.run(service.store.states(client.settings.tenant, [user_id], generation))
     return value
 
 
 def assert_states_are_folds(client: Client, users: list[str]) -> None:
-    generation = client.service.switch.serving.generation
+    generation = client.service.switcher.current.generation
     for user_id in users:
         assert_state_is(state_of(client, user_id), naive_fold(generation, client.log(user_id)))
 
@@ -146,8 +146,8 @@ class TestByCategories:
         assert found[NEW] == {"item_id": NEW, "score": found[NEW]["score"], "title": "New tea cup", "cold": True}
         assert NEW in everything(client, categories="cup")
         assert NEW not in everything(client, categories_none="cup")
-        (codes,) = (one.codes for one in client.service.switch.serving.cold.values())
-        trained = client.service.switch.serving.artifact
+        (codes,) = (one.codes for one in client.service.switcher.current.cold.values())
+        trained = client.service.switcher.current.artifact
         for own, learned in ((codes.history, trained.history_codes), (codes.target, trained.target_codes)):
             for word, voted in zip(own.tolist(), learned[alike].T.tolist(), strict=True):
                 assert voted.count(word) == max(map(voted.count, voted))
@@ -160,24 +160,24 @@ class TestByCategories:
 
     def test_who_chooses_it_tells_more(self, client: Client) -> None:
         put(client, categories=["tea"])
-        assert client.service.switch.serving.cold[NEW].evidence == 0
+        assert client.service.switcher.current.cold[NEW].evidence == 0
         introduce(client)
-        assert client.service.switch.serving.cold[NEW].evidence == 10
+        assert client.service.switcher.current.cold[NEW].evidence == 10
         put(client, categories=["cup"])
-        assert client.service.switch.serving.cold[NEW].evidence == 10
+        assert client.service.switcher.current.cold[NEW].evidence == 10
 
     def test_other_categories_give_other_codes_and_unknown_ones_none(self, client: Client) -> None:
         client.click("u0", "item-1")
         put(client, categories=["kettles"])
         assert NEW not in everything(client)
         put(client, categories=["kettles", "tea"])
-        first = client.service.switch.serving.cold[NEW]
+        first = client.service.switcher.current.cold[NEW]
         put(client, categories=["pot"])
-        other = client.service.switch.serving.cold[NEW]
+        other = client.service.switcher.current.cold[NEW]
         assert first.codes.target.tolist() != other.codes.target.tolist()
         put(client, "item-1", title="Learned")
         put(client, NEW, title="Without another word on categories")
-        assert client.service.switch.serving.cold == {NEW: other}
+        assert client.service.switcher.current.cold == {NEW: other}
 
     def test_each_generation_and_process_finds_it(self, tmp_path: Path, models: Path) -> None:
         client = started(tmp_path, models)
@@ -213,10 +213,10 @@ class TestByCategories:
             other.click("u0", NEW)
             for client in (one, other):
                 assert_states_are_folds(client, ["u0"])
-            codes = client.service.switch.serving.cold
+            codes = client.service.switcher.current.cold
             finish(one)
             finish(other)
-            assert client.service.switch.serving.cold is codes  # nothing is made again for what was said twice
+            assert client.service.switcher.current.cold is codes  # nothing is made again for what was said twice
         finally:
             one.close()
             other.close()
@@ -264,7 +264,7 @@ def test_replicas_learn_of_it_at_different_times_and_fold_alike(
     """
     settings = {"redis_url": redis_server.url}
     one, other = start(tmp_path, **settings), start(tmp_path, **settings)
-    follow, other.service.switch.look_at_items = other.service.switch.look_at_items, _nothing  # type: ignore[method-assign]
+    follow, other.service.switcher.refresh_items = other.service.switcher.refresh_items, _nothing  # type: ignore[method-assign]
     users = ["u0", "u1", "u2", "solo"]
     try:
         introduce(one)
@@ -279,10 +279,10 @@ def test_replicas_learn_of_it_at_different_times_and_fold_alike(
         for client in (one, other):
             assert_states_are_folds(client, users)
         before = [state_of(one, user_id) for user_id in users]
-        one.runner.run(one.service.store.generations.drop(one.service.switch.serving.named.tag))
+        one.runner.run(one.service.store.generations.drop(one.service.switcher.current.named.tag))
         assert [state_of(other, user_id) for user_id in users] == before
 
-        other.service.switch.look_at_items = follow  # type: ignore[method-assign]
+        other.service.switcher.refresh_items = follow  # type: ignore[method-assign]
         finish(other)
         assert everything(other) == everything(one)
         assert other.recommend("solo")["source"] != "popular"
@@ -318,23 +318,23 @@ def test_a_backup_brings_it_along(client: Client, start: Callable[..., Client], 
 
 def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Client) -> None:
     introduce(client, users=20)
-    serving = client.service.switch.serving
+    serving = client.service.switcher.current
     assert serving.cold[NEW].evidence == 10
     introduce(client, users=20, first=20)
-    assert client.service.switch.serving.cold[NEW].evidence == 30
-    fresh = newcomers.Newcomers(
+    assert client.service.switcher.current.cold[NEW].evidence == 30
+    fresh = newcomers.ColdItemLearner(
         serving.artifact,
         serving.generation,
-        client.service.switch._assigned,
-        client.service.switch._engine_thread,
+        client.service.switcher._assigned,
+        client.service.switcher._engine_thread,
         client.service.store,
         client.settings.tenant,
     )
-    now = client.service.switch.serving
+    now = client.service.switcher.current
     fresh.serve(now.catalogue, now.engine, now.cold)
-    client.service.live.newcomers = [fresh]  # as after a restart
+    client.service.signals.learners = [fresh]  # as after a restart
     introduce(client, users=20, first=40)
-    assert client.service.switch.serving.cold[NEW].evidence == 30
+    assert client.service.switcher.current.cold[NEW].evidence == 30
 
 
 @pytest.mark.parametrize(
@@ -347,9 +347,9 @@ def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Clie
     ],
 )
 def test_an_assignment_that_cannot_be_read_is_left_out(entry: ItemEntry) -> None:
-    assigned = Assigned()
-    good = Assignment("y", b"\0", Codes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25), 10)
-    assigned.take([entry, entry_of(good)])
+    assigned = ColdItemCodes()
+    good = CodeAssignment("y", b"\0", Codes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25), 10)
+    assigned.apply([entry, entry_of(good)])
     (found,) = assigned.of(b"\0").values()
     assert (found.item_id, found.evidence, found.codes.bias) == ("y", 10, -1.25)
     assert [found.codes.history.tolist(), found.codes.target.tolist()] == [[1, 2], [255]]

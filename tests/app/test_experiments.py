@@ -70,7 +70,7 @@ def test_every_process_goes_by_it_until_it_is_ended(begin: Callable[..., Client]
         arms = generations(one)
         assert set(arms.values()) == {"may", "june"}
         assert one.recommend("u0")["experiment"] == "june"
-        other.runner.run(other.service.switch.look())
+        other.runner.run(other.service.switcher.poll())
         assert generations(other) == arms
         assert other.get("/v1/admin/experiment").json() == {"experiment": JUNE}
 
@@ -82,7 +82,7 @@ def test_every_process_goes_by_it_until_it_is_ended(begin: Callable[..., Client]
         one.click("u0", item_id(1), item_id(2))
         other.click("u0", item_id(3))
         for client in (one, other):
-            for serving in client.service.switch._served():
+            for serving in client.service.switcher._served():
                 (value,) = client.runner.run(client.service.store.states("main", ["u0"], serving.generation))
                 assert_state_is(value, naive_fold(serving.generation, client.log("u0")))
     finally:
@@ -91,7 +91,7 @@ def test_every_process_goes_by_it_until_it_is_ended(begin: Callable[..., Client]
     try:
         assert generations(other) == arms
         assert other.request("DELETE", "/v1/admin/experiment").json() == {"experiment": None}
-        one.runner.run(one.service.switch.look())
+        one.runner.run(one.service.switcher.poll())
         for client in (one, other):
             assert set(generations(client).values()) == {"may"}
     finally:
@@ -103,7 +103,7 @@ def test_clicks_are_told_apart_by_arm(begin: Callable[..., Client]) -> None:
     client = begin()
     try:
         assert client.request("PUT", "/v1/admin/experiment", json=JUNE).status_code == 200
-        client.runner.run(client.service.live.look())
+        client.runner.run(client.service.signals.sync())
         arms = generations(client)
         for user_id in USERS[:10]:
             answer = client.recommend(user_id, k=2)
@@ -174,7 +174,7 @@ def test_the_command_begins_and_ends_it(
     def run(*arguments: str) -> int:
         with pytest.raises(SystemExit) as exit_:
             main(["experiment", *arguments, *place])
-        client.runner.run(client.service.switch.look())
+        client.runner.run(client.service.switcher.poll())
         return int(exit_.value.code or 0)
 
     try:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from app import serving
 from app.cli import main
-from app.said import Said
+from app.said import ItemOverrides
 from app.settings import Settings
-from app.shelf import Shelf
+from app.shelf import LiveCatalogue
 from model import artifact, bitmap
 from model.artifact import Items
 from storage.records import ItemChanges, ItemEntry
@@ -77,30 +77,30 @@ class Store:
         return found | {"item_id": name, "known": model is not None, "categories": sorted(found["categories"])}
 
 
-def assert_shows(shelf: Shelf, store: Store) -> None:
+def assert_shows(catalogue: LiveCatalogue, store: Store) -> None:
     expected = {name: store.item(name) for name in IDS}
-    found = {name: shelf.item(name) for name in IDS}
+    found = {name: catalogue.item(name) for name in IDS}
     told = {name: item and item.model_dump() | {"categories": sorted(item.categories)} for name, item in found.items()}
     assert told == expected
     for label in LABELS:
-        members = np.flatnonzero(bitmap.to_mask(shelf.in_categories([label]), len(shelf)))
+        members = np.flatnonzero(bitmap.to_mask(catalogue.in_categories([label]), len(catalogue)))
         assert {NAMES[row] for row in members} == {
             name
             for name in NAMES
             if label in expected[name]["categories"]  # type: ignore[index]
         }
-    shown = [item["item_id"] for item in shelf.popular(10)]
+    shown = [item["item_id"] for item in catalogue.popular(10)]
     assert shown == [
         name
         for name in ("b", "d", "a", "f", "e", "c")
         if expected[name]["available"]  # type: ignore[index]
     ]
     rows = np.arange(len(NAMES))
-    for items in (shelf.scored_items(rows, [1.0] * len(rows)), shelf.named_items(rows)):
+    for items in (catalogue.scored_items(rows, [1.0] * len(rows)), catalogue.named_items(rows)):
         assert [item["item_id"] for item in items] == NAMES
         assert [item.get("title", "") for item in items] == [expected[name]["title"] for name in NAMES]  # type: ignore[index]
     for word in ("kettle", "a"):
-        assert {item.item_id for item in shelf.search(word, 20)} == {
+        assert {item.item_id for item in catalogue.search(word, 20)} == {
             name for name, item in expected.items() if item and (word in item["title"].lower() or word in name)
         }
 
@@ -108,23 +108,23 @@ def assert_shows(shelf: Shelf, store: Store) -> None:
 @given(st.lists(st.one_of(ENTRIES, st.none()), max_size=20))
 @settings(max_examples=40)
 def test_a_shelf_shows_what_was_said_last_and_where_nothing_was_the_model(words: list[ItemEntry | None]) -> None:
-    """None: a replica that has read all until then brings its shelf up to date."""
-    said, store = Said(), Store()
-    replica = Shelf(items(), said)
+    """None: a replica that has read all until then brings its catalogue up to date."""
+    said, store = ItemOverrides(), Store()
+    replica = LiveCatalogue(items(), said)
     for entry in words:
         if entry is None:
             replica.catch_up()
         else:
-            said.take(store.put(entry))
+            said.apply(store.put(entry))
     replica.catch_up()
     assert_shows(replica, store)
-    assert_shows(Shelf(items(), said), store)  # of another generation, which begins with all that was said
+    assert_shows(LiveCatalogue(items(), said), store)  # of another generation, which begins with all that was said
 
 
 def test_titles_that_were_said_are_found_closest_first() -> None:
-    said = Said()
-    said.take(ItemChanges([ItemEntry("f", "Pan"), ItemEntry("e", "saucepan"), ItemEntry("new", "frying pan")], 3))
-    assert [item.item_id for item in Shelf(items(), said).search("pan", 10)] == ["f", "e", "new"]
+    said = ItemOverrides()
+    said.apply(ItemChanges([ItemEntry("f", "Pan"), ItemEntry("e", "saucepan"), ItemEntry("new", "frying pan")], 3))
+    assert [item.item_id for item in LiveCatalogue(items(), said).search("pan", 10)] == ["f", "e", "new"]
 
 
 def put(client: Client, name: str, **words: object) -> httpx.Response:

@@ -375,7 +375,7 @@ class TestTenants:
         assert (refused.status_code, refused.content) == (404, unknown.content)
         assert activate("books", "summer").json()["generation"] == "summer"
         for tenant, name in (("books", "summer"), ("main", "tiny")):
-            shops.client.runner.run(shops.client.services.by_tenant[tenant].switch.look())
+            shops.client.runner.run(shops.client.services.by_tenant[tenant].switcher.poll())
             headers = bearer(shops.text[tenant, "recs:read"])
             assert shops.client.get("/v1/model", headers=headers).json()["generation"] == name
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app import newcomers
-from app.assigned import Assignment, entry_of
+from app.assigned import CodeAssignment, entry_of
 from model.cold import Codes
 from tests.app.conftest import SHAPE, Client, item_id
 from tests.storage.redis_servers import new_server
@@ -48,10 +48,10 @@ def service(
             (SHAPE.target_codebooks, SHAPE.target_codewords),
         )
     )
-    assignment = Assignment("new-1", client.service.switch.serving.named.tag, Codes(history, target, 0.5), 10)
+    assignment = CodeAssignment("new-1", client.service.switcher.current.named.tag, Codes(history, target, 0.5), 10)
     client.runner.run(client.service.store.put_items("main", [entry_of(assignment)]))
-    client.service.switch._make_at_s = 0.0
-    client.runner.run(client.service.switch.look())
+    client.service.switcher._make_at_s = 0.0
+    client.runner.run(client.service.switcher.poll())
     yield client
     client.close()
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from tests.storage.redis_servers import RedisServer
 
 
 def trending(client: Client, **params: Any) -> dict[str, float]:
-    client.runner.run(client.service.live.look())
+    client.runner.run(client.service.signals.sync())
     response = client.get("/v1/items/trending", params=params)
     assert response.status_code == 200, response.text
     assert response.json()["generation"] == "tiny"
@@ -42,7 +42,7 @@ def test_events_of_all_processes_count_by_their_age(
     try:
         for client, some in ((one, events[:3]), (other, events[2:]), (one, events)):
             assert client.post("/v1/events", json=some).status_code == 200
-        one.runner.run(one.service.live.look())
+        one.runner.run(one.service.signals.sync())
         assert trending(other) == pytest.approx(expected, rel=1e-4)
         assert list(trending(one)) == ["item-1", "item-2", "item-3"]
         other.click("bob", "item-5")
@@ -58,7 +58,7 @@ def test_events_of_all_processes_count_by_their_age(
 
 def test_a_clock_that_is_set_while_it_counts_fails_nobody(client: Client) -> None:
     """As that of a machine which comes up in 1970."""
-    client.service.live.trends._begin_us = 0
+    client.service.signals.trend_counter._begin_us = 0
     client.click("ada", "item-1", "item-1")
     trending(client)  # what was counted is of no moment; from then on the clock is right
     client.click("ada", "item-2")
@@ -73,7 +73,7 @@ def test_a_store_that_cannot_be_used_is_told_later(client: Client, monkeypatch: 
         patch.setattr(client.service.store, "add_trends", fails)
         client.click("ada", "item-1")
         with pytest.raises(StorageUnavailable):
-            client.runner.run(client.service.live.look())
+            client.runner.run(client.service.signals.sync())
         client.click("ada", "item-1", "item-2")
     assert trending(client) == pytest.approx({"item-1": 2.0, "item-2": 1.0}, rel=1e-4)
 
