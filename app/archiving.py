@@ -1,4 +1,4 @@
-"""Running the archiver: turn after turn, through failures of the log and of the archive."""
+"""Running the archiver in turns, through failures of the log and of the archive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from app.settings import StoreSettings
 from storage.archive import ArchiveWriter
-from storage.archiver import Log, Moved, RedisLog, SQLiteLog, archive
+from storage.archiver import TurnCounts, archive_log
+from storage.archiver_redis_source import RedisSource
+from storage.archiver_source import LogSource
+from storage.archiver_sqlite_source import SQLiteSource
 from storage.errors import StorageUnavailable
 
 PAUSE_AFTER_FAILURE_S = 5.0
@@ -21,7 +24,7 @@ TURN_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 1800)
 
 
 @dataclass(frozen=True)
-class Turns:
+class ArchiverPlan:
     """How often to archive (None: once), and how long events stay in Redis and in the archive."""
 
     every_s: float | None
@@ -30,7 +33,7 @@ class Turns:
 
 
 class ArchiverMetrics:
-    """What Prometheus reads of an archiver."""
+    """The metrics of an archiver, and the server that Prometheus scrapes."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -53,12 +56,12 @@ class ArchiverMetrics:
         self._limit = Gauge("lisarec_redis_limit_bytes", "Its maxmemory; 0: none", ["server"], registry=registry)
 
     def listen(self, host: str, port: int) -> None:
-        """Answer GET /metrics in a thread of its own. raises OSError when nothing can listen there"""
+        """Answer GET /metrics in a thread of its own; OSError when the address cannot be listened on."""
         start_http_server(port, host, self._registry)
 
     @contextmanager
-    def turn(self, log: Log) -> Iterator[Callable[[Moved], None]]:
-        """Around one turn; gives what is to be told what it did."""
+    def turn(self, source: LogSource) -> Iterator[Callable[[TurnCounts], None]]:
+        """Measure one turn, and give the function that takes its counts."""
         began_s = time.time()
         try:
             with self._turn_seconds.time():
@@ -67,57 +70,60 @@ class ArchiverMetrics:
             self._failures.inc()
             raise
         self._through.set(began_s)
-        for server, used, limit in log.memory():
+        for server, used, limit in source.memory_usage():
             self._used.labels(server).set(used)
             self._limit.labels(server).set(limit)
 
-    def _count(self, moved: Moved) -> None:
-        self._events.labels("archived").inc(moved.archived)
-        self._events.labels("trimmed").inc(moved.trimmed)
-        self._events.labels("dropped").inc(moved.dropped)
+    def _count(self, counts: TurnCounts) -> None:
+        self._events.labels("archived").inc(counts.archived)
+        self._events.labels("trimmed").inc(counts.trimmed)
+        self._events.labels("dropped").inc(counts.dropped)
 
 
-def run(settings: StoreSettings, turns: Turns, say: Callable[[str], None], metrics: ArchiverMetrics) -> None:
+def run_archiver(
+    settings: StoreSettings, plan: ArchiverPlan, report: Callable[[str], None], metrics: ArchiverMetrics
+) -> None:
     """Archive for ever, or once.
 
-    raises  StorageUnavailable  when the one turn fails; in between turns failures are said and waited out
+    report  gets a line for each turn, and for each failure that is waited out
+    raises  StorageUnavailable  when the only turn fails
             StorageError        when log and archive do not belong together
     """
     while True:
         try:
-            for moved in _turns(settings, turns, metrics):
-                say(_summary(moved, settings.archive_dir))
+            for counts in _turns(settings, plan, metrics):
+                report(_summary(counts, settings.archive_dir))
             return
         except StorageUnavailable as exc:
-            if turns.every_s is None:
+            if plan.every_s is None:
                 raise
-            say(f"will try again: {exc}")
+            report(f"will try again: {exc}")
             time.sleep(PAUSE_AFTER_FAILURE_S)
 
 
-def _turns(settings: StoreSettings, turns: Turns, metrics: ArchiverMetrics) -> Iterator[Moved]:
+def _turns(settings: StoreSettings, plan: ArchiverPlan, metrics: ArchiverMetrics) -> Iterator[TurnCounts]:
     assert settings.archive_dir is not None
     with ExitStack() as stack:
-        log = stack.enter_context(_open_log(settings))
+        source = stack.enter_context(_open_source(settings))
         writer = stack.enter_context(ArchiveWriter.open(settings.archive_dir))
         while True:
-            with metrics.turn(log) as count:
+            with metrics.turn(source) as count:
                 now = datetime.now(UTC)
-                moved = archive(log, writer, now, keep_tail_s=turns.keep_tail_s, keep_days=turns.keep_days)
+                counts = archive_log(source, writer, now, keep_tail_s=plan.keep_tail_s, keep_days=plan.keep_days)
                 writer.note_through(now.timestamp())
-                count(moved)
-            yield moved
-            if turns.every_s is None:
+                count(counts)
+            yield counts
+            if plan.every_s is None:
                 return
-            time.sleep(turns.every_s)
+            time.sleep(plan.every_s)
 
 
-def _open_log(settings: StoreSettings) -> AbstractContextManager[Log]:
+def _open_source(settings: StoreSettings) -> AbstractContextManager[LogSource]:
     if settings.redis_url is None:
-        return SQLiteLog.open(settings.data_dir)
-    return RedisLog.open(settings.redis_url_with_password, settings.redis_prefix)
+        return SQLiteSource.open(settings.data_dir)
+    return RedisSource.open(settings.redis_url_with_password, settings.redis_prefix)
 
 
-def _summary(moved: Moved, directory: Path | None) -> str:
-    parts = [f"{moved.archived:,} events archived in {directory}", f"{moved.trimmed:,} removed from Redis"]
-    return "; ".join([*parts, *([f"{moved.dropped:,} dropped as too old"] if moved.dropped else [])])
+def _summary(counts: TurnCounts, directory: Path | None) -> str:
+    parts = [f"{counts.archived:,} events archived in {directory}", f"{counts.trimmed:,} removed from Redis"]
+    return "; ".join([*parts, *([f"{counts.dropped:,} dropped as too old"] if counts.dropped else [])])

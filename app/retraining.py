@@ -46,8 +46,8 @@ from model.exam import Exam, cut
 from model.followers import STRENGTH, STRENGTHS
 from model.metrics import difference, difference_interval_95, metrics
 from model.train import CHECKPOINT, LAST, train
-from storage.archive import MANIFEST as ARCHIVE
-from storage.archive_events import ArchivedEvents
+from storage.archive_events import TrainingEvents
+from storage.archive_manifest import MANIFEST as ARCHIVE
 from storage.errors import StorageError
 from storage.records import KnownGeneration
 
@@ -238,7 +238,7 @@ class Round:
     def _prepare(self, served: Artifact | None) -> Outcome | None:
         """Write the data of a round, from the archive as it is now; or say what is to be waited for."""
         self._clear()
-        archived = ArchivedEvents(self._archive_dir, self._settings.tenant)
+        archived = TrainingEvents(self._archive_dir, self._settings.tenant)
         entries = len(archived) if (self._archive_dir / ARCHIVE).exists() else 0
         if entries < self._plan.min_events:
             reason = f"{entries:,} events are archived, {self._plan.min_events:,} are needed to begin with"

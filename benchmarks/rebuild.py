@@ -26,7 +26,8 @@ from app.uuid7 import uuid7
 from benchmarks.topology import redis_server
 from model.config import EVENT_WEIGHTS, ModelConfig
 from storage.archive import ArchiveWriter
-from storage.archiver import RedisLog, archive
+from storage.archiver import archive_log
+from storage.archiver_redis_source import RedisSource
 from storage.fold import EventColumns, fold_many
 from storage.protocol import UserStore
 from storage.rebuild import rebuild
@@ -136,8 +137,8 @@ async def append(store: UserStore, events: list[Event]) -> None:
 def archive_all(redis_url: str, archive_dir: Path, expected: int) -> float:
     """Move the whole log into the archive; returns how long that took."""
     begin_s = time.perf_counter()
-    with RedisLog.open(redis_url, PREFIX) as log, ArchiveWriter.open(archive_dir) as writer:
-        done = archive(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)
+    with RedisSource.open(redis_url, PREFIX) as log, ArchiveWriter.open(archive_dir) as writer:
+        done = archive_log(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)
     assert done.archived == expected
     return time.perf_counter() - begin_s
 

@@ -31,7 +31,7 @@ from app.uuid7 import uuid7
 from benchmarks.topology import MAX_REPLICAS, Topology, topology
 from benchmarks.watching import ARCHIVE, Prometheus, watched
 from model import artifact
-from storage.archive_events import ArchivedEvents
+from storage.archive_events import TrainingEvents
 
 REQUEST_TIMEOUT_S = 60.0
 SHOWN_FAILURES = 10
@@ -182,7 +182,7 @@ def check_archive(archive: Path, prometheus: Prometheus, tally: Tally) -> int:
         if time.monotonic() > give_up_at_s:
             break
         time.sleep(1)
-    archived = len(ArchivedEvents(archive, "main"))
+    archived = len(TrainingEvents(archive, "main"))
     if archived != acknowledged:
         tally.failures["end", f"{acknowledged:,} events acknowledged, {archived:,} archived"] += 1
     return archived

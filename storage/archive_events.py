@@ -1,4 +1,4 @@
-"""What an archive has for training: the newest events of one tenant, as one table."""
+"""The archived events that a model trains on: the newest of one tenant, as one table."""
 
 from __future__ import annotations
 
@@ -6,54 +6,55 @@ from pathlib import Path
 
 import polars as pl
 
-from storage.archive import Archive, ArchiveFile, Snapshot
-from storage.item_counts import counted
+from storage.archive_manifest import ArchiveFile
+from storage.archive_reader import ArchiveReader, ArchiveSnapshot
+from storage.item_counts import effective_events
 
 COLUMNS = ("user_id", "item_id", "type", "timestamp_us", "value", "logged_ms")
 
 
-class ArchivedEvents:
-    """Reads an archive that an archiver may be writing.
+class TrainingEvents:
+    """Reads a tenant's events from an archive that an archiver may be writing.
 
     raises  StorageError  from every method, when the archive cannot be read
     """
 
     def __init__(self, directory: Path, tenant: str) -> None:
-        self._archive = Archive(directory)
+        self._reader = ArchiveReader(directory)
         self._tenant = tenant
 
     def __len__(self) -> int:
-        """Of entries, which are a few more than what counts."""
-        return self._archive.ask(lambda snapshot: sum(file.rows for file in self._files(snapshot)))
+        """Return the number of entries, which are a few more than the events that count."""
+        return self._reader.read(lambda snapshot: sum(file.rows for file in self._files(snapshot)))
 
-    def newest(self, at_most: int) -> pl.DataFrame:
-        """The days that have the newest events, as many as fit, at least one; each user's events in order of time.
+    def newest(self, max_rows: int) -> pl.DataFrame:
+        """Return the newest whole days of events, as many as fit, at least one; each user's events in order of time.
 
-        Events that were taken back, and those of users who became another one, are not among them. Equal times keep
-        the order of the log.
+        Events that an undo takes back, and those of merged users, are not among them. Events of equal times keep the
+        order of the log.
         """
 
-        def read(snapshot: Snapshot) -> pl.DataFrame:
-            paths = [snapshot.path(file) for file in _newest(self._files(snapshot), at_most)]
+        def read(snapshot: ArchiveSnapshot) -> pl.DataFrame:
+            paths = [snapshot.path(file) for file in _newest(self._files(snapshot), max_rows)]
             if not paths:
                 return pl.DataFrame(schema=_schema())
-            events = counted(pl.scan_parquet(paths)).sort("user_id", "timestamp_us", "seq")
+            events = effective_events(pl.scan_parquet(paths)).sort("user_id", "timestamp_us", "seq")
             return events.select(*COLUMNS).collect()
 
-        return self._archive.ask(read)
+        return self._reader.read(read)
 
-    def _files(self, snapshot: Snapshot) -> list[ArchiveFile]:
+    def _files(self, snapshot: ArchiveSnapshot) -> list[ArchiveFile]:
         return [file for file in snapshot.manifest.files if file.tenant == self._tenant]
 
 
-def _newest(files: list[ArchiveFile], at_most: int) -> list[ArchiveFile]:
-    """Whole days, the newest first."""
+def _newest(files: list[ArchiveFile], max_rows: int) -> list[ArchiveFile]:
+    """Return the files of the newest whole days, newest first."""
     chosen: list[ArchiveFile] = []
     rows = 0
     for day in sorted({file.day for file in files}, reverse=True):
         of_day = [file for file in files if file.day == day]
         rows += sum(file.rows for file in of_day)
-        if chosen and rows > at_most:
+        if chosen and rows > max_rows:
             break
         chosen += of_day
     return chosen

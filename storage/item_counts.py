@@ -1,8 +1,7 @@
-"""How often items stand in the log: all that can be said of them while there is no model.
+"""Counts of the items in the log, which rank them while there is no model.
 
-Nothing is kept for it. The log is read whenever somebody wants to know: all of its archived part, of which it takes
-three columns, and the newest entries of the rest. So the counts are right after a restart, in every process, and
-without who was erased.
+The counts are not stored. Each request for them reads the log: four columns of its archived part, and the newest
+entries of the rest. So the counts are right after a restart and in every process, and leave out erased users.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -10,19 +9,20 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from storage.archive import Manifest, Snapshot
+from storage.archive_manifest import Manifest
+from storage.archive_reader import ArchiveSnapshot
 from storage.cold import MARK
 from storage.corrections import INTO, UNDO
 from storage.state_event import Event
 
 COLUMNS = ("user_id", "event_id", "item_id", "type")
-NEWEST = 51_200  # entries that are not archived, some 100 ms to read
+MAX_NEWEST_ENTRIES = 51_200  # of those that are not archived, some 100 ms to read
 
 ItemCounts = dict[str, int]
 
 
-def counted(log: pl.LazyFrame) -> pl.LazyFrame:
-    """The events that no undo takes back, without those of who became another user, whose log has copies."""
+def effective_events(log: pl.LazyFrame) -> pl.LazyFrame:
+    """Return the events that no undo takes back, without those of merged users, of which the other user has copies."""
     undone = log.filter(pl.col("type") == UNDO).select("user_id", event_id="item_id").collect()
     merged = log.filter(pl.col("type") == INTO).select("user_id").collect()
     events = log.filter(~pl.col("type").is_in([UNDO, INTO]))
@@ -33,47 +33,46 @@ def counted(log: pl.LazyFrame) -> pl.LazyFrame:
     return events.with_columns(type=pl.col("type").str.replace(f"{MARK}.*", ""))
 
 
-def item_counts(log: pl.LazyFrame, types: Collection[str]) -> ItemCounts:
-    """How many events of these types each item has."""
-    events = counted(log).filter(pl.col("type").is_in(list(types)))
+def count_items(log: pl.LazyFrame, types: Collection[str]) -> ItemCounts:
+    """Return how many events of these types each item has."""
+    events = effective_events(log).filter(pl.col("type").is_in(list(types)))
     return dict(events.group_by("item_id").len().collect().iter_rows())
 
 
-def of_rows(rows: Iterable[tuple[str, str, str, str]], types: Collection[str]) -> ItemCounts:
-    """The same of rows with these COLUMNS."""
+def count_items_of_rows(rows: Iterable[tuple[str, str, str, str]], types: Collection[str]) -> ItemCounts:
+    """Return the same for rows of COLUMNS."""
     frame = pl.DataFrame(list(rows), schema=dict.fromkeys(COLUMNS, pl.String), orient="row")
-    return item_counts(frame.lazy(), types)
+    return count_items(frame.lazy(), types)
 
 
-def of_events(events: Iterable[Event], types: Collection[str]) -> ItemCounts:
-    return of_rows(((event.user_id, event.event_id, event.item_id, event.type) for event in events), types)
+def count_items_of_events(events: Iterable[Event], types: Collection[str]) -> ItemCounts:
+    """Return the same for events."""
+    return count_items_of_rows(((event.user_id, event.event_id, event.item_id, event.type) for event in events), types)
 
 
-def added(first: ItemCounts, second: ItemCounts) -> ItemCounts:
+def add_counts(first: ItemCounts, second: ItemCounts) -> ItemCounts:
+    """Return the sums of the counts."""
     return first | {item_id: first.get(item_id, 0) + count for item_id, count in second.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
-    """What an archive had at some moment.
-
-    counts  of all entries up to the manifest's positions
-    """
+class ArchivedItemCounts:
+    """The item counts of an archive, of all entries up to its manifest's positions."""
 
     manifest: Manifest
     counts: ItemCounts
 
     @classmethod
-    def question(
-        cls, known: "Archived | None", archive_id: str, tenant: str, types: Collection[str]
-    ) -> "Callable[[Snapshot], Archived]":
-        """For `Archive.ask`; what is known is the answer while the archive stays as it is."""
+    def query(
+        cls, known: "ArchivedItemCounts | None", archive_id: str, tenant: str, types: Collection[str]
+    ) -> "Callable[[ArchiveSnapshot], ArchivedItemCounts]":
+        """Return a query for `ArchiveReader.read`, which returns the known counts while the archive has not changed."""
 
-        def answer(snapshot: Snapshot) -> Archived:
+        def read_counts(snapshot: ArchiveSnapshot) -> ArchivedItemCounts:
             snapshot.require(archive_id, 0, 0)
             if known is not None and known.manifest is snapshot.manifest:
                 return known
             paths = snapshot.paths(tenant)
-            return cls(snapshot.manifest, item_counts(pl.scan_parquet(paths), types) if paths else {})
+            return cls(snapshot.manifest, count_items(pl.scan_parquet(paths), types) if paths else {})
 
-        return answer
+        return read_counts

@@ -17,8 +17,8 @@ from typing import Any
 
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, TryAgainError
 
-from storage.archive import ArchivedLog, Snapshot
-from storage.archive_lookups import ArchiveLookups
+from storage.archive_lookups import AsyncArchiveReader
+from storage.archive_reader import ArchivedLog, ArchiveSnapshot
 from storage.cold import plain_type
 from storage.corrections import LogFold, counted
 from storage.errors import PartlyRead, StorageBusy, StorageError, StorageUnavailable
@@ -104,7 +104,7 @@ class RedisStore:
         generations: Sequence[Generation],
         max_waiting: int,
         ttl_s: int,
-        archive: ArchiveLookups,
+        archive: AsyncArchiveReader,
         tenant: str,
     ) -> None:
         self.generations = RedisGenerations(self._usable_servers, keys, tenant)
@@ -167,7 +167,7 @@ class RedisStore:
         )
         if generations:
             await asyncio.to_thread(compile_fold, generations[0])
-        ttl_s, archive = (state_ttl_days or 0) * DAY_S, ArchiveLookups(archive_dir)
+        ttl_s, archive = (state_ttl_days or 0) * DAY_S, AsyncArchiveReader(archive_dir)
         store = cls(servers, Keyspace(prefix, partitions), generations, max_waiting, ttl_s, archive, tenant)
         try:
             await store._check_servers()
@@ -224,7 +224,7 @@ class RedisStore:
         await self._check_servers()
         number = 0
         while number < self._keys.partitions:
-            archived = await self._archived_logs(number, self._keys.partitions) if self._archive.is_given else {}
+            archived = await self._archived_logs(number, self._keys.partitions) if self._archive.is_configured else {}
             for one in archived or [number]:
                 async for page in self._log_of_partition(one, archived.get(one)):
                     yield page
@@ -271,11 +271,11 @@ class RedisStore:
         if not archive_id and not at_least:
             return {}
 
-        def logs(snapshot: Snapshot) -> dict[int, ArchivedLog]:
+        def logs(snapshot: ArchiveSnapshot) -> dict[int, ArchivedLog]:
             snapshot.require(archive_id, first, at_least)
             return snapshot.logs(first, end)
 
-        return await self._archive.ask(logs, SCAN_TIMEOUT_S)
+        return await self._archive.read(logs, SCAN_TIMEOUT_S)
 
     async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
         self._refuse_when_closed()
@@ -496,7 +496,7 @@ class RedisStore:
             for name, value in wanted.items():
                 await self._call("HSETNX", self._keys.meta, name, value)
         found = dict(zip(wanted, map(int, await self._call(*read)), strict=True))
-        if self._serving and not self._archive.is_given and await self._id_of_archive():
+        if self._serving and not self._archive.is_configured and await self._id_of_archive():
             logger.warning("older parts of the log are in an archive, and no archive directory is given")
         if found["layout"] not in KNOWN_LAYOUTS or found["partitions"] != self._keys.partitions:
             raise StorageError(
@@ -558,11 +558,11 @@ class RedisStore:
         last = archived if through == "+inf" else min(archived, int(through))
         archive_id = await self._id_of_archive()
 
-        def entries(snapshot: Snapshot) -> list[LogEntry]:
+        def entries(snapshot: ArchiveSnapshot) -> list[LogEntry]:
             snapshot.require(archive_id, user.partition_number, archived)
             return snapshot.entries(user.tenant, user.user_id, after=after, through=last, limit=limit)
 
-        return await self._archive.ask(entries)
+        return await self._archive.read(entries)
 
     async def _id_of_archive(self) -> str:
         """Empty where there is none. It never changes; so who knows it does not need its server."""
@@ -832,7 +832,7 @@ class RedisStore:
             for user, entry in part.entries:
                 entries[user.tenant].append((user, entry))
 
-        def look(snapshot: Snapshot) -> None:
+        def look(snapshot: ArchiveSnapshot) -> None:
             for part in parts:
                 snapshot.require(archive_id, part.partition, part.must_look_through)
             found: set[tuple[User, int]] = set()
@@ -843,7 +843,7 @@ class RedisStore:
                 part.looked_through = snapshot.manifest.seq(part.partition)
                 part.archived = found.intersection((user, entry.id_hash) for user, entry in part.entries)
 
-        await self._archive.ask(look)
+        await self._archive.read(look)
 
     async def _send(self, commits: Sequence[Commit]) -> list[Any]:
         """Of each commit, what becomes of its changes, or why nothing does."""

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from storage.archive import Snapshot
+from storage.archive_reader import ArchiveSnapshot
 from storage.corrections import INTO, full_id, into, is_merged, readdressed, undo
 from storage.errors import MergeTooLarge, StorageUnavailable, UnknownEvent
 from storage.records import MAX_MERGED
@@ -232,11 +232,11 @@ class RedisCorrections:
             return known
         archive_id = await self._store._id_of_archive()
 
-        def archived(snapshot: Snapshot) -> list[bool]:
+        def archived(snapshot: ArchiveSnapshot) -> list[bool]:
             snapshot.require(archive_id, user.partition_number, head.archived)
             return snapshot.holds(user.tenant, [(user.user_id, event_id) for event_id in rest])
 
-        return known.union(compress(rest, await self._store._archive.ask(archived)))
+        return known.union(compress(rest, await self._store._archive.read(archived)))
 
     async def _require_small(self, visitor: User) -> None:
         log = [entry async for entry in self._store._log(visitor, limit=MAX_MERGED + 1)]

@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Collection
 
-from storage.archive_lookups import ArchiveLookups
-from storage.item_counts import NEWEST, Archived, ItemCounts, added, of_events
+from storage.archive_lookups import AsyncArchiveReader
+from storage.item_counts import MAX_NEWEST_ENTRIES, ArchivedItemCounts, ItemCounts, add_counts, count_items_of_events
 from storage.redis_layout import Keyspace, partition_page
 from storage.redis_servers import Command, RedisServers, failure_of
 
@@ -17,14 +17,14 @@ class RedisItemCounts:
         self,
         servers: Callable[[], Awaitable[RedisServers]],
         keys: Keyspace,
-        archive: ArchiveLookups,
+        archive: AsyncArchiveReader,
         archive_id: Callable[[], Awaitable[str]],
     ) -> None:
         self._servers = servers
         self._keys = keys
         self._archive = archive
         self._archive_id = archive_id
-        self._archived: dict[tuple[str, Collection[str]], Archived] = {}
+        self._archived: dict[tuple[str, Collection[str]], ArchivedItemCounts] = {}
 
     async def __call__(self, tenant: str, types: Collection[str]) -> ItemCounts:
         """raises StorageUnavailable when the servers, or the archive that there is, cannot be read"""
@@ -37,19 +37,19 @@ class RedisItemCounts:
                 raise failure_of(reply) from reply
             page = partition_page(reply, is_complete=True)
             events += [entry.event for owner, entry in page.entries if owner == tenant]
-        counts = of_events(events, types)
-        return counts if archived is None else added(archived.counts, counts)
+        counts = count_items_of_events(events, types)
+        return counts if archived is None else add_counts(archived.counts, counts)
 
-    async def _of_archive(self, tenant: str, types: frozenset[str]) -> Archived | None:
+    async def _of_archive(self, tenant: str, types: frozenset[str]) -> ArchivedItemCounts | None:
         archive_id = await self._archive_id()
-        if not archive_id or not self._archive.is_given:
+        if not archive_id or not self._archive.is_configured:
             return None
         known = self._archived.get((tenant, types))
-        found = await self._archive.ask(Archived.question(known, archive_id, tenant, types), ARCHIVE_TIMEOUT_S)
+        found = await self._archive.read(ArchivedItemCounts.query(known, archive_id, tenant, types), ARCHIVE_TIMEOUT_S)
         self._archived[tenant, types] = found
         return found
 
-    def _newest(self, number: int, archived: Archived | None) -> Command:
+    def _newest(self, number: int, archived: ArchivedItemCounts | None) -> Command:
         after = 0 if archived is None else archived.manifest.seq(number)
-        at_most = NEWEST // self._keys.partitions
+        at_most = MAX_NEWEST_ENTRIES // self._keys.partitions
         return Command.of("XREVRANGE", self._keys.log(number), "+", after + 1, "COUNT", at_most)

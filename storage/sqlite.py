@@ -244,7 +244,11 @@ class SQLiteStore:
         return await self._read(lambda db: sqlite_corrections.seen_items(db, tenant, user_id, unseen_types))
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
-        return await self._read(lambda db: item_counts.of_rows(newest_entries(db, tenant, item_counts.NEWEST), types))
+        return await self._read(
+            lambda db: item_counts.count_items_of_rows(
+                newest_entries(db, tenant, item_counts.MAX_NEWEST_ENTRIES), types
+            )
+        )
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         def look(db: sqlite3.Connection) -> list[LogEntry]:

@@ -49,7 +49,7 @@ def archive(
     What is not given comes from LISAREC_* in the environment. Afterwards 'lisarec train --data DIR' trains on it, and
     services on Redis need the same directory as --archive-dir.
     """
-    from app.archiving import ArchiverMetrics, Turns, run
+    from app.archiving import ArchiverMetrics, ArchiverPlan, run_archiver
 
     settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
     if settings.archive_dir is None:
@@ -61,7 +61,9 @@ def archive(
     numbers = ArchiverMetrics()
     if metrics is not None:
         numbers.listen(metrics.host, metrics.port)
-    run(settings, Turns(None if once else every, keep_tail, keep_days), _line_of_log(settings) or say, numbers)
+    run_archiver(
+        settings, ArchiverPlan(None if once else every, keep_tail, keep_days), _line_of_log(settings) or say, numbers
+    )
 
 
 def _line_of_log(settings: StoreSettings) -> Callable[[str], None] | None:

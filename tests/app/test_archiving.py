@@ -19,7 +19,8 @@ from app.cli import main
 from app.shop import generate
 from model.data import DataError, Interactions
 from model.data_readers import read_interactions
-from storage.archive import Archive, ArchiveWriter
+from storage.archive import ArchiveWriter
+from storage.archive_reader import ArchiveReader
 from storage.redis import RedisStore
 from tests.app.test_server import free_port
 from tests.storage.catalogue import click, make_generation
@@ -218,7 +219,7 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
             wait_for("1 events archived")
         finally:
             process.kill()
-    found = Archive(archive_dir).ask(lambda snapshot: snapshot.entries("main", "u"))
+    found = ArchiveReader(archive_dir).read(lambda snapshot: snapshot.entries("main", "u"))
     assert [entry.event.event_id for entry in found] == ["e1", "e2"]
 
 

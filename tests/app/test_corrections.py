@@ -16,7 +16,9 @@ from model.artifact import load
 from model.data_readers import read_interactions
 from model.histogram import history_histogram
 from storage.archive import ArchiveWriter
-from storage.archiver import RedisLog, SQLiteLog, archive
+from storage.archiver import archive_log
+from storage.archiver_redis_source import RedisSource
+from storage.archiver_sqlite_source import SQLiteSource
 from tests.app.conftest import SHAPE, Client, item_id
 
 
@@ -51,9 +53,11 @@ def turn(client: Client) -> int:
     """Archive all there is and trim it."""
     url, directory = client.settings.redis_url, client.settings.archive_dir
     assert directory is not None
-    opened = SQLiteLog.open(client.settings.data_dir) if url is None else RedisLog.open(url)
+    opened = SQLiteSource.open(client.settings.data_dir) if url is None else RedisSource.open(url)
     with opened as log, ArchiveWriter.open(directory) as writer:
-        return archive(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None).archived
+        return archive_log(
+            log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None
+        ).archived
 
 
 def assert_history_is(client: Client, user_id: str, *rows: int) -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.archiving import ArchiverMetrics, Turns
-from app.archiving import run as archive
+from app.archiving import ArchiverMetrics, ArchiverPlan
+from app.archiving import run_archiver as archive
 from app.http_state import SAMPLE_EVERY_S
 from app.metrics import LATENCY_BUCKETS_S, Late
 from storage.archive import ArchiveWriter
@@ -102,7 +102,7 @@ def test_how_far_the_archive_is_behind_the_log_is_told(start: Callable[..., Clie
         return samples(client.get("/metrics").text).get(("lisarec_log_lag_seconds", ()))
 
     assert lag_s() is None  # no archiver has ever taken a turn
-    once = Turns(every_s=None, keep_tail_s=0, keep_days=None)
+    once = ArchiverPlan(every_s=None, keep_tail_s=0, keep_days=None)
     archive(client.settings.model_copy(update={"archive_dir": archive_dir}), once, print, ArchiverMetrics())
     assert 0 < (lag_s() or 0) < PATIENCE_S
     with ArchiveWriter.open(archive_dir) as writer:

@@ -15,8 +15,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app.archiving import ArchiverMetrics, Turns
-from app.archiving import run as archive
+from app.archiving import ArchiverMetrics, ArchiverPlan
+from app.archiving import run_archiver as archive
 from app.settings import StoreSettings
 from benchmarks.cluster import CLUSTER_CONFIG, free_node_port
 from benchmarks.compose import MAKE_SECRETS, REDIS_CONFIG, REDIS_START, ROOT, make_users, redis_command
@@ -75,10 +75,10 @@ def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Clie
                 archive_dir=tmp_path / "archive",
             )
             said: list[str] = []
-            archive(settings, Turns(None, 0, None), said.append, ArchiverMetrics())
+            archive(settings, ArchiverPlan(None, 0, None), said.append, ArchiverMetrics())
             assert "events archived" in said[0]
             assert client.request("DELETE", "/v1/users/ada").status_code == 202
-            archive(settings, Turns(None, 0, None), said.append, ArchiverMetrics())
+            archive(settings, ArchiverPlan(None, 0, None), said.append, ArchiverMetrics())
         finally:
             client.close()
         port = int(url.rpartition(":")[2].partition("/")[0])

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from app import generations, no_model, retraining, serving
-from app.archiving import ArchiverMetrics, Turns
-from app.archiving import run as archive
+from app.archiving import ArchiverMetrics, ArchiverPlan
+from app.archiving import run_archiver as archive
 from app.cli import main
 from app.retraining import Outcome, Plan, Round, run
 from app.settings import Settings
@@ -79,7 +79,7 @@ class Shop:
         self.archive()
 
     def archive(self) -> None:
-        archive(self.settings, Turns(None, 0, None), lambda _: None, ArchiverMetrics())
+        archive(self.settings, ArchiverPlan(None, 0, None), lambda _: None, ArchiverMetrics())
 
     def retrain(self) -> Outcome:
         return run(self.settings, PLAN, None, Console(quiet=True), self.trainer)

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from storage.archive import ArchiveWriter
-from storage.archiver import RedisLog, archive
+from storage.archiver import archive_log
+from storage.archiver_redis_source import RedisSource
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.records import MAIN_TENANT, AppendResult
@@ -72,5 +73,5 @@ async def open_archived(
 
 def archive_all(url: str, prefix: str, archive_dir: Path) -> None:
     """One turn, unless somebody else is at it."""
-    with suppress(StorageUnavailable), RedisLog.open(url, prefix) as log, ArchiveWriter.open(archive_dir) as writer:
-        archive(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)
+    with suppress(StorageUnavailable), RedisSource.open(url, prefix) as log, ArchiveWriter.open(archive_dir) as writer:
+        archive_log(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)

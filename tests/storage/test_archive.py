@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import storage.archive
-from storage.archive import MANIFEST, Archive, ArchiveWriter, Erased, Logged
+from storage.archive import ArchiveWriter, ErasureEntry, EventEntry
+from storage.archive_manifest import MANIFEST
+from storage.archive_reader import ArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.records import LogEntry
 from storage.state_event import Event, digest
@@ -31,11 +32,11 @@ UserId = str
 Oracle = dict[tuple[str, UserId], list[LogEntry]]
 
 
-def logged(seq: int, event: Event, tenant: str = "main", day: int = 0) -> Logged:
-    return Logged(tenant, 0, seq, START_MS + day * DAY_MS, event)
+def logged(seq: int, event: Event, tenant: str = "main", day: int = 0) -> EventEntry:
+    return EventEntry(tenant, 0, seq, START_MS + day * DAY_MS, event)
 
 
-def some(first: int, last: int, user_id: str = "u", **place: Any) -> list[Logged]:
+def some(first: int, last: int, user_id: str = "u", **place: Any) -> list[EventEntry]:
     return [logged(seq, click(f"e{seq}", user_id, seq % 12), **place) for seq in range(first, last + 1)]
 
 
@@ -43,20 +44,20 @@ def place(seq: int) -> dict[int, str]:
     return {0: f"{seq}-1"}
 
 
-def read(archive: Archive, user_id: str = "u", tenant: str = "main", **bounds: int) -> list[LogEntry]:
-    return archive.ask(lambda snapshot: snapshot.entries(tenant, user_id, **bounds))
+def read(archive: ArchiveReader, user_id: str = "u", tenant: str = "main", **bounds: int) -> list[LogEntry]:
+    return archive.read(lambda snapshot: snapshot.entries(tenant, user_id, **bounds))
 
 
-def seqs(archive: Archive) -> list[int]:
+def seqs(archive: ArchiveReader) -> list[int]:
     return [entry.seq for entry in read(archive)]
 
 
-def holds(archive: Archive, *events: tuple[str, str], tenant: str = "main") -> list[bool]:
-    return archive.ask(lambda snapshot: snapshot.holds(tenant, events))
+def holds(archive: ArchiveReader, *events: tuple[str, str], tenant: str = "main") -> list[bool]:
+    return archive.read(lambda snapshot: snapshot.holds(tenant, events))
 
 
-def require(archive: Archive, archive_id: str, partition: int, through: int) -> None:
-    archive.ask(lambda snapshot: snapshot.require(archive_id, partition, through))
+def require(archive: ArchiveReader, archive_id: str, partition: int, through: int) -> None:
+    archive.read(lambda snapshot: snapshot.require(archive_id, partition, through))
 
 
 def files(directory: Path, suffix: str = ".parquet") -> list[Path]:
@@ -83,25 +84,27 @@ entries = st.builds(
 
 
 erased = {digest(user_id): user_id for user_id in ("u", "v", "a/b", "ü")}
-erasures = st.builds(Erased, st.sampled_from(["main", "../x"]), st.just(0), st.just(0), st.sampled_from([*erased]))
+erasures = st.builds(
+    ErasureEntry, st.sampled_from(["main", "../x"]), st.just(0), st.just(0), st.sampled_from([*erased])
+)
 
 
 class TestContents:
     @given(st.lists(st.lists(entries | entries | entries | erasures, max_size=8), max_size=6), st.data())
     @settings(max_examples=25)
     def test_every_committed_event_is_found_once_whatever_is_merged(
-        self, batches: Sequence[Sequence[Logged | Erased]], data: st.DataObject
+        self, batches: Sequence[Sequence[EventEntry | ErasureEntry]], data: st.DataObject
     ) -> None:
         oracle: Oracle = {}
         seq = 0
         with TemporaryDirectory() as folder, ArchiveWriter.open(Path(folder)) as writer:
-            archive = Archive(Path(folder))
+            archive = ArchiveReader(Path(folder))
             for batch in batches:
                 numbered = [replace(entry, seq=seq + number) for number, entry in enumerate(batch, start=1)]
                 seq += len(batch)
                 writer.commit(numbered, place(seq))
                 for entry in numbered:
-                    if isinstance(entry, Erased):
+                    if isinstance(entry, ErasureEntry):
                         oracle.update({place: [] for place in oracle if place == (entry.tenant, erased[entry.user])})
                         continue
                     known = oracle.setdefault((entry.tenant, entry.event.user_id), [])
@@ -133,13 +136,13 @@ class TestContents:
         assert np.load(hashes, allow_pickle=False).shape == (2, 120 + 2)
 
     def test_ids_that_share_half_a_hash_are_told_apart(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def half_equal(names: Sequence[str]) -> storage.archive.Hashes:
-            return np.array([[7 for _ in names], [hash(name) % 2**63 for name in names]], np.uint64)
+        def half_equal(name: str) -> bytes:
+            return (7).to_bytes(8, "little") + (hash(name) % 2**63).to_bytes(8, "little")
 
-        monkeypatch.setattr(storage.archive, "_hashes", half_equal)
+        monkeypatch.setattr("storage.archive_hashes.digest", half_equal)
         with ArchiveWriter.open(tmp_path) as writer:
             writer.commit(some(1, 9), place(9))
-        archive = Archive(tmp_path)
+        archive = ArchiveReader(tmp_path)
         assert holds(archive, ("u", "e1"), ("u", "e9"), ("u", "e10"), ("v", "e1")) == [True, True, False, False]
 
     def test_a_day_keeps_few_files_and_when_it_is_over_one(self, tmp_path: Path) -> None:
@@ -152,15 +155,15 @@ class TestContents:
             assert most <= 7  # a binary counter's digits
             writer.compact(today="2023-11-15")
             assert len(files(tmp_path)) == 1
-        assert seqs(Archive(tmp_path)) == list(range(1, 101))
+        assert seqs(ArchiveReader(tmp_path)) == list(range(1, 101))
 
     def test_days_older_than_wanted_are_dropped_whole(self, tmp_path: Path) -> None:
         with ArchiveWriter.open(tmp_path) as writer:
             writer.commit([*some(1, 5), *some(6, 9, day=1)], place(9))
             assert writer.drop_before("2023-11-15") == 5
             assert writer.manifest.seq(0) == 9
-        assert seqs(Archive(tmp_path)) == [6, 7, 8, 9]
-        assert holds(Archive(tmp_path), ("u", "e5"), ("u", "e6")) == [False, True]
+        assert seqs(ArchiveReader(tmp_path)) == [6, 7, 8, 9]
+        assert holds(ArchiveReader(tmp_path), ("u", "e5"), ("u", "e6")) == [False, True]
         assert len(files(tmp_path)) == 1
 
 
@@ -206,7 +209,7 @@ class TestDying:
                 writer.commit([*some(10, 12), *some(13, 13, "v", day=-1), *some(14, 14, "v")], place(12))
             died = True
             with suppress(Died), dying_at(monkeypatch, count), ArchiveWriter.open(directory) as writer:
-                gone = Erased("main", 0, 17, digest("v"))
+                gone = ErasureEntry("main", 0, 17, digest("v"))
                 writer.commit([*some(13, 15), *some(16, 16, tenant="new"), gone, *some(18, 18, "v")], place(18))
                 writer.compact(today=TODAY)
                 writer.drop_before(TODAY)
@@ -220,9 +223,9 @@ class TestDying:
                 assert found - listed == {MANIFEST, "archive.lock"}
                 assert listed <= found
                 last = 12 if position == 12 else 15
-                assert seqs(Archive(directory)) in (list(range(1, last + 1)), list(range(7, last + 1)))
-                assert len(read(Archive(directory), tenant="new")) == (1 if position == 18 else 0)
-                of_v = [entry.seq for entry in read(Archive(directory), "v")]
+                assert seqs(ArchiveReader(directory)) in (list(range(1, last + 1)), list(range(7, last + 1)))
+                assert len(read(ArchiveReader(directory), tenant="new")) == (1 if position == 18 else 0)
+                of_v = [entry.seq for entry in read(ArchiveReader(directory), "v")]
                 assert of_v == ([13, 14] if position == 12 else [18])
                 writer.commit(some(19, 19), place(19))
             if not died:
@@ -242,10 +245,10 @@ class TestDying:
 
 class TestReading:
     def test_who_reads_while_files_are_merged_misses_nothing(self, tmp_path: Path) -> None:
-        archive = Archive(tmp_path)
+        archive = ArchiveReader(tmp_path)
         with ArchiveWriter.open(tmp_path) as writer:
             writer.commit(some(1, 3), place(3))
-            first = archive.ask(lambda snapshot: snapshot)
+            first = archive.read(lambda snapshot: snapshot)
             writer.commit(some(4, 6), place(6))
             writer.compact(today=TODAY)
             with pytest.raises(FileNotFoundError):
@@ -253,7 +256,7 @@ class TestReading:
         assert seqs(archive) == [1, 2, 3, 4, 5, 6]
 
     def test_an_archive_that_is_away_older_or_another_is_unavailable(self, tmp_path: Path) -> None:
-        archive = Archive(tmp_path)
+        archive = ArchiveReader(tmp_path)
         with pytest.raises(StorageUnavailable, match="cannot be read"):
             read(archive)
         with ArchiveWriter.open(tmp_path) as writer:
@@ -271,15 +274,15 @@ class TestReading:
         (path,) = files(tmp_path, suffix)
         path.write_bytes(b"something else")
         with pytest.raises(StorageError):
-            read(Archive(tmp_path))
+            read(ArchiveReader(tmp_path))
         path.unlink()
         with pytest.raises(StorageUnavailable, match="lacks files"):
-            read(Archive(tmp_path))
+            read(ArchiveReader(tmp_path))
 
     def test_a_list_of_another_version_is_refused(self, tmp_path: Path) -> None:
         for text, reason in (('{"version": 2}', "version 2"), ("[]", "no list"), ("{", "no list")):
             (tmp_path / MANIFEST).write_text(text)
             with pytest.raises(StorageError, match=reason):
-                read(Archive(tmp_path))
+                read(ArchiveReader(tmp_path))
             with pytest.raises(StorageError, match=reason), ArchiveWriter.open(tmp_path):
                 pass

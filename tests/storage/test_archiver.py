@@ -24,8 +24,11 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.archive import Archive, ArchiveWriter
-from storage.archiver import Moved, RedisLog, SQLiteLog, archive
+from storage.archive import ArchiveWriter
+from storage.archive_reader import ArchiveReader
+from storage.archiver import TurnCounts, archive_log
+from storage.archiver_redis_source import RedisSource
+from storage.archiver_sqlite_source import SQLiteSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis import RedisStore
 from storage.redis_layout import Keyspace, trim_arguments
@@ -66,10 +69,10 @@ async def opened(server: RedisServer, archive_dir: Path | None, **options: Any) 
         await store.close()
 
 
-def turn(server: RedisServer, directory: Path, *, keep_tail_s: float = 0, **options: Any) -> Moved:
+def turn(server: RedisServer, directory: Path, *, keep_tail_s: float = 0, **options: Any) -> TurnCounts:
     now = options.pop("now", datetime.now(UTC) + timedelta(seconds=1))
-    with RedisLog.open(server.url) as log, ArchiveWriter.open(directory) as writer:
-        return archive(log, writer, now, keep_tail_s=keep_tail_s, **{"keep_days": None} | options)
+    with RedisSource.open(server.url) as log, ArchiveWriter.open(directory) as writer:
+        return archive_log(log, writer, now, keep_tail_s=keep_tail_s, **{"keep_days": None} | options)
 
 
 def move_all(server: RedisServer, directory: Path, tail: str = "the last entry stays") -> None:
@@ -173,10 +176,10 @@ class TestMoving:
                     await store.append("main", [click(f"e{n}", f"user{n % 50}", n % 12) for n in numbers])
 
         asyncio.run(fill())
-        assert turn(server, tmp_path, keep_tail_s=3600) == Moved(archived=3000)
+        assert turn(server, tmp_path, keep_tail_s=3600) == TurnCounts(archived=3000)
         assert sum(len(in_stream(server, partition)[0]) for partition in range(FEW_PARTITIONS)) == 3000
-        assert turn(server, tmp_path) == Moved(trimmed=3000 - FEW_PARTITIONS)
-        assert turn(server, tmp_path) == Moved()
+        assert turn(server, tmp_path) == TurnCounts(trimmed=3000 - FEW_PARTITIONS)
+        assert turn(server, tmp_path) == TurnCounts()
         assert_nothing_is_missing_or_twice(server, tmp_path)
         assert sum(server.client.zcard(key) for key in server.client.scan_iter("*:index:*")) == FEW_PARTITIONS
 
@@ -255,7 +258,7 @@ class TestMoving:
 
         async def law() -> None:
             async with opened(any_server, tmp_path) as store:
-                ask = store._archive.ask
+                ask = store._archive.read
 
                 async def ask_and_be_overtaken(question: Any) -> Any:
                     answer = await ask(question)
@@ -263,7 +266,7 @@ class TestMoving:
                     await asyncio.to_thread(turn, any_server, tmp_path)
                     return answer
 
-                monkeypatch.setattr(store._archive, "ask", ask_and_be_overtaken)
+                monkeypatch.setattr(store._archive, "read", ask_and_be_overtaken)
                 (answer,) = await store.append("main", [click("contended")])
                 assert answer.duplicate
                 await assert_state_is_fold_of_log(store)
@@ -297,7 +300,7 @@ class TestMoving:
                 await assert_state_is_fold_of_log(store)
 
         asyncio.run(fill())
-        monkeypatch.setattr("storage.archiver.trim_arguments", overtaken)
+        monkeypatch.setattr("storage.archiver_redis_source.trim_arguments", overtaken)
         turn(any_server, tmp_path)
         asyncio.run(read())
         turn(any_server, tmp_path)
@@ -458,7 +461,7 @@ class TestTheArchiveIsAway:
                     writer.commit([], dict.fromkeys(range(FEW_PARTITIONS), "1-1"))
             case "too slow":
                 monkeypatch.setattr("storage.archive_lookups.TIMEOUT_S", 0.2)
-                monkeypatch.setattr(Archive, "ask", lambda *_: time.sleep(1))
+                monkeypatch.setattr(ArchiveReader, "read", lambda *_: time.sleep(1))
 
         async def law() -> None:
             async with opened(archived, directory) as store:
@@ -496,7 +499,7 @@ class TestTheArchiveIsAway:
             time.sleep(1)
             raise StorageUnavailable("the archive fell asleep")
 
-        monkeypatch.setattr(Archive, "ask", slowly)
+        monkeypatch.setattr(ArchiveReader, "read", slowly)
 
         async def law() -> None:
             async with opened(archived, tmp_path) as store:
@@ -538,7 +541,7 @@ class TestBelonging:
         turn(any_server, tmp_path / "one")
         with pytest.raises(StorageError, match="give the archive directory"):
             turn(any_server, tmp_path / "two")
-        assert turn(any_server, tmp_path / "one") == Moved()
+        assert turn(any_server, tmp_path / "one") == TurnCounts()
 
     def test_a_redis_that_lost_everything_is_not_taken_for_the_old_one(
         self, any_server: RedisServer, tmp_path: Path
@@ -613,23 +616,23 @@ class TestSQLite:
 
         asyncio.run(law())
 
-    def turn(self, data_dir: Path, directory: Path) -> Moved:
-        with SQLiteLog.open(data_dir) as log, ArchiveWriter.open(directory) as writer:
-            return archive(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None)
+    def turn(self, data_dir: Path, directory: Path) -> TurnCounts:
+        with SQLiteSource.open(data_dir) as log, ArchiveWriter.open(directory) as writer:
+            return archive_log(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None)
 
     def read(self, directory: Path, tenant: str = "main") -> list[Event]:
-        found = Archive(directory).ask(lambda snapshot: snapshot.entries(tenant, "u"))
+        found = ArchiveReader(directory).read(lambda snapshot: snapshot.entries(tenant, "u"))
         return [entry.event for entry in found]
 
     def test_the_table_is_copied_each_event_once(self, tmp_path: Path) -> None:
         data_dir, directory = tmp_path / "state", tmp_path / "archive"
         events = [click(f"e{n}", item=n % 12) for n in range(2500)]
         self.fill(data_dir, events[:2400])
-        assert self.turn(data_dir, directory) == Moved(archived=2400)
-        assert self.turn(data_dir, directory) == Moved()
+        assert self.turn(data_dir, directory) == TurnCounts(archived=2400)
+        assert self.turn(data_dir, directory) == TurnCounts()
         self.fill(data_dir, events[2300:])
         self.fill(data_dir, [click("e1", item=2)], tenant="shop")
-        assert self.turn(data_dir, directory) == Moved(archived=101)
+        assert self.turn(data_dir, directory) == TurnCounts(archived=101)
         assert self.read(directory) == events
         assert self.read(directory, "shop") == [click("e1", item=2)]
 

@@ -15,7 +15,9 @@ import polars as pl
 import pytest
 
 from storage.archive import ArchiveWriter
-from storage.archiver import RedisLog, SQLiteLog, archive
+from storage.archiver import archive_log
+from storage.archiver_redis_source import RedisSource
+from storage.archiver_sqlite_source import SQLiteSource
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.redis import RedisStore
@@ -106,8 +108,8 @@ class TestSQLite:
         data_dir, directory = tmp_path / "state", tmp_path / "archive"
 
         def turn() -> int:
-            with SQLiteLog.open(data_dir) as log, ArchiveWriter.open(directory) as writer:
-                return archive(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None).archived
+            with SQLiteSource.open(data_dir) as log, ArchiveWriter.open(directory) as writer:
+                return archive_log(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None).archived
 
         async def law() -> None:
             store = await SQLiteStore.open(data_dir, [GENERATION])
@@ -154,9 +156,9 @@ class TestRedis:
         self, server: RedisServer, tmp_path: Path, keep_tail_s: int
     ) -> None:
         def turn() -> None:
-            with RedisLog.open(server.url) as log, ArchiveWriter.open(tmp_path) as writer:
+            with RedisSource.open(server.url) as log, ArchiveWriter.open(tmp_path) as writer:
                 now = datetime.now(UTC) + timedelta(seconds=1)
-                archive(log, writer, now, keep_tail_s=keep_tail_s, keep_days=None)
+                archive_log(log, writer, now, keep_tail_s=keep_tail_s, keep_days=None)
 
         async def law() -> None:
             store = await RedisStore.open(server.url, [GENERATION], partitions=2, archive_dir=tmp_path)
@@ -192,8 +194,8 @@ def test_who_is_erased_stays_in_the_archive_until_the_append_only_file_is_rewrit
     server = new_server("redis-server")
 
     def turn() -> None:
-        with RedisLog.open(server.url) as log, ArchiveWriter.open(tmp_path) as writer:
-            archive(log, writer, datetime.now(UTC), keep_tail_s=3600, keep_days=None)
+        with RedisSource.open(server.url) as log, ArchiveWriter.open(tmp_path) as writer:
+            archive_log(log, writer, datetime.now(UTC), keep_tail_s=3600, keep_days=None)
 
     def kill_rewrite() -> None:
         children = Path(f"/proc/{server.process_id}/task/{server.process_id}/children")

@@ -17,7 +17,8 @@ from redis.crc import key_slot
 import storage.redis
 from benchmarks.cluster import command
 from storage.archive import ArchiveWriter
-from storage.archiver import RedisLog, archive
+from storage.archiver import archive_log
+from storage.archiver_redis_source import RedisSource
 from storage.errors import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
 from storage.redis import RedisStore
 from storage.redis_layout import Head, Keyspace, Move, User
@@ -255,8 +256,8 @@ class TestSlots:
 
         def turn() -> int:
             now = datetime.now(UTC) + timedelta(seconds=1)
-            with RedisLog.open(url, prefix) as log, ArchiveWriter.open(tmp_path) as writer:
-                return archive(log, writer, now, keep_tail_s=0, keep_days=None).archived
+            with RedisSource.open(url, prefix) as log, ArchiveWriter.open(tmp_path) as writer:
+                return archive_log(log, writer, now, keep_tail_s=0, keep_days=None).archived
 
         async def law() -> None:
             async with opened(address, archive_dir=tmp_path) as store:
