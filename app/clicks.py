@@ -84,7 +84,7 @@ class ClickThrough:
                 self._shown.update(shown)
                 self._chosen.update(chosen)
                 raise
-            self._metrics.count_places(self._tenant, told)
+            self._metrics.recommendations.count_places(self._tenant, told)
 
     async def stats(self) -> Stats:
         """What all processes have told; StorageError when it cannot be read."""

@@ -32,7 +32,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         services: Services = self.app_state["services"]
         self._limits = services.settings
-        self._metrics = services.metrics
+        self._metrics = services.metrics.requests
         self.app_state = {**self.app_state, "is_gone": self.is_gone}
         self._answering: RequestResponseCycle | None = None
         self._deadline: TimerHandle | None = None  # of what the client is sending
@@ -142,7 +142,7 @@ class Connection(HttpToolsProtocol):
         head = [STATUS_LINE[answer.status_code], b"connection: close\r\n"]
         head += [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
         self.transport.write(b"".join(head) + b"\r\n" + bytes(answer.body))
-        self._metrics.observe_request("other", "unmatched", answer.status_code, 0.0)
+        self._metrics.observe("other", "unmatched", answer.status_code, 0.0)
         self._end()
 
     def _end(self) -> None:

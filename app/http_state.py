@@ -68,5 +68,5 @@ async def _sample(services: Services) -> None:
         services.sample()
         through_s = None if archive_dir is None else await asyncio.to_thread(archived_through_s, archive_dir)
         if through_s is not None:
-            services.metrics.note_log_lag(time.time() - through_s)
+            services.metrics.store.set_log_lag(time.time() - through_s)
         await asyncio.sleep(SAMPLE_EVERY_S)

@@ -44,9 +44,9 @@ class Ingest:
         if events is None:
             events = [_event(event, now_us) for event in validated(bodies, now_us, needs_ids=self._needs_ids)]
         logged, witnessed = await self._live.before(events)
-        with self._metrics.asking_store("append"):
+        with self._metrics.store.timed("append"):
             appended = await self._store.append(self._tenant, logged)
-        self._metrics.count_events(appended)
+        self._metrics.events.count(appended)
         self._live.after(events, appended, witnessed)
         duplicates = sum(one.duplicate for one in appended)
         return EventCounts(

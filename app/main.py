@@ -29,8 +29,9 @@ from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.direct import Direct
 from app.error_responses import install_error_handlers
 from app.http_state import Services, running
-from app.metrics import Metrics, RequestTimer
+from app.metrics import Metrics
 from app.overload import RequestBound
+from app.request_metrics import RequestTimer
 from app.routes import admin, client, events, health, items, model, playground, recommendations, users
 from app.settings import Settings, is_loopback, share_metrics, shared_metrics
 from model import artifact
@@ -105,7 +106,7 @@ class Application(FastAPI):
     def __init__(self, settings: Settings, metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)
         bound = RequestBound(Direct(super().__call__), at_most=settings.max_requests)
-        timed = RequestTimer(CrossOrigin(bound), metrics=metrics, slow_s=settings.slow_request_s)
+        timed = RequestTimer(CrossOrigin(bound), metrics=metrics.requests, slow_s=settings.slow_request_s)
         self._entrance = CloseWhenDraining(timed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

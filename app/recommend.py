@@ -236,16 +236,16 @@ class Recommender(Recommending):
         of_batch: trace.Spans = {}
         trace.spans.set(of_batch)
         stored = await self._read(requests)
-        self._metrics.at_engine += 1
+        self._metrics.engine.in_progress += 1
         try:
             answers = await self._computed(requests, stored)
         finally:
-            self._metrics.at_engine -= 1
+            self._metrics.engine.in_progress -= 1
         for _, spans in asked:
             if spans is not None:
                 spans.update(of_batch)
         for answer in answers:
-            self._metrics.count_recommendations(answer["source"])
+            self._metrics.recommendations.count(answer["source"])
             self._clicks.show(self._name, self._experiment, len(answer["items"]))
         return answers
 
@@ -272,7 +272,7 @@ class Recommender(Recommending):
         trace.note("store", time.perf_counter() - begin_s)
         if failures:
             logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
-            self._metrics.count_failed_read()
+            self._metrics.store.count_failed_read()
         unread = {user_id for user_id in leaving_out_all if user_id not in logs}
         known = {user_id: state for user_id, state in states.items() if state is not None and user_id not in unread}
         return Stored(known, logs)
@@ -282,7 +282,7 @@ class Recommender(Recommending):
     ) -> Mapping[str, bytes | None]:
         """Of those that can be read."""
         try:
-            with self._metrics.asking_store("states"):
+            with self._metrics.store.timed("states"):
                 states = await self._store.states(self._tenant, user_ids, self._generation, max_missing=FOLD_AT_ONCE)
         except StorageError as exc:
             note(exc)
@@ -294,7 +294,7 @@ class Recommender(Recommending):
 
         async def items(user_id: str) -> set[str] | None:
             try:
-                with self._metrics.asking_store("log"):
+                with self._metrics.store.timed("log"):
                     return await self._store.seen_items(self._tenant, user_id, self._generation.unseen_types)
             except StorageError as exc:
                 note(exc)
@@ -448,7 +448,7 @@ class Recommender(Recommending):
         return found
 
     def _note_stages(self, queries: int, step_s: float, scan_s: float) -> None:
-        self._metrics.observe_batch(queries, step_s, scan_s)
+        self._metrics.engine.observe_batch(queries, step_s, scan_s)
         trace.note("step", step_s)
         trace.note("scan", scan_s)
 

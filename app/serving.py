@@ -282,7 +282,7 @@ class GenerationSwitcher:
             if self._failed != active:
                 logger.error("still serving %r: %s", self.current.named.name, exc)
             self._failed, self._retry_at_s = active, asyncio.get_running_loop().time() + RETRY_AFTER_S
-            self._metrics.count_switch("failed")
+            self._metrics.generations.count_switch("failed")
         else:
             self._serve(serving)
 
@@ -292,7 +292,7 @@ class GenerationSwitcher:
         self._take(serving)
         self._failed = None
         self._announce_at_s = 0
-        self._metrics.count_switch("switched")
+        self._metrics.generations.count_switch("switched")
         self._note_served()
 
     def _take(self, serving: ServedGeneration) -> None:
@@ -324,7 +324,7 @@ class GenerationSwitcher:
         generation, named = self.current.generation, self.current.named
         self._live.trend_counter.count_types(generation.event_weights)
         state_bytes = generation.dtype.itemsize
-        self._metrics.serve(self._settings.tenant, named.name, named.tag.hex(), state_bytes)
+        self._metrics.generations.set_served(self._settings.tenant, named.name, named.tag.hex(), state_bytes)
 
     def _load(self, name: str) -> ServedGeneration:
         return self._ready(load_named(self._settings.models_folder, name), name)

@@ -28,8 +28,9 @@ from starlette.types import Message
 
 from app import direct, trace
 from app.main import create_app
-from app.metrics import Metrics, RequestTimer
+from app.metrics import Metrics
 from app.recommend import Stored
+from app.request_metrics import RequestTimer
 from app.schemas.recommendations import RecommendationRequest
 from app.settings import Settings
 from storage.records import AppendResult
@@ -131,25 +132,25 @@ async def _observation_costs() -> dict[str, float]:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def recommendation(scope: Any, receive: Any, send: Any) -> None:
-        with metrics.asking_store("states"):
+        with metrics.store.timed("states"):
             begin_s = time.perf_counter()
         trace.note("store", time.perf_counter() - begin_s)
-        metrics.at_engine += 1
-        metrics.at_engine -= 1
-        metrics.observe_batch(1, 0.0003, 0.0004)
+        metrics.engine.in_progress += 1
+        metrics.engine.in_progress -= 1
+        metrics.engine.observe_batch(1, 0.0003, 0.0004)
         trace.note("step", 0.0003)
         trace.note("scan", 0.0004)
-        metrics.count_recommendations("personalised")
+        metrics.recommendations.count("personalised")
         await answer(scope, receive, send)
 
     async def event(scope: Any, receive: Any, send: Any) -> None:
-        with metrics.asking_store("append"):
+        with metrics.store.timed("append"):
             pass
-        metrics.count_events(accepted)
+        metrics.events.count(accepted)
         await answer(scope, receive, send)
 
     async def sampled(app: App) -> float:
-        return await least_us(RequestTimer(app, metrics, 10), lambda: metrics.sample(0))
+        return await least_us(RequestTimer(app, metrics.requests, 10), lambda: metrics.sample(0))
 
     bare = await least_us(answer, lambda: None)
     return {"a recommendation": await sampled(recommendation) - bare, "an event": await sampled(event) - bare}

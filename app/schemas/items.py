@@ -12,6 +12,8 @@ MAX_ITEMS = 1_000  # of one request
 
 
 class PopularQuery(Closed):
+    """How many popular items are wanted."""
+
     k: ResultCount = 10
 
 
@@ -29,6 +31,8 @@ class PopularItems(BaseModel):
 
 
 class TrendingQuery(PopularQuery):
+    """How many trending items are wanted, and of which categories."""
+
     categories: Categories = Field([], description="an item needs one of them")
 
 
@@ -46,6 +50,8 @@ class TrendingItems(BaseModel):
 
 
 class SearchQuery(Closed):
+    """What items are searched for."""
+
     query: Annotated[str, StringConstraints(max_length=256)] = Field("", description="part of a title or id")
     limit: ResultCount = 20
 

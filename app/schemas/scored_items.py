@@ -56,6 +56,6 @@ class ScoredItem(TypedDict):
     explanation: NotRequired[Explanation]
 
 
-class NamedItem(TypedDict):
+class NamedItem(TypedDict):  # /openapi.json would show a docstring
     item_id: str
     title: NotRequired[str]

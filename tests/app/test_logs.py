@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from app import trace
 from app.logs import CONTROL, LINES_A_SECOND, OWN, JsonLines, TextLines
-from app.metrics import Metrics, RequestTimer
+from app.metrics import Metrics
+from app.request_metrics import RequestTimer
 from app.trace import Trace
 from tests.app.conftest import Client
 from tests.storage.redis_servers import RedisServer
@@ -145,7 +146,7 @@ def test_what_is_said_for_every_request_does_not_fill_the_log_either() -> None:
 def test_overload_does_not_fill_the_log(lines: int, caplog: pytest.LogCaptureFixture) -> None:
     async def app(*_: object) -> None: ...
 
-    timer = RequestTimer(app, Metrics(), 1.0)
+    timer = RequestTimer(app, Metrics().requests, 1.0)
     for _ in range(lines):
         timer._log("GET", "/v1/model", 503, 0.1)
     assert len(caplog.records) <= min(lines, 3 * LINES_A_SECOND)  # a second may end meanwhile

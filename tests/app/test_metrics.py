@@ -20,8 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.archiving import ArchiverMetrics, ArchiverPlan
 from app.archiving import run_archiver as archive
+from app.buffered_histogram import BufferedHistogram
 from app.http_state import SAMPLE_EVERY_S
-from app.metrics import LATENCY_BUCKETS_S, Late
+from app.metrics import LATENCY_BUCKETS_S
 from storage.archive import ArchiveWriter
 from tests.app.conftest import Client
 from tests.app.test_server import Process, free_port
@@ -135,16 +136,16 @@ def test_a_request_keeps_its_sane_id_and_gets_one_otherwise(shared_client: Clien
 
 
 @given(st.lists(st.floats(0, 20) | st.sampled_from(LATENCY_BUCKETS_S)))
-def test_what_is_told_late_is_what_would_have_been_observed(values: list[float]) -> None:
+def test_what_is_buffered_is_what_would_have_been_observed(values: list[float]) -> None:
     registries = [CollectorRegistry() for _ in range(2)]
     once, later = (Histogram("x", "x", buckets=LATENCY_BUCKETS_S, registry=registry) for registry in registries)
-    late = Late(later, LATENCY_BUCKETS_S)
+    buffered = BufferedHistogram(later, LATENCY_BUCKETS_S)
     for place, value in enumerate(values):
         once.observe(value)
-        late.observe(value)
+        buffered.observe(value)
         if place % 3 == 0:
-            late.flush()
-    late.flush()
+            buffered.flush()
+    buffered.flush()
     expected, found = ({key: v for key, v in samples_of(one).items() if key[0] != "x_created"} for one in registries)
     assert found.keys() == expected.keys()
     assert all(found[key] == pytest.approx(expected[key]) for key in expected)

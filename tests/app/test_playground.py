@@ -570,8 +570,8 @@ def test_quantiles_are_those_of_the_buckets(page: Page) -> None:
     expositions, observed = [], rng.lognormal(-5, 1.5, (2, 400))
     for seconds in observed:
         for second in seconds:
-            metrics.observe_request("GET", "/v1/model", 200, float(second))
-            metrics.observe_request("GET", "/healthz", 200, 3.0)
+            metrics.requests.observe("GET", "/v1/model", 200, float(second))
+            metrics.requests.observe("GET", "/healthz", 200, 3.0)
         metrics.sample(0)
         expositions.append(metrics.exposition().decode())
     bounds = np.array([0, *LATENCY_BUCKETS_S])

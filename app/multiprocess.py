@@ -1,0 +1,48 @@
+"""Metrics of several worker processes, which write their numbers into files of one folder."""
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import ProcessCollector
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import mark_process_dead
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+
+def living_workers(shared_dir: Path) -> list[int]:
+    """Return the ids of the workers that write there, and drop the gauges of dead ones; their counters stay."""
+    workers = {int(file.stem.rpartition("_")[2]) for file in shared_dir.glob("*.db")}
+    living = {pid for pid in workers if _is_alive(pid)}
+    for dead in workers - living:
+        mark_process_dead(dead, str(shared_dir))  # type: ignore[no-untyped-call]
+    return sorted(living)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's process: the id was reused
+        return False
+    return True
+
+
+class WorkerProcesses(Collector):
+    """Collects memory, processor time and open files of each worker, labelled with its process id."""
+
+    def __init__(self, workers: Sequence[int]) -> None:
+        self._workers = workers
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        by_name: dict[str, Metric] = {}
+        for worker in self._workers:
+            for metric in ProcessCollector(pid=partial(int, worker), registry=None).collect():
+                merged = by_name.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                for sample in metric.samples:
+                    merged.add_sample(sample.name, {**sample.labels, "pid": str(worker)}, sample.value)
+        yield from by_name.values()
