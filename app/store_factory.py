@@ -7,7 +7,8 @@ from app.settings import StoreSettings
 from storage.protocol import UserStore
 from storage.redis import RedisStore
 from storage.redis_servers import Copies
-from storage.sqlite import FILE_NAME, SQLiteStore
+from storage.sqlite import SQLiteStore
+from storage.sqlite_database import FILE_NAME
 from storage.state import Generation
 
 

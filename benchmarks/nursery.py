@@ -29,7 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
-import storage.sqlite
+import storage.sqlite_database
 from app import cli
 from app.main import create_app
 from app.settings import Settings
@@ -39,6 +39,7 @@ from benchmarks.machine import Machine, library
 from model import artifact
 from storage.records import AppendResult
 from storage.redis import RedisStore
+from storage.sqlite import SQLiteStore
 from storage.state_event import Event
 
 ROOT = Path(__file__).parent.parent
@@ -115,19 +116,19 @@ def switch_off_guard(store: Any) -> None:
 
 
 def switch_off_syncs() -> None:
-    connect = storage.sqlite._connect
+    connect = storage.sqlite_database.connect
 
     def connect_unsynced(path: Path) -> sqlite3.Connection:
         connection = connect(path)
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
 
-    storage.sqlite._connect = connect_unsynced
+    storage.sqlite_database.connect = connect_unsynced
 
 
 def weaken(weakness: Weakness) -> None:
     if weakness == "without-guard":
-        switch_off_guard(storage.sqlite.SQLiteStore)
+        switch_off_guard(SQLiteStore)
         switch_off_guard(RedisStore)
     elif weakness == "unsynced":
         switch_off_syncs()

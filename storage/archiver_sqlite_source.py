@@ -13,7 +13,7 @@ from typing_extensions import override
 from storage.archive import ErasureEntry, EventEntry
 from storage.archiver_source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
-from storage.sqlite import BUSY_TIMEOUT_S, FILE_NAME
+from storage.sqlite_database import BUSY_TIMEOUT_S, FILE_NAME
 from storage.sqlite_log import EVENT_COLUMNS
 from storage.state_event import Event, event_hash
 

@@ -1,4 +1,4 @@
-"""Appending to the embedded store: what many requests want is logged, folded and kept in a few statements."""
+"""Appending to the embedded store: the events of many requests are logged, folded and saved in a few statements."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -9,50 +9,51 @@ from storage import sqlite_corrections, sqlite_states
 from storage.corrections import is_correction
 from storage.fold import fold_encoded
 from storage.records import AppendResult, FoldedState
-from storage.sqlite_log import known_events, log_new
+from storage.sqlite_log import log_new_events, logged_ids
 from storage.state import Generation
 from storage.state_event import Event
 
 DUPLICATE = AppendResult(duplicate=True)
-# A state that lacks more entries of the log is folded apart, so that no writer waits for it.
+# A state that lacks more entries of the log than this is caught up in a thread of its own: no writer waits for it.
 FAR_BEHIND = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Append:
-    """What a request wants to be appended, as work for a group; its result is answers, and whose states are behind."""
+    """The events of one request, as work for a group commit."""
 
     generations: Sequence[Generation]
     tenant: str
     events: Sequence[Event]
 
     def __call__(self, db: sqlite3.Connection) -> "Result":
-        (result,) = append(db, [self])
+        (result,) = append_all(db, [self])
         return result
 
-    def goes_with(self, other: object) -> bool:
+    def combines_with(self, other: object) -> bool:
+        """Whether both can be appended in the same few statements."""
         return isinstance(other, Append) and (self.generations, self.tenant) == (other.generations, other.tenant)
 
 
 Result = tuple[list[AppendResult], list[tuple[str, Generation]]]
-"""The answers, and whose states of which generations are far behind: those were left as they are."""
+"""A result for each event; and the users and generations whose states are far behind, which were left as they are."""
 
 
-def append(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result]:
-    """Log and fold the events of requests that go together, in order; all in the transaction that it is called in."""
+def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result]:
+    """Log and fold the events of requests that combine, in order, in the caller's transaction."""
     generations, tenant = appends[0].generations, appends[0].tenant
     posted = [event for one in appends for event in one.events]
-    events = sqlite_corrections.as_logged(db, tenant, posted)
-    known = known_events(db, tenant, events)
+    events = sqlite_corrections.readdress_all(db, tenant, posted)
+    logged = logged_ids(db, tenant, events)
     is_new = []
     for event in events:
-        is_new.append((event.user_id, event.event_id) not in known)
-        known.add((event.user_id, event.event_id))
+        is_new.append((event.user_id, event.event_id) not in logged)
+        logged.add((event.user_id, event.event_id))
     new = list(compress(events, is_new))
     users = list(dict.fromkeys(event.user_id for event in new))
-    before = [sqlite_states.current(db, generation, tenant, users, FAR_BEHIND) for generation in generations]
-    through_seq = dict(zip((event.user_id for event in new), log_new(db, tenant, new), strict=True))
-    corrected = {event.user_id for event in new if is_correction(event)}  # who next needs their states folds them
+    before = [sqlite_states.current_states(db, generation, tenant, users, FAR_BEHIND) for generation in generations]
+    through_seq = dict(zip((event.user_id for event in new), log_new_events(db, tenant, new), strict=True))
+    corrected = {event.user_id for event in new if is_correction(event)}  # their next read folds their states
     behind: list[tuple[str, Generation]] = []
     late: list[bool] = []
     for generation, found in zip(generations, before, strict=True):
@@ -62,14 +63,14 @@ def append(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result]:
         late = late or late_here
         states = [FoldedState(tenant, user_id, through_seq[user_id], value) for user_id, value in folded.items()]
         sqlite_states.replace(db, generation, states)
-    answers = _answers(generations[0], events, is_new, late)
-    return [([next(answers) for _ in one.events], behind if one is appends[0] else []) for one in appends]
+    results = _results(generations[0], events, is_new, late)
+    return [([next(results) for _ in one.events], behind if one is appends[0] else []) for one in appends]
 
 
 def _folded(
     generation: Generation, values: dict[str, bytes], events: Sequence[Event]
 ) -> tuple[dict[str, bytes], list[bool]]:
-    """The states of users with their events folded in, and which of the events were late."""
+    """Fold the events into the states of the users; return the new states, and whether each event was late."""
     places = {user_id: place for place, user_id in enumerate(values)}
     is_folded = [event.user_id in places for event in events]
     own = list(compress(events, is_folded))
@@ -80,10 +81,10 @@ def _folded(
     return dict(zip(values, folded, strict=True)), [one and next(each) for one in is_folded]
 
 
-def _answers(
+def _results(
     first: Generation, events: Sequence[Event], is_new: Sequence[bool], late: Sequence[bool]
 ) -> Iterator[AppendResult]:
-    """One for each event; `late` says it of the new ones."""
+    """The result of each event; `late` has a flag for each new one."""
     each = iter(late)
     for event, new in zip(events, is_new, strict=True):
         if not new:

@@ -1,25 +1,38 @@
 """Statements about many rows at once.
 
-Each statement lets go of the interpreter's lock, and waits until whoever took it gives it back. So a hundred rows in a
-few statements cost far less than in a hundred. Batches have a few sizes only, so that SQLite prepares few statements.
+Each statement releases the interpreter's lock, and then waits until another thread gives it back. So a hundred rows in
+a few statements cost far less than in a hundred. Batches have a few sizes only, so that SQLite prepares few statements.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
 
-T = TypeVar("T")
 
+def execute_in_batches(
+    db: sqlite3.Connection,
+    sql: str,
+    rows: Sequence[Sequence[Any]],
+    *,
+    before: Sequence[Any] = (),
+    after: Sequence[Any] = (),
+    sizes: Sequence[int] = (64, 8, 1),
+) -> list[Any]:
+    """Execute the statement for all of the rows, in order, with a few of them at a time; return all result rows.
 
-def in_batches(rows: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-    """All of the rows, in order, in batches of these sizes, the largest first and the last one 1."""
+    sql     has {rows} where VALUES of a batch's rows belong
+    before  parameters that precede the rows' ones in the statement
+    after   parameters that follow them
+    sizes   of the batches, the largest first and the last one 1
+    """
+    results: list[Any] = []
     start = 0
     for size in sizes:
         while start + size <= len(rows):
-            yield rows[start : start + size]
+            batch = rows[start : start + size]
             start += size
-
-
-def rows_of(batch: Sequence[Sequence[Any]]) -> str:
-    """VALUES with a place for each value of the batch."""
-    row = f"({', '.join('?' * len(batch[0]))})"
-    return f"VALUES {', '.join([row] * len(batch))}"
+            place = f"({', '.join('?' * len(batch[0]))})"
+            values = f"VALUES {', '.join([place] * size)}"
+            parameters = [*before, *(value for row in batch for value in row), *after]
+            results += db.execute(sql.format(rows=values), parameters)
+    return results

@@ -1,4 +1,4 @@
-"""Undo and merge in the embedded store: each is one step of the transaction that it is called in."""
+"""Undo, merge and erasure in the embedded store: each runs as a whole in the caller's transaction."""
 
 import sqlite3
 import time
@@ -8,20 +8,9 @@ from storage.cold import plain_type
 from storage.corrections import INTO, UNDO, full_id, into, is_merged, readdressed, undo
 from storage.errors import MergeRefused, MergeTooLarge
 from storage.records import MAX_MERGED
-from storage.sqlite_batches import in_batches, rows_of
+from storage.sqlite_batches import execute_in_batches
 from storage.sqlite_log import EVENT_COLUMNS, log_event
-from storage.state_event import Event
-
-# A chain of merges is one hop: who has become a user that becomes another one is pointed at that one.
-SCHEMA = """
-CREATE TABLE aliases (
-    tenant TEXT NOT NULL,
-    user_id TEXT NOT NULL,
-    target TEXT NOT NULL, -- whom the user has become
-    PRIMARY KEY (tenant, user_id)
-) WITHOUT ROWID;
-CREATE INDEX aliases_by_target ON aliases (tenant, target);
-"""
+from storage.state_event import Event, digest
 
 SELECT_VISITOR = f"""
 SELECT {EVENT_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? ORDER BY seq LIMIT {MAX_MERGED + 1}
@@ -33,36 +22,34 @@ WHERE tenant = :tenant AND user_id = :user_id AND type NOT IN ('{UNDO}', '{INTO}
 AND event_id NOT IN (SELECT item_id FROM log WHERE tenant = :tenant AND user_id = :user_id AND type = '{UNDO}')
 """  # noqa: S608, the types are constants
 
-
 SELECT_TARGETS = """
 SELECT asked.column1, aliases.target FROM ({rows}) AS asked
 CROSS JOIN aliases ON aliases.tenant = ? AND aliases.user_id = asked.column1
 """
 
 
-def root(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
-    """Whom the user has become; themselves if nobody."""
+def resolve_alias(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
+    """Return the user whom this one has become by a merge; the same id without one."""
     row = db.execute("SELECT target FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, user_id)).fetchone()
     return user_id if row is None else str(row[0])
 
 
-def as_logged(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> list[Event]:
-    """The events as they stand in the logs of those whom their users have become."""
-    targets: dict[str, str] = {}
-    for batch in in_batches([(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)], (64, 8, 1)):
-        asked = [*(user_id for (user_id,) in batch), tenant]
-        targets.update(db.execute(SELECT_TARGETS.format(rows=rows_of(batch)), asked).fetchall())
+def readdress_all(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> list[Event]:
+    """Return the events as they stand in the logs of the users whom their own have become."""
+    user_ids = [(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)]
+    targets: dict[str, str] = dict(execute_in_batches(db, SELECT_TARGETS, user_ids, after=[tenant]))
     return [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
 
 
 def seen_items(db: sqlite3.Connection, tenant: str, user_id: str, unseen_types: Collection[str]) -> set[str]:
-    of_user = {"tenant": tenant, "user_id": root(db, tenant, user_id)}
+    """Return the items of all events that count in the user's log, except events of `unseen_types`."""
+    of_user = {"tenant": tenant, "user_id": resolve_alias(db, tenant, user_id)}
     return {item_id for kind, item_id in db.execute(SELECT_SEEN, of_user) if plain_type(kind) not in unseen_types}
 
 
 def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str) -> bool | None:
-    """Whether the event counted until now; None where it is not logged."""
-    of_user = root(db, tenant, user_id)
+    """Log an undo of the event; return whether the event counted until now, None where it is not logged."""
+    of_user = resolve_alias(db, tenant, user_id)
     undone = full_id(event_id, user_id, of_user)
     is_logged = "SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND event_id = ?"
     if db.execute(is_logged, (tenant, of_user, undone)).fetchone() is None:
@@ -71,10 +58,10 @@ def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str)
 
 
 def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bool | MergeRefused:
-    """Whether the visitor becomes the user with this; or why not, and then nothing changes."""
-    target = root(db, tenant, user_id)
+    """Merge the visitor into the user; return whether that is new, or a refusal. A refusal changes nothing."""
+    target = resolve_alias(db, tenant, user_id)
     try:
-        if is_merged(target, visitor, root(db, tenant, visitor)):
+        if is_merged(target, visitor, resolve_alias(db, tenant, visitor)):
             return False
     except MergeRefused as refusal:
         return refusal
@@ -90,11 +77,18 @@ def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bo
     return True
 
 
-def names_of(db: sqlite3.Connection, tenant: str, user_id: str) -> list[str]:
-    """Everybody who has become the one that the user is, and that one."""
-    of_user = root(db, tenant, user_id)
-    found = db.execute("SELECT user_id FROM aliases WHERE tenant = ? AND target = ?", (tenant, of_user))
-    return [*(name for (name,) in found), of_user]
+def erase(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
+    """Delete logs, states and aliases of the user and of everybody who has become the user."""
+    (through_seq,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
+    target = resolve_alias(db, tenant, user_id)
+    aliases = db.execute("SELECT user_id FROM aliases WHERE tenant = ? AND target = ?", (tenant, target)).fetchall()
+    for name in (*(alias for (alias,) in aliases), target):
+        of_user = (tenant, name)
+        if db.execute("DELETE FROM log WHERE tenant = ? AND user_id = ?", of_user).rowcount:
+            erased = (tenant, digest(name), through_seq)
+            db.execute("INSERT INTO erasures (tenant, user, through_seq) VALUES (?, ?, ?)", erased)
+        db.execute("DELETE FROM states WHERE tenant = ? AND user_id = ?", of_user)
+        db.execute("DELETE FROM aliases WHERE tenant = ? AND user_id = ?", of_user)
 
 
 def _now_us() -> int:

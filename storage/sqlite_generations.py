@@ -1,63 +1,74 @@
-"""Generations in the embedded store: what is noted of them, and letting go of their states."""
+"""The registry of generations in the embedded store."""
 
 import sqlite3
 import time
 
-from storage.records import MAIN_TENANT, KnownGeneration, NamedGeneration
+from typing_extensions import override
 
-STATES_AT_ONCE = 1000  # removed in one transaction, so that no writer waits long
-
-SCHEMA = """
-CREATE TABLE generations (
-    tag BLOB PRIMARY KEY,
-    name TEXT NOT NULL,
-    live_until REAL NOT NULL, -- Unix seconds
-    is_active INTEGER NOT NULL DEFAULT 0
-);
-"""
-
-# Until then all generations were those of `main`.
-TENANTS_SCHEMA = f"""
-CREATE TABLE generations_of_tenants (
-    tenant TEXT NOT NULL,
-    tag BLOB NOT NULL,
-    name TEXT NOT NULL,
-    live_until REAL NOT NULL, -- Unix seconds
-    is_active INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (tenant, tag)
-);
-INSERT INTO generations_of_tenants SELECT '{MAIN_TENANT}', tag, name, live_until, is_active FROM generations;
-DROP TABLE generations;
-ALTER TABLE generations_of_tenants RENAME TO generations;
-"""  # noqa: S608, the name is a constant
+from storage.protocol import GenerationRegistry
+from storage.records import KnownGeneration, NamedGeneration
+from storage.sqlite_database import Database
+from storage.sqlite_items import EXPERIMENT, set_note
+from storage.sqlite_states import drop_generation
 
 ANNOUNCE = """
 INSERT INTO generations (tenant, tag, name, live_until) VALUES (?, ?, ?, ?)
 ON CONFLICT (tenant, tag) DO UPDATE SET name = excluded.name, live_until = max(live_until, excluded.live_until)
 """
 
-FORGET_STATES = """
-DELETE FROM states
-WHERE rowid IN (SELECT rowid FROM states WHERE rowid > ? AND tenant = ? AND generation = ? ORDER BY rowid LIMIT ?)
-RETURNING rowid
-"""
 
+class SQLiteGenerations(GenerationRegistry):
+    """The GenerationRegistry of one tenant in a SQLite file."""
 
-def announce(db: sqlite3.Connection, tenant: str, generation: NamedGeneration, live_for_s: float) -> None:
-    db.execute(ANNOUNCE, (tenant, generation.tag, generation.name, time.time() + live_for_s))
+    def __init__(self, database: Database, tenant: str) -> None:
+        self._database = database
+        self._tenant = tenant
 
+    @override
+    async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
+        await self._database.write(lambda db: _announce(db, self._tenant, generation, live_for_s))
 
-def activate(db: sqlite3.Connection, tenant: str, generation: NamedGeneration) -> None:
-    announce(db, tenant, generation, 0)
-    db.execute("UPDATE generations SET is_active = (tag = ?) WHERE tenant = ?", (generation.tag, tenant))
+    @override
+    async def known(self) -> list[KnownGeneration]:
+        return await self._database.read(lambda db: _known(db, self._tenant))
+
+    @override
+    async def active(self) -> NamedGeneration | None:
+        return await self._database.read(lambda db: active(db, self._tenant))
+
+    @override
+    async def activate(self, generation: NamedGeneration) -> None:
+        await self._database.write(lambda db: _activate(db, self._tenant, generation))
+
+    @override
+    async def set_experiment(self, text: str | None) -> None:
+        await self._database.write(lambda db: set_note(db, self._tenant, EXPERIMENT, text))
+
+    @override
+    async def drop(self, tag: bytes) -> int:
+        total, row = 0, 0
+        while rows := await self._database.write(lambda db, row=row: drop_generation(db, self._tenant, tag, row)):  # type: ignore[misc]
+            total, row = total + len(rows), max(rows)
+        await self._database.write(lambda db: _drop_name(db, self._tenant, tag))
+        return total
 
 
 def active(db: sqlite3.Connection, tenant: str) -> NamedGeneration | None:
+    """Return the tenant's active generation; None before the first activation."""
     row = db.execute("SELECT name, tag FROM generations WHERE tenant = ? AND is_active", (tenant,)).fetchone()
     return None if row is None else NamedGeneration(*row)
 
 
-def known(db: sqlite3.Connection, tenant: str) -> list[KnownGeneration]:
+def _announce(db: sqlite3.Connection, tenant: str, generation: NamedGeneration, live_for_s: float) -> None:
+    db.execute(ANNOUNCE, (tenant, generation.tag, generation.name, time.time() + live_for_s))
+
+
+def _activate(db: sqlite3.Connection, tenant: str, generation: NamedGeneration) -> None:
+    _announce(db, tenant, generation, 0)
+    db.execute("UPDATE generations SET is_active = (tag = ?) WHERE tenant = ?", (generation.tag, tenant))
+
+
+def _known(db: sqlite3.Connection, tenant: str) -> list[KnownGeneration]:
     sql = "SELECT name, tag, is_active, live_until FROM generations WHERE tenant = ? ORDER BY name, tag"
     rows = db.execute(sql, (tenant,)).fetchall()
     now = time.time()
@@ -67,16 +78,5 @@ def known(db: sqlite3.Connection, tenant: str) -> list[KnownGeneration]:
     ]
 
 
-def forget_states(db: sqlite3.Connection, tenant: str, tag: bytes, after: int) -> list[int]:
-    """Remove some of the tenant's states of the generation behind that row; returns their rows, none at the end."""
-    return [row for (row,) in db.execute(FORGET_STATES, (after, tenant, tag, STATES_AT_ONCE))]
-
-
-def forget_name(db: sqlite3.Connection, tenant: str, tag: bytes) -> None:
+def _drop_name(db: sqlite3.Connection, tenant: str, tag: bytes) -> None:
     db.execute("DELETE FROM generations WHERE tenant = ? AND tag = ? AND NOT is_active", (tenant, tag))
-
-
-def drop_idle_states(db: sqlite3.Connection, before_day: int) -> int:
-    """Remove some states that were last written before that day; returns how many."""
-    sql = "DELETE FROM states WHERE rowid IN (SELECT rowid FROM states WHERE written_day < ? LIMIT ?)"
-    return db.execute(sql, (before_day, STATES_AT_ONCE)).rowcount

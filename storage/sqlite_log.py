@@ -1,10 +1,10 @@
-"""The log's table in the embedded store: its columns in the order of an event's fields, writing and reading."""
+"""The table of the log in the embedded store; its columns are in the order of an event's fields."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
 
 from storage.records import LogEntry
-from storage.sqlite_batches import in_batches, rows_of
+from storage.sqlite_batches import execute_in_batches
 from storage.state_event import Event, event_fields
 
 LOG_PAGE = 10_000  # entries of the whole log that are read at once
@@ -23,15 +23,17 @@ INSERT_EVENT = f"""
 INSERT INTO log (tenant, {EVENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
 """  # noqa: S608, the columns are the constant above
 
+INSERT_EVENTS = f"INSERT INTO log (seq, tenant, {EVENT_COLUMNS}) {{rows}}"
+
+SELECT_KNOWN = """
+SELECT asked.column1, asked.column2 FROM ({rows}) AS asked
+CROSS JOIN log ON log.tenant = ? AND log.user_id = asked.column1 AND log.event_id = asked.column2
+"""
+
 SELECT_NEWEST = """
 SELECT user_id, event_id, item_id, type FROM log
 WHERE tenant = ? AND seq > (SELECT coalesce(max(seq), 0) FROM log) - ?
 """
-
-
-def newest_entries(db: sqlite3.Connection, tenant: str, at_most: int) -> list[tuple[str, str, str, str]]:
-    """User, id, item and type of the tenant's entries among the newest ones of all tenants."""
-    return db.execute(SELECT_NEWEST, (tenant, at_most)).fetchall()
 
 
 def log_event(db: sqlite3.Connection, tenant: str, event: Event) -> int | None:
@@ -43,39 +45,33 @@ def log_event(db: sqlite3.Connection, tenant: str, event: Event) -> int | None:
     return cursor.lastrowid if cursor.rowcount == 1 else None
 
 
-SELECT_KNOWN = """
-SELECT asked.column1, asked.column2 FROM ({rows}) AS asked
-CROSS JOIN log ON log.tenant = ? AND log.user_id = asked.column1 AND log.event_id = asked.column2
-"""
-
-INSERT_EVENTS = f"INSERT INTO log (seq, tenant, {EVENT_COLUMNS}) {{rows}}"
+def logged_ids(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> set[tuple[str, str]]:
+    """Return the user and id of each of these events that the log has already."""
+    ids = [(event.user_id, event.event_id) for event in events]
+    return set(execute_in_batches(db, SELECT_KNOWN, ids, after=[tenant]))
 
 
-def known_events(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> set[tuple[str, str]]:
-    """The users and ids of those of the events that are logged."""
-    known: set[tuple[str, str]] = set()
-    for batch in in_batches([(event.user_id, event.event_id) for event in events], (64, 8, 1)):
-        sql = SELECT_KNOWN.format(rows=rows_of(batch))
-        known.update(db.execute(sql, [*(value for row in batch for value in row), tenant]))
-    return known
-
-
-def log_new(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> range:
-    """Log events of whom none is logged; returns their sequence numbers. The caller holds the write lock."""
+def log_new_events(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> range:
+    """Log events that the log does not have; return their sequence numbers. The caller holds the write lock."""
     (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
     seqs = range(last + 1, last + 1 + len(events))
     rows = [(seq, tenant, *event_fields(event)) for seq, event in zip(seqs, events, strict=True)]
-    for batch in in_batches(rows, (64, 8, 1)):
-        db.execute(INSERT_EVENTS.format(rows=rows_of(batch)), [value for row in batch for value in row])
+    execute_in_batches(db, INSERT_EVENTS, rows)
     return seqs
 
 
 def log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, limit: int) -> Iterator[LogEntry]:
+    """Iterate over the first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
     for seq, *columns in db.execute(SELECT_EVENTS, (tenant, user_id, after, limit)):
         yield LogEntry(seq, Event(*columns))
 
 
 def log_page(db: sqlite3.Connection, tenant: str, user_id: str) -> Iterator[tuple[str, LogEntry]]:
-    """The first entries of the users behind that one."""
+    """Iterate over the first entries of the users that follow this one in order, each with its tenant."""
     for of_tenant, seq, *columns in db.execute(SELECT_LOG, (tenant, user_id, LOG_PAGE)):
         yield of_tenant, LogEntry(seq, Event(*columns))
+
+
+def newest_entries(db: sqlite3.Connection, tenant: str, limit: int) -> list[tuple[str, str, str, str]]:
+    """Return user, id, item and type of the tenant's entries among the newest `limit` ones of all tenants."""
+    return db.execute(SELECT_NEWEST, (tenant, limit)).fetchall()

@@ -1,4 +1,4 @@
-"""The states' table in the embedded store: what is stored of users, brought up to date, and kept."""
+"""The table of states in the embedded store: reading states, folding what they lack, and saving them."""
 
 import logging
 import sqlite3
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from storage.corrections import LogFold
 from storage.records import FoldedState
-from storage.sqlite_batches import in_batches, rows_of
+from storage.sqlite_batches import execute_in_batches
 from storage.sqlite_log import NO_LIMIT, log_entries
+from storage.sqlite_schema import DAY_S
 from storage.state import Generation
 
-DAY_S = 86_400
+DROPPED_AT_ONCE = 1000  # states removed in one transaction, so that no writer waits long
 
 SELECT_STATES = """
 SELECT asked.column1, (SELECT max(seq) FROM log WHERE tenant = ? AND user_id = asked.column1),
@@ -21,10 +22,10 @@ FROM ({rows}) AS asked
 LEFT JOIN states ON states.tenant = ? AND states.user_id = asked.column1 AND states.generation = ?
 """
 
-COUNT_LACKING = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND seq > ? LIMIT ?)"
+COUNT_MISSING = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND seq > ? LIMIT ?)"
 
-# A state that somebody else has brought further meanwhile stays, and nothing is kept of a log that is gone.
-KEEP_STATE = """
+# A newer state that another process has saved meanwhile stays, and no state of a log that is gone is saved.
+SAVE_STATE = """
 INSERT INTO states (tenant, user_id, generation, through_seq, value, written_day)
 SELECT :tenant, :user_id, :generation, :through_seq, :value, :day
 WHERE EXISTS (SELECT 1 FROM log WHERE seq = :through_seq AND tenant = :tenant AND user_id = :user_id)
@@ -33,7 +34,13 @@ DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value, writte
 WHERE excluded.through_seq >= states.through_seq
 """
 
-# Of states that hold the newest entry of the log, by who holds the write lock.
+DROP_GENERATION = """
+DELETE FROM states
+WHERE rowid IN (SELECT rowid FROM states WHERE rowid > ? AND tenant = ? AND generation = ? ORDER BY rowid LIMIT ?)
+RETURNING rowid
+"""
+
+# Only for states that hold the newest entry of the log, and under the write lock.
 REPLACE_STATES = """
 INSERT INTO states (tenant, user_id, generation, through_seq, value, written_day) {rows}
 ON CONFLICT (tenant, user_id, generation)
@@ -44,31 +51,33 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Current:
-    """The fold of a user's log through `newest_seq` (0: no log), of which `folded_seq` was in the stored state."""
+class CurrentState:
+    """The fold of a user's log through `newest_seq` (0: no log); the stored state went through `stored_seq`."""
 
     value: bytes
     newest_seq: int
-    folded_seq: int
+    stored_seq: int
 
 
 @dataclass(slots=True)
-class Stored:
-    """What is stored of a user: the newest sequence number of the log, that of the state (0: none), and the state."""
+class StoredState:
+    """A state as it is stored: the newest sequence number of the user's log, that of the state (0: none), its bytes."""
 
     newest_seq: int
     through_seq: int
     value: bytes
 
 
-def current(
+def current_states(
     db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str], max_missing: int | None = None
-) -> dict[str, Current | None]:
-    """The users as of now. What a stored state lacks is folded: all of it for a new generation or layout, the rest
-    where a process that serves another generation has appended. None where that is more than `max_missing` entries.
+) -> dict[str, CurrentState | None]:
+    """Return the users' states as of now; None for a stored state that lacks more than `max_missing` entries.
+
+    What a stored state lacks is folded: the whole log for a new generation or layout, the rest of the log where a
+    process that serves another generation has appended.
     """
     return {
-        user_id: Current(stored.value, stored.newest_seq, stored.through_seq)
+        user_id: CurrentState(stored.value, stored.newest_seq, stored.through_seq)
         if stored.through_seq == stored.newest_seq
         else _caught_up(db, generation, tenant, user_id, stored, max_missing)
         for user_id, stored in stored_states(db, generation, tenant, user_ids).items()
@@ -76,46 +85,54 @@ def current(
 
 
 def _caught_up(
-    db: sqlite3.Connection, generation: Generation, tenant: str, user_id: str, stored: Stored, max_missing: int | None
-) -> Current | None:
+    db: sqlite3.Connection,
+    generation: Generation,
+    tenant: str,
+    user_id: str,
+    stored: StoredState,
+    max_missing: int | None,
+) -> CurrentState | None:
     after, fold = stored.through_seq, LogFold(generation, generation.decode(stored.value))
     while after < stored.newest_seq:
-        if max_missing is not None and _lacks_more(db, tenant, user_id, after, max_missing):
+        if max_missing is not None and _misses_more(db, tenant, user_id, after, max_missing):
             return None
         for entry in log_entries(db, tenant, user_id, after, NO_LIMIT):
-            if entry.seq > stored.newest_seq:  # logged since the first look
+            if entry.seq > stored.newest_seq:  # logged since newest_seq was read
                 break
             fold.take(entry.event)
         if not fold.is_spoiled:
             break
         after, fold = 0, fold.again()
-    return Current(generation.encode(fold.state), stored.newest_seq, stored.through_seq)
+    return CurrentState(generation.encode(fold.state), stored.newest_seq, stored.through_seq)
 
 
-def _lacks_more(db: sqlite3.Connection, tenant: str, user_id: str, after: int, than: int) -> bool:
-    (lacking,) = db.execute(COUNT_LACKING, (tenant, user_id, after, than + 1)).fetchone()
-    return bool(lacking > than)
+def _misses_more(db: sqlite3.Connection, tenant: str, user_id: str, after: int, than: int) -> bool:
+    (missing,) = db.execute(COUNT_MISSING, (tenant, user_id, after, than + 1)).fetchone()
+    return bool(missing > than)
 
 
 def stored_states(
     db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str]
-) -> dict[str, Stored]:
-    found: dict[str, Stored] = {}
-    for batch in in_batches([(user_id,) for user_id in dict.fromkeys(user_ids)], (64, 8, 1)):
-        asked = [tenant, *(user_id for (user_id,) in batch), tenant, generation.tag]
-        for user_id, newest_seq, through_seq, value in db.execute(SELECT_STATES.format(rows=rows_of(batch)), asked):
-            if value is not None and not generation.fits(value):
-                logger.warning("folding a state again from the log: it is of another layout")
-            if value is None or not generation.fits(value):
-                through_seq, value = 0, generation.encoded_empty
-            found[user_id] = Stored(newest_seq or 0, through_seq, value)
+) -> dict[str, StoredState]:
+    """Return what is stored of each user; the empty state where that is nothing or unreadable."""
+    found: dict[str, StoredState] = {}
+    rows = [(user_id,) for user_id in dict.fromkeys(user_ids)]
+    for user_id, newest_seq, through_seq, value in execute_in_batches(
+        db, SELECT_STATES, rows, before=[tenant], after=[tenant, generation.tag]
+    ):
+        if value is not None and not generation.fits(value):
+            logger.warning("folding a state again from the log: it is of another layout")
+        if value is None or not generation.fits(value):
+            through_seq, value = 0, generation.encoded_empty
+        found[user_id] = StoredState(newest_seq or 0, through_seq, value)
     return found
 
 
-def keep(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
+def save(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
+    """Save these states, except those of users who have a newer state or no log any more."""
     day = today()
     db.executemany(
-        KEEP_STATE,
+        SAVE_STATE,
         [
             {
                 "tenant": state.tenant,
@@ -131,12 +148,23 @@ def keep(db: sqlite3.Connection, generation: Generation, states: Sequence[Folded
 
 
 def replace(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
-    """Keep states that hold all of their users' logs. The caller holds the write lock."""
+    """Save states that hold all of their users' logs. The caller holds the write lock."""
     day = today()
     rows = [(one.tenant, one.user_id, generation.tag, one.through_seq, one.value, day) for one in states]
-    for batch in in_batches(rows, (16, 4, 1)):
-        db.execute(REPLACE_STATES.format(rows=rows_of(batch)), [value for row in batch for value in row])
+    execute_in_batches(db, REPLACE_STATES, rows, sizes=(16, 4, 1))
+
+
+def drop_generation(db: sqlite3.Connection, tenant: str, tag: bytes, after_row: int) -> list[int]:
+    """Remove some of the tenant's states of the generation that follow that row; return their rows, none at the end."""
+    return [row for (row,) in db.execute(DROP_GENERATION, (after_row, tenant, tag, DROPPED_AT_ONCE))]
+
+
+def drop_idle(db: sqlite3.Connection, before_day: int) -> int:
+    """Remove some states that were last written before that day; return how many."""
+    sql = "DELETE FROM states WHERE rowid IN (SELECT rowid FROM states WHERE written_day < ? LIMIT ?)"
+    return db.execute(sql, (before_day, DROPPED_AT_ONCE)).rowcount
 
 
 def today() -> int:
+    """Return the number of today, in days since 1970."""
     return int(time.time() // DAY_S)

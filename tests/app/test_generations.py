@@ -14,7 +14,7 @@ from app import serving
 from app.cli import main
 from app.serving import generation_of
 from model import artifact
-from storage.sqlite import FILE_NAME
+from storage.sqlite_database import FILE_NAME
 from tests.app.conftest import Client, item_id, write_model
 from tests.storage.naive_fold import assert_histogram_is, fold
 

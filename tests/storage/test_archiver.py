@@ -32,7 +32,8 @@ from storage.archiver_sqlite_source import SQLiteSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis import RedisStore
 from storage.redis_layout import Keyspace, trim_arguments
-from storage.sqlite import FILE_NAME, SQLiteStore
+from storage.sqlite import SQLiteStore
+from storage.sqlite_database import FILE_NAME
 from storage.state_event import Event
 from tests.storage.catalogue import click, fresh_user, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_state_is, fold

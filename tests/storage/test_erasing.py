@@ -21,7 +21,8 @@ from storage.archiver_sqlite_source import SQLiteSource
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.redis import RedisStore
-from storage.sqlite import FILE_NAME, SQLiteStore
+from storage.sqlite import SQLiteStore
+from storage.sqlite_database import FILE_NAME
 from storage.state_event import Event
 from tests.storage.catalogue import START_US, make_generation
 from tests.storage.redis_servers import RedisServer, expected_servers, new_server

@@ -19,6 +19,7 @@ import storage.redis
 import storage.redis_servers
 import storage.sqlite
 import storage.sqlite_log
+import storage.sqlite_states
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.rebuild import Rebuilt, rebuild
@@ -80,7 +81,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.sqlite, "LOG_PAGE", 7)
     monkeypatch.setattr(storage.sqlite_log, "LOG_PAGE", 7)
     monkeypatch.setattr(storage.redis, "STREAM_PAGE", 3)
-    monkeypatch.setattr(storage.sqlite, "KEPT_AT_ONCE", 4)
+    monkeypatch.setattr(storage.sqlite, "SAVED_AT_ONCE", 4)
     monkeypatch.setattr(storage.redis, "KEPT_AT_ONCE", 2)
 
 
@@ -201,7 +202,7 @@ class Interrupted:
     def __init__(self, store: UserStore, happens: Callable[[], Awaitable[None]]) -> None:
         self._store = store
         self._happens = happens
-        self.keep = store.keep
+        self.save_states = store.save_states
 
     async def log(self) -> AsyncIterator[LogPage]:
         async for page in self._store.log():
@@ -398,7 +399,7 @@ class TestRegistry:
     def test_forgetting_removes_the_states_of_that_generation_only(
         self, address: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(storage.sqlite.sqlite_generations, "STATES_AT_ONCE", 3)
+        monkeypatch.setattr(storage.sqlite_states, "DROPPED_AT_ONCE", 3)
         monkeypatch.setattr(storage.redis_servers, "SCANNED_AT_ONCE", 3)
         events = events_of(20, 2)
         user_ids = user_ids_of(events)
