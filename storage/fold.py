@@ -6,8 +6,8 @@ the two equal.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import repeat
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -20,13 +20,12 @@ from storage.state_event import Event, event_hash
 UNKNOWN = -1
 
 
-@dataclass(frozen=True, slots=True)
-class EventColumns:
-    """Q events as the fold sees them.
+class EventColumns(NamedTuple):
+    """Q events as the fold reads them.
 
-    rows           (Q,) int32    of the items in the generation's codes, -1 = unknown, from COLD on = with cold codes
-    cold_codes     (Q, B) uint8  codes that events bring themselves; (0, B) where none does
-    weights        (Q,) float32  of their types, 0 = no step
+    rows           (Q,) int32    rows of the items in the generation's codes, -1 = unknown, from COLD on = cold
+    cold_codes     (Q, B) uint8  codes that the events bring for cold items; (0, B) where none does
+    weights        (Q,) float32  weights of their types, 0 = no step
     seen           (Q,) bool     whether their types count as seen
     timestamps_us  (Q,) int64
     id_times_s     (Q,) uint32   rounded up, 0 = none
@@ -45,7 +44,7 @@ class EventColumns:
     def of(
         cls, generation: Generation, events: Sequence[Event], id_hashes: Iterable[int] | None = None
     ) -> "EventColumns":
-        """The columns of events, whose ids are hashed here unless their hashes are given."""
+        """Make the columns of events. Their ids are hashed unless their hashes are given."""
         count = len(events)
         row_of = generation.item_index.get
         weights = {kind: max(0.0, weight) for kind, weight in generation.event_weights.items()}
@@ -53,7 +52,7 @@ class EventColumns:
             id_hashes = (event_hash(event.event_id) for event in events)
         kinds = [event.type for event in events]
         rows = np.fromiter(map(row_of, (event.item_id for event in events), repeat(UNKNOWN)), np.int32, count)
-        cold_codes = np.zeros((0, generation.codes.shape[1]), np.uint8)  # of the one type that is compiled
+        cold_codes = np.zeros((0, generation.codes.shape[1]), np.uint8)  # the one type that is compiled for
         if any(MARK in kind for kind in kinds):
             cold_codes = _cold_codes(generation, events, rows)
             kinds = [plain_type(kind) for kind in kinds]
@@ -70,7 +69,7 @@ class EventColumns:
 
 
 def _cold_codes(generation: Generation, events: Sequence[Event], rows: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """The codes that events bring for unknown items, (Q, B); in `rows` these items then have what stands for them."""
+    """Return the codes (Q, B) that events bring for unknown items, and set the `rows` of these items."""
     found = np.zeros((len(events), generation.codes.shape[1]), np.uint8)
     for place in np.flatnonzero(rows == UNKNOWN).tolist():
         codes = generation.cold_codes(events[place])
@@ -90,12 +89,12 @@ def fold_encoded(
     """Fold Q events into U encoded states, in order.
 
     values     (U,)  encoded states of the generation
-    users      (Q,)  whose event it is: an index of values
-    id_hashes  (Q,)  of the events' ids, where they are known
+    users      (Q,)  the user of each event, as an index of values
+    id_hashes  (Q,)  hashes of the events' ids, where they are known
     returns    the states (U,), encoded, and whether each of the events (Q,) was late
     """
     size = generation.dtype.itemsize
-    # One more: numpy calls the columns of a single record contiguous, and numba would compile everything once more.
+    # One state more: numpy calls the columns of a single record contiguous, and numba would compile for these again.
     encoded = bytearray().join([*values, bytes(size)])
     states = np.frombuffer(encoded, generation.dtype)
     columns = EventColumns.of(generation, events, id_hashes)
@@ -105,8 +104,41 @@ def fold_encoded(
 
 
 def compile_fold(generation: Generation) -> None:
-    """Some seconds, unless it was compiled before and is read back; so that no request has to wait for it."""
+    """Compile the fold, or read it from the cache, so that no request waits some seconds for it."""
     fold_encoded(generation, [generation.encoded_empty], [0], [Event("e", "u", "i", "click", 0, None)])
+
+
+class _StateColumns(NamedTuple):
+    """The fields of U states that the fold changes, as views of their records."""
+
+    n: NDArray[np.uint64]
+    anchor: NDArray[np.uint64]
+    bins: NDArray[np.float32]
+    event_count: NDArray[np.uint64]
+    recent_event_ids: NDArray[np.uint64]
+    recent_id_times_s: NDArray[np.uint32]
+    low_water_s: NDArray[np.uint32]
+    item_count: NDArray[np.uint64]
+    recent_items: NDArray[np.int32]
+    stepped_items: NDArray[np.int32]
+    last_item: NDArray[np.int32]
+    last_timestamp_us: NDArray[np.int64]
+    last_codes: NDArray[np.uint8]
+
+
+class _ItemColumns(NamedTuple):
+    """What a generation knows of its items, and how older steps decay.
+
+    codes   (N, B)
+    shares  (N, B, W), or empty where the generation has none
+    rates   (R,)
+    growth  (ages, R)
+    """
+
+    codes: NDArray[np.uint8]
+    shares: NDArray[np.float32]
+    rates: NDArray[np.float64]
+    growth: NDArray[np.float32]
 
 
 def fold_many(
@@ -115,125 +147,101 @@ def fold_many(
     """Fold Q events into the states of their users, in place and in order.
 
     states   (U,)  records of ``generation.dtype``
-    users    (Q,)  whose event it is: an index of states
-    returns  (Q,)  whether it stepped and came late
+    users    (Q,)  the user of each event, as an index of states
+    returns  (Q,)  whether the event stepped and came late
     """
-    rates = np.asarray(generation.decay_rates, np.float64)
-    growth = generation.growth[:, :: generation.codes.shape[1]]  # (ages, R)
-    shares = np.empty((0, 0, 0), np.float32) if generation.shares is None else generation.shares
     late = np.zeros(len(users), np.bool_)
-    _fold_many(
-        late,
-        users,
-        events.rows,
-        events.cold_codes,
-        events.weights,
-        events.seen,
-        events.timestamps_us,
-        events.id_times_s,
-        events.id_hashes,
+    items = _ItemColumns(
         generation.codes,
-        shares,
-        rates,
-        np.ascontiguousarray(growth),
-        NEGLIGIBLE,
-        states["n"],
-        states["anchor"],
-        states["bins"],
-        states["event_count"],
-        states["recent_event_ids"],
-        states["recent_id_times_s"],
-        states["low_water_s"],
-        states["item_count"],
-        states["recent_items"],
-        states["stepped_items"],
-        states["last_item"],
-        states["last_timestamp_us"],
-        states["last_codes"],
+        np.empty((0, 0, 0), np.float32) if generation.shares is None else generation.shares,
+        np.asarray(generation.decay_rates, np.float64),
+        np.ascontiguousarray(generation.growth[:, :: generation.codes.shape[1]]),
     )
+    _fold_many(late, users, events, items, _StateColumns(*(states[name] for name in _StateColumns._fields)))
     return late
 
 
 @numba.njit(cache=True)
-def _fold_many(  # type: ignore[no-untyped-def]
-    late,
-    users,
-    rows,
-    cold_codes,
-    weights,
-    seen,
-    timestamps_us,
-    id_times_s,
-    id_hashes,
-    codes,
-    shares,
-    rates,
-    growth,
-    negligible,
-    n,
-    anchor,
-    bins,
-    event_count,
-    recent_event_ids,
-    recent_id_times_s,
-    low_water_s,
-    item_count,
-    recent_items,
-    stepped_items,
-    last_item,
-    last_timestamp_us,
-    last_codes,
-):
-    ages, books = len(growth), codes.shape[1]
+def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-def]
     for event in range(len(users)):
-        user = users[event]
-
-        slot = event_count[user] % recent_event_ids.shape[1]
-        if recent_id_times_s[user, slot] > low_water_s[user]:
-            low_water_s[user] = recent_id_times_s[user, slot]
-        recent_id_times_s[user, slot] = id_times_s[event]
-        recent_event_ids[user, slot] = id_hashes[event]
-        event_count[user] += 1
-
-        row = rows[event]
+        user, row = users[event], events.rows[event]
+        _push_id(states, user, events.id_hashes[event], events.id_times_s[event])
         if row < 0:
             continue
-        weight = weights[event]
-        if seen[event]:
-            recent_items[user, item_count[user] % recent_items.shape[1]] = row
-            item_count[user] += 1
+        if events.seen[event]:
+            _push_item(states, user, row)
+        weight = events.weights[event]
         if weight <= 0:
             continue
-        n[user] += 1
-        age = n[user] - anchor[user]
-        if age >= ages:
-            for rate in range(len(rates)):
-                decay = np.float32(math.exp(-float(age) * rates[rate]))
-                for book in range(books):
-                    for word in range(bins.shape[3]):
-                        scaled = bins[user, rate, book, word] * decay
-                        bins[user, rate, book, word] = scaled if scaled >= negligible else np.float32(0)
-            anchor[user] = n[user]
-            age = np.uint64(0)
+        growth = items.growth[_next_age(states, user, items)]
         is_cold = row >= COLD
-        for rate in range(len(rates)):
-            step = weight * growth[age, rate]
-            for book in range(books):
-                if len(shares) and not is_cold:
-                    for word in range(bins.shape[3]):
-                        bins[user, rate, book, word] += step * shares[row, book, word]
-                    continue
-                word = cold_codes[event, book] if is_cold else codes[row, book]
-                bins[user, rate, book, word] += step
-
-        late[event] = timestamps_us[event] < last_timestamp_us[user]
-        first = 1 if late[event] else 0
-        for place in range(stepped_items.shape[1] - 1, first, -1):
-            stepped_items[user, place] = stepped_items[user, place - 1]
-        if first < stepped_items.shape[1]:
-            stepped_items[user, first] = row
+        codes = events.cold_codes[event] if is_cold else items.codes[row]
+        if len(items.shares) and not is_cold:
+            _add_shares(states.bins[user], items.shares[row], weight, growth)
+        else:
+            _add_codes(states.bins[user], codes, weight, growth)
+        late[event] = events.timestamps_us[event] < states.last_timestamp_us[user]
+        _insert(states.stepped_items[user], row, 1 if late[event] else 0)
         if not late[event]:
-            last_item[user] = row
-            last_timestamp_us[user] = timestamps_us[event]
-            for book in range(books):
-                last_codes[user, book] = cold_codes[event, book] if is_cold else codes[row, book]
+            states.last_item[user] = row
+            states.last_timestamp_us[user] = events.timestamps_us[event]
+            states.last_codes[user] = codes
+
+
+@numba.njit
+def _push_id(states, user, id_hash, id_time_s):  # type: ignore[no-untyped-def]
+    slot = states.event_count[user] % states.recent_event_ids.shape[1]
+    if states.recent_id_times_s[user, slot] > states.low_water_s[user]:
+        states.low_water_s[user] = states.recent_id_times_s[user, slot]
+    states.recent_id_times_s[user, slot] = id_time_s
+    states.recent_event_ids[user, slot] = id_hash
+    states.event_count[user] += 1
+
+
+@numba.njit
+def _push_item(states, user, row):  # type: ignore[no-untyped-def]
+    states.recent_items[user, states.item_count[user] % states.recent_items.shape[1]] = row
+    states.item_count[user] += 1
+
+
+@numba.njit
+def _next_age(states, user, items):  # type: ignore[no-untyped-def]
+    """Count a step, rescale the bins where it is due, and return the age at which the step is added."""
+    states.n[user] += 1
+    age = states.n[user] - states.anchor[user]
+    if age < len(items.growth):
+        return age
+    bins = states.bins[user]
+    for rate in range(len(items.rates)):
+        decay = np.float32(math.exp(-float(age) * items.rates[rate]))
+        for book in range(bins.shape[1]):
+            for word in range(bins.shape[2]):
+                scaled = bins[rate, book, word] * decay
+                bins[rate, book, word] = scaled if scaled >= NEGLIGIBLE else np.float32(0)
+    states.anchor[user] = states.n[user]
+    return np.uint64(0)
+
+
+@numba.njit
+def _add_codes(bins, codes, weight, growth):  # type: ignore[no-untyped-def]
+    for rate in range(len(growth)):
+        step = weight * growth[rate]
+        for book in range(len(codes)):
+            bins[rate, book, codes[book]] += step
+
+
+@numba.njit
+def _add_shares(bins, shares, weight, growth):  # type: ignore[no-untyped-def]
+    for rate in range(len(growth)):
+        step = weight * growth[rate]
+        for book in range(shares.shape[0]):
+            for word in range(shares.shape[1]):
+                bins[rate, book, word] += step * shares[book, word]
+
+
+@numba.njit
+def _insert(newest_first, item, place):  # type: ignore[no-untyped-def]
+    for later in range(len(newest_first) - 1, place, -1):
+        newest_first[later] = newest_first[later - 1]
+    if place < len(newest_first):
+        newest_first[place] = item
