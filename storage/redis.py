@@ -66,7 +66,7 @@ from storage.redis_layout import (
 from storage.redis_requests import Commit, Part, Read, Request, UserFold, by_partition, fold_new
 from storage.redis_servers import MAX_CONNECTIONS, PAUSE_S, Command, Copies, RedisServers, failure_of, script_call
 from storage.redis_trends import ADD_TRENDS, RedisTrends
-from storage.rounds import Lanes
+from storage.rounds import GroupCommitByNode
 from storage.state import Generation, State, StateError
 from storage.state_event import Event
 from storage.trends import Trends
@@ -116,10 +116,10 @@ class RedisStore:
         self._keys = keys
         self._serving = tuple(generations)
         self._ttl_s = ttl_s
-        self._reads: Lanes[Read] = Lanes(
+        self._reads: GroupCommitByNode[Read] = GroupCommitByNode(
             self._read_round, lambda read: servers.node_of(read.keys[0]), max_size=MAX_ROUND, max_waiting=max_waiting
         )
-        self._writes: Lanes[Part] = Lanes(
+        self._writes: GroupCommitByNode[Part] = GroupCommitByNode(
             self._write_round, lambda part: servers.node_of(part.log), max_size=MAX_ROUND, max_waiting=max_waiting
         )
         # what a missing state costs must not take the connections to its server that everybody's rounds need
@@ -181,7 +181,7 @@ class RedisStore:
 
     @property
     def waiting(self) -> int:
-        return self._reads.waiting + self._writes.waiting + sum(part.size for part in self._looked_up)
+        return self._reads.waiting_size + self._writes.waiting_size + sum(part.size for part in self._looked_up)
 
     def serve_generations(self, generations: Sequence[Generation]) -> None:
         self._serving = tuple(generations)
@@ -692,7 +692,7 @@ class RedisStore:
             try:
                 ready.append(await self._decided(together, folds))
             except _UndecidedError as exc:
-                self._writes.put_back([part for part in together if part not in exc.parts])
+                self._writes.requeue([part for part in together if part not in exc.parts])
                 undecided += exc.parts
             except Exception as exc:  # what is odd in one partition is nothing to the others
                 for part in together:
@@ -801,7 +801,7 @@ class RedisStore:
                 for part in parts:
                     part.fail(exc)
             else:
-                self._writes.put_back([part for part in parts if not part.is_too_late()])
+                self._writes.requeue([part for part in parts if not part.is_too_late()])
 
         self._wait_for(put_back())
 
@@ -817,7 +817,7 @@ class RedisStore:
         async def readdress(part: Part) -> None:
             try:
                 roots = {user: await self._corrections.root(user) for user in set(part.users)}
-                self._writes.put_back(part.readdressed(roots))
+                self._writes.requeue(part.readdressed(roots))
             except Exception as exc:
                 part.fail(exc)
 

@@ -1,4 +1,4 @@
-"""Group commit on an event loop: what arrives while a round of work is under way forms the next round."""
+"""Group commit on an event loop: requests that arrive while a group is worked on form the next group."""
 
 import asyncio
 from collections import defaultdict, deque
@@ -9,162 +9,166 @@ from typing import Generic, Protocol, TypeVar
 from storage.errors import StorageBusy, StorageUnavailable
 
 
-class Item(Protocol):
-    """Something that waits to be worked on, and for its answer."""
+class QueuedRequest(Protocol):
+    """A request that waits to be worked on, and whose caller waits for its answer."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """How much of a group's size the request takes."""
+        ...
 
     def fail(self, cause: Exception) -> None:
-        """Answer whoever waits for the item with the failure."""
+        """Answer the caller with the failure."""
         ...
 
 
-ItemT = TypeVar("ItemT", bound=Item)
+RequestT = TypeVar("RequestT", bound=QueuedRequest)
 
 
-class Rounds(Generic[ItemT]):
-    """Runs one round after the other, without timers, until nothing waits.
+class GroupCommit(Generic[RequestT]):
+    """Works on one group of requests after the other, without timers, until none waits.
 
-    work          is given a round's items and answers them; it returns those that have to wait for the next round
-    max_size      of all items of a round together
-    max_waiting   size of all items that may wait
+    work         gets the requests of a group and answers them; it returns those that must wait for the next group
+    max_size     the most that the requests of a group may have together
+    max_waiting  the most that all waiting requests may have together
     """
 
     def __init__(
-        self, work: Callable[[list[ItemT]], Awaitable[list[ItemT]]], *, max_size: int, max_waiting: int
+        self, work: Callable[[list[RequestT]], Awaitable[list[RequestT]]], *, max_size: int, max_waiting: int
     ) -> None:
         self._work = work
         self._max_size = max_size
         self._max_waiting = max_waiting
-        self._waiting: deque[ItemT] = deque()
+        self._waiting: deque[RequestT] = deque()
         self._waiting_size = 0
         self._closed = False
         self._running: asyncio.Task[None] | None = None
 
-    def put(self, items: Sequence[ItemT]) -> None:
-        """Let the items wait for the next round; StorageBusy where too much waits."""
-        self.require_room(items)
-        self.put_back(items)
+    def put(self, requests: Sequence[RequestT]) -> None:
+        """Queue the requests for the next group; StorageBusy when too much waits."""
+        self.require_room(requests)
+        self.requeue(requests)
 
-    def require_room(self, items: Sequence[ItemT]) -> None:
-        """As `put`, which then succeeds."""
+    def require_room(self, requests: Sequence[RequestT]) -> None:
+        """Raise what `put` would raise for the requests."""
         if self._closed:
             raise StorageUnavailable("the store is closed")
-        size = sum(item.size for item in items)
+        size = sum(request.size for request in requests)
         if self._waiting and self._waiting_size + size > self._max_waiting:
             raise StorageBusy(f"{self._waiting_size} reads or writes wait for the store; try again later")
 
-    def put_back(self, items: Sequence[ItemT]) -> None:
-        """Let items wait that had been accepted before."""
-        self._waiting.extend(items)
-        self._waiting_size += sum(item.size for item in items)
+    def requeue(self, requests: Sequence[RequestT]) -> None:
+        """Queue requests that were accepted before, without a limit."""
+        self._waiting.extend(requests)
+        self._waiting_size += sum(request.size for request in requests)
         if self._running is None:
-            # in no request's context: it works for all that come
+            # in an empty context, not the first request's: it works for all that come
             self._running = asyncio.create_task(self._run(), context=Context())
 
     @property
-    def waiting(self) -> int:
-        """Size of all that waits."""
+    def waiting_size(self) -> int:
+        """Size of all waiting requests together."""
         return self._waiting_size
 
     @property
     def is_running(self) -> bool:
+        """Whether a group is worked on."""
         return self._running is not None
 
     async def close(self) -> None:
-        """Accept nothing more; return when everything accepted is answered."""
+        """Refuse new requests, and return when every accepted one is answered."""
         self._closed = True
         if self._running is not None:
             await asyncio.wait([self._running])
 
     async def _run(self) -> None:
         while self._waiting:
-            items = list(self._taken(self._max_size))
+            group = list(self._next_group(self._max_size))
             try:
-                again = await self._work(items)
+                again = await self._work(group)
             except Exception as exc:
-                if isinstance(exc, StorageUnavailable):  # another time-out would not do the others any good
-                    items += self._taken(self._waiting_size)
-                for item in items:
-                    item.fail(exc)
+                if isinstance(exc, StorageUnavailable):  # waiting for another time-out would not help the others
+                    group += self._next_group(self._waiting_size)
+                for request in group:
+                    request.fail(exc)
             else:
                 self._waiting.extendleft(reversed(again))
-                self._waiting_size += sum(item.size for item in again)
+                self._waiting_size += sum(request.size for request in again)
         self._running = None
 
-    def _taken(self, room: int) -> Iterator[ItemT]:
+    def _next_group(self, room: int) -> Iterator[RequestT]:
         while self._waiting and room > 0:
-            item = self._waiting.popleft()
-            self._waiting_size -= item.size
-            room -= item.size
-            yield item
+            request = self._waiting.popleft()
+            self._waiting_size -= request.size
+            room -= request.size
+            yield request
 
 
-class Lanes(Generic[ItemT]):
-    """Rounds side by side: a server that hangs holds up what waits for it, and nobody else.
+class GroupCommitByNode(Generic[RequestT]):
+    """Keeps a group commit for each node, so that a node that hangs holds up only its own requests.
 
-    work, max_size, max_waiting  of each lane, as of Rounds
-    lane_of                      where an item belongs now; that may change while it waits
+    work, max_size, max_waiting  of each node, as of GroupCommit
+    node_of                      returns the node of a request, which may change while the request waits
     """
 
     def __init__(
         self,
-        work: Callable[[list[ItemT]], Awaitable[list[ItemT]]],
-        lane_of: Callable[[ItemT], str],
+        work: Callable[[list[RequestT]], Awaitable[list[RequestT]]],
+        node_of: Callable[[RequestT], str],
         *,
         max_size: int,
         max_waiting: int,
     ) -> None:
         self._work = work
-        self._lane_of = lane_of
+        self._node_of = node_of
         self._max_size = max_size
         self._max_waiting = max_waiting
-        self._lanes: dict[str, Rounds[ItemT]] = {}
+        self._nodes: dict[str, GroupCommit[RequestT]] = {}
         self._closed = False
 
-    def put(self, items: Sequence[ItemT]) -> None:
-        """Let all of the items wait, or none: StorageBusy where too much waits already."""
+    def put(self, requests: Sequence[RequestT]) -> None:
+        """Queue all of the requests, or none: StorageBusy when too much waits."""
         if self._closed:
             raise StorageUnavailable("the store is closed")
-        by_lane = self._by_lane(items)
-        for name, own in by_lane.items():
-            self._lane(name).require_room(own)
-        self._put(by_lane)
+        by_node = self._by_node(requests)
+        for name, own in by_node.items():
+            self._node(name).require_room(own)
+        self._requeue(by_node)
 
     @property
-    def waiting(self) -> int:
-        return sum(rounds.waiting for rounds in self._lanes.values())
+    def waiting_size(self) -> int:
+        """Size of all waiting requests together."""
+        return sum(commit.waiting_size for commit in self._nodes.values())
 
-    def put_back(self, items: Sequence[ItemT]) -> None:
-        """Let items wait that had been accepted before."""
-        self._put(self._by_lane(items))
+    def requeue(self, requests: Sequence[RequestT]) -> None:
+        """Queue requests that were accepted before, without a limit."""
+        self._requeue(self._by_node(requests))
 
     async def close(self) -> None:
-        """Accept nothing more; return when everything accepted is answered."""
+        """Refuse new requests, and return when every accepted one is answered."""
         self._closed = True
-        # again and again, since one may put back to another
-        while running := [rounds for rounds in self._lanes.values() if rounds.is_running]:
-            await asyncio.gather(*(rounds.close() for rounds in running))
+        # more than once, since a node may requeue to another one
+        while running := [commit for commit in self._nodes.values() if commit.is_running]:
+            await asyncio.gather(*(commit.close() for commit in running))
 
-    def _put(self, by_lane: dict[str, list[ItemT]]) -> None:
-        for name, own in by_lane.items():
-            self._lane(name).put_back(own)
+    def _requeue(self, by_node: dict[str, list[RequestT]]) -> None:
+        for name, own in by_node.items():
+            self._node(name).requeue(own)
 
-    def _by_lane(self, items: Sequence[ItemT]) -> dict[str, list[ItemT]]:
-        by_lane: defaultdict[str, list[ItemT]] = defaultdict(list)
-        for item in items:
-            by_lane[self._lane_of(item)].append(item)
-        return by_lane
+    def _by_node(self, requests: Sequence[RequestT]) -> dict[str, list[RequestT]]:
+        by_node: defaultdict[str, list[RequestT]] = defaultdict(list)
+        for request in requests:
+            by_node[self._node_of(request)].append(request)
+        return by_node
 
-    def _lane(self, name: str) -> Rounds[ItemT]:
-        if name not in self._lanes:
+    def _node(self, name: str) -> GroupCommit[RequestT]:
+        if name not in self._nodes:
 
-            async def work(items: list[ItemT]) -> list[ItemT]:
-                again = self._by_lane(await self._work(items))
-                mine = again.pop(name, [])
-                self._put(again)
-                return mine
+            async def work(group: list[RequestT]) -> list[RequestT]:
+                again = self._by_node(await self._work(group))
+                own = again.pop(name, [])
+                self._requeue(again)
+                return own
 
-            self._lanes[name] = Rounds(work, max_size=self._max_size, max_waiting=self._max_waiting)
-        return self._lanes[name]
+            self._nodes[name] = GroupCommit(work, max_size=self._max_size, max_waiting=self._max_waiting)
+        return self._nodes[name]
