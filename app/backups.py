@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.settings import StoreSettings
 from app.store_factory import opened_store
 from model import artifact

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from app import shop
 from app.main import require_free, serve
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.settings import Settings
 from app.store_factory import open_store
 from app.training_progress import TrainingProgress

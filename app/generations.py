@@ -9,7 +9,8 @@ from pathlib import Path
 
 from app.models_folder import load_named
 from app.schemas.operations import Experiment
-from app.serving import ANNOUNCE_EVERY_S, LIVE_FOR_S, generation_of
+from app.served_generation import generation_of
+from app.serving import ANNOUNCE_EVERY_S, LIVE_FOR_S
 from app.settings import StoreSettings
 from app.store_factory import opened_store
 from model import artifact

@@ -1,8 +1,8 @@
-"""The generation of a shop that has no model yet: it knows no item, so no event steps and nobody's answer is personal.
+"""The generation that is served before the first model exists.
 
-It is a generation like any other. Events are logged and folded, in some hundred bytes of state; whoever asks gets what
-is popular, from a catalogue that is counted from the log again and again. The first real generation replaces it as
-every later one replaces the one before.
+It knows no item, so no event steps and no answer is personal. Otherwise it is a generation like any other: events are
+logged and folded, in some hundred bytes of state. Every answer has popular items, from a catalogue that is counted from
+the log again and again. The first trained generation replaces it as every later one replaces the one before.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ SMALLEST = ModelConfig(
 
 
 def artifact() -> Artifact:
-    """A model of no items."""
+    """Make a model of no items."""
     history_codes, target_codes = (
         torch.zeros((0, books), dtype=torch.uint8) for books in (SMALLEST.history_codebooks, SMALLEST.target_codebooks)
     )
@@ -52,14 +52,14 @@ def artifact() -> Artifact:
     return Artifact(NAME, TAG.hex(), Config(model=SMALLEST), _items({}), model, tables, {})
 
 
-async def shelf(store: UserStore, tenant: str, said: ItemOverrides) -> LiveCatalogue:
-    """The items that were used most, as the log has it now; StorageError when it cannot be read."""
+async def popular_catalogue(store: UserStore, tenant: str, overrides: ItemOverrides) -> LiveCatalogue:
+    """Make a catalogue of the items that the log has most often now; StorageError when it cannot be read."""
     counts = await store.item_counts(tenant, COUNTED)
-    return await asyncio.to_thread(lambda: LiveCatalogue(_items(counts), said))
+    return await asyncio.to_thread(lambda: LiveCatalogue(_items(counts), overrides))
 
 
 def _items(counts: Mapping[str, int]) -> Items:
-    """Most first, in order of their ids where they are as many: the same in every process."""
+    """Order items by count, then by id, which is the same in every process."""
     most = heapq.nsmallest(ITEMS, counts.items(), key=lambda item: (-item[1], item[0]))
     ids = [item_id for item_id, _ in most]
     return Items(ids, [""] * len(ids), [()] * len(ids), np.array([count for _, count in most], np.int64))

@@ -12,7 +12,8 @@ from app.live import LiveSignals
 from app.metrics import Metrics
 from app.recommend import Recommender
 from app.schemas.operations import ServedModel
-from app.serving import GenerationSwitcher, generation_of
+from app.served_generation import TenantContext, generation_of
+from app.serving import GenerationSwitcher
 from app.settings import Settings
 from app.shelf import LiveCatalogue
 from app.stocking import ItemUpdates
@@ -69,7 +70,8 @@ async def tenant_service(
     store = await open_store(settings, generation_of(artifact))
     try:
         signals = LiveSignals(store, settings.tenant, metrics)
-        switcher = GenerationSwitcher(settings, artifact, store, engine_thread, metrics, signals)
+        context = TenantContext(settings, store, engine_thread, metrics, signals)
+        switcher = GenerationSwitcher(context, artifact)
         await switcher.poll()  # so that a process which joins never serves another model first
         ingest, item_updates = Ingest(store, settings, metrics, signals), ItemUpdates(store, switcher, settings.tenant)
         async with in_background(switcher.follow(), signals.follow(), _sweep(store)):

@@ -71,7 +71,7 @@ async def measure(
                 await service.item_updates.post(bodies[begin : begin + POSTED_AT_ONCE])
             await service.switcher.poll()
             await finish(service)
-            assert len(service.switcher.current.cold) == len(twins)
+            assert len(service.switcher.current.cold_items) == len(twins)
             of_twins = [(history, TWIN + wanted) for history, wanted in asked]
             excluded = [[wanted] for _, wanted in asked]
             found["their twins, by categories alone"] = await _ranks(service, of_twins, excluded)

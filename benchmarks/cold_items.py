@@ -120,10 +120,10 @@ async def service_of(trained: Artifact, model: Path, directory: Path) -> AsyncIt
 
 async def finish(service: Service) -> None:
     """Let the service do what it has begun, and go by it."""
-    own = service.switcher.current.newcomers
+    own = service.switcher.current.learner
     if own._at_work:
         await asyncio.wait(list(own._at_work))
-        service.switcher._make_at_s = 0.0
+        service.switcher.rebuild_at_s = 0.0
         await service.switcher.poll()
 
 

@@ -27,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from app.serving import generation_of
+from app.served_generation import generation_of
 from model import artifact
 from model.engine import Engine, Queries
 from storage.sqlite import SQLiteStore

@@ -22,7 +22,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.uuid7 import uuid7
 from benchmarks.ledger import is_fold
 from benchmarks.topology import program, topology

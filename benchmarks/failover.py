@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 from redis.crc import key_slot
 
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.uuid7 import uuid7
 from benchmarks.cluster import (
     HOST,

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.uuid7 import uuid7
 from benchmarks.topology import redis_server
 from model import artifact

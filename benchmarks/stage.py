@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
-from app.serving import generation_of
+from app.served_generation import generation_of
 from benchmarks.compose import REDIS_CONFIG, REDIS_START
 from benchmarks.ledger import Ledger, Verdict, judge
 from benchmarks.load import TRANSPORT_ERRORS, Connection

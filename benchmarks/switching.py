@@ -31,7 +31,7 @@ import typer
 from rich.console import Console
 
 from app.load import Due, Load, Outcome, get, post
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.settings import StoreSettings
 from app.store_factory import open_store
 from app.uuid7 import uuid7

@@ -13,7 +13,7 @@ from pathlib import Path
 from app.ingest import Ingest
 from app.live import LiveSignals
 from app.metrics import Metrics
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.settings import Settings
 from benchmarks.ledger import TENANT
 from model import artifact

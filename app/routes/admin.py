@@ -24,14 +24,14 @@ async def activate_generation(
 ) -> Activated:
     """Serve the model of that name from the models folder: this process at once, all others within a second or so."""
     previous = service.served_model.generation
-    serving = await service.switcher.activate(name)
-    return Activated(generation=serving.model.generation, tag=serving.model.tag, previous=previous)
+    served = await service.switcher.activate(name)
+    return Activated(generation=served.model.generation, tag=served.model.tag, previous=previous)
 
 
 @router.put("/v1/admin/experiment", openapi_extra=EXPERIMENT, responses=errors(400, 404, 409, 413, 415))
 async def put_experiment(body: JsonBody, service: ServiceDep) -> Experiments:
     """Serve several models from the models folder at the same time, each to its share of the users."""
-    return Experiments(experiment=await service.switcher.experiment_with(body))
+    return Experiments(experiment=await service.switcher.start_experiment(body))
 
 
 @router.get("/v1/admin/experiment")

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.http_state import Services
 from app.main import create_app
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.settings import Settings
 from app.store_factory import open_store
 from model import artifact

@@ -13,7 +13,7 @@ import pytest
 
 from app import newcomers
 from app.assigned import CodeAssignment, ColdItemCodes, assignment_in, entry_of
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.settings import Settings
 from app.store_factory import open_store
 from model import artifact
@@ -52,11 +52,11 @@ def finish(client: Client) -> None:
     serving = client.service.switcher.current
 
     async def at_work() -> None:
-        while serving.newcomers._at_work:
-            await asyncio.wait(serving.newcomers._at_work)
+        while serving.learner._at_work:
+            await asyncio.wait(serving.learner._at_work)
 
     client.runner.run(at_work())
-    client.service.switcher._make_at_s = 0.0
+    client.service.switcher.rebuild_at_s = 0.0
     client.runner.run(client.service.switcher.poll())
 
 
@@ -146,7 +146,7 @@ class TestByCategories:
         assert found[NEW] == {"item_id": NEW, "score": found[NEW]["score"], "title": "New tea cup", "cold": True}
         assert NEW in everything(client, categories="cup")
         assert NEW not in everything(client, categories_none="cup")
-        (codes,) = (one.codes for one in client.service.switcher.current.cold.values())
+        (codes,) = (one.codes for one in client.service.switcher.current.cold_items.values())
         trained = client.service.switcher.current.artifact
         for own, learned in ((codes.history, trained.history_codes), (codes.target, trained.target_codes)):
             for word, voted in zip(own.tolist(), learned[alike].T.tolist(), strict=True):
@@ -160,24 +160,24 @@ class TestByCategories:
 
     def test_who_chooses_it_tells_more(self, client: Client) -> None:
         put(client, categories=["tea"])
-        assert client.service.switcher.current.cold[NEW].evidence == 0
+        assert client.service.switcher.current.cold_items[NEW].evidence == 0
         introduce(client)
-        assert client.service.switcher.current.cold[NEW].evidence == 10
+        assert client.service.switcher.current.cold_items[NEW].evidence == 10
         put(client, categories=["cup"])
-        assert client.service.switcher.current.cold[NEW].evidence == 10
+        assert client.service.switcher.current.cold_items[NEW].evidence == 10
 
     def test_other_categories_give_other_codes_and_unknown_ones_none(self, client: Client) -> None:
         client.click("u0", "item-1")
         put(client, categories=["kettles"])
         assert NEW not in everything(client)
         put(client, categories=["kettles", "tea"])
-        first = client.service.switcher.current.cold[NEW]
+        first = client.service.switcher.current.cold_items[NEW]
         put(client, categories=["pot"])
-        other = client.service.switcher.current.cold[NEW]
+        other = client.service.switcher.current.cold_items[NEW]
         assert first.codes.target.tolist() != other.codes.target.tolist()
         put(client, "item-1", title="Learned")
         put(client, NEW, title="Without another word on categories")
-        assert client.service.switcher.current.cold == {NEW: other}
+        assert client.service.switcher.current.cold_items == {NEW: other}
 
     def test_each_generation_and_process_finds_it(self, tmp_path: Path, models: Path) -> None:
         client = started(tmp_path, models)
@@ -213,10 +213,10 @@ class TestByCategories:
             other.click("u0", NEW)
             for client in (one, other):
                 assert_states_are_folds(client, ["u0"])
-            codes = client.service.switcher.current.cold
+            codes = client.service.switcher.current.cold_items
             finish(one)
             finish(other)
-            assert client.service.switcher.current.cold is codes  # nothing is made again for what was said twice
+            assert client.service.switcher.current.cold_items is codes  # nothing is made again for what was said twice
         finally:
             one.close()
             other.close()
@@ -319,22 +319,22 @@ def test_a_backup_brings_it_along(client: Client, start: Callable[..., Client], 
 def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Client) -> None:
     introduce(client, users=20)
     serving = client.service.switcher.current
-    assert serving.cold[NEW].evidence == 10
+    assert serving.cold_items[NEW].evidence == 10
     introduce(client, users=20, first=20)
-    assert client.service.switcher.current.cold[NEW].evidence == 30
+    assert client.service.switcher.current.cold_items[NEW].evidence == 30
     fresh = newcomers.ColdItemLearner(
         serving.artifact,
         serving.generation,
-        client.service.switcher._assigned,
-        client.service.switcher._engine_thread,
+        client.service.switcher.current.context.item_codes,
+        client.service.switcher.current.context.engine_thread,
         client.service.store,
         client.settings.tenant,
     )
     now = client.service.switcher.current
-    fresh.serve(now.catalogue, now.engine, now.cold)
+    fresh.serve(now.catalogue, now.engine, now.cold_items)
     client.service.signals.learners = [fresh]  # as after a restart
     introduce(client, users=20, first=40)
-    assert client.service.switcher.current.cold[NEW].evidence == 30
+    assert client.service.switcher.current.cold_items[NEW].evidence == 30
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.cli import main
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.settings import Settings
 from model import artifact
 from model.config import EVENT_WEIGHTS

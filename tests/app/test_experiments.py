@@ -82,7 +82,7 @@ def test_every_process_goes_by_it_until_it_is_ended(begin: Callable[..., Client]
         one.click("u0", item_id(1), item_id(2))
         other.click("u0", item_id(3))
         for client in (one, other):
-            for serving in client.service.switcher._served():
+            for serving in client.service.switcher.served():
                 (value,) = client.runner.run(client.service.store.states("main", ["u0"], serving.generation))
                 assert_state_is(value, naive_fold(serving.generation, client.log("u0")))
     finally:

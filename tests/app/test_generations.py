@@ -12,7 +12,7 @@ import pytest
 
 from app import serving
 from app.cli import main
-from app.serving import generation_of
+from app.served_generation import generation_of
 from model import artifact
 from storage.sqlite_database import FILE_NAME
 from tests.app.conftest import Client, item_id, write_model

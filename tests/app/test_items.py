@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import serving
+from app import served_generation
 from app.cli import main
 from app.said import ItemOverrides
 from app.settings import Settings
@@ -202,7 +202,7 @@ class TestAvailability:
             write_model(tmp_path / "models" / name, seed)
         client = Client(Settings(model_dir=tmp_path / "models" / "may", data_dir=tmp_path / "state"))
         loading, said = threading.Event(), threading.Event()
-        describe = serving._served_model
+        describe = served_generation.describe_model
 
         def describe_later(*arguments: Any) -> Any:
             loading.set()
@@ -216,7 +216,7 @@ class TestAvailability:
             said.set()
             assert (await activating).json()["generation"] == "june"
 
-        monkeypatch.setattr(serving, "_served_model", describe_later)
+        monkeypatch.setattr(served_generation, "describe_model", describe_later)
         client.runner.run(say_meanwhile())
         assert set(shown(client)) == EVERY_ITEM - {item_id(3)}
         client.close()

@@ -50,7 +50,7 @@ def service(
     )
     assignment = CodeAssignment("new-1", client.service.switcher.current.named.tag, Codes(history, target, 0.5), 10)
     client.runner.run(client.service.store.put_items("main", [entry_of(assignment)]))
-    client.service.switcher._make_at_s = 0.0
+    client.service.switcher.rebuild_at_s = 0.0
     client.runner.run(client.service.switcher.poll())
     yield client
     client.close()

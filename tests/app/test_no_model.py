@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app import no_model, serving
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.settings import Settings
 from model import artifact
 from tests.app.conftest import Client, item_id, write_model
@@ -25,7 +25,7 @@ def begin(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Client]]:
     """Start a service without a model on the store of this test."""
-    monkeypatch.setattr(serving, "MADE_EVERY_S", 0.05)
+    monkeypatch.setattr(serving, "REBUILD_EVERY_S", 0.05)
     clients: list[Client] = []
     server: RedisServer | None = request.getfixturevalue("redis_server") if request.param == "redis" else None
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.serving import generation_of
+from app.served_generation import generation_of
 from app.settings import Settings, with_password
 from app.store_factory import open_store
 from model.artifact import load

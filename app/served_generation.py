@@ -1,0 +1,166 @@
+"""One generation as a process serves it: its model, its catalogue, and what answers from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+
+from app.assigned import NONE, CodeAssignment, ColdItemCodes
+from app.live import LiveSignals
+from app.metrics import Metrics
+from app.models_folder import load_named
+from app.newcomers import ColdItemLearner
+from app.recommend import Recommender
+from app.said import ItemOverrides
+from app.schemas.operations import ServedModel
+from app.settings import Settings
+from app.shelf import LiveCatalogue
+from app.trends import Trending
+from app.users import UserData
+from model.artifact import Artifact
+from model.cold import fits, with_cold
+from model.engine import Engine
+from storage.protocol import UserStore
+from storage.records import NamedGeneration
+from storage.state import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class TenantContext:
+    """What all generations of one tenant share in this process.
+
+    item_codes  codes of items that models have not learned
+    overrides   what the shop has set for its items
+    """
+
+    settings: Settings
+    store: UserStore
+    engine_thread: Executor
+    metrics: Metrics
+    signals: LiveSignals
+    item_codes: ColdItemCodes = field(default_factory=ColdItemCodes)
+    overrides: ItemOverrides = field(default_factory=ItemOverrides)
+
+
+@dataclass(slots=True, eq=False)
+class ServedGeneration:
+    """One generation, served. Nothing in it is replaced: a request works with the one that it began with.
+
+    artifact     the model as it was trained
+    assignments  codes of items that it has not learned, as they were when this was made
+    cold_items   those of them that fit the model; catalogue and engine have these items too
+    learner      assigns codes to more items
+    """
+
+    context: TenantContext
+    named: NamedGeneration
+    generation: Generation
+    artifact: Artifact
+    learner: ColdItemLearner
+    catalogue: LiveCatalogue
+    engine: Engine
+    assignments: Mapping[str, CodeAssignment] = field(default_factory=lambda: NONE)
+    cold_items: Mapping[str, CodeAssignment] = field(default_factory=lambda: NONE)
+    trending: Trending = field(init=False)
+    recommender: Recommender = field(init=False)
+    users: UserData = field(init=False)
+    model: ServedModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        context, name = self.context, self.named.name
+        tenant = context.settings.tenant
+        self.trending = Trending(context.signals.trend_counter, self.catalogue)
+        self.recommender = self.recommender_in("")
+        self.users = UserData(name, self.generation, self.catalogue, context.store, tenant)
+        self.model = describe_model(context.settings, self.artifact, name, self.generation.dtype.itemsize)
+
+    @classmethod
+    def load(cls, context: TenantContext, name: str) -> ServedGeneration:
+        """Load the model of that name from the models folder.
+
+        raises  NoSuchModel, ArtifactError  when that cannot be done
+        """
+        return cls.build(context, load_named(context.settings.models_folder, name), name)
+
+    @classmethod
+    def build(cls, context: TenantContext, artifact: Artifact, name: str) -> ServedGeneration:
+        """Make everything that serves the model under that name."""
+        generation = generation_of(artifact)
+        tenant = context.settings.tenant
+        served = cls(
+            context=context,
+            named=NamedGeneration(name, generation.tag),
+            generation=generation,
+            artifact=artifact,
+            learner=ColdItemLearner(
+                artifact, generation, context.item_codes, context.engine_thread, context.store, tenant
+            ),
+            catalogue=LiveCatalogue(artifact.items, context.overrides),
+            engine=Engine(artifact, context.settings.device),
+        )
+        return served.grow() if served.lacks_codes else served
+
+    @property
+    def lacks_codes(self) -> bool:
+        """Whether codes were assigned since this was made."""
+        return self.context.item_codes.of(self.named.tag) is not self.assignments
+
+    def grow(self) -> ServedGeneration:
+        """Make the same generation anew, with all items that have codes now."""
+        assignments = self.context.item_codes.of(self.named.tag)
+        cold_items = {item_id: one for item_id, one in assignments.items() if fits(self.artifact, item_id, one.codes)}
+        grown = with_cold(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
+        return replace(
+            self,
+            assignments=assignments,
+            cold_items=cold_items,
+            catalogue=LiveCatalogue(grown.items, self.context.overrides),
+            engine=Engine(grown, self.context.settings.device),
+        )
+
+    def recommender_in(self, experiment: str) -> Recommender:
+        """Make a recommender that answers in the experiment of that name, "" for none."""
+        context = self.context
+        return Recommender(
+            self.named.name,
+            self.generation,
+            self.catalogue,
+            self.engine,
+            self.trending,
+            context.engine_thread,
+            context.store,
+            context.settings.tenant,
+            context.metrics,
+            context.signals.click_through,
+            experiment,
+        )
+
+
+def generation_of(artifact: Artifact) -> Generation:
+    """Return the generation of the model: how it folds events into states."""
+    shape = artifact.config.model
+    return Generation(
+        tag=bytes.fromhex(artifact.tag),
+        decay_rates=shape.decay_rates,
+        codewords=shape.history_codewords,
+        item_index=artifact.items.rows,
+        codes=artifact.history_codes,
+        event_weights=artifact.config.event_weights,
+        unseen_types=frozenset(artifact.config.unseen_types),
+        stepped_items=shape.recent_items,
+        shares=artifact.history_shares,
+    )
+
+
+def describe_model(settings: Settings, artifact: Artifact, name: str, state_bytes: int) -> ServedModel:
+    """Return what ``GET /v1/model`` answers of the model."""
+    return ServedModel(
+        generation=name,
+        tag=artifact.tag,
+        device=settings.device,
+        items=len(artifact.items),
+        state_bytes=state_bytes,
+        config=artifact.config.model_dump(mode="json"),
+        metrics=artifact.metrics,
+    )
