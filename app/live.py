@@ -1,4 +1,4 @@
-"""What live events teach beside the states: what is used just now, codes of new items, what came of recommendations."""
+"""What live events tell beside the states: trends, click-through of recommendations, codes of new items."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from contextlib import suppress
 
 from app.clicks import ClickThrough
 from app.metrics import Metrics
-from app.newcomers import ColdItemLearner, Observations, with_codes_of
+from app.newcomers import ColdItemLearner, Observations, add_codes
 from app.trends import TrendCounter
 from storage.errors import StorageError
 from storage.protocol import UserStore
 from storage.records import AppendResult
 from storage.state_event import Event
 
-LOOK_EVERY_S = 5.0
+SYNC_EVERY_S = 5.0
 
 
 class LiveSignals:
-    """Of one tenant.
+    """Counts and learns from the events of one tenant.
 
-    newcomers  of the generations that are served
+    learners  of the generations that are served
     """
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
@@ -30,43 +30,41 @@ class LiveSignals:
         self.learners: Sequence[ColdItemLearner] = ()
 
     async def follow(self) -> None:
-        """Tell the store what was counted, and read what all have, again and again."""
+        """Synchronise with the other processes for ever."""
         while True:
             with suppress(StorageError):
                 await self.sync()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(SYNC_EVERY_S)
 
     async def sync(self) -> None:
-        """raises  StorageError  when the store cannot be used; what was counted is told the next time"""
+        """Write what was counted to the store, and read what all processes have counted.
+
+        raises  StorageError  when the store cannot be used; what was counted is written the next time
+        """
         await self.click_through.sync()
         await self.trend_counter.sync()
 
     async def flush(self) -> None:
-        """Tell what was counted; StorageError as for `look`."""
+        """Write what was counted to the store; StorageError as for `sync`."""
         await self.click_through.flush()
         await self.trend_counter.flush()
-
-    async def close(self) -> None:
-        """Stop what is under way."""
-        for newcomers in self.learners:
-            await newcomers.close()
 
     async def before(
         self, events: Sequence[Event]
     ) -> tuple[Sequence[Event], Sequence[tuple[ColdItemLearner, Observations]]]:
-        """The events as they are to be logged, and what is wanted again afterwards."""
-        newcomers = self.learners
-        logged = with_codes_of(newcomers, events)
-        return logged, [(one, await one.witness(logged)) for one in newcomers]
+        """Return the events as they are to be logged, and what `after` wants to know of the moment before."""
+        learners = self.learners
+        logged = add_codes(events, learners)
+        return logged, [(one, await one.observe_before(logged)) for one in learners]
 
     def after(
         self,
         events: Sequence[Event],
-        appended: Sequence[AppendResult],
-        witnessed: Sequence[tuple[ColdItemLearner, Observations]],
+        results: Sequence[AppendResult],
+        observations: Sequence[tuple[ColdItemLearner, Observations]],
     ) -> None:
-        """The events, as they were posted, are logged."""
-        self.trend_counter.count(events, appended)
-        self.click_through.count(events, appended)
-        for newcomers, own in witnessed:
-            newcomers.learn(events, appended, own)
+        """Count and learn from the events, as they were posted, which are logged now."""
+        self.trend_counter.count(events, results)
+        self.click_through.count(events, results)
+        for learner, own in observations:
+            learner.observe_after(events, results, own)

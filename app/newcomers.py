@@ -1,8 +1,8 @@
-"""Items that the served model has not learned: codes from their categories, and from who chooses them.
+"""Codes for items that no model has learned, from the users who choose them.
 
-What is in some category can be recommended at once; who chooses an item is watched until that says more. Each process
-watches for itself. That only decides when codes are assigned, and not what any state is; so several processes may
-assign to the same item, and the codes made from most events stay.
+Each process watches the events on such items, and assigns codes once there are enough. That decides only when codes are
+assigned, and not what any state is. So several processes may assign codes to the same item, and the codes made from
+most events stay.
 """
 
 from __future__ import annotations
@@ -10,75 +10,53 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextvars import Context
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TypeVar
 
 import numpy as np
 import torch
 
 from app.assigned import CodeAssignment, ColdItemCodes, entry_of
-from app.catalogue import NO_ROWS, Rows
+from app.background_tasks import BackgroundTasks
 from app.recommend import FOLD_AT_ONCE, Steps, stacked, steps_of
-from app.said import ItemOverrides
 from app.shelf import LiveCatalogue
-from model import bitmap
 from model.artifact import Artifact
-from model.cold import (
-    AUDIENCE,
-    CONTEXT,
-    EVIDENCE,
-    SAMPLE,
-    VOTERS,
-    Asked,
-    Audience,
-    Chosen,
-    asked,
-    audience,
-    likeliest,
-    typical,
-)
+from model.cold import CONTEXT, EVIDENCE, SAMPLE, Asked, Chosen, asked, likeliest
 from model.engine import Engine, Queries
-from model.histogram import history_histogram
 from storage.cold import plain_type, with_codes
 from storage.errors import StorageError
 from storage.protocol import UserStore
-from storage.records import AppendResult, ItemEntry
+from storage.records import AppendResult
 from storage.state import Generation, State
 from storage.state_event import Event
 from storage.state_fold import fold_event
 
 MAX_WATCHED = 10_000  # items
-MAX_CHOSEN = 20_000  # events of theirs in all, some 15 MB
-INTRODUCED_AT_ONCE = 1000
-MAX_READ = 32  # users of one request who are looked at
+MAX_CHOSEN = 20_000  # events on them in all, some 15 MB
+MAX_READ = 32  # users of one request whose states are read
 SAMPLED_EVERY = 150  # events
 SAMPLED_AFTER_S = 0.5  # at the earliest, since a large catalogue takes some 10 ms
 
 logger = logging.getLogger(__name__)
-AskT = TypeVar("AskT")
-AnswerT = TypeVar("AnswerT")
 
 
 @dataclass
 class WatchedItem:
-    """An item's first event, as a number of events, and what came before each of its events."""
+    """The number of its first event among all events, and what its users had done before each event on it."""
 
     since: int
     chosen: list[Chosen] = field(default_factory=list)
 
 
 Observations = Mapping[int, Chosen]
-"""What was known of the users of some events before these were logged, by the events' places."""
+"""What the users of some events had done before, by the events' places."""
 
 NOTHING: Observations = {}
 
 
 class ColdItemLearner:
-    """Of one generation, as one process serves it.
+    """Learns codes of new items from events, for one generation.
 
     codes  of the items that the served catalogue has beyond the model's: events on them are logged with these
     """
@@ -87,41 +65,33 @@ class ColdItemLearner:
         self,
         trained: Artifact,
         generation: Generation,
-        assigned: ColdItemCodes,
+        item_codes: ColdItemCodes,
         engine_thread: Executor,
         store: UserStore,
         tenant: str,
+        tasks: BackgroundTasks,
     ) -> None:
         self.codes: Mapping[str, CodeAssignment] = {}
         self._trained = trained
         self._generation = generation
-        self._assigned = assigned
+        self._item_codes = item_codes
         self._engine_thread = engine_thread
         self._store = store
         self._tenant = tenant
-        self._watched: dict[str, WatchedItem] = {}  # whatever was used last stands last
+        self._tasks = tasks
+        self._watched: dict[str, WatchedItem] = {}  # in order of their last use
         self._chosen = 0
         self._events = 0
         self._sample: deque[Asked] = deque(maxlen=SAMPLE)
         self._sampled_at_s = 0.0
-        self._audience: Audience | None = None
-        self._introduced = 0  # of what the shop has said of items, what was looked at
-        self._is_introducing = False
-        self._at_work: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
 
     def serve(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, CodeAssignment]) -> None:
-        """From now on, work with these."""
+        """Work with this catalogue, this engine and these codes from now on."""
         self._catalogue, self._engine, self.codes = catalogue, engine, codes
 
-    def introduce(self, said: ItemOverrides) -> None:
-        """Begin to give codes to items that were put into categories, while nobody who chose them tells more."""
-        if self._introduced != said.mark and not self._is_introducing:
-            self._is_introducing = True
-            self._start(self._introduce(said))
-
-    async def witness(self, events: Sequence[Event]) -> Observations:
-        """Look at the users of events on watched items, before these are logged; rarely there are any."""
+    async def observe_before(self, events: Sequence[Event]) -> Observations:
+        """Return what the users of events on watched items have done, before these are logged; mostly nothing."""
         watched = self._watched
         if not watched or not any(event.item_id in watched for event in events):
             return NOTHING
@@ -136,32 +106,30 @@ class ColdItemLearner:
                 (own,) = steps_of(np.array([state]), self._catalogue)
                 steps |= {} if own is None else {place: own}
             fold_event(self._generation, state, event)
-        return await self._in_engine(self._chosen_by, steps) if steps else NOTHING
+        if not steps:
+            return NOTHING
+        return await asyncio.get_running_loop().run_in_executor(self._engine_thread, self._observed, steps)
 
-    def learn(self, events: Sequence[Event], appended: Sequence[AppendResult], witnessed: Observations) -> None:
-        """Note what was new of these events, which are logged now."""
+    def observe_after(
+        self, events: Sequence[Event], results: Sequence[AppendResult], observations: Observations
+    ) -> None:
+        """Learn from these events, which are logged now; duplicates teach nothing."""
         before = self._events
-        self._events += sum(not one.duplicate for one in appended)
-        for place, chosen in witnessed.items():
-            if not appended[place].duplicate:
-                self._note(events[place].item_id, chosen)
-        for event in self._to_be_watched(events, appended):
+        self._events += sum(not result.duplicate for result in results)
+        for place, chosen in observations.items():
+            if not results[place].duplicate:
+                self._add(events[place].item_id, chosen)
+        for event in self._events_to_watch(events, results):
             self._watch(event.item_id)
         if before // SAMPLED_EVERY < self._events // SAMPLED_EVERY:
             self._start_sampling(events[-1].user_id)
 
-    async def close(self) -> None:
-        for task in list(self._at_work):
-            task.cancel()
-        if self._at_work:
-            await asyncio.wait(self._at_work)
-
-    def _to_be_watched(self, events: Sequence[Event], appended: Sequence[AppendResult]) -> Iterator[Event]:
-        """Events on items that have no codes yet, or ones made from few events."""
-        if self.codes or any(one.unknown_item for one in appended):
-            for event, one in zip(events, appended, strict=True):
+    def _events_to_watch(self, events: Sequence[Event], results: Sequence[AppendResult]) -> Iterator[Event]:
+        """Yield the events on items that have no codes yet, or codes made from few events."""
+        if self.codes or any(result.unknown_item for result in results):
+            for event, result in zip(events, results, strict=True):
                 known = self.codes.get(event.item_id)
-                is_new = one.unknown_item if known is None else known.evidence < EVIDENCE[-1]
+                is_new = result.unknown_item if known is None else known.evidence < EVIDENCE[-1]
                 if is_new and event.item_id not in self._generation.item_index and self._weighs(event):
                     yield event
 
@@ -173,90 +141,40 @@ class ColdItemLearner:
         while len(self._watched) > MAX_WATCHED or self._chosen > MAX_CHOSEN:
             self._chosen -= len(self._watched.pop(next(iter(self._watched))).chosen)
 
-    def _note(self, item_id: str, chosen: Chosen) -> None:
+    def _add(self, item_id: str, chosen: Chosen) -> None:
+        """Add what is known of one event to its item, and begin to assign codes when that is enough."""
         watched = self._watched.get(item_id)
         if watched is None:
             return
         watched.chosen.append(chosen)
         self._chosen += 1
         if len(watched.chosen) in EVIDENCE and self._sample:
-            known = self._assigned.of(self._generation.tag).get(item_id)
+            known = self._item_codes.of(self._generation.tag).get(item_id)
             if known is None or known.evidence < len(watched.chosen):
-                self._start(self._assign(item_id, watched, list(watched.chosen), self._events - watched.since))
+                self._tasks.start(self._assign(item_id, list(watched.chosen), self._events - watched.since))
         if len(watched.chosen) == EVIDENCE[-1]:
             del self._watched[item_id]
             self._chosen -= len(watched.chosen)
 
-    async def _assign(self, item_id: str, watched: WatchedItem, chosen: Sequence[Chosen], events: int) -> None:
+    async def _assign(self, item_id: str, chosen: Sequence[Chosen], events: int) -> None:
         async with self._one_at_a_time:
             codes = await asyncio.to_thread(likeliest, self._trained, chosen, list(self._sample), events)
         assignment = CodeAssignment(item_id, self._generation.tag, codes, len(chosen))
         await self._store.put_items(self._tenant, [entry_of(assignment)])
 
-    async def _introduce(self, said: ItemOverrides) -> None:
-        try:
-            entries, mark = said.since(self._introduced), said.mark
-            known = self._assigned.of(self._generation.tag)
-            nobody = [entry for entry in entries if self._is_unproven(entry, known.get(entry.item_id))]
-            if nobody and self._audience is None:
-                self._audience = await self._in_engine(self._ask_for_all, self._trained)
-            for begin in range(0, len(nobody), INTRODUCED_AT_ONCE):
-                part = nobody[begin : begin + INTRODUCED_AT_ONCE]
-                if codes := await asyncio.to_thread(self._of_categories, part, known):
-                    await self._store.put_items(self._tenant, [entry_of(one) for one in codes])
-            self._introduced = mark
-        finally:
-            self._is_introducing = False
-
-    def _of_categories(self, entries: Sequence[ItemEntry], known: Mapping[str, CodeAssignment]) -> list[CodeAssignment]:
-        """Those that are not known already."""
-        found = []
-        alike, everybody = cache(self._alike), self._audience
-        for entry in entries:
-            rows = alike(frozenset(entry.categories or ()))
-            if len(rows) and everybody is not None:
-                # not the same ones for each of many new items, which would all stand side by side in every list
-                chance = np.random.default_rng(list(entry.item_id.encode()))
-                rows = chance.choice(rows, min(VOTERS, len(rows)), replace=False)
-                codes, before = typical(self._trained, rows, everybody), known.get(entry.item_id)
-                one = CodeAssignment(entry.item_id, self._generation.tag, codes, evidence=0)
-                if before is None or entry_of(before) != entry_of(one):
-                    found.append(one)
-        return found
-
-    def _is_unproven(self, entry: ItemEntry, known: CodeAssignment | None) -> bool:
-        """Whether its categories are all that is known of it."""
-        is_chosen = known is not None and known.evidence > 0
-        return bool(entry.categories) and not is_chosen and entry.item_id not in self._trained.items.rows
-
-    def _ask_for_all(self, trained: Artifact) -> Audience:
-        """What users of one event would ask, as no user of this service may be known yet."""
-        rows = np.random.default_rng(0).permutation(len(trained.items))[:AUDIENCE]
-        shape, counts = trained.config.model, trained.history_counts[rows]
-        histograms = [history_histogram(own[None], shape.decay_rates, shape.history_codewords) for own in counts]
-        recent = np.full((len(rows), shape.recent_items), -1)
-        recent[:, :1] = rows[:, None]
-        return audience(trained, self._engine.step(np.stack(histograms), rows, recent).vectors.cpu())
-
-    def _alike(self, categories: frozenset[str]) -> Rows:
-        """Rows of learned items that have most of the categories, if there are any."""
-        shared = np.zeros(len(self._trained.items), np.uint16)
-        for category in categories:
-            shared += bitmap.to_mask(self._catalogue.in_categories([category]), len(shared))
-        most = shared.max(initial=0)
-        return np.flatnonzero(shared == most) if most else NO_ROWS
-
     def _start_sampling(self, user_id: str) -> None:
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._sampled_at_s + SAMPLED_AFTER_S:
             self._sampled_at_s = now_s
-            self._start(self._take_sample(user_id))
+            self._tasks.start(self._sample_query(user_id))
 
-    async def _take_sample(self, user_id: str) -> None:
+    async def _sample_query(self, user_id: str) -> None:
+        """Add the user's query to the sample, which stands for all users."""
         for state in (await self._states([user_id])).values():
             (own,) = steps_of(np.array([state]), self._catalogue)
             if own is not None:
-                self._sample.append(await self._in_engine(self._asked, own))
+                loop = asyncio.get_running_loop()
+                self._sample.append(await loop.run_in_executor(self._engine_thread, self._asked, own))
 
     def _asked(self, own: Steps) -> Asked:
         query = self._engine.step(*stacked([own])).vectors
@@ -264,7 +182,7 @@ class ColdItemLearner:
         return asked(self._trained, query[0].cpu(), scores[0].cpu())
 
     async def _states(self, user_ids: Sequence[str]) -> dict[str, State]:
-        """Of the users; empty ones where nothing can be read, or not now."""
+        """Return the users' states, empty ones for users without events; nothing when they cannot be read now."""
         try:
             values = await self._store.states(self._tenant, user_ids, self._generation, max_missing=FOLD_AT_ONCE)
         except StorageError as exc:
@@ -276,8 +194,8 @@ class ColdItemLearner:
             for user_id, value in zip(user_ids, values, strict=True)
         }
 
-    def _chosen_by(self, steps: Mapping[int, Steps]) -> Observations:
-        """Of those that have known items behind them."""
+    def _observed(self, steps: Mapping[int, Steps]) -> Observations:
+        """Return the queries of those who used learned items before."""
         queries = self._engine.step(*stacked(list(steps.values()))).vectors.cpu()
         learned = len(self._trained.items)
         found = {}
@@ -287,33 +205,17 @@ class ColdItemLearner:
                 found[place] = Chosen(tuple(before.tolist()), query)
         return found
 
-    async def _in_engine(self, work: Callable[[AskT], AnswerT], ask: AskT) -> AnswerT:
-        return await asyncio.get_running_loop().run_in_executor(self._engine_thread, work, ask)
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(self._tried(work), context=Context())  # no one's request
-        self._at_work.add(task)
-        task.add_done_callback(self._at_work.discard)
-
-    async def _tried(self, work: Coroutine[None, None, None]) -> None:
-        try:
-            await work
-        except StorageError as exc:
-            logger.debug("codes of a new item could not be noted: %s", exc)
-        except Exception:
-            logger.exception("learning of a new item failed")
-
-
-def with_codes_of(newcomers: Sequence[ColdItemLearner], events: Sequence[Event]) -> Sequence[Event]:
-    """The events as they are logged: those on items that models lack, with the codes these have in each generation."""
-    coded = [one for one in newcomers if one.codes]
-    if not coded or not any(event.item_id in one.codes for one in coded for event in events):
+def add_codes(events: Sequence[Event], learners: Sequence[ColdItemLearner]) -> Sequence[Event]:
+    """Return the events as they are logged: those on new items carry the codes that these have in each generation."""
+    coding = [one for one in learners if one.codes]
+    if not coding or not any(event.item_id in one.codes for one in coding for event in events):
         return events
-    return [_with_codes(event, coded) for event in events]
+    return [_with_codes(event, coding) for event in events]
 
 
-def _with_codes(event: Event, coded: Sequence[ColdItemLearner]) -> Event:
-    own = [one.codes[event.item_id] for one in coded if event.item_id in one.codes]
+def _with_codes(event: Event, learners: Sequence[ColdItemLearner]) -> Event:
+    own = [one.codes[event.item_id] for one in learners if event.item_id in one.codes]
     if not own:
         return event
     return replace(event, type=with_codes(event.type, [(one.tag, one.codes.history) for one in own]))

@@ -7,6 +7,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from app.assigned import NONE, CodeAssignment, ColdItemCodes
+from app.background_tasks import BackgroundTasks
+from app.category_codes import CategoryCodes
 from app.live import LiveSignals
 from app.metrics import Metrics
 from app.models_folder import load_named
@@ -32,6 +34,7 @@ class TenantContext:
 
     item_codes  codes of items that models have not learned
     overrides   what the shop has set for its items
+    tasks       assign codes to items, beside the requests
     """
 
     settings: Settings
@@ -41,16 +44,18 @@ class TenantContext:
     signals: LiveSignals
     item_codes: ColdItemCodes = field(default_factory=ColdItemCodes)
     overrides: ItemOverrides = field(default_factory=ItemOverrides)
+    tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
 
 
 @dataclass(slots=True, eq=False)
 class ServedGeneration:
     """One generation, served. Nothing in it is replaced: a request works with the one that it began with.
 
-    artifact     the model as it was trained
-    assignments  codes of items that it has not learned, as they were when this was made
-    cold_items   those of them that fit the model; catalogue and engine have these items too
-    learner      assigns codes to more items
+    artifact        the model as it was trained
+    learner         assigns codes to items that it has not learned, by the events on them
+    category_codes  does so by their categories
+    assignments     all such codes, as they were when this was made
+    cold_items      those that fit the model; catalogue and engine have these items too
     """
 
     context: TenantContext
@@ -58,6 +63,7 @@ class ServedGeneration:
     generation: Generation
     artifact: Artifact
     learner: ColdItemLearner
+    category_codes: CategoryCodes
     catalogue: LiveCatalogue
     engine: Engine
     assignments: Mapping[str, CodeAssignment] = field(default_factory=lambda: NONE)
@@ -86,18 +92,17 @@ class ServedGeneration:
     @classmethod
     def build(cls, context: TenantContext, artifact: Artifact, name: str) -> ServedGeneration:
         """Make everything that serves the model under that name."""
-        generation = generation_of(artifact)
-        tenant = context.settings.tenant
+        settings, store, engine_thread = context.settings, context.store, context.engine_thread
+        generation, codes, tasks = generation_of(artifact), context.item_codes, context.tasks
         served = cls(
             context=context,
             named=NamedGeneration(name, generation.tag),
             generation=generation,
             artifact=artifact,
-            learner=ColdItemLearner(
-                artifact, generation, context.item_codes, context.engine_thread, context.store, tenant
-            ),
+            learner=ColdItemLearner(artifact, generation, codes, engine_thread, store, settings.tenant, tasks),
+            category_codes=CategoryCodes(artifact, codes, engine_thread, store, settings.tenant, tasks),
             catalogue=LiveCatalogue(artifact.items, context.overrides),
-            engine=Engine(artifact, context.settings.device),
+            engine=Engine(artifact, settings.device),
         )
         return served.grow() if served.lacks_codes else served
 

@@ -68,9 +68,9 @@ async def tenant_service(
     Each tenant has a store of its own over the same data, so that none waits for another's work.
     """
     store = await open_store(settings, generation_of(artifact))
+    signals = LiveSignals(store, settings.tenant, metrics)
+    context = TenantContext(settings, store, engine_thread, metrics, signals)
     try:
-        signals = LiveSignals(store, settings.tenant, metrics)
-        context = TenantContext(settings, store, engine_thread, metrics, signals)
         switcher = GenerationSwitcher(context, artifact)
         await switcher.poll()  # so that a process which joins never serves another model first
         ingest, item_updates = Ingest(store, settings, metrics, signals), ItemUpdates(store, switcher, settings.tenant)
@@ -79,7 +79,7 @@ async def tenant_service(
         with suppress(StorageError):
             await signals.flush()
     finally:
-        await signals.close()
+        await context.tasks.cancel()
         await store.close()
 
 

@@ -193,7 +193,7 @@ class GenerationSwitcher:
             await self._rebuild(self.current, self._with_counted_items)
         for served in self.served():
             if len(served.artifact.items):
-                served.learner.introduce(self._context.overrides)
+                served.category_codes.start(self._context.overrides)
             if served.lacks_codes:
                 await self._rebuild(served, self._grown)
 
@@ -262,6 +262,7 @@ class GenerationSwitcher:
         for one in served:
             counted = [kind for kind, weight in one.generation.event_weights.items() if weight > 0]
             one.learner.serve(one.catalogue, one.engine, one.cold_items)
+            one.category_codes.serve(one.catalogue, one.engine)
             signals.click_through.serve(one.named.tag, one.named.name, self._arms.name, counted)
         signals.learners = [one.learner for one in served if len(one.artifact.items)]
         self._context.store.serve_generations([one.generation for one in served])

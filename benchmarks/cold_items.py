@@ -120,9 +120,9 @@ async def service_of(trained: Artifact, model: Path, directory: Path) -> AsyncIt
 
 async def finish(service: Service) -> None:
     """Let the service do what it has begun, and go by it."""
-    own = service.switcher.current.learner
-    if own._at_work:
-        await asyncio.wait(list(own._at_work))
+    tasks = service.switcher.current.context.tasks
+    if tasks.are_running:
+        await tasks.join()
         service.switcher.rebuild_at_s = 0.0
         await service.switcher.poll()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -49,13 +48,7 @@ def started(data_dir: Path, models: Path) -> Client:
 
 def finish(client: Client) -> None:
     """Let what was started apart come to its end, and go by it."""
-    serving = client.service.switcher.current
-
-    async def at_work() -> None:
-        while serving.learner._at_work:
-            await asyncio.wait(serving.learner._at_work)
-
-    client.runner.run(at_work())
+    client.runner.run(client.service.switcher.current.context.tasks.join())
     client.service.switcher.rebuild_at_s = 0.0
     client.runner.run(client.service.switcher.poll())
 
@@ -325,10 +318,11 @@ def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Clie
     fresh = newcomers.ColdItemLearner(
         serving.artifact,
         serving.generation,
-        client.service.switcher.current.context.item_codes,
-        client.service.switcher.current.context.engine_thread,
+        serving.context.item_codes,
+        serving.context.engine_thread,
         client.service.store,
         client.settings.tenant,
+        serving.context.tasks,
     )
     now = client.service.switcher.current
     fresh.serve(now.catalogue, now.engine, now.cold_items)

@@ -1,0 +1,51 @@
+"""Work that no request waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextvars import Context
+
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+
+class BackgroundTasks:
+    """Tasks that assign codes to items beside the requests. Their failures are logged, and nothing else."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run the coroutine as a task of its own, outside of any request's trace."""
+        task = asyncio.create_task(_logged(work), context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @property
+    def are_running(self) -> bool:
+        """Whether a task has not ended yet."""
+        return bool(self._tasks)
+
+    async def join(self) -> None:
+        """Wait until no task is running."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def cancel(self) -> None:
+        """Cancel all tasks, and wait until they have ended."""
+        for task in self._tasks:
+            task.cancel()
+        await self.join()
+
+
+async def _logged(work: Coroutine[None, None, None]) -> None:
+    try:
+        await work
+    except StorageError as exc:
+        logger.debug("codes of a new item could not be noted: %s", exc)
+    except Exception:
+        logger.exception("learning of a new item failed")
