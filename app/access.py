@@ -1,4 +1,4 @@
-"""Who may call a route: each says which scope it needs, and none reaches a tenant's data without having said so."""
+"""Access control: every route declares the scope that it needs, and none reaches a tenant's data without one."""
 
 from collections.abc import Sequence
 
@@ -12,22 +12,25 @@ from app.http_state import Services
 from app.keys import Key, Keyring, Scope
 
 
-class Needs:
-    """A dependency: the caller has a key with this scope; afterwards the request works for that key's tenant.
+class RequireScope:
+    """A dependency that requires a key with this scope, and lets the request work for that key's tenant.
 
-    Where the service has no keys it is reachable from this machine alone, and everybody works for its only tenant.
+    A service without keys is reachable from its own machine only, and every request works for its only tenant.
     """
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
 
     async def __call__(self, request: Request) -> None:
-        """raises  Unauthenticated, Forbidden, TooManyRequests"""
+        """Authenticate the request.
+
+        raises  Unauthenticated, Forbidden, TooManyRequests
+        """
         request.state.tenant = await tenant_of(request.state.services, request.scope, self.scope)
 
 
 async def tenant_of(services: Services, request: HTTPScope, needed: Scope) -> str:
-    """Whom a request that needs the scope works for, counted among those of its key.
+    """Return the tenant of a request that needs the scope, and count the request against its key's rate limit.
 
     raises  Unauthenticated, Forbidden, TooManyRequests
     """
@@ -39,33 +42,34 @@ async def tenant_of(services: Services, request: HTTPScope, needed: Scope) -> st
         raise Forbidden(f"this call needs a key with the scope {needed}")
     if key.origins and headers.get("origin") not in key.origins:
         raise Forbidden("this key is for pages of other origins")
-    await services.rates.count(key)
+    await services.rate_limiter.count(key)
     return key.tenant
 
 
-class Open:
-    """A dependency: everybody may call this, as it says nothing about tenants."""
+class NoScope:
+    """A dependency that requires nothing, for routes that say nothing about tenants."""
 
-    async def __call__(self) -> None: ...
+    async def __call__(self) -> None:
+        """Let every request pass."""
 
 
 def needs(scope: Scope) -> Dependency:
-    """What a router or route declares among its dependencies."""
-    dependency: Dependency = Depends(Needs(scope))
+    """Return the dependency that requires a key with the scope."""
+    dependency: Dependency = Depends(RequireScope(scope))
     return dependency
 
 
-OPEN: Dependency = Depends(Open())
+OPEN: Dependency = Depends(NoScope())
 
 
-def declared(dependencies: Sequence[Dependency]) -> list[Scope | None]:
-    """The scopes that a route's dependencies declare, None for OPEN; one for every route that is right."""
-    found = [dependency.dependency for dependency in dependencies]
-    return [one.scope if isinstance(one, Needs) else None for one in found if isinstance(one, Needs | Open)]
+def declared_scopes(dependencies: Sequence[Dependency]) -> list[Scope | None]:
+    """Return the scopes that a route's dependencies declare, None for OPEN. Every route must declare exactly one."""
+    declarations = [one.dependency for one in dependencies if isinstance(one.dependency, RequireScope | NoScope)]
+    return [one.scope if isinstance(one, RequireScope) else None for one in declarations]
 
 
 def _key_of(keyring: Keyring, headers: list[str]) -> Key:
-    """One answer for no key, half a key and a wrong key: it says nothing about those that exist."""
+    """Return the key of the request. No key and a wrong key get the same error, which reveals no existing key."""
     scheme, _, text = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
     key = keyring.find(text.strip()) if scheme.lower() == "bearer" else None
     if key is None:

@@ -1,7 +1,7 @@
-"""One HTTP connection, with bounds on what a client may take its time for. The server has none of these by itself.
+"""The HTTP protocol of one connection, with time-outs and size limits that the server does not have itself.
 
-A worker process imports this before it can answer the one that watches it, which waits for 5 s: so torch, which takes
-seconds, and what imports it, have to wait.
+A worker process imports this module before it can answer its supervisor, which waits for 5 s. Torch takes seconds to
+import, so nothing here may import it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 from asyncio import TimerHandle
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -18,14 +19,15 @@ from app.errors import HeadTooLarge, NotHttp
 if TYPE_CHECKING:
     from app.http_state import Services
 
-BODY_GRACE_S = 5.0  # for the service to say itself that a body is late
+BODY_GRACE_S = 5.0  # for the service to answer itself that a body is late
 
 
-class Connection(HttpToolsProtocol):
-    """A request arrives in time and an answer is taken in time, or the connection ends; so does one too many.
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """Ends a connection whose request arrives too slowly, or whose client takes the response too slowly.
 
-    The time for a request runs from the opening of the connection, or from the first byte after an answer, to its last
-    byte. Where the service reads the body it says itself that it came too late; this ends those that nobody reads.
+    It also ends every connection above the limit of open ones. A request's time runs from the opening of the
+    connection, or from the first byte after a response, to the request's last byte. Where the service reads the body,
+    it answers itself that the body is late; this class ends the connections whose body nobody reads.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -34,33 +36,36 @@ class Connection(HttpToolsProtocol):
         self._limits = services.settings
         self._metrics = services.metrics.requests
         self.app_state = {**self.app_state, "is_gone": self.is_gone}
-        self._answering: RequestResponseCycle | None = None
-        self._deadline: TimerHandle | None = None  # of what the client is sending
-        self._answer_deadline: TimerHandle | None = None  # of what it is taking
+        self._cycle: RequestResponseCycle | None = None
+        self._deadline: TimerHandle | None = None  # for the client to send the request
+        self._response_deadline: TimerHandle | None = None  # for the client to take the response
         self._heads_begun = 0
         self._in_head = False
-        self._head_bytes = 0  # of whole pieces of a head that is not complete
+        self._head_bytes = 0  # received so far of a head that is not complete
 
     def is_gone(self) -> bool:
-        """Whether nobody takes answers any more."""
+        """Return whether the client has gone."""
         return self.transport.is_closing()
 
+    @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_open_connections:
             transport.abort()
             return
-        self._expect(self._limits.head_timeout_s)
+        self._set_deadline(self._limits.head_timeout_s)
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        self._answer_taken()
-        self._answer_nobody()
+        self._clear_deadline()
+        self._clear_response_deadline()
+        self._disconnect_cycle()
         super().connection_lost(exc)
 
+    @override
     def data_received(self, data: bytes) -> None:
         if self._deadline is None:
-            self._expect(self._limits.head_timeout_s)
+            self._set_deadline(self._limits.head_timeout_s)
         head = self._heads_begun if self._in_head else None
         super().data_received(data)
         if self._in_head and head == self._heads_begun and not self.transport.is_closing():
@@ -68,11 +73,13 @@ class Connection(HttpToolsProtocol):
             if self._head_bytes > self._limits.max_head_bytes:
                 self._refuse_head()
 
+    @override
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes = True, 0
         self._heads_begun += 1
         super().on_message_begin()
 
+    @override
     def on_headers_complete(self) -> None:
         head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if head_bytes > self._limits.max_head_bytes:
@@ -80,83 +87,91 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._in_head = False
-        self._expect(self._limits.body_timeout_s + BODY_GRACE_S)
+        self._set_deadline(self._limits.body_timeout_s + BODY_GRACE_S)
         super().on_headers_complete()
 
+    @override
     def on_body(self, body: bytes) -> None:
         if not self.transport.is_closing():
             super().on_body(body)
 
+    @override
     def on_message_complete(self) -> None:
         if self.transport.is_closing():
             return
-        self._stop_waiting()
+        self._clear_deadline()
         super().on_message_complete()
 
+    @override
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._answer_taken()
-        self._answer_deadline = self.loop.call_later(self._limits.answer_timeout_s, self._cut)
+        self._clear_response_deadline()
+        self._response_deadline = self.loop.call_later(self._limits.answer_timeout_s, self._abort)
 
+    @override
     def resume_writing(self) -> None:
-        self._answer_taken()
+        self._clear_response_deadline()
         super().resume_writing()
 
+    @override
     def timeout_keep_alive_handler(self) -> None:
-        self._end()
+        self._close()
 
+    @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._answering = cycle
+        self._cycle = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _expect(self, within_s: float) -> None:
-        self._stop_waiting()
-        self._deadline = self.loop.call_later(within_s, self._end)
+    def _set_deadline(self, within_s: float) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(within_s, self._close)
 
-    def _stop_waiting(self) -> None:
+    def _clear_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _answer_taken(self) -> None:
-        if self._answer_deadline is not None:
-            self._answer_deadline.cancel()
-            self._answer_deadline = None
+    def _clear_response_deadline(self) -> None:
+        if self._response_deadline is not None:
+            self._response_deadline.cancel()
+            self._response_deadline = None
 
+    @override
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, in the words and the shape of every other refusal."""
+        """Refuse what is no HTTP, with the same kind of body as every other error."""
         self._refuse(NotHttp("this is no request in HTTP/1.1; nothing was done"))
 
+    @override
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: who asks for it could fill the log, and gets the answer that HTTP/1.1 has."""
+        """Log nothing: a client could fill the log. It gets the response of HTTP/1.1."""
 
     def _refuse_head(self) -> None:
         limit = self._limits.max_head_bytes
         self._refuse(HeadTooLarge(f"address and headers of a request have at most {limit:,} bytes"))
 
     def _refuse(self, failure: Exception) -> None:
-        """Answer what never becomes a request of the app; it is counted, and no line of log says so."""
+        """Answer what never becomes a request of the app. The metrics count it; the log does not mention it."""
         from app.error_responses import error_response
 
-        answer = error_response(failure)
-        head = [STATUS_LINE[answer.status_code], b"connection: close\r\n"]
-        head += [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
-        self.transport.write(b"".join(head) + b"\r\n" + bytes(answer.body))
-        self._metrics.observe("other", "unmatched", answer.status_code, 0.0)
-        self._end()
+        response = error_response(failure)
+        head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
+        head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+        self.transport.write(b"".join(head) + b"\r\n" + bytes(response.body))
+        self._metrics.observe("other", "unmatched", response.status_code, 0.0)
+        self._close()
 
-    def _end(self) -> None:
-        """Close the connection, and not wait for ever until the client has taken what was sent."""
-        self._answer_nobody()
+    def _close(self) -> None:
+        """Close the connection, and give the client limited time to take what was sent."""
+        self._disconnect_cycle()
         self.transport.close()
         self.loop.call_later(self._limits.answer_timeout_s, self.transport.abort)
 
-    def _cut(self) -> None:
-        self._answer_nobody()
+    def _abort(self) -> None:
+        self._disconnect_cycle()
         self.transport.abort()
 
-    def _answer_nobody(self) -> None:
-        """Let whoever still works on an answer find the client gone, also where more requests came behind this one."""
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
+    def _disconnect_cycle(self) -> None:
+        """Tell the request in progress that its client has gone, also where pipelined requests follow it."""
+        if self._cycle is not None and not self._cycle.response_complete:
+            self._cycle.disconnected = True
+            self._cycle.message_event.set()

@@ -1,7 +1,7 @@
-"""Pages of other origins: with a key of theirs they may post events (CORS); without keys they may do nothing.
+"""CORS: pages of other origins may post events with a key of theirs, and may do nothing where there are no keys.
 
-A browser on the machine of a service without keys would else let any page that somebody looks at post events or switch
-models, blindly or under a name of its own that it lets lead to 127.0.0.1 (DNS rebinding).
+Without this check, any page in a browser on the service's own machine could post events or switch models of a service
+without keys: blindly, or under a host name of its own that resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,27 +13,28 @@ from app.errors import Forbidden
 from app.http_state import Services
 from app.settings import is_loopback
 
-PATH = "/v1/events"  # all that a key for browsers is good for
+PATH = "/v1/events"  # the only path that a key for browsers may call
 METHOD = "POST"
-HEADERS = frozenset({"authorization", "content-type"})
-PREFLIGHT_HOLDS_S = 600
-OF_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
-FOR_EVERY_PAGE = "/client.js"
+ALLOWED_HEADERS = frozenset({"authorization", "content-type"})
+PREFLIGHT_MAX_AGE_S = 600
+BROWSER_HEADERS = frozenset({b"origin", b"sec-fetch-site"})
+PUBLIC_PATH = "/client.js"
 
 
-class CrossOrigin:
-    """ASGI middleware. Which key a page has is not known before it posts: the key's own origins are checked then."""
+class CrossOriginPolicy:
+    """ASGI middleware that answers preflights, which have no key. `app.access` checks the origins of a key itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         services: Services = scope["state"]["services"]
         if services.keyring is None:
-            if _is_of_another_page(scope, services.settings.host):
+            if _is_cross_origin(scope, services.settings.host):
                 await error_response(Forbidden("there are no keys here, and pages of other origins may do nothing"))(
                     scope, receive, send
                 )
@@ -62,9 +63,9 @@ class CrossOrigin:
         await self._app(scope, receive, send_with_origin)
 
 
-def _is_of_another_page(scope: Scope, own_host: str) -> bool:
-    """Whether a browser sent this for a page that did not come from here; other programs send none of the headers."""
-    if not any(name in OF_BROWSERS for name, _ in scope["headers"]) or scope["path"] == FOR_EVERY_PAGE:
+def _is_cross_origin(scope: Scope, own_host: str) -> bool:
+    """Return whether a browser sent the request for a page of another origin; other programs send no such headers."""
+    if not any(name in BROWSER_HEADERS for name, _ in scope["headers"]) or scope["path"] == PUBLIC_PATH:
         return False
     headers = Headers(scope=scope)
     host = headers.get("host", "")
@@ -74,12 +75,12 @@ def _is_of_another_page(scope: Scope, own_host: str) -> bool:
     site = headers.get("sec-fetch-site")
     if site is None:
         return headers["origin"] not in (f"http://{host}", f"https://{host}")
-    return site not in ("same-origin", "none")  # none: somebody has typed the address, or follows a bookmark
+    return site not in ("same-origin", "none")  # none: a typed address or a bookmark
 
 
 def _preflight(headers: Headers, is_allowed: bool) -> Response:
-    asked = {name.strip().lower() for name in headers.get("access-control-request-headers", "").split(",")} - {""}
-    if not is_allowed or headers["access-control-request-method"] != METHOD or asked - HEADERS:
+    requested = {name.strip().lower() for name in headers.get("access-control-request-headers", "").split(",")} - {""}
+    if not is_allowed or headers["access-control-request-method"] != METHOD or requested - ALLOWED_HEADERS:
         refusal = error_response(Forbidden("pages of this origin may not call this"))
         refusal.headers["Vary"] = "Origin"
         return refusal
@@ -88,8 +89,8 @@ def _preflight(headers: Headers, is_allowed: bool) -> Response:
         headers={
             "Access-Control-Allow-Origin": headers["origin"],
             "Access-Control-Allow-Methods": METHOD,
-            "Access-Control-Allow-Headers": ", ".join(sorted(HEADERS)),
-            "Access-Control-Max-Age": str(PREFLIGHT_HOLDS_S),
+            "Access-Control-Allow-Headers": ", ".join(sorted(ALLOWED_HEADERS)),
+            "Access-Control-Max-Age": str(PREFLIGHT_MAX_AGE_S),
             "Vary": "Origin",
         },
     )

@@ -11,7 +11,7 @@ import torch
 
 from app.keys import Keyring
 from app.metrics import Metrics
-from app.rates import Rates
+from app.rates import RateLimiter
 from app.service import Service, in_background, tenant_service
 from app.settings import Settings
 from model.artifact import Artifact
@@ -28,7 +28,7 @@ class Services:
     by_tenant: Mapping[str, Service]
     metrics: Metrics
     keyring: Keyring | None  # None: no keys, and whoever comes works for the only tenant
-    rates: Rates
+    rate_limiter: RateLimiter
     draining: bool = False
 
     def sample(self) -> None:
@@ -43,19 +43,20 @@ async def running(settings: Settings, artifacts: Mapping[str, Artifact], metrics
     raises  KeysFileError, StorageError, ValueError  when keys or store cannot be used
     """
     keyring = None if settings.keys_file is None else Keyring(settings.keys_file, artifacts)
-    rates = Rates(None if settings.redis_url is None else settings.redis_url_with_password, settings.redis_prefix)
+    redis_url = None if settings.redis_url is None else settings.redis_url_with_password
+    rate_limiter = RateLimiter(redis_url, settings.redis_prefix)
     torch.set_num_threads(1)  # processes share the cores, one request does not
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(rates.close)
+        stack.push_async_callback(rate_limiter.close)
         # One thread: the engines are called for one batch at a time, off the event loop.
         engine_thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine"))
         by_tenant = {
             tenant: await stack.enter_async_context(
-                tenant_service(settings.of(tenant), artifact, engine_thread, metrics)
+                tenant_service(settings.for_tenant(tenant), artifact, engine_thread, metrics)
             )
             for tenant, artifact in artifacts.items()
         }
-        services = Services(settings, by_tenant, metrics, keyring, rates)
+        services = Services(settings, by_tenant, metrics, keyring, rate_limiter)
         async with in_background(_sample(services)):
             yield services
         services.sample()  # the last numbers of a worker that ends

@@ -1,8 +1,8 @@
-"""The keys that a service takes: a file that operators edit, with hashes in it and never a key.
+"""API keys: a file that operators edit, which holds hashes and never a key.
 
-A key is ``lisarec_ID_SECRET``: 48 random bits that name it, in the file and in logs, and 256 that prove it. So many
-random bits cannot be guessed from a hash, however fast it is; passwords would need a slow one. The file has a line of
-JSON for each key, so it can be edited with anything; lines that are blank or begin with # say nothing.
+A key is ``lisarec_ID_SECRET``. The id has 48 random bits and names the key in the file and in logs; the secret has 256.
+A fast hash is enough for so many random bits; passwords would need a slow one. The file has one line of JSON for each
+key. Blank lines and lines that begin with # are ignored.
 """
 
 import hmac
@@ -24,7 +24,7 @@ Scope = Literal["events:write", "recs:read", "catalogue:write", "users:admin", "
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 BROWSER_SCOPE: Scope = "events:write"
 KEY_PREFIX = "lisarec"
-LOOK_EVERY_S = 1.0  # how long a key that was taken out of the file may go on working
+POLL_EVERY_S = 1.0  # how long a key that was removed from the file may go on working
 
 # what browsers send as Origin: scheme, host, port unless it is the scheme's own, and no path
 Origin = Annotated[str, StringConstraints(pattern=r"^https?://[a-z0-9.-]+(:[0-9]{1,5})?$", max_length=256)]
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 class KeysFileError(ValueError):
-    """The file cannot be used; the message says where and what to do, and nothing of what it holds."""
+    """The file cannot be used. The message says where and what to do, and quotes nothing from the file."""
 
 
 class Key(BaseModel):
-    """One line of the file: what is known of a key, which is everything but the key."""
+    """One line of the file: everything about a key except the key itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,7 +45,7 @@ class Key(BaseModel):
     tenant: Id
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    origins: tuple[Origin, ...] = ()  # of the pages that may use it; such a key is no secret
+    origins: tuple[Origin, ...] = ()  # of the pages that may use it; such a key is public
     requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     note: Annotated[str, StringConstraints(max_length=256)] = ""
 
@@ -63,6 +63,7 @@ class Key(BaseModel):
         return self
 
     def line(self) -> str:
+        """Return the key as a line of the file."""
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True)) + "\n"
 
 
@@ -76,20 +77,20 @@ def make(
     requests_per_minute: int | None = None,
     note: str = "",
 ) -> tuple[str, Key]:
-    """A new key, to be shown once, and what is kept of it.
+    """Make a new key; return its text, which is shown once, and the entry for the file.
 
     raises  ValidationError  when the parts do not go together
     """
     key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     text = f"{KEY_PREFIX}_{key_id}_{secret}"
-    kept = {"id": key_id, "tenant": tenant, "scopes": tuple(scopes), "sha256": _hash(text), "origins": tuple(origins)}
-    return text, Key.model_validate(kept | {"requests_per_minute": requests_per_minute, "note": note})
+    fields = {"id": key_id, "tenant": tenant, "scopes": tuple(scopes), "sha256": _hash(text), "origins": tuple(origins)}
+    return text, Key.model_validate(fields | {"requests_per_minute": requests_per_minute, "note": note})
 
 
 def add(path: Path, key: Key) -> None:
-    """Write the key behind those of the file, which is made where there is none."""
+    """Append the key to the file, which is created if it does not exist."""
     if path.exists():
-        read(path)  # so that nothing is added to what is no keys file
+        read(path)  # raises for a file that is no keys file, before anything is added to it
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         file.seek(max(0, file.seek(0, 2) - 1))
@@ -98,14 +99,14 @@ def add(path: Path, key: Key) -> None:
 
 
 def remove(path: Path, key_id: str) -> None:
-    """Take the key out of the file and leave the other lines as they are.
+    """Remove the key from the file, and leave the other lines as they are.
 
     raises  KeysFileError  when it is not there
     """
     if key_id not in (key.id for key in read(path)):
         raise KeysFileError(f"'{path}' has no key {key_id!r}; 'lisarec keys list' names those it has")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if not (_says_something(line) and json.loads(line)["id"] == key_id)]
+    kept = [line for line in lines if not (_is_entry(line) and json.loads(line)["id"] == key_id)]
     successor = path.with_name(f".{path.name}.new")
     successor.write_text("".join(kept), encoding="utf-8")
     successor.chmod(path.stat().st_mode)
@@ -113,7 +114,7 @@ def remove(path: Path, key_id: str) -> None:
 
 
 def read(path: Path) -> list[Key]:
-    """The file's keys.
+    """Return the keys of the file.
 
     raises  KeysFileError  when it cannot be read, or a line is wrong
     """
@@ -122,22 +123,22 @@ def read(path: Path) -> list[Key]:
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise KeysFileError(f"the keys file '{path}' cannot be read ({reason}); 'lisarec keys add' makes one") from None
-    keys = [_parsed(line, f"'{path}', line {number}") for number, line in enumerate(lines, 1) if _says_something(line)]
+    keys = [_parse(line, f"'{path}', line {number}") for number, line in enumerate(lines, 1) if _is_entry(line)]
     ids = [key.id for key in keys]
     if len(set(ids)) < len(ids):
         raise KeysFileError(f"'{path}' has two keys of one id; remove one of the lines")
     return keys
 
 
-def _says_something(line: str) -> bool:
+def _is_entry(line: str) -> bool:
     return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
-def _parsed(line: str, place: str) -> Key:
+def _parse(line: str, place: str) -> Key:
     try:
         return Key.model_validate_json(line)
     except ValidationError as exc:
-        # without the input: somebody may have pasted a key where it does not belong
+        # without the input, which may be a key pasted into the wrong place
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         field = first["loc"][0] if first["loc"] and first["loc"][0] in Key.model_fields else "the line"
         reason = "is not a field of a key" if first["type"] == "extra_forbidden" else first["msg"]
@@ -152,43 +153,43 @@ def _hash(text: str) -> str:
 
 
 class Keyring:
-    """The keys of a file, read again when it changes. What cannot be read changes nothing, and is logged."""
+    """The keys of a file, which is read again when it changes. A file that cannot be read changes nothing."""
 
     def __init__(self, path: Path, tenants: Iterable[str]) -> None:
         """raises  KeysFileError  when the file cannot be read"""
         self._path = path
         self._tenants = frozenset(tenants)
-        self._look_at_s = 0.0
+        self._poll_at_s = 0.0
         self._stamp: tuple[int, ...] | None = _stamp(path)
-        self._take(read(path))
+        self._replace(read(path))
 
     def find(self, text: str) -> Key | None:
-        """The key that this is, if it is one of a tenant that is served; as slow for none as for another's."""
-        self._look()
+        """Return the key with this text, if its tenant is served here. An unknown key takes as long as a known one."""
+        self._poll()
         key = self._keys.get(text.partition("_")[2].partition("_")[0], NOBODY)
         is_same = hmac.compare_digest(_hash(text), key.sha256)
         return key if is_same else None
 
     def allows(self, origin: str) -> bool:
-        """Whether some key may be used by pages of this origin."""
-        self._look()
+        """Return whether pages of this origin may use any key."""
+        self._poll()
         return origin in self._origins
 
-    def _look(self) -> None:
-        if time.monotonic() < self._look_at_s:
+    def _poll(self) -> None:
+        if time.monotonic() < self._poll_at_s:
             return
-        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+        self._poll_at_s = time.monotonic() + POLL_EVERY_S
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._take(read(self._path))
+            self._replace(read(self._path))
             logger.warning("the keys file has changed: %d keys are valid now", len(self._keys))
         except KeysFileError as exc:
             logger.error("the keys stay as they were: %s", exc)
 
-    def _take(self, keys: list[Key]) -> None:
+    def _replace(self, keys: list[Key]) -> None:
         foreign = sorted({key.tenant for key in keys} - self._tenants)
         if foreign:
             logger.warning("keys of tenants that are not served here are not valid here: %s", ", ".join(foreign))
@@ -199,7 +200,7 @@ class Keyring:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """What changes when the file does; None where there is none."""
+    """Return a value that changes when the file changes; None where there is no file."""
     try:
         stat = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""How log lines look: for people, or one JSON object a line. Neither lets what is logged begin a line of its own."""
+"""Log format: text for people, or one JSON object a line. In neither can a logged value begin a line of its own."""
 
 import json
 import logging
@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Any, Literal
+
+from typing_extensions import override
 
 from app import trace
 
@@ -19,52 +21,57 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\
 
 
 def configuration(level: str, log_format: LogFormat) -> dict[str, Any]:
-    """For logging.config.dictConfig: this service's own lines from that level on, warnings of everything else."""
+    """Return the argument of logging.config.dictConfig: the service's lines from that level on, else warnings only."""
+    own = {name: {"level": level.upper()} for name in OWN}
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "filters": {"of_clients": {"()": "app.logs.NotOfClients"}, "few": {"()": "app.logs.Few"}},
-        "formatters": {"lines": {"()": f"app.logs.{'JsonLines' if log_format == 'json' else 'TextLines'}"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines", "filters": ["few"]}},
+        "filters": {"no_invalid_requests": {"()": DropInvalidRequests}, "rate": {"()": RateLimitFilter}},
+        "formatters": {"lines": {"()": JsonLines if log_format == "json" else TextLines}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines", "filters": ["rate"]}},
         "root": {"level": "WARNING", "handlers": ["stderr"]},
-        "loggers": {name: {"level": level.upper()} for name in OWN} | {"uvicorn.error": {"filters": ["of_clients"]}},
+        "loggers": own | {"uvicorn.error": {"filters": ["no_invalid_requests"]}},
     }
 
 
 def configure(level: str, log_format: LogFormat) -> None:
+    """Configure the logging of this process."""
     logging.config.dictConfig(configuration(level, log_format))
 
 
-class NotOfClients(logging.Filter):
-    """Drops the server's line about each request that is none, which anybody could fill the log with. It is counted."""
+class DropInvalidRequests(logging.Filter):
+    """Drops the server's line about each malformed request: clients could fill the log. The metrics count them."""
 
+    @override
     def filter(self, record: logging.LogRecord) -> bool:
         return record.msg != "Invalid HTTP request received."
 
 
-class Few(logging.Filter):
-    """Drops what one place of the code says for the eleventh time in a second, as for each request while Redis is away.
+class RateLimitFilter(logging.Filter):
+    """Drops lines that one place of the code logs more than LINES_A_SECOND times a second, as while Redis is away.
 
-    The metrics count what happens; more lines would push out of the log's files what stood there before.
+    The metrics count such events; more lines would only rotate older ones out of the log's files.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._second = 0
-        self._said = Counter[tuple[str, int]]()
+        self._logged = Counter[tuple[str, int]]()
 
+    @override
     def filter(self, record: logging.LogRecord) -> bool:
         if int(record.created) != self._second:
             self._second = int(record.created)
-            self._said.clear()
+            self._logged.clear()
         place = record.pathname, record.lineno
-        self._said[place] += 1
-        return self._said[place] <= LINES_A_SECOND
+        self._logged[place] += 1
+        return self._logged[place] <= LINES_A_SECOND
 
 
 class JsonLines(logging.Formatter):
-    """One object: time, level, logger, message, and where there are such, request_id and exception."""
+    """Formats a record as a JSON object: time, level, logger, message, and request_id and exception where present."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": _time(record),
@@ -80,16 +87,17 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Time, level, request id, logger and message; a traceback follows, indented."""
+    """Formats a record as text: time, level, request id, logger and message; a traceback follows, indented."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
         request_id = _request_id()
         about = f" [{request_id}]" if request_id else ""
-        line = f"{_time(record)} {record.levelname:<8}{about} {record.name}: {_visible(record.getMessage())}"
+        line = f"{_time(record)} {record.levelname:<8}{about} {record.name}: {_escaped(record.getMessage())}"
         if record.exc_info:
-            # only \n ends a line of a traceback: whatever else is in it is somebody's message
+            # only \n ends a line of a traceback: other control characters come from a message in it
             traceback = self.formatException(record.exc_info).split("\n")
-            line += "".join(f"\n    {_visible(text)}" for text in traceback)
+            line += "".join(f"\n    {_escaped(text)}" for text in traceback)
         return line
 
 
@@ -98,9 +106,9 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _request_id() -> str | None:
-    at_hand = trace.current.get()
-    return None if at_hand is None else at_hand.id.decode()
+    request_trace = trace.current.get()
+    return None if request_trace is None else request_trace.id.decode()
 
 
-def _visible(text: str) -> str:
+def _escaped(text: str) -> str:
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -1,4 +1,4 @@
-"""The application: `create_app` puts it together, `serve` runs it."""
+"""The application: `create_app` builds it, `serve` runs it."""
 
 import asyncio
 import contextlib
@@ -18,19 +18,19 @@ from typing import Any, TypedDict
 
 import uvicorn
 from fastapi import Depends, FastAPI
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from uvicorn.supervisors import Multiprocess
 
 from app import logs, no_model, openapi
-from app.connections import Connection
-from app.cross_origin import CrossOrigin
+from app.connections import LimitedHttpProtocol
+from app.cross_origin import CrossOriginPolicy
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.direct import Direct
+from app.draining import CloseWhenDraining
 from app.error_responses import install_error_handlers
 from app.http_state import Services, running
 from app.metrics import Metrics
-from app.overload import RequestBound
+from app.overload import LoadShedding
 from app.request_metrics import RequestTimer
 from app.routes import admin, client, events, health, items, model, playground, recommendations, users
 from app.settings import Settings, is_loopback, share_metrics, shared_metrics
@@ -43,21 +43,21 @@ logger = logging.getLogger(__name__)
 
 
 class PortTaken(ValueError):
-    """Nothing can listen there; the message says what to do."""
+    """The port is in use; the message says what to do."""
 
 
 class Unprotected(ValueError):
-    """Others could reach a service without keys; the message says what to do."""
+    """Other machines could reach a service without keys; the message says what to do."""
 
 
 class State(TypedDict):
-    """What the lifespan hands to every request."""
+    """The state that the lifespan gives to every request."""
 
     services: Services
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service over the model directory of the settings, or without a model until one is activated.
+    """Return the service for the settings' model directories; a tenant may have no model until one is activated.
 
     raises  ArtifactError  when the model directory cannot be used
     """
@@ -70,7 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[State]:
         async with running(settings, loaded, metrics) as services:
-            with _as_the_server(services, settings.drain_s):
+            with _draining_on_sigterm(services, settings.drain_s):
                 yield {"services": services}
 
     app = Application(
@@ -84,14 +84,14 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        # it looks into the environment for every request
+        # it would read the environment for every request
         telemetry={"tracing": False, "metrics": False, "logs": False},
         dependencies=[Depends(only_known_lists_repeat), Depends(no_encoded_slash)],
         responses=openapi.errors(401, 403, 422, 429, 431, 503),
     )
     for routes in (events, recommendations, users, items, model, client, health):
         app.include_router(routes.router)
-    if settings.keys_file is not None or is_loopback(settings.host):  # something keeps others out
+    if settings.keys_file is not None or is_loopback(settings.host):  # nobody else can call them
         app.include_router(admin.router)
     if settings.playground:
         app.include_router(playground.router)
@@ -101,26 +101,27 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 class Application(FastAPI):
-    """The framework's app behind what looks at every request first, and answers most of them without it."""
+    """The framework's app behind the middleware, which answers most requests without the framework."""
 
     def __init__(self, settings: Settings, metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)
-        bound = RequestBound(Direct(super().__call__), at_most=settings.max_requests)
-        timed = RequestTimer(CrossOrigin(bound), metrics=metrics.requests, slow_s=settings.slow_request_s)
-        self._entrance = CloseWhenDraining(timed)
+        bounded = LoadShedding(Direct(super().__call__), max_in_progress=settings.max_requests)
+        timed = RequestTimer(CrossOriginPolicy(bounded), metrics=metrics.requests, slow_s=settings.slow_request_s)
+        self._middleware = CloseWhenDraining(timed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._entrance(scope, receive, send)
+        """Handle one request (ASGI)."""
+        await self._middleware(scope, receive, send)
 
 
 def create_worker_app() -> FastAPI:
-    """The app of one of several worker processes, which find their settings in the environment."""
+    """Return the app of one of several worker processes, whose settings are in the environment."""
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     return create_app(Settings())
 
 
 def _end_with_parent() -> None:
-    """Nobody would ever end a worker whose parent was killed; so it drains then, as on any SIGTERM."""
+    """Drain, as on SIGTERM, when the parent process is killed: nobody else would end this worker."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -128,27 +129,27 @@ def _end_with_parent() -> None:
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
+    """Serve until SIGINT or SIGTERM, then answer the accepted requests and return.
 
     raises  ArtifactError, StorageError, ValueError  when the model, the store, the device or the port cannot be used
     """
     logs.configure(settings.log_level, settings.log_format)
-    _require_keys_for_others(settings)
+    _require_keys_beyond_loopback(settings)
     require_free(settings.host, settings.port, "--port 8001")
-    # Until the server listens to signals, and again after it has shut down and repeats the one that ended it.
+    # For the time before the server handles signals, and after it shuts down, when it raises the signal again.
     signal.signal(signal.SIGTERM, _exit)
     app = create_app(settings)
-    # Once up and down, so that what is wrong is said here in one sentence, not in a traceback of every worker.
-    asyncio.run(_rehearse(app))
-    _say_who_gets_in(settings)
+    # Start and stop once, so that what is wrong is reported in one sentence, not in a traceback of every worker.
+    asyncio.run(_start_and_stop(app))
+    _warn_without_keys(settings)
     options: dict[str, Any] = {
         "host": settings.host,
         "port": settings.port,
         "log_config": logs.configuration(settings.log_level, settings.log_format),
         "access_log": False,
         "server_header": False,
-        "proxy_headers": False,  # nothing asks for a client's address
-        "http": Connection,
+        "proxy_headers": False,  # nothing reads a client's address
+        "http": LimitedHttpProtocol,
         "ws": "none",
         "lifespan": "on",
         "timeout_graceful_shutdown": settings.shutdown_timeout_s,
@@ -164,19 +165,20 @@ def serve(settings: Settings) -> None:
 
 
 class Workers(Multiprocess):
-    """Several processes behind one door, of which this one has a handle too, for those that it may have to start."""
+    """Several worker processes that share a listening socket. This one keeps it open too, to restart workers."""
 
     def join_all(self) -> None:
         """Wait for the workers, which have been told to end.
 
-        The last of them shuts the door. With a handle left here the kernel would let people in, to wait for nobody.
+        The last one closes the socket. While this process held it, the kernel would accept connections that nobody
+        answers.
         """
-        for door in self.sockets:
-            door.close()
+        for listener in self.sockets:
+            listener.close()
         super().join_all()
 
 
-def _require_keys_for_others(settings: Settings) -> None:
+def _require_keys_beyond_loopback(settings: Settings) -> None:
     if settings.keys_file is None and not settings.insecure and not is_loopback(settings.host):
         raise Unprotected(
             f"without keys the service listens on this machine only, not on {settings.host}; make some with "
@@ -184,7 +186,7 @@ def _require_keys_for_others(settings: Settings) -> None:
         )
 
 
-def _say_who_gets_in(settings: Settings) -> None:
+def _warn_without_keys(settings: Settings) -> None:
     if settings.keys_file is not None:
         return
     if is_loopback(settings.host):
@@ -194,7 +196,7 @@ def _say_who_gets_in(settings: Settings) -> None:
 
 
 def require_free(host: str, port: int, way_out: str) -> None:
-    """Raise PortTaken, which names the way out, when nobody can listen at that address now."""
+    """Raise PortTaken, with the way out in its message, when the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -206,28 +208,12 @@ def require_free(host: str, port: int, way_out: str) -> None:
             ) from exc
 
 
-class CloseWhenDraining:
-    """ASGI middleware: while the process drains, let clients open their next connection elsewhere."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_closing(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["connection"] = "close"
-            await send(message)
-
-        draining = scope["type"] == "http" and scope["state"]["services"].draining
-        await self._app(scope, receive, send_closing if draining else send)
-
-
 @contextlib.contextmanager
-def _as_the_server(services: Services, drain_s: float) -> Iterator[None]:
-    """Let SIGTERM make the process unready at once, and pass it on to the server a little later.
+def _draining_on_sigterm(services: Services, drain_s: float) -> Iterator[None]:
+    """Make the process unready at SIGTERM, and pass the signal on to the server a little later.
 
-    The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice. And let the
-    garbage collector leave imports and models alone, which stay: looking through them held requests up.
+    The server stops listening as soon as it gets the signal; a load balancer needs a moment to notice. The garbage
+    collector ignores imports and models from now on: they stay, and scanning them delayed requests.
     """
     server = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or not callable(server):
@@ -235,7 +221,7 @@ def _as_the_server(services: Services, drain_s: float) -> Iterator[None]:
         return
     gc.collect()
     gc.freeze()
-    _give_large_arrays_back()
+    _return_freed_memory()
     loop = asyncio.get_running_loop()
 
     def drain(signum: int, frame: FrameType | None) -> None:
@@ -249,17 +235,17 @@ def _as_the_server(services: Services, drain_s: float) -> Iterator[None]:
         signal.signal(signal.SIGTERM, server)
 
 
-def _give_large_arrays_back() -> None:
-    """Let the allocator return large arrays as soon as they are freed.
+def _return_freed_memory() -> None:
+    """Let the allocator return large arrays to the system as soon as they are freed.
 
-    glibc stops doing so once it has seen a few: they then lie among small objects that hold their pages, and a service
-    under load grows by megabytes a minute.
+    glibc stops doing so after a few of them. They then share pages with small objects, and a service under load grows
+    by megabytes a minute.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another system's
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE_BYTES)
 
 
-async def _rehearse(app: FastAPI) -> None:
+async def _start_and_stop(app: FastAPI) -> None:
     async with app.router.lifespan_context(app) as state:
         pass
     if state and state["services"].draining:  # told to end meanwhile

@@ -1,11 +1,11 @@
-"""What the framework cannot derive for /openapi.json: bodies parsed by hand, the one shape of errors, and keys."""
+"""Parts of /openapi.json that the framework cannot derive: bodies parsed by hand, error responses, and keys."""
 
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from app.access import declared
+from app.access import declared_scopes
 from app.error_responses import ErrorBody
 from app.settings import Settings
 
@@ -22,35 +22,35 @@ REFUSALS = {
 
 
 def json_request(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
-    """An operation's request body; the examples by name."""
+    """Return the description of an operation's JSON body, with named examples."""
     content = {
-        "schema": _in_one_piece(schema, {}),
+        "schema": _inlined(schema, {}),
         "examples": {name: {"value": value} for name, value in examples.items()},
     }
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
-def _in_one_piece(schema: Any, definitions: dict[str, Any]) -> Any:
-    """The schema with its definitions where they are used: a reference to them would lead nowhere in the document."""
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Return the schema with its definitions inlined, since a reference to them would lead nowhere in the document."""
     if isinstance(schema, list):
-        return [_in_one_piece(one, definitions) for one in schema]
+        return [_inlined(one, definitions) for one in schema]
     if not isinstance(schema, dict):
         return schema
     definitions = definitions | schema.get("$defs", {})
     if "$ref" in schema:
-        return _in_one_piece(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
-    return {name: _in_one_piece(one, definitions) for name, one in schema.items() if name != "$defs"}
+        return _inlined(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
+    return {name: _inlined(one, definitions) for name, one in schema.items() if name != "$defs"}
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Responses of an operation that are errors."""
+    """Return the descriptions of an operation's error responses."""
     return {status: {"model": ErrorBody} for status in statuses}
 
 
 def describe_keys(app: FastAPI, settings: Settings) -> None:
-    """Let the app's description say which scope of a key each call needs, and what is answered without it.
+    """Add to the app's document which scope each operation needs, and the responses to a request without it.
 
-    Where there are no keys no call needs one, and nothing is said of them.
+    The document of a service without keys does not mention them.
     """
     framework = app.openapi
 
@@ -63,13 +63,13 @@ def describe_keys(app: FastAPI, settings: Settings) -> None:
         for context in iter_route_contexts(app.routes):
             route = context.original_route
             if isinstance(route, APIRoute) and route.include_in_schema:
-                (scope,) = declared(route.dependencies)
+                (scope,) = declared_scopes(route.dependencies)
                 if settings.keys_file is None or (scope == "metrics:read" and settings.open_metrics):
                     scope = None
                 for method in route.methods or ():
                     operation = document["paths"][route.path][method.lower()]
                     _describe_key(operation, scope)
-                    # the framework takes what is declared by hand for JSON too, of which it knows nothing
+                    # the framework adds an empty JSON response to those that are declared by hand
                     content = operation["responses"].get("200", {}).get("content", {})
                     if content.get("application/json") == {"schema": {}}:
                         del content["application/json"]

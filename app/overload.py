@@ -1,12 +1,12 @@
-"""How much one process works on at a time; what comes on top of it is told at once to come back."""
+"""Load shedding: a process works on a bounded number of requests, and refuses more with 503 at once."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.error_responses import error_response
 from app.errors import Overloaded
 
-# Those who watch the process have to get an answer just then.
-ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/metrics"})
+# Monitoring needs its answers most when the process is overloaded.
+NEVER_SHED = frozenset({"/healthz", "/readyz", "/metrics"})
 REFUSAL = error_response(Overloaded())  # made once: it is sent when there is no time
 
 
@@ -16,48 +16,50 @@ async def _refuse(send: Send) -> None:
     await send({"type": "http.response.body", "body": REFUSAL.body})
 
 
-class RequestBound:
-    """ASGI middleware: refuses requests beyond so many that are being worked on.
+class LoadShedding:
+    """ASGI middleware: refuses a request while `max_in_progress` others are in progress.
 
-    Waiting for a client, for its body to come or for the answer to be taken, is no work: slow clients shut nobody out.
+    A request does not count while it waits for its client, to send the body or to take the response: slow clients
+    shut nobody out.
     """
 
-    def __init__(self, app: ASGIApp, at_most: int) -> None:
+    def __init__(self, app: ASGIApp, max_in_progress: int) -> None:
         self._app = app
-        self._at_most = at_most
-        self._at_work = 0
+        self._max_in_progress = max_in_progress
+        self._in_progress = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in ALWAYS_ANSWERED:
+        """Handle one request (ASGI)."""
+        if scope["type"] != "http" or scope["path"] in NEVER_SHED:
             await self._app(scope, receive, send)
             return
-        if self._at_work >= self._at_most:
+        if self._in_progress >= self._max_in_progress:
             await _refuse(send)
             return
         has_more_body = True
 
-        async def receive_off_work() -> Message:
+        async def receive_uncounted() -> Message:
             nonlocal has_more_body
-            self._at_work -= 1
+            self._in_progress -= 1
             try:
                 message = await receive()
             finally:
-                self._at_work += 1
+                self._in_progress += 1
             if has_more_body and not message.get("more_body", False):
                 has_more_body = False
-                if self._at_work > self._at_most:
+                if self._in_progress > self._max_in_progress:
                     raise Overloaded
             return message
 
-        async def send_off_work(message: Message) -> None:
-            self._at_work -= 1
+        async def send_uncounted(message: Message) -> None:
+            self._in_progress -= 1
             try:
                 await send(message)
             finally:
-                self._at_work += 1
+                self._in_progress += 1
 
-        self._at_work += 1
+        self._in_progress += 1
         try:
-            await self._app(scope, receive_off_work, send_off_work)
+            await self._app(scope, receive_uncounted, send_uncounted)
         finally:
-            self._at_work -= 1
+            self._in_progress -= 1

@@ -269,7 +269,7 @@ class Recommender(Recommending):
         begin_s = time.perf_counter()
         states = await self._states(user_ids, failures.append)
         logs = await self._logs(leaving_out_all, failures.append) if leaving_out_all else {}
-        trace.note("store", time.perf_counter() - begin_s)
+        trace.add_span("store", time.perf_counter() - begin_s)
         if failures:
             logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
             self._metrics.store.count_failed_read()
@@ -449,8 +449,8 @@ class Recommender(Recommending):
 
     def _note_stages(self, queries: int, step_s: float, scan_s: float) -> None:
         self._metrics.engine.observe_batch(queries, step_s, scan_s)
-        trace.note("step", step_s)
-        trace.note("scan", scan_s)
+        trace.add_span("step", step_s)
+        trace.add_span("scan", scan_s)
 
     def _best(self, ask: Ask, found: Found) -> Recommendations:
         """The answer of what was found."""

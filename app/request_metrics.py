@@ -30,6 +30,7 @@ class RequestTimer:
         self._lines = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""What an operator can set. The only reader of the environment."""
+"""The settings. This is the only file that reads the environment."""
 
 import json
 import os
@@ -19,43 +19,46 @@ SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class StoreSettings(BaseSettings):
-    """Where users and log are kept, and where models lie. Each field is also an environment variable,
-    ``LISAREC_DATA_DIR`` and so on; arguments win."""
+    """Where users, log and models are stored. Each field is also an environment variable, as ``LISAREC_DATA_DIR``.
+
+    Arguments win over the environment.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         env_ignore_empty=True,
         frozen=True,
         protected_namespaces=(),
-        hide_input_in_errors=True,  # there are passwords among it
+        hide_input_in_errors=True,  # it has passwords
     )
 
-    model_dir: Path | None = None  # to begin with; default: what is active, and no model before the first one is
-    models_dir: Path | None = None  # of the models that can be activated; default: the folder that model_dir is in
+    model_dir: Path | None = None  # at the start; default: the active model, or none before the first activation
+    models_dir: Path | None = None  # of the models that can be activated; default: the parent of model_dir
     data_dir: Path = Path("state")  # of the embedded store
-    redis_url: str | None = Field(None, repr=False)  # instead of it, see RedisStore.open
+    redis_url: str | None = Field(None, repr=False)  # instead of the embedded store; see RedisStore.open
     redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
-    redis_password_file: Path | None = None  # or the file that it stands in, where neither says it
+    redis_password_file: Path | None = None  # or in a file, if neither has it
     redis_prefix: str = "lisarec"  # of every key; several services may share a server
-    redis_replicas: int = Field(0, ge=0, le=10)  # of Redis that must have an event before it is acknowledged
-    redis_replicas_timeout_s: float = Field(1.0, gt=0, le=30)  # then the event gets a 503, and may be sent again
-    redis_replicas_synced: bool = False  # and must have synced it to their disks: Redis 7.2 or later
+    redis_replicas: int = Field(0, ge=0, le=10)  # that must have an event before it is acknowledged
+    redis_replicas_timeout_s: float = Field(1.0, gt=0, le=30)  # after that the event gets a 503, and may be sent again
+    redis_replicas_synced: bool = False  # they must also have synced it to disk; needs Redis 7.2
     archive_dir: Path | None = None  # where 'lisarec archive' moves the older part of the log
-    keys_file: Path | None = None  # 'lisarec keys add' makes it; default: no keys, and only this machine gets in
+    keys_file: Path | None = None  # 'lisarec keys add' makes it; default: no keys, and only this machine has access
     tenant: str = MAIN_TENANT
-    state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: kept for ever
+    state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: states never expire
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
     log_format: LogFormat = "text"
 
     @property
     def models_folder(self) -> Path:
+        """The folder of the models that can be activated."""
         if self.models_dir is not None:
             return self.models_dir
         return Path("models") if self.model_dir is None else self.model_dir.absolute().parent
 
     @property
     def redis_url_with_password(self) -> str:
-        """For a service on Redis: its URL, with the password that may be given apart from it."""
+        """The URL of Redis, with the password of the other settings if it has none itself."""
         assert self.redis_url is not None
         password = self.redis_password
         if password is None and self.redis_password_file is not None and urlsplit(self.redis_url).password is None:
@@ -64,20 +67,20 @@ class StoreSettings(BaseSettings):
 
 
 class Settings(StoreSettings):
-    """One service."""
+    """The settings of one service."""
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)  # 0: any free one
     workers: int = Field(1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
 
-    insecure: bool = False  # let others in without keys
+    insecure: bool = False  # serve other machines without keys
     tenants: dict[Id, Path] = {}  # model directories of further tenants, by tenant; JSON in the environment
-    playground: bool = False  # a page at /playground that shows users' states
-    open_metrics: bool = False  # /metrics without a key, where the network keeps others out
+    playground: bool = False  # serve a page at /playground that shows users' states
+    open_metrics: bool = False  # serve /metrics without a key, where the network restricts access
 
     max_open_connections: int = Field(800, ge=1)  # of one process; the limit of open files is often 1,024
-    max_requests: int = Field(128, ge=1)  # that one process works on at a time
+    max_requests: int = Field(128, ge=1)  # in progress at a time, of one process
     max_head_bytes: int = Field(32 << 10, ge=1)  # of a request's address and headers
     head_timeout_s: float = Field(10.0, gt=0)  # for them to arrive
     answer_timeout_s: float = Field(30.0, gt=0)  # for a client to take an answer
@@ -103,11 +106,11 @@ class Settings(StoreSettings):
 
     @property
     def model_dirs(self) -> dict[str, Path | None]:
-        """By tenant; None: no model yet."""
+        """The model directory of each tenant; None for a tenant without a model."""
         return {self.tenant: self.model_dir, **self.tenants}
 
-    def of(self, tenant: str) -> Self:
-        """The settings of a process that serves just this one of the tenants."""
+    def for_tenant(self, tenant: str) -> Self:
+        """Return the settings for a process that serves only this tenant."""
         if tenant == self.tenant:
             return self.model_copy(update={"tenants": {}})
         return self.model_copy(
@@ -115,13 +118,13 @@ class Settings(StoreSettings):
         )
 
     def export(self) -> None:
-        """Put these settings into the environment, where the worker processes started next find them."""
+        """Put these settings into the environment of the worker processes that are started next."""
         for name, value in self.model_dump(mode="json", exclude_none=True).items():
             os.environ[PREFIX + name.upper()] = value if isinstance(value, str) else json.dumps(value)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Return whether only this machine reaches what listens on the host."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -129,18 +132,18 @@ def is_loopback(host: str) -> bool:
 
 
 def share_metrics(directory: Path) -> None:
-    """Let the worker processes started next keep their numbers there; the library has a variable of its own."""
+    """Let the worker processes that are started next keep their metrics there, by prometheus_client's own variable."""
     os.environ[SHARED_METRICS] = str(directory)
 
 
 def shared_metrics() -> Path | None:
-    """Where this process keeps its numbers together with others; None: for itself."""
+    """Return the folder that this process shares metrics in; None if it keeps its own."""
     directory = os.environ.get(SHARED_METRICS)
     return None if directory is None else Path(directory)
 
 
 def with_password(url: str, password: str) -> str:
-    """The URL with this password for the user that it names, else for the default user."""
+    """Return the URL with this password for its user, or for the default user."""
     parts = urlsplit(url)
     credentials, _, host = parts.netloc.rpartition("@")
     user = credentials.partition(":")[0]

@@ -1,4 +1,4 @@
-"""What is noted of the request at hand: the id that its log lines and its answer carry, and where its time went."""
+"""The trace of the current request: the id in its log lines and its response, and where its time went."""
 
 import re
 from contextvars import ContextVar
@@ -15,7 +15,7 @@ SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Trace:
-    """One request; whoever works for it adds to its spans."""
+    """The id and the spans of one request."""
 
     __slots__ = ("_id", "spans")
 
@@ -25,30 +25,30 @@ class Trace:
 
     @property
     def id(self) -> bytes:
-        """The caller's, where it gave one that can stand in a log line; made when somebody first asks for it."""
+        """The caller's id, if it is safe in a log line; else one that is made at the first use."""
         if self._id is None or not SANE_ID.fullmatch(self._id):
             self._id = b"%s%08x" % (PROCESS, next(_numbers) & 0xFFFFFFFF)
         return self._id
 
     def server_timing(self) -> bytes:
-        """The value of the header of that name: milliseconds (https://www.w3.org/TR/server-timing/)."""
+        """Return the value of the `Server-Timing` header, in milliseconds (https://www.w3.org/TR/server-timing/)."""
         return b", ".join(b"%s;dur=%.3f" % (name.encode(), seconds * 1e3) for name, seconds in self.spans.items())
 
 
 current: ContextVar[Trace | None] = ContextVar("current", default=None)
-"""The request that a task works for; None where it works for none, or for many."""
+"""The request that a task works for; None where it works for none or for several."""
 
 spans: ContextVar[Spans | None] = ContextVar("spans", default=None)
-"""Where the time goes of what a task works for: of a request, or of a batch of them."""
+"""The spans of the request, or of the batch of requests, that a task works for."""
 
 
 def begin(trace: Trace) -> None:
-    """From here on the task works for this request."""
+    """Let the current task work for this request from now on."""
     current.set(trace)
     spans.set(trace.spans)
 
 
-def note(name: str, seconds: float) -> None:
-    """Add a span to what is at hand, if there is something."""
-    if (noted := spans.get()) is not None:
-        noted[name] = noted.get(name, 0.0) + seconds
+def add_span(name: str, seconds: float) -> None:
+    """Add seconds to a span of what the task works for, if it works for something."""
+    if (current_spans := spans.get()) is not None:
+        current_spans[name] = current_spans.get(name, 0.0) + seconds

@@ -19,11 +19,11 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import ValidationError
 
 from app import keys, rates
-from app.access import declared
+from app.access import declared_scopes
 from app.errors import TooManyRequests
 from app.keys import SCOPES, Key, Keyring, KeysFileError, Scope, add, make, read, remove
 from app.main import create_app
-from app.rates import Rates
+from app.rates import RateLimiter
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model
 from tests.app.test_requests import assert_refused
@@ -98,7 +98,7 @@ class TestTheFile:
 class TestTheKeyring:
     @pytest.fixture
     def file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setattr(keys, "LOOK_EVERY_S", 0)
+        monkeypatch.setattr(keys, "POLL_EVERY_S", 0)
         return tmp_path / "keys"
 
     def test_finds_a_key_and_nothing_that_is_nearly_one(self, file: Path) -> None:
@@ -184,7 +184,7 @@ def calls_of(app: FastAPI) -> list[Call]:
         if not isinstance(route, APIRoute):
             assert context.path == "/openapi.json", f"{context.path} is not guarded"
             continue
-        scopes = declared(route.dependencies)
+        scopes = declared_scopes(route.dependencies)
         assert len(scopes) == 1, f"{route.path} has to declare one scope, or that it is open, and declares {scopes}"
         calls += [Call(method, route.path, scopes[0]) for method in sorted(route.methods)]
     return calls
@@ -403,7 +403,7 @@ class TestEvents:
 def page_key(shops: Shops) -> str:
     """One for the pages of the shop, which the running service has noticed."""
     key = shops.add("main", ["events:write"], origins=[SHOP])
-    shops.client.services.keyring._look_at_s = 0  # type: ignore[union-attr]
+    shops.client.services.keyring._poll_at_s = 0  # type: ignore[union-attr]
     return key
 
 
@@ -538,13 +538,13 @@ def test_a_key_has_as_many_requests_as_it_says(
 
 
 def test_processes_on_a_cluster_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "COUNT_WITHIN_S", 60.0)  # on a machine with other things to do
+    monkeypatch.setattr(rates, "REDIS_TIMEOUT_S", 60.0)  # on a machine with other things to do
     cluster = running_cluster()
     _, key = make("main", ["recs:read"], requests_per_minute=5)
     _, other = make("main", ["recs:read"], requests_per_minute=5)
 
     async def law() -> None:
-        processes = [Rates(cluster.url, "lisarec") for _ in range(2)]
+        processes = [RateLimiter(cluster.url, "lisarec") for _ in range(2)]
         try:
             for n in range(5):
                 await processes[n % 2].count(key)
@@ -563,7 +563,7 @@ def test_without_the_cluster_each_process_counts_alone() -> None:
     _, key = make("main", ["recs:read"], requests_per_minute=2)
 
     async def law() -> None:
-        alone = Rates("redis://127.0.0.1:1,127.0.0.1:2", "lisarec")
+        alone = RateLimiter("redis://127.0.0.1:1,127.0.0.1:2", "lisarec")
         try:
             await alone.count(key)
             await alone.count(key)

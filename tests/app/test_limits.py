@@ -20,7 +20,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from app.keys import add, make, remove
-from app.overload import RequestBound
+from app.overload import LoadShedding
 from tests.app.conftest import item_id
 from tests.app.test_keys import bearer
 from tests.app.test_requests import assert_refused
@@ -214,11 +214,11 @@ class TestTheBound:
     SCOPE: Scope = {"type": "http", "path": "/v1/x", "method": "POST", "headers": []}  # noqa: RUF012
 
     class Bounded:
-        def __init__(self, at_most: int) -> None:
+        def __init__(self, max_in_progress: int) -> None:
             self.at_work = self.most_at_work = 0
             self.may_end = asyncio.Event()
             self.body_comes = asyncio.Event()
-            self._bound = RequestBound(self._work, at_most)
+            self._bound = LoadShedding(self._work, max_in_progress)
 
         async def _work(self, _scope: Scope, receive: Receive, send: Send) -> None:
             await receive()

@@ -77,7 +77,7 @@ def service(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning", ws="none"))
     thread = threading.Thread(target=server.run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keys, "LOOK_EVERY_S", 0)  # so that keys of tests work at once
+        patch.setattr(keys, "POLL_EVERY_S", 0)  # so that keys of tests work at once
         thread.start()
         while not server.started:
             assert thread.is_alive(), "the service did not start"
