@@ -1,4 +1,8 @@
-"""Batches without a timer: what arrives while one is worked on forms the next."""
+"""Micro-batching without a timer: requests that arrive while a batch is worked on form the next one.
+
+The store's `GroupCommit` does the same. But it also retries requests, and it does not drop a request whose caller has
+gone. So the two share the idea and no code.
+"""
 
 import asyncio
 from collections import deque
@@ -11,79 +15,82 @@ from starlette.requests import ClientDisconnect
 
 from app.errors import Overloaded
 
-AskT = TypeVar("AskT")
+RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
 
 
 def never() -> bool:
+    """Return False, for a caller that cannot go away."""
     return False
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter(Generic[AskT, AnswerT]):
-    """Who asked, and waits for all of the answers."""
+class _Caller(Generic[RequestT, AnswerT]):
+    """A caller that waits for the answers to all of its requests."""
 
-    asks: Sequence[AskT]
+    requests: Sequence[RequestT]
     is_gone: Callable[[], bool]
     answers: "asyncio.Future[list[AnswerT]]"
 
 
-class Batching(Generic[AskT, AnswerT]):
-    """Puts together what several callers ask at the same time.
+class MicroBatcher(Generic[RequestT, AnswerT]):
+    """Puts the requests of several callers into one batch, and works on one batch at a time.
 
-    work     answers a batch, one answer for each ask, in order; one batch at a time
-    at_once  asks of a batch, save those of one caller, which stay together
-    at_most  asks that may wait
+    work         returns the answers to a batch, one for each request, in order
+    max_batch    the most requests of a batch, except that the requests of one caller stay together
+    max_waiting  the most requests that may wait
     """
 
-    def __init__(self, work: Callable[[list[AskT]], Awaitable[list[AnswerT]]], *, at_once: int, at_most: int) -> None:
+    def __init__(
+        self, work: Callable[[list[RequestT]], Awaitable[list[AnswerT]]], *, max_batch: int, max_waiting: int
+    ) -> None:
         self._work = work
-        self._at_once = at_once
-        self._at_most = at_most
-        self._waiting: deque[_Waiter[AskT, AnswerT]] = deque()
-        self._asks_waiting = 0
+        self._max_batch = max_batch
+        self._max_waiting = max_waiting
+        self._waiting: deque[_Caller[RequestT, AnswerT]] = deque()
+        self._waiting_size = 0
         self._running: asyncio.Task[None] | None = None
 
-    async def answers(self, asks: Sequence[AskT], is_gone: Callable[[], bool] = never) -> list[AnswerT]:
-        """The answers, in order, from one batch; of a failed batch everybody gets the failure.
+    async def submit(self, requests: Sequence[RequestT], is_gone: Callable[[], bool] = never) -> list[AnswerT]:
+        """Return the answers, in order, from one batch. If the batch fails, every caller in it gets the failure.
 
-        is_gone  whether nobody would take the answers any more, asked before they are worked on
-        raises   Overloaded        where too much waits already
-                 ClientDisconnect  for who was gone
+        is_gone  whether the caller no longer takes answers; called before the requests are worked on
+        raises   Overloaded        when too many requests wait already
+                 ClientDisconnect  when the caller was gone
         """
-        if self._waiting and self._asks_waiting + len(asks) > self._at_most:
+        if self._waiting and self._waiting_size + len(requests) > self._max_waiting:
             raise Overloaded
-        waiter = _Waiter[AskT, AnswerT](asks, is_gone, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
-        self._asks_waiting += len(asks)
+        caller = _Caller[RequestT, AnswerT](requests, is_gone, asyncio.get_running_loop().create_future())
+        self._waiting.append(caller)
+        self._waiting_size += len(requests)
         if self._running is None:
-            self._running = asyncio.create_task(self._run(), context=Context())  # no one's request
-        return await waiter.answers
+            self._running = asyncio.create_task(self._run(), context=Context())  # not the context of one request
+        return await caller.answers
 
     async def _run(self) -> None:
         while batch := list(self._next_batch()):
             try:
-                answers = iter(await self._work([ask for waiter in batch for ask in waiter.asks]))
+                answers = iter(await self._work([request for caller in batch for request in caller.requests]))
             except Exception as exc:
-                for waiter in batch:
-                    if not waiter.answers.done():
-                        waiter.answers.set_exception(exc)
+                for caller in batch:
+                    if not caller.answers.done():
+                        caller.answers.set_exception(exc)
             else:
-                for waiter in batch:
-                    own = [next(answers) for _ in waiter.asks]
-                    if not waiter.answers.done():  # else whoever waited was cancelled
-                        waiter.answers.set_result(own)
+                for caller in batch:
+                    own = [next(answers) for _ in caller.requests]
+                    if not caller.answers.done():  # else the caller was cancelled
+                        caller.answers.set_result(own)
         self._running = None
 
-    def _next_batch(self) -> Iterator[_Waiter[AskT, AnswerT]]:
-        room = self._at_once
+    def _next_batch(self) -> Iterator[_Caller[RequestT, AnswerT]]:
+        room = self._max_batch
         while self._waiting and room > 0:
-            waiter = self._waiting.popleft()
-            self._asks_waiting -= len(waiter.asks)
-            if waiter.answers.done():
+            caller = self._waiting.popleft()
+            self._waiting_size -= len(caller.requests)
+            if caller.answers.done():
                 continue
-            if waiter.is_gone():
-                waiter.answers.set_exception(ClientDisconnect())
+            if caller.is_gone():
+                caller.answers.set_exception(ClientDisconnect())
                 continue
-            room -= len(waiter.asks)
-            yield waiter
+            room -= len(caller.requests)
+            yield caller

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from app import blending, trace
-from app.batching import Batching, never
+from app.batching import MicroBatcher, never
 from app.catalogue import NO_ROWS, Rows
 from app.clicks import ClickThrough
 from app.cursor import MAX_ITEMS as MAX_SHOWN
@@ -210,7 +210,7 @@ class Recommender(Recommending):
         self._experiment_hash = hash_of(experiment)
         self._light_batches = 0
         self._light_s = AT_ONCE_S  # computing that a light request takes, as far as is known
-        self._batching = Batching(self._answers, at_once=BATCH, at_most=MAX_WAITING)
+        self._batcher = MicroBatcher(self._answers, max_batch=BATCH, max_waiting=MAX_WAITING)
 
     async def recommend(
         self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never
@@ -226,7 +226,7 @@ class Recommender(Recommending):
         if not self._engine.has_measured and any(request.because is not None for request in requests):
             await asyncio.to_thread(self._engine.measure)  # the first time that takes a while
         spans = trace.spans.get()
-        return await self._batching.answers([(request, spans) for request in requests], is_gone)
+        return await self._batcher.submit([(request, spans) for request in requests], is_gone)
 
     async def _answers(
         self, asked: Sequence[tuple[RecommendationRequest, trace.Spans | None]]

@@ -89,7 +89,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
         async def answer_at_hand(*_: object) -> list[Any]:
             return at_hand
 
-        with patch.object(recommender._batching, "answers", answer_at_hand):
+        with patch.object(recommender._batcher, "submit", answer_at_hand):
             found["HTTP, direct: from the ASGI call to the answer's bytes"] = await median_us(ask)
             with patch.object(direct, "_answering", lambda *_: None):
                 found["HTTP, declared: the same through the framework"] = await median_us(ask)

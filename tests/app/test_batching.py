@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
-from app.batching import Batching
+from app.batching import MicroBatcher
 from app.errors import Overloaded
 
-AT_ONCE = 4
-AT_MOST = 10
+MAX_BATCH = 4
+MAX_WAITING = 10
 
 
 class Work:
@@ -45,20 +45,20 @@ async def begun(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return task
 
 
-def batching() -> tuple[Work, Batching[int, int]]:
+def new_batcher() -> tuple[Work, MicroBatcher[int, int]]:
     work = Work()
-    return work, Batching(work, at_once=AT_ONCE, at_most=AT_MOST)
+    return work, MicroBatcher(work, max_batch=MAX_BATCH, max_waiting=MAX_WAITING)
 
 
 def test_what_comes_while_a_batch_runs_forms_the_next_one() -> None:
     async def law() -> None:
-        work, batches = batching()
-        asked = [await begun(batches.answers([number])) for number in range(1 + AT_ONCE + 2)]
+        work, batcher = new_batcher()
+        asked = [await begun(batcher.submit([number])) for number in range(1 + MAX_BATCH + 2)]
         assert work.batches == [[0]]
         work.may_go.set()
         assert await asyncio.gather(*asked) == [[10 * number] for number in range(len(asked))]
         assert work.batches == [[0], [1, 2, 3, 4], [5, 6]]
-        assert await batches.answers([7]) == [70]
+        assert await batcher.submit([7]) == [70]
 
     asyncio.run(law())
 
@@ -67,8 +67,8 @@ def test_what_comes_while_a_batch_runs_forms_the_next_one() -> None:
 def test_everybody_gets_the_own_answers_in_order(callers: list[list[int]]) -> None:
     async def law() -> None:
         work = Work()
-        batches = Batching(work, at_once=AT_ONCE, at_most=1_000)
-        asked = [await begun(batches.answers(asks)) for asks in callers]
+        batcher = MicroBatcher(work, max_batch=MAX_BATCH, max_waiting=1_000)
+        asked = [await begun(batcher.submit(asks)) for asks in callers]
         work.may_go.set()
         assert await asyncio.gather(*asked) == [[10 * ask for ask in asks] for asks in callers]
         assert [*chain(*work.batches)] == [*chain(*callers)]
@@ -78,8 +78,8 @@ def test_everybody_gets_the_own_answers_in_order(callers: list[list[int]]) -> No
 
 def test_everybody_in_a_failed_batch_is_told_and_the_next_one_runs() -> None:
     async def law() -> None:
-        work, batches = batching()
-        asked = [await begun(batches.answers([ask])) for ask in (0, 1, -1, 2, 3, 4)]
+        work, batcher = new_batcher()
+        asked = [await begun(batcher.submit([ask])) for ask in (0, 1, -1, 2, 3, 4)]
         work.may_go.set()
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert [found[0], found[5]] == [[0], [40]]
@@ -90,24 +90,24 @@ def test_everybody_in_a_failed_batch_is_told_and_the_next_one_runs() -> None:
 
 def test_no_more_wait_than_may() -> None:
     async def law() -> None:
-        work, batches = batching()
-        asked = [await begun(batches.answers([number])) for number in range(1 + AT_MOST)]
+        work, batcher = new_batcher()
+        asked = [await begun(batcher.submit([number])) for number in range(1 + MAX_WAITING)]
         with pytest.raises(Overloaded):
-            await batches.answers([99])
+            await batcher.submit([99])
         work.may_go.set()
         await asyncio.gather(*asked)
-        assert await batches.answers(list(range(3 * AT_MOST))) == [10 * number for number in range(3 * AT_MOST)]
+        assert await batcher.submit(list(range(3 * MAX_WAITING))) == [10 * number for number in range(3 * MAX_WAITING)]
 
     asyncio.run(law())
 
 
 def test_nobody_works_for_who_is_gone_or_was_cancelled() -> None:
     async def law() -> None:
-        work, batches = batching()
-        first = await begun(batches.answers([0]))
-        gone = await begun(batches.answers([1], lambda: True))
-        cancelled = await begun(batches.answers([2]))
-        waits = await begun(batches.answers([3], lambda: False))
+        work, batcher = new_batcher()
+        first = await begun(batcher.submit([0]))
+        gone = await begun(batcher.submit([1], lambda: True))
+        cancelled = await begun(batcher.submit([2]))
+        waits = await begun(batcher.submit([3], lambda: False))
         cancelled.cancel()
         await asyncio.sleep(0)
         work.may_go.set()
@@ -121,10 +121,10 @@ def test_nobody_works_for_who_is_gone_or_was_cancelled() -> None:
 
 def test_who_is_cancelled_meanwhile_holds_nobody_up() -> None:
     async def law() -> None:
-        work, batches = batching()
-        first = await begun(batches.answers([0]))
+        work, batcher = new_batcher()
+        first = await begun(batcher.submit([0]))
         first.cancel()
-        second = await begun(batches.answers([1]))
+        second = await begun(batcher.submit([1]))
         work.may_go.set()
         assert await second == [10]
 
