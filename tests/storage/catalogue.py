@@ -1,5 +1,7 @@
 """A small catalogue, generations of it, and random events on it."""
 
+import random
+from collections.abc import Sequence
 from itertools import count
 
 import numpy as np
@@ -71,6 +73,21 @@ def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
         recommendation_id=st.none() | st.just("r1"),
     )
     return st.lists(event, max_size=max_size)
+
+
+def events_of(users: int, each: int, prefix: str = "e") -> list[Event]:
+    """Events of some users, `each` of one, in random order of users."""
+    rng = random.Random(prefix)
+    numbers = [user for user in range(users) for _ in range(each)]
+    rng.shuffle(numbers)
+    return [
+        click(f"{prefix}{number}", f"user{user}", item=rng.randrange(15), timestamp_us=rng.randrange(100))
+        for number, user in enumerate(numbers)
+    ]
+
+
+def user_ids_of(events: Sequence[Event]) -> list[str]:
+    return sorted({event.user_id for event in events})
 
 
 def make_newer() -> Generation:

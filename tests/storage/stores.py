@@ -1,4 +1,4 @@
-"""Every store that keeps the contract, opened by an address: the one place a further store has to join."""
+"""Every store that keeps the contract, opened by an address; a further store is added here."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -45,7 +45,7 @@ async def open_store(address: str, generations: Sequence[Generation], tenant: st
 
 @asynccontextmanager
 async def opened(address: str, *generations: Generation, tenant: str = MAIN_TENANT) -> AsyncIterator[UserStore]:
-    """The store at the address, closed afterwards."""
+    """Open the store at the address, and close it afterwards."""
     store = await open_store(address, generations, tenant)
     try:
         yield store
@@ -53,10 +53,16 @@ async def opened(address: str, *generations: Generation, tenant: str = MAIN_TENA
         await store.close()
 
 
+async def append_all(store: UserStore, events: Sequence[Event], tenant: str = "main") -> None:
+    """Append the events in calls of at most 100."""
+    for start in range(0, len(events), 100):
+        await store.append(tenant, events[start : start + 100])
+
+
 async def open_archived(
     url: str, prefix: str, archive_dir: Path, generations: Sequence[Generation], tenant: str = MAIN_TENANT
 ) -> RedisStore:
-    """A store whose answered events are in the archive, save the newest of each partition."""
+    """Open a store whose acknowledged events are in the archive, except the newest of each partition."""
     store = await RedisStore.open(
         url, generations, tenant=tenant, prefix=prefix, partitions=FEW_PARTITIONS, archive_dir=archive_dir
     )
@@ -72,6 +78,6 @@ async def open_archived(
 
 
 def archive_all(url: str, prefix: str, archive_dir: Path) -> None:
-    """One turn, unless somebody else is at it."""
+    """Archive what there is, unless another archiver runs."""
     with suppress(StorageUnavailable), RedisSource.open(url, prefix) as log, ArchiveWriter.open(archive_dir) as writer:
         archive_log(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)
