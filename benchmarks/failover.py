@@ -23,19 +23,8 @@ from redis.crc import key_slot
 
 from app.served_generation import generation_of
 from app.uuid7 import uuid7
-from benchmarks.cluster import (
-    HOST,
-    client,
-    command,
-    form,
-    free_node_port,
-    is_in_sync,
-    is_primary,
-    node_options,
-    slots_of,
-    wait_until,
-)
-from benchmarks.compose import REDIS_CONFIG, REDIS_START
+from benchmarks.cluster import HOST, ClusterAdmin, command, free_node_port, slots_of, wait_until
+from benchmarks.compose import RedisUsers, make_users, node_command
 from benchmarks.ledger import TENANT, Ledger, Verdict, judge
 from benchmarks.load import TRANSPORT_ERRORS, Connection, Load
 from benchmarks.nursery import nursery
@@ -62,9 +51,10 @@ class Pair:
 
     number: int
     nodes: dict[int, Victim]  # by port
+    admin: ClusterAdmin
 
     def primary(self) -> int:
-        (port,) = [port for port in self.nodes if is_primary(port)]
+        (port,) = [port for port in self.nodes if self.admin.is_primary(port)]
         return port
 
     def replica(self) -> int:
@@ -125,7 +115,7 @@ async def _kill(pair: Pair, address: Address, load: Load, rng: random.Random, *,
     await asyncio.sleep(rng.uniform(*MOMENT_S))
     if lagged:
         pair.nodes[replica].send(signal.SIGSTOP)
-        with client(primary) as node:
+        with pair.admin.client(primary) as node:
             command(node, "CLIENT", "KILL", "TYPE", "replica")
         await asyncio.sleep(LAG_S)
     await pair.nodes[primary].end(signal.SIGKILL)
@@ -134,12 +124,13 @@ async def _kill(pair: Pair, address: Address, load: Load, rng: random.Random, *,
 
     async def begin_again() -> None:
         """As the replica of the one that took over: with one that is waited for, nothing is acknowledged before."""
-        await asyncio.to_thread(wait_until, lambda: is_primary(replica))
+        await asyncio.to_thread(wait_until, lambda: pair.admin.is_primary(replica))
         outage.until_taken_over_s = time.monotonic() - begin_s
         await pair.nodes[primary].start()
 
     await asyncio.gather(begin_again(), _watch(outage, pair, address))
-    await asyncio.to_thread(wait_until, lambda: not is_primary(primary) and is_in_sync(primary))
+    admin = pair.admin
+    await asyncio.to_thread(wait_until, lambda: not admin.is_primary(primary) and admin.is_in_sync(primary))
     return outage
 
 
@@ -207,17 +198,19 @@ async def _running(
     """The pairs of nodes, and the address of a service on them; the URL of the cluster."""
     async with AsyncExitStack() as stack:
         ports = [free_node_port() for _ in range(2 * PRIMARIES)]
-        nodes = {port: _node(directory, port, timeout_ms) for port in ports}
+        users = make_users(directory)
+        nodes = {port: _node(directory, users, port, timeout_ms) for port in ports}
         for node in nodes.values():
             stack.push_async_callback(node.close)
         await asyncio.gather(*(node.start() for node in nodes.values()))
         primaries, others = ports[:PRIMARIES], ports[PRIMARIES:]
-        await asyncio.to_thread(form, primaries, others)
+        admin = ClusterAdmin(users)
+        await asyncio.to_thread(admin.form, primaries, others)
         pairs = [
-            Pair(number, {port: nodes[port], other: nodes[other]})
+            Pair(number, {port: nodes[port], other: nodes[other]}, admin)
             for number, (port, other) in enumerate(zip(primaries, others, strict=True))
         ]
-        url = "redis://" + ",".join(f"{HOST}:{port}" for port in ports)
+        url = users.cluster_url(ports)
         address = (HOST, free_port())
         service = ["serve", "--model", str(model), "--host", HOST, "--port", str(address[1]), "--redis-url", url]
         environment = {"LISAREC_REDIS_REPLICAS": str(replicas)}
@@ -228,9 +221,9 @@ async def _running(
         yield pairs, address, url
 
 
-def _node(directory: Path, port: int, timeout_ms: int) -> Victim:
+def _node(directory: Path, users: RedisUsers, port: int, timeout_ms: int) -> Victim:
     data = directory / str(port)
     data.mkdir()
-    start = [str(REDIS_START), str(data), program("redis-server"), str(REDIS_CONFIG), *node_options(timeout_ms)]
-    start += ["--bind", HOST, "--port", str(port), "--dir", str(data)]
-    return Victim("redis", lambda: spawn_program(start, directory / f"{port}.log"), lambda: is_loaded((HOST, port)))
+    shell, *start = node_command(program("redis-server"), data, users, port, "--cluster-node-timeout", str(timeout_ms))
+    start = [program(shell), *start]
+    return Victim("redis", lambda: spawn_program(start, directory / f"{port}.log"), lambda: is_loaded(users, port))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from app.served_generation import generation_of
-from benchmarks.compose import REDIS_CONFIG, REDIS_START
+from benchmarks.compose import RedisUsers, make_users, redis_command
 from benchmarks.ledger import Ledger, Verdict, judge
 from benchmarks.load import TRANSPORT_ERRORS, Connection
 from benchmarks.machine import Machine
@@ -27,6 +27,7 @@ from benchmarks.topology import (
     balancer_environment,
     program,
 )
+from benchmarks.topology import is_loaded as answers_ping
 from benchmarks.victim import Victim, spawn_program
 from model.artifact import Artifact
 from storage.protocol import UserStore
@@ -119,25 +120,27 @@ async def stage(
             await _started(stack, *made.apps)
             made.address = await proxied("clients", (HOST, port))
         else:
-            redis_address = await _redis(made, stack, redis_options, on_machine)
+            users = make_users(directory)
+            redis_address = await _redis(made, stack, users, redis_options, on_machine)
             near_redis = await proxied("redis", redis_address)
-            balancer = await _replicas(made, stack, replicas, f"redis://{HOST}:{near_redis[1]}/0", proxied)
+            balancer = await _replicas(made, stack, replicas, users.url(near_redis[1]), proxied)
             made.address = await proxied("clients", balancer)
         yield made
 
 
-async def _redis(made: Stage, stack: AsyncExitStack, options: Sequence[str], on_machine: bool) -> Address:
+async def _redis(
+    made: Stage, stack: AsyncExitStack, users: RedisUsers, options: Sequence[str], on_machine: bool
+) -> Address:
     machine = Machine(made.directory / "redis-machine") if on_machine else None
     made.data.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    made.store_address = f"redis://{HOST}:{port}/0"
-    data = str(machine.live if machine else made.data)
-    command = [str(REDIS_START), data, program("redis-server", "valkey-server"), str(REDIS_CONFIG), *options]
-    command += ["--bind", HOST, "--port", str(port), "--dir", data]
+    made.store_address = users.url(port)
+    data = machine.live if machine else made.data
+    command = redis_command(program("redis-server", "valkey-server"), data, users, port, *options)
     log, environment = made.directory / "redis.log", machine.environment if machine else None
     made.machine = machine
     made.clocks += [machine] if machine else []
-    made.redis = Victim("redis", lambda: spawn_program(command, log, environment), lambda: is_loaded((HOST, port)))
+    made.redis = Victim("redis", lambda: spawn_program(command, log, environment), lambda: is_loaded(users, port))
     await _started(stack, made.redis)
     return HOST, port
 
@@ -187,14 +190,6 @@ async def is_up(address: Address) -> bool:
         connection.close()
 
 
-async def is_loaded(address: Address) -> bool:
-    """While Redis reads its log back it answers, but not with PONG."""
-    try:
-        async with asyncio.timeout(2):
-            reader, writer = await asyncio.open_connection(*address)
-            writer.write(b"PING\r\n")
-            answer = await reader.readline()
-            writer.close()
-    except (OSError, TimeoutError):
-        return False
-    return answer.startswith(b"+PONG")
+async def is_loaded(users: RedisUsers, port: int) -> bool:
+    """Say whether the server has read its log back and answers."""
+    return await asyncio.to_thread(answers_ping, users, port)

@@ -18,7 +18,7 @@ import redis
 import typer
 
 from app import shop
-from benchmarks.compose import REDIS_CONFIG, REDIS_START
+from benchmarks.compose import make_users, redis_command
 from benchmarks.episodes import Episode, NotKept, _require_clear
 from benchmarks.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
 from benchmarks.machine import Machine
@@ -246,11 +246,13 @@ class TestRedisStart:
     def served(directory: Path, work: Callable[[redis.Redis], None]) -> None:
         """Start the server as docker-compose.yml does, do the work, kill -9."""
         port = free_port()
-        server = [program("redis-server"), str(REDIS_CONFIG), "--port", str(port), "--dir", str(directory)]
+        users = make_users(directory.parent)
+        command = redis_command(program("redis-server"), directory, users, port)
         with (directory.parent / "log").open("ab") as log:
-            process = subprocess.Popen([REDIS_START, str(directory), *server], stdout=log, stderr=log)
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        patient = redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 100)
         try:
-            with redis.Redis(port=port, retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 100)) as client:
+            with redis.Redis.from_url(users.url(port), retry=patient) as client:
                 while not client.ping():
                     pass
                 work(client)
@@ -278,7 +280,7 @@ class TestRedisStart:
 
             def check(client: redis.Redis) -> None:
                 assert client.get("n") == b"2"
-                assert sorted(client.keys()) == [b"key-0", b"key-2", b"n"]
+                assert sorted(client.scan_iter()) == [b"key-0", b"key-2", b"n"]
 
             self.served(directory, check)
 
@@ -288,7 +290,7 @@ class TestRedisStart:
         (log,) = directory.glob("appendonlydir/*.incr.aof")
         damaged = b"?" + log.read_bytes()[1:] + b"*1\r\n$4\r\nPING\r\n" * 3_000_000
         log.write_bytes(damaged)
-        server = [program("redis-server"), str(REDIS_CONFIG), "--port", str(free_port()), "--dir", str(directory)]
-        ended = subprocess.run([REDIS_START, str(directory), *server], capture_output=True, check=False, timeout=60)
+        command = redis_command(program("redis-server"), directory, make_users(directory.parent), free_port())
+        ended = subprocess.run(command, capture_output=True, check=False, timeout=60)
         assert ended.returncode != 0
         assert log.read_bytes() == damaged

@@ -142,7 +142,7 @@ def test_the_password_of_the_settings_is_used_and_a_wrong_one_ends_the_start(
 ) -> None:
     password = "p@ss/w:rd#é"
     redis_server.client.acl_setuser("shop", enabled=True, passwords=[f"+{password}"], keys="*", commands=["+@all"])
-    url = redis_server.url.replace("redis://", "redis://shop@")
+    url = f"redis://shop@127.0.0.1:{redis_server.port}"
     client = start(tmp_path, redis_url=url, redis_password=password)
     client.click("ada", "item-1")
     client.close()

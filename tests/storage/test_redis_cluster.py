@@ -26,7 +26,15 @@ from storage.redis_servers import Copies
 from storage.state import Generation
 from tests.storage.catalogue import click, fresh_user, make_generation, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
-from tests.storage.redis_servers import RedisCluster, RedisServer, free_port, new_server, running_cluster
+from tests.storage.redis_servers import (
+    RedisCluster,
+    RedisServer,
+    free_port,
+    new_replica,
+    new_server,
+    redis_users,
+    running_cluster,
+)
 
 GENERATION = make_generation()
 RECOVERY_S = 30.0
@@ -353,17 +361,17 @@ class TestNodesFail:
         self, cluster: RedisCluster
     ) -> None:
         prefix = cluster.new_address().partition(" ")[2]
-        nobody = f"127.0.0.1:{free_port()}"
+        nobody = free_port()
         alone = new_server("redis-server")
 
         async def law() -> None:
             users = [fresh_user() for _ in range(20)]
             for number, node in enumerate(cluster.primaries):
-                async with opened(f"redis://{nobody},127.0.0.1:{node.port} {prefix}") as store:
+                async with opened(f"{redis_users().cluster_url([nobody, node.port])} {prefix}") as store:
                     await store.append("main", [click(f"e{number}", user_id) for user_id in users])
                     assert {len(await ids(store, user_id)) for user_id in users} == {number + 1}
             with pytest.raises(StorageError, match="in no cluster"):
-                await RedisStore.open(f"redis://{nobody},127.0.0.1:{alone.port}", [GENERATION])
+                await RedisStore.open(redis_users().cluster_url([nobody, alone.port]), [GENERATION])
 
         try:
             asyncio.run(law())
@@ -393,7 +401,7 @@ class TestCopies:
     def pair(self) -> Iterator[tuple[RedisServer, RedisServer]]:
         """A server and a replica that follows it."""
         primary = new_server("redis-server")
-        replica = new_server("redis-server", "--replicaof", "127.0.0.1", str(primary.port))
+        replica = new_replica("redis-server", primary)
         yield primary, replica
         replica.stop()
         primary.stop()
@@ -487,7 +495,7 @@ class TestCopies:
     def test_nothing_is_acknowledged_before_the_replica_has_synced_it(self) -> None:
         """One that has it in memory only does not count, nor does a server that does not sync itself."""
         primary = new_server("valkey-server", "--appendfsync", "everysec")
-        replica = new_server("valkey-server", "--replicaof", "127.0.0.1", str(primary.port))
+        replica = new_replica("valkey-server", primary)
         replica.client.config_set("appendonly", "no")
 
         async def law() -> None:
