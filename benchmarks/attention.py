@@ -84,7 +84,7 @@ def softmax_step(length: int) -> tuple[Callable[[], Any], float]:
     keys, values = torch.randn(2, HEADS, length, WIDTH // HEADS)
     event = torch.randn(1, WIDTH)
 
-    def run() -> Tensor:
+    def run() -> Any:
         query, keys[:, -1], values[:, -1] = block.qkv(event).view(3, HEADS, WIDTH // HEADS)
         found = F.scaled_dot_product_attention(query[:, None], keys, values)
         return block.feed_forward(event + block.out(found.view(1, WIDTH)))
@@ -101,7 +101,8 @@ class Softmax(nn.Module):
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
-    def heads(self, x: Tensor) -> Tensor:
+    def heads(self, x: Tensor) -> Any:
+        """Return queries, keys and values of each head, (3, H, L, D / H)."""
         return self.qkv(x).view(-1, 3, HEADS, WIDTH // HEADS).permute(1, 2, 0, 3)
 
 
@@ -109,7 +110,7 @@ def softmax(length: int) -> Callable[[], Any]:
     layer, x = Softmax(), torch.randn(length, WIDTH)
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
 
-    def run() -> Tensor:
+    def run() -> Any:
         query, key, value = layer.heads(x)
         logits = query @ key.mT / (WIDTH // HEADS) ** 0.5
         share = logits.masked_fill_(future, -torch.inf).softmax(-1)
@@ -121,7 +122,7 @@ def softmax(length: int) -> Callable[[], Any]:
 def fused_softmax(length: int) -> Callable[[], Any]:
     layer, x = Softmax(), torch.randn(1, length, WIDTH)
 
-    def run() -> Tensor:
+    def run() -> Any:
         query, key, value = layer.heads(x[0])[:, None]
         found = F.scaled_dot_product_attention(query, key, value, is_causal=True)[0]
         return layer.out(found.transpose(0, 1).reshape(length, WIDTH))

@@ -21,7 +21,7 @@ BUS = 10_000  # from a node's port to that of its bus
 PORTS = range(21_000, 32_000)  # below those that the system gives out
 FORM_WITHIN_S = 60.0
 
-_next_port = iter([*PORTS[os.getpid() % len(PORTS) :], *PORTS])
+_next_port: Iterator[int] = iter([*PORTS[os.getpid() % len(PORTS) :], *PORTS])
 
 
 def free_node_port() -> int:

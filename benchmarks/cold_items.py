@@ -35,13 +35,15 @@ from app.service import Service
 from app.settings import Settings
 from benchmarks.scan import cpu
 from model import artifact
-from model.artifact import Artifact, Items
+from model.artifact import Artifact
+from model.config import Config
 from model.data import Interactions
 from model.data_readers import read_items
 from model.data_splits import Split
 from model.engine import Engine
 from model.evaluate import prepare
 from model.histogram import history_histogram
+from model.items import Items
 from model.metrics import difference, difference_interval_95, interval_95, metrics
 from model.train import EpochReport, Trainer
 
@@ -87,7 +89,8 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, pla
     validation = place[parts.validation[kept[parts.validation]]]
     validation = validation[validation > known.starts[known.user[validation]]]  # which needs something before it
     train = parts.train[kept]
-    trainer = Trainer(known, Split(train, validation, validation[:0]), plain.config, out, "cpu")
+    config = Config.model_validate(plain.config.model_dump())
+    trainer = Trainer(known, Split(train, validation, validation[:0]), config, out, "cpu")
     trainer.fit(Quiet(), resume=False)
     texts = read_items(directory)
     items = Items(

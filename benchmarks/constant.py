@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -73,13 +73,13 @@ async def measure(trained: artifact.Artifact, directory: Path, lengths: tuple[in
     report_steps(step_times(trained, generation, engine, values, rounds), lengths, rounds)
 
 
-async def fill(store: SQLiteStore, item_ids: list[str], length: int) -> None:
+async def fill(store: SQLiteStore, item_ids: Sequence[str], length: int) -> None:
     for begin in track(range(0, length, BATCH), f"posting {length:,} events", console=console):
         positions = range(begin, min(begin + BATCH, length))
         await store.append(TENANT, [one_event(str(length), position, item_ids) for position in positions])
 
 
-def one_event(user_id: str, position: int, item_ids: list[str]) -> Event:
+def one_event(user_id: str, position: int, item_ids: Sequence[str]) -> Event:
     item_id = item_ids[position * 7919 % len(item_ids)]
     return Event(f"{user_id}-{position}", user_id, item_id, "click", position * 1_000_000, position * 1_000_000)
 

@@ -15,6 +15,7 @@ import random
 import subprocess
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,7 @@ console = Console()
 EventJson = dict[str, str | int]
 
 
-def events_to_send(events: int, item_ids: list[str]) -> list[EventJson]:
+def events_to_send(events: int, item_ids: Sequence[str]) -> list[EventJson]:
     """Distinct events, half of them of hot users, a fifth with a time long before that of their neighbours."""
     rng = random.Random(0)
 

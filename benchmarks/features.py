@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ from starlette.types import Message
 from app import enlarged
 from app.main import create_app
 from app.settings import Settings
+from model import artifact
 
 USERS = 64
 HISTORY = 30
@@ -33,7 +34,7 @@ console = Console()
 Ask = Callable[[int], Awaitable[bytes]]
 
 
-def features(categories: list[str], item_ids: list[str], cursor: str) -> dict[str, dict[str, Any]]:
+def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dict[str, dict[str, Any]]:
     """What is asked for beside the user; `categories` most frequent first."""
     some, other, third = categories[:3]
     found: dict[str, dict[str, Any]] = {
@@ -51,8 +52,16 @@ def features(categories: list[str], item_ids: list[str], cursor: str) -> dict[st
         "explain": {"explain": True},
         "like the user's newest item": {"because": ""},
     }
-    together = ("categories, none of two", "exclude 20 items", "boost of one category", "pins at three places")
-    together += ("diversity 0.5", "at most 3 of a category", "the first page", "explain")
+    together = [
+        "categories, none of two",
+        "exclude 20 items",
+        "boost of one category",
+        "pins at three places",
+        "diversity 0.5",
+        "at most 3 of a category",
+        "the first page",
+        "explain",
+    ]
     found["all together"] = {
         name: wish
         for feature in together
@@ -68,7 +77,7 @@ async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, list[tu
     async with app.router.lifespan_context(app) as state:
         assert state is not None
         service = state["services"].by_tenant["main"]
-        items, labels = service.catalogue.item_ids, service.catalogue._categories
+        items, labels = service.catalogue.item_ids, artifact.load(model).items.categories
         for user in range(USERS):
             own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]
             await service.ingest.append([{"user_id": f"user-{user}", "item_id": item} for item in own])

@@ -34,9 +34,10 @@ import typer
 from rich.console import Console
 
 from app.keys import SCOPES, add, make
+from benchmarks.compose import ROOT
 from benchmarks.fuzz_checks import MAX_ERROR_BYTES
 from benchmarks.nonsense import Call, Case, calls_of, cases
-from benchmarks.topology import ROOT, Topology, topology
+from benchmarks.topology import Topology, topology
 from storage.state_event import Event
 
 Store = Literal["sqlite", "redis"]

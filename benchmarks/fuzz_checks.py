@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import schemathesis
 
@@ -12,7 +12,7 @@ MAX_ERROR_BYTES = 4_096
 
 @schemathesis.check
 def errors_are_short_and_numbers_finite(
-    _context: schemathesis.CheckContext, response: schemathesis.Response, _case: schemathesis.Case
+    _context: schemathesis.CheckContext, response: schemathesis.Response, _case: schemathesis.Case[Any]
 ) -> None:
     """An error has at most 4 kB in the one shape, and no answer a number that is none."""
     if response.status_code >= 400 and response.content:

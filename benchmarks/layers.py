@@ -86,7 +86,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
 
         at_hand = await recommender.recommend(requests[1:2])
 
-        async def answer_at_hand(*_: object) -> list[Any]:
+        async def answer_at_hand(*_: object) -> object:
             return at_hand
 
         with patch.object(recommender._batcher, "submit", answer_at_hand):
@@ -178,7 +178,8 @@ async def least_us(app: App, sample: Callable[[], None]) -> float:
 def observation_costs_apart(environment: Mapping[str, str]) -> dict[str, float]:
     """Return the same of a process of its own: the metrics look into the environment when they are imported."""
     with patch.dict(os.environ, environment), multiprocessing.get_context("spawn").Pool(1) as process:
-        return process.apply(observation_costs)
+        costs: dict[str, float] = process.apply(observation_costs)
+        return costs
 
 
 def main(model: Annotated[Path, typer.Option(help="Model directory.")]) -> None:

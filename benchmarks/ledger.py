@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +26,7 @@ EventJson = dict[str, str | float]
 class Ledger:
     """Events by number, in the order in which they were made."""
 
-    def __init__(self, item_ids: list[str], seed: int) -> None:
+    def __init__(self, item_ids: Sequence[str], seed: int) -> None:
         self.user_ids: list[str] = []
         self.event_ids: list[str] = []
         self.timestamps: list[float | None] = []

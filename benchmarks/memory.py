@@ -6,9 +6,10 @@ python -m benchmarks.memory --model models/ml-1m
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import redis
 import typer
@@ -31,7 +32,7 @@ PREFIX, TENANT = "lisarec", "main"
 console = Console()
 
 
-async def fill(url: str, generation: Generation, item_ids: list[str]) -> None:
+async def fill(url: str, generation: Generation, item_ids: Sequence[str]) -> None:
     """One user for each length of history."""
     store = await RedisStore.open(url, [generation], prefix=PREFIX)
     try:
@@ -57,9 +58,11 @@ def main(model: Annotated[Path, typer.Option(help="Model directory.")]) -> None:
             user = Keyspace(PREFIX, PARTITIONS).user(TENANT, str(length))
             (state,) = user.states([generation])
             client.rpush(f"ids:{length}", *(item_ids[n * 7919 % len(item_ids)] for n in range(length)))
-            log_bytes = client.memory_usage(user.log, samples=0) + client.memory_usage(user.index, samples=0)
-            cells = client.memory_usage(state), client.memory_usage(f"ids:{length}", samples=0), log_bytes
-            table.add_row(f"{length:,}", *(f"{size:,} B" for size in cells))
+            sizes: list[Any] = [
+                client.memory_usage(key, samples=0) for key in (state, f"ids:{length}", user.log, user.index)
+            ]
+            of_state, of_list, *of_log = sizes
+            table.add_row(f"{length:,}", *(f"{size:,} B" for size in (of_state, of_list, sum(of_log))))
         version = client.info("server")["redis_version"]
     table.title = f"MEMORY USAGE, Redis {version}"
     console.print(table)

@@ -14,10 +14,10 @@ CUT_SHARE = 0.5  # of the requests that could be cut when a cut is due, so that 
 Address = tuple[str, int]
 
 
-class Proxy:
+class TcpProxy:
     """Listens at an address and passes on to another one.
 
-    is_due  whether somebody wants a connection to be cut now
+    is_due  says whether a connection is to be cut now
     note    is told what was cut
     """
 
@@ -28,38 +28,48 @@ class Proxy:
         self._note = note
         self._random = random.Random(name)
         self._server: asyncio.Server | None = None
-        self._near: set[_Near] = set()
+        self._open: set[_ClientSide] = set()
 
     async def listen(self, address: Address) -> Address:
-        """Returns where it listens: port 0 takes a free one."""
+        """Start to listen, on a free port where port 0 is given; returns the address."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Near(self), *address)
+        self._server = await loop.create_server(lambda: _ClientSide(self), *address)
         host, port = self._server.sockets[0].getsockname()
         return host, port
 
     def close(self) -> None:
+        """Stop listening and reset every connection."""
         if self._server is not None:
             self._server.close()
-        for near in list(self._near):
-            near.abort()
+        for side in list(self._open):
+            side.abort()
+
+    def add(self, side: _ClientSide) -> None:
+        """Keep a connection that a client has opened, to reset it at the end."""
+        self._open.add(side)
+
+    def remove(self, side: _ClientSide) -> None:
+        """Forget a connection that is closed."""
+        self._open.discard(side)
 
     def next_cut(self) -> Cut | None:
-        """What is to happen to the request that has just arrived."""
+        """Decide what happens to the request that has just arrived."""
         if self._is_due() and self._random.random() < CUT_SHARE:
             return self._random.choice(CUTS)
         return None
 
-    def cut(self, near: _Near, kind: Cut) -> None:
-        near.abort()
+    def cut(self, side: _ClientSide, kind: Cut) -> None:
+        """Cut the connection."""
+        side.abort()
         self._note(f"{self.name}: cut {kind}")
 
 
-class _Near(asyncio.Protocol):
+class _ClientSide(asyncio.Protocol):
     """The side of a connection on which requests arrive."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: TcpProxy) -> None:
         self._proxy = proxy
-        self._far: _Far | None = None
+        self._server_side: _ServerSide | None = None
         self._early = b""  # what arrived before the other side was connected
         self._cut_before_reply = False
         self._connecting: asyncio.Task[None] | None = None
@@ -67,16 +77,16 @@ class _Near(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._proxy._near.add(self)
+        self._proxy.add(self)
         self._connecting = asyncio.create_task(self._connect())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._proxy._near.discard(self)
-        if self._far is not None:
-            self._far.transport.close()
+        self._proxy.remove(self)
+        if self._server_side is not None:
+            self._server_side.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        if self._far is None:
+        if self._server_side is None:
             self._early += data
         else:
             self._pass_on(data)
@@ -92,41 +102,42 @@ class _Near(asyncio.Protocol):
         self.transport.abort()
 
     async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            _, self._far = await asyncio.get_running_loop().create_connection(lambda: _Far(self), *self._proxy.target)
+            _, self._server_side = await loop.create_connection(lambda: _ServerSide(self), *self._proxy.target)
         except OSError:
             self.abort()
             return
         if self.transport.is_closing():
-            self._far.transport.abort()
+            self._server_side.transport.abort()
         elif self._early:
             self._pass_on(self._early)
 
     def _pass_on(self, data: bytes) -> None:
-        assert self._far is not None
+        assert self._server_side is not None
         cut = None if self._cut_before_reply else self._proxy.next_cut()
-        self._far.transport.write(data[: len(data) // 2] if cut == "within the request" else data)
+        self._server_side.transport.write(data[: len(data) // 2] if cut == "within the request" else data)
         if cut == "before the reply":
             self._cut_before_reply = True
         elif cut is not None:
             self._proxy.cut(self, cut)
 
 
-class _Far(asyncio.Protocol):
-    """The side of the service."""
+class _ServerSide(asyncio.Protocol):
+    """The side of a connection towards the target."""
 
-    def __init__(self, near: _Near) -> None:
-        self._near = near
+    def __init__(self, client_side: _ClientSide) -> None:
+        self._client_side = client_side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._near.reply(data)
+        self._client_side.reply(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is None:
-            self._near.transport.close()
+            self._client_side.transport.close()
         else:
-            self._near.abort()
+            self._client_side.abort()

@@ -14,7 +14,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,7 +41,7 @@ Request = Callable[[], bytes]
 class Requests:
     """Prepared HTTP requests about random users and items."""
 
-    def __init__(self, item_ids: list[str]) -> None:
+    def __init__(self, item_ids: Sequence[str]) -> None:
         self._item_ids = item_ids
         self._random = random.Random(0)
 
@@ -135,10 +135,9 @@ def main(
         url = stack.enter_context(running_service(model, *options))
         port = int(url.rpartition(":")[2])
         own = psutil.Process()
-        servers, services = (
-            [child for child in own.children() if is_it(" ".join(child.cmdline()))]
-            for is_it in (lambda command: "redis" in command.split()[0], lambda command: "app serve" in command)
-        )
+        commands = {child: child.cmdline() for child in own.children()}
+        servers = [child for child, command in commands.items() if "redis" in command[0].split()[0]]
+        services = [child for child, command in commands.items() if "serve" in command]
         asyncio.run(load(port, list(make.histories()), 8))
         for name, (request, events, connections, count) in kinds.items():
             prepared = [request() for _ in itertools.repeat(None, count)]

@@ -38,8 +38,9 @@ from rich.console import Console
 
 from app.shop import generate
 from app.uuid7 import uuid7
+from benchmarks.compose import ROOT
 from benchmarks.running import free_port
-from benchmarks.topology import ROOT, redis_server
+from benchmarks.topology import redis_server
 from model.data_readers import read_interactions
 from model.metrics import metrics
 

@@ -15,6 +15,7 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,7 @@ class Tally:
 class Visitor:
     """One user after the other, of which each posts events and asks for recommendations, one request at a time."""
 
-    def __init__(self, name: str, item_ids: list[str], client: httpx.AsyncClient, tally: Tally) -> None:
+    def __init__(self, name: str, item_ids: Sequence[str], client: httpx.AsyncClient, tally: Tally) -> None:
         self._name = name
         self._item_ids = item_ids
         self._client = client
@@ -130,7 +131,7 @@ async def disturb(
 
 
 async def measure(
-    running: Topology, item_ids: list[str], requests: int, visitors: int, fewest: int, most: int, rest_s: float = 1
+    running: Topology, item_ids: Sequence[str], requests: int, visitors: int, fewest: int, most: int, rest_s: float = 1
 ) -> Tally:
     """What becomes of so many requests; between two disturbances the replicas are left alone for `rest_s`."""
     tally, done = Tally(), asyncio.Event()

@@ -54,7 +54,7 @@ def main(
     chosen = np.random.default_rng(0).permutation(len(report.users))[:users]
     user_rows, ranks = report.users[chosen], report.ranks[chosen]
     with service(model, replicas, url) as running_url:
-        served = serve_ranks(interactions, user_rows, running_url, exclude_seen)
+        served = serve_ranks(interactions, user_rows.tolist(), running_url, exclude_seen)
     offline, online = metrics(ranks), metrics(served)
     table = Table("", "offline", "served", "difference", title=f"{data.name}, {len(chosen)} users, seen {exclude_seen}")
     for name in METRICS:

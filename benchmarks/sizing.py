@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.bench import EVENTS_PER_RECOMMENDATION, HISTORY, USERS, Bench, of_size
-from benchmarks.topology import ROOT
+from benchmarks.compose import ROOT
 
 SIZES = (10_000, 100_000, 1_000_000)  # of the catalogue
 SHARE_USED = 0.5  # of cores, and of Redis' memory, which it needs twice while it writes its log anew

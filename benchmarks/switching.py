@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import count, takewhile
@@ -35,8 +35,9 @@ from app.served_generation import generation_of
 from app.settings import StoreSettings
 from app.store_factory import open_store
 from app.uuid7 import uuid7
+from benchmarks.compose import ROOT
 from benchmarks.ledger import is_fold
-from benchmarks.topology import ROOT, Topology, topology
+from benchmarks.topology import Topology, topology
 from model import artifact
 
 USERS = 500
@@ -74,7 +75,7 @@ class Rates:
     recommendations: int
 
 
-def arrivals(item_ids: list[str], rates: Rates, is_over: threading.Event) -> Iterator[Due]:
+def arrivals(item_ids: Sequence[str], rates: Rates, is_over: threading.Event) -> Iterator[Due]:
     """Requests until it is over, as evenly spread as they can be."""
     rng = random.Random(0)
 

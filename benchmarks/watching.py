@@ -21,8 +21,9 @@ from typing import Any
 import httpx
 import yaml
 
+from benchmarks.compose import ROOT
 from benchmarks.running import free_port, wait_until_ready
-from benchmarks.topology import ROOT, Topology, program
+from benchmarks.topology import Topology, program
 
 ARCHIVE = "archive"
 MOUNTED = ROOT / "docker" / "prometheus"

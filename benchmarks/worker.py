@@ -14,7 +14,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,7 +75,7 @@ def worker(model: Path) -> Iterator[Worker]:
             service.wait(timeout=30)
 
 
-def use(url: str, item_ids: list[str], users: int) -> None:
+def use(url: str, item_ids: Sequence[str], users: int) -> None:
     """Five clicks of each user, and one question."""
     with httpx.Client(base_url=url, timeout=60) as client:
         for begin in range(0, users, BATCH // CLICKS):
