@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.ledger import Verdict
-from benchmarks.load import HOT_USERS, NO_ANSWER, TRANSPORT_ERRORS, Connection
-from benchmarks.stage import Stage
-from benchmarks.trial import Setting, Trial, console, counts, trial
+from benchmarks.ledger import StoreVerdict
+from benchmarks.load import HOT_USERS, NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
+from benchmarks.stage import EnvironmentOptions, FaultEnvironment, ScenarioSettings
+from benchmarks.trial import Scenario, console, counts, scenario
 
 RECOVERY_WITHIN_S = 10.0
 SYNC_S = 3.0  # longer than Redis's clients wait
@@ -29,12 +29,12 @@ TMPFS_BYTES = 192 << 20
 UNAVAILABLE = "503 storage_unavailable"
 
 
-class NotKept(Exception):
+class BrokenPromise(Exception):
     """A promise was broken in an episode; the message says which."""
 
 
 @dataclass(frozen=True)
-class Episode:
+class Degradation:
     """A time in which something is wrong.
 
     begin, heal  make it so, and end it
@@ -49,89 +49,91 @@ class Episode:
     reads: tuple[str, ...] = ("200",)
 
 
-async def episodes(setting: Setting, outage_s: float) -> Verdict:
+async def episodes(settings: ScenarioSettings, outage_s: float) -> StoreVerdict:
     """Live through each episode for so long; raises NotKept where answers are unclear or recovery takes too long."""
-    async with trial(setting, on_machine=True) as run:
+    async with scenario(settings, options=EnvironmentOptions(on_machine=True)) as run:
         async with run.loaded():
-            for episode in _episodes(run.stage):
-                await _live_through(episode, run, outage_s)
+            for degradation in _degradations(run.environment):
+                await _inject(degradation, run, outage_s)
         verdict = await run.verdict()
     if verdict.is_right:
         with TemporaryDirectory(prefix="lisarec-faults-") as directory, _tmpfs(Path(directory) / "data") as is_mounted:
             if is_mounted:
-                return await _full_tmpfs(setting, Path(directory), outage_s)
+                return await _full_tmpfs(settings, Path(directory), outage_s)
         console.print("no tmpfs can be mounted here: only the machine below the process had a full disk")
     return verdict
 
 
-async def _full_tmpfs(setting: Setting, directory: Path, outage_s: float) -> Verdict:
-    async with trial(setting, directory=directory) as run:
-        ballast = run.stage.data / "ballast"
-        episode = Episode("tmpfs full", lambda: _fill(ballast), ballast.unlink, (UNAVAILABLE,))
+async def _full_tmpfs(settings: ScenarioSettings, directory: Path, outage_s: float) -> StoreVerdict:
+    async with scenario(settings, directory=directory) as run:
+        ballast = run.environment.data / "ballast"
+        degradation = Degradation("tmpfs full", lambda: _fill(ballast), ballast.unlink, (UNAVAILABLE,))
         async with run.loaded():
-            await _live_through(episode, run, outage_s)
+            await _inject(degradation, run, outage_s)
         return await run.verdict()
 
 
-def _episodes(stage: Stage) -> Iterator[Episode]:
-    machine, keeper, clocks = stage.machine, stage.keeper, stage.clocks
+def _degradations(environment: FaultEnvironment) -> Iterator[Degradation]:
+    machine, keeper, clocks = environment.machine, environment.keeper, environment.clocks
     assert machine is not None
 
     def jump(by_s: float) -> None:
         for clock in clocks:
             clock.jump_clock(by_s)
 
-    def stopped(expected: tuple[str, ...], reads: tuple[str, ...]) -> Episode:
+    def stopped(expected: tuple[str, ...], reads: tuple[str, ...]) -> Degradation:
         stop, go_on = (lambda number=number: keeper.send(number) for number in (signal.SIGSTOP, signal.SIGCONT))
-        return Episode(f"{keeper.kind} stopped", stop, go_on, expected, reads)
+        return Degradation(f"{keeper.kind} stopped", stop, go_on, expected, reads)
 
-    yield Episode("disk full", lambda: machine.fill_disk(True), lambda: machine.fill_disk(False), (UNAVAILABLE,))
+    yield Degradation("disk full", lambda: machine.fill_disk(True), lambda: machine.fill_disk(False), (UNAVAILABLE,))
     slow = f"syncs take {SYNC_S:g} s"
-    yield Episode(slow, lambda: machine.slow_syncs(SYNC_S), lambda: machine.slow_syncs(0), ())
-    if stage.redis is None:
+    yield Degradation(slow, lambda: machine.slow_syncs(SYNC_S), lambda: machine.slow_syncs(0), ())
+    if environment.redis is None:
         yield stopped((), (NO_ANSWER,))
     else:
         yield stopped((UNAVAILABLE,), ("200",))
-        yield Episode("redis gone", keeper.end, keeper.start, (UNAVAILABLE,))
-    yield Episode("clocks an hour ahead", lambda: jump(JUMP_S), lambda: jump(0))
+        yield Degradation("redis gone", keeper.end, keeper.start, (UNAVAILABLE,))
+    yield Degradation("clocks an hour ahead", lambda: jump(JUMP_S), lambda: jump(0))
     # the times of clients are then an hour ahead of the service's, which refuses them
-    yield Episode("clocks an hour back", lambda: jump(-JUMP_S), lambda: jump(0), ("422 invalid_events",))
+    yield Degradation("clocks an hour back", lambda: jump(-JUMP_S), lambda: jump(0), ("422 invalid_events",))
 
 
-async def _live_through(episode: Episode, run: Trial, outage_s: float) -> None:
+async def _inject(degradation: Degradation, run: Scenario, outage_s: float) -> None:
     await run.next_acknowledgement()
-    await _done(episode.begin())
+    await _done(degradation.begin())
     await asyncio.sleep(BEGUN_AFTER_S)
     before = run.load.answers.copy()
-    reads = await _recommendations(run.stage, outage_s)
+    reads = await _recommendations(run.environment, outage_s)
     answers = run.load.answers - before
-    await _done(episode.heal())
+    await _done(degradation.heal())
     healed_s = time.monotonic()
     await run.next_acknowledgement()
     recovery_s = time.monotonic() - healed_s
-    run.faults.note(episode.name)
+    run.faults.note(degradation.name)
     console.print(
-        f"{episode.name}: events {counts(answers)}; recommendations {counts(reads)}; "
+        f"{degradation.name}: events {counts(answers)}; recommendations {counts(reads)}; "
         f"the first 2xx {recovery_s:.1f} s after it was healed"
     )
-    _require_clear(episode, answers, reads, recovery_s)
+    require_clear_answers(degradation, answers, reads, recovery_s)
 
 
-def _require_clear(episode: Episode, answers: Counter[str], reads: Counter[str], recovery_s: float) -> None:
-    clear = {"200", *episode.expected, *episode.reads}
+def require_clear_answers(
+    degradation: Degradation, answers: Counter[str], reads: Counter[str], recovery_s: float
+) -> None:
+    clear = {"200", *degradation.expected, *degradation.reads}
     broken = [f"events were answered by {answer}" for answer in answers if answer not in clear and answer[:3] != "503"]
-    broken += [f"no event was answered by {answer}" for answer in episode.expected if not answers[answer]]
-    broken += [f"recommendations were answered by {answer}" for answer in reads if answer not in episode.reads]
+    broken += [f"no event was answered by {answer}" for answer in degradation.expected if not answers[answer]]
+    broken += [f"recommendations were answered by {answer}" for answer in reads if answer not in degradation.reads]
     if recovery_s > RECOVERY_WITHIN_S:
         broken.append(f"it took {recovery_s:.1f} s to recover")
     if broken:
-        raise NotKept(f"{episode.name}: {'; '.join(broken)}")
+        raise BrokenPromise(f"{degradation.name}: {'; '.join(broken)}")
 
 
-async def _recommendations(stage: Stage, seconds: float) -> Counter[str]:
+async def _recommendations(environment: FaultEnvironment, seconds: float) -> Counter[str]:
     """Ask for hot users' recommendations all the time; how often which status was the answer."""
     answers: Counter[str] = Counter()
-    connection = Connection(stage.address)
+    connection = HttpConnection(environment.address)
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         user = answers.total() % HOT_USERS

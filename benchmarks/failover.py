@@ -25,15 +25,15 @@ from app.served_generation import generation_of
 from app.uuid7 import uuid7
 from benchmarks.cluster import HOST, ClusterAdmin, command, free_node_port, slots_of, wait_until
 from benchmarks.compose import RedisUsers, make_users, node_command
-from benchmarks.ledger import TENANT, Ledger, Verdict, judge
-from benchmarks.load import TRANSPORT_ERRORS, Connection, Load
-from benchmarks.nursery import nursery
+from benchmarks.ledger import TENANT, Ledger, StoreVerdict, judge
+from benchmarks.load import TRANSPORT_ERRORS, HttpConnection, RetryingClients
+from benchmarks.nursery import fork_server
 from benchmarks.proxy import Address
 from benchmarks.running import free_port
 from benchmarks.stage import is_loaded, is_up
 from benchmarks.topology import program
 from benchmarks.trial import console, counts
-from benchmarks.victim import Victim, spawn_program
+from benchmarks.victim import SupervisedProcess, spawn_program
 from model import artifact
 from storage.redis import PARTITIONS, RedisStore
 from storage.redis_layout import Keyspace
@@ -46,11 +46,11 @@ PROBE_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
-class Pair:
+class ReplicatedPair:
     """Two nodes that share some slots: whichever is the primary, and its replica."""
 
     number: int
-    nodes: dict[int, Victim]  # by port
+    nodes: dict[int, SupervisedProcess]  # by port
     admin: ClusterAdmin
 
     def primary(self) -> int:
@@ -84,13 +84,13 @@ class Outage:
         )
 
 
-async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed: int) -> Verdict:
+async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed: int) -> StoreVerdict:
     """Kill primaries so often, waiting for so many replicas before an event is acknowledged."""
     trained = artifact.load(model)
     ledger, rng = Ledger(trained.items.ids, seed), random.Random(seed)
     with TemporaryDirectory(prefix="lisarec-failover-", ignore_cleanup_errors=True) as directory:
         async with _running(model, Path(directory), replicas, timeout_ms) as (pairs, address, url):
-            load = Load(address, ledger, seed, resent_share=0.0)  # a resend could hide a loss
+            load = RetryingClients(address, ledger, seed, resent_share=0.0)  # a resend could hide a loss
             is_over = False
             sending = asyncio.create_task(load.run(lambda: is_over))
             for number in range(kills):
@@ -108,7 +108,9 @@ async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed
     return verdict
 
 
-async def _kill(pair: Pair, address: Address, load: Load, rng: random.Random, *, lagged: bool) -> Outage:
+async def _kill(
+    pair: ReplicatedPair, address: Address, load: RetryingClients, rng: random.Random, *, lagged: bool
+) -> Outage:
     """Returns when the pair is whole again."""
     primary, replica = await asyncio.to_thread(lambda: (pair.primary(), pair.replica()))
     await _acknowledged(load)
@@ -134,20 +136,20 @@ async def _kill(pair: Pair, address: Address, load: Load, rng: random.Random, *,
     return outage
 
 
-async def _acknowledged(load: Load) -> None:
+async def _acknowledged(load: RetryingClients) -> None:
     seen_s = load.last_acknowledged_s
     async with asyncio.timeout(AGAIN_WITHIN_S):
         while load.last_acknowledged_s == seen_s:
             await asyncio.sleep(0.005)
 
 
-async def _watch(outage: Outage, pair: Pair, address: Address) -> None:
+async def _watch(outage: Outage, pair: ReplicatedPair, address: Address) -> None:
     """Send events of the lost slots, and of others, until the lost ones are taken again."""
     begin_s = time.monotonic()
     lost, other = _users_of(pair.number), _users_of((pair.number + 1) % PRIMARIES)
 
     async def keep_on(users: Iterator[str], answers: Counter[str], reads: Counter[str] | None) -> None:
-        connection = Connection(address)
+        connection = HttpConnection(address)
         try:
             while (answer := await _answer(connection, next(users))) != "200" or reads is None:
                 answers[answer] += 1
@@ -174,7 +176,7 @@ def _users_of(pair_number: int) -> Iterator[str]:
     return (user_id for user_id in users if key_slot(keys.user(TENANT, user_id).head.encode()) in slots)
 
 
-async def _answer(connection: Connection, user_id: str) -> str:
+async def _answer(connection: HttpConnection, user_id: str) -> str:
     event = {"event_id": uuid7(), "user_id": user_id, "item_id": "probed"}
     try:
         status, body = await connection.request("POST", "/v1/events", event)
@@ -183,7 +185,7 @@ async def _answer(connection: Connection, user_id: str) -> str:
     return "200" if status == 200 else f"{status} {body['error']['code']}"
 
 
-async def _source(connection: Connection, user_id: str) -> str:
+async def _source(connection: HttpConnection, user_id: str) -> str:
     try:
         status, body = await connection.request("GET", f"/v1/users/{user_id}/recommendations")
     except TRANSPORT_ERRORS:
@@ -194,7 +196,7 @@ async def _source(connection: Connection, user_id: str) -> str:
 @asynccontextmanager
 async def _running(
     model: Path, directory: Path, replicas: int, timeout_ms: int
-) -> AsyncIterator[tuple[list[Pair], Address, str]]:
+) -> AsyncIterator[tuple[list[ReplicatedPair], Address, str]]:
     """The pairs of nodes, and the address of a service on them; the URL of the cluster."""
     async with AsyncExitStack() as stack:
         ports = [free_node_port() for _ in range(2 * PRIMARIES)]
@@ -207,7 +209,7 @@ async def _running(
         admin = ClusterAdmin(users)
         await asyncio.to_thread(admin.form, primaries, others)
         pairs = [
-            Pair(number, {port: nodes[port], other: nodes[other]}, admin)
+            ReplicatedPair(number, {port: nodes[port], other: nodes[other]}, admin)
             for number, (port, other) in enumerate(zip(primaries, others, strict=True))
         ]
         url = users.cluster_url(ports)
@@ -215,15 +217,19 @@ async def _running(
         service = ["serve", "--model", str(model), "--host", HOST, "--port", str(address[1]), "--redis-url", url]
         environment = {"LISAREC_REDIS_REPLICAS": str(replicas)}
         log = directory / "app.log"
-        app = Victim("app", lambda: nursery().spawn(service, log, environment=environment), lambda: is_up(address))
+        app = SupervisedProcess(
+            "app", lambda: fork_server().spawn(service, log, environment=environment), lambda: is_up(address)
+        )
         stack.push_async_callback(app.close)
         await app.start()
         yield pairs, address, url
 
 
-def _node(directory: Path, users: RedisUsers, port: int, timeout_ms: int) -> Victim:
+def _node(directory: Path, users: RedisUsers, port: int, timeout_ms: int) -> SupervisedProcess:
     data = directory / str(port)
     data.mkdir()
     shell, *start = node_command(program("redis-server"), data, users, port, "--cluster-node-timeout", str(timeout_ms))
     start = [program(shell), *start]
-    return Victim("redis", lambda: spawn_program(start, directory / f"{port}.log"), lambda: is_loaded(users, port))
+    return SupervisedProcess(
+        "redis", lambda: spawn_program(start, directory / f"{port}.log"), lambda: is_loaded(users, port)
+    )

@@ -21,14 +21,14 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.cuts import cuts
-from benchmarks.episodes import NotKept, episodes
+from benchmarks.episodes import BrokenPromise, episodes
 from benchmarks.failover import failover
 from benchmarks.kills import kills
-from benchmarks.ledger import Verdict
+from benchmarks.ledger import StoreVerdict
 from benchmarks.nursery import Weakness
 from benchmarks.power import power_cuts
-from benchmarks.stage import StoreKind
-from benchmarks.trial import Setting, console
+from benchmarks.stage import ScenarioSettings, StoreKind
+from benchmarks.trial import console
 
 SEED = 5
 
@@ -52,7 +52,7 @@ def run_cuts(
 ) -> None:
     """Cut connections everywhere, kill and stop processes, while a tenth of the events is sent again."""
     weakness: Weakness = "without-guard" if without_guard else "none"
-    _judge(cuts(Setting(model, store, replicas, seed), events, faults, weakness))
+    _judge(cuts(ScenarioSettings(model, store, replicas, seed), events, faults, weakness))
 
 
 @cli.command(name="kills")
@@ -64,7 +64,7 @@ def run_kills(
     seed: SeedOption = SEED,
 ) -> None:
     """Kill -9 the app, a writer without HTTP, and Redis, at any moment of their work."""
-    _judge(kills(Setting(model, store, replicas, seed), count))
+    _judge(kills(ScenarioSettings(model, store, replicas, seed), count))
 
 
 @cli.command(name="power")
@@ -79,7 +79,7 @@ def run_power(
     seed: SeedOption = SEED,
 ) -> None:
     """Cut the power of the machine that keeps the data: what was not synced is gone, or half there."""
-    _judge(power_cuts(Setting(model, store, replicas, seed), times, everysec=everysec))
+    _judge(power_cuts(ScenarioSettings(model, store, replicas, seed), times, everysec=everysec))
 
 
 @cli.command(name="episodes")
@@ -91,7 +91,7 @@ def run_episodes(
     seed: SeedOption = SEED,
 ) -> None:
     """Fill the disk, let syncs crawl, stop who keeps the data, let clocks jump; and heal it again."""
-    _judge(episodes(Setting(model, store, replicas, seed), outage_s))
+    _judge(episodes(ScenarioSettings(model, store, replicas, seed), outage_s))
 
 
 @cli.command(name="failover")
@@ -111,10 +111,10 @@ def run_failover(
         raise typer.Exit(1)
 
 
-def _judge(work: Coroutine[Any, Any, Verdict]) -> None:
+def _judge(work: Coroutine[Any, Any, StoreVerdict]) -> None:
     try:
         verdict = asyncio.run(work)
-    except NotKept as exc:
+    except BrokenPromise as exc:
         console.print(exc)
         raise typer.Exit(1) from None
     if not verdict.is_right:

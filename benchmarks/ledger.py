@@ -85,7 +85,7 @@ class Ledger:
 
 
 @dataclass
-class Verdict:
+class StoreVerdict:
     """What is wrong with a store; nothing, if all of the lists are empty."""
 
     users: int = 0
@@ -107,12 +107,12 @@ class Verdict:
         )
 
 
-async def judge(store: UserStore, generation: Generation, ledger: Ledger) -> Verdict:
+async def judge(store: UserStore, generation: Generation, ledger: Ledger) -> StoreVerdict:
     """Hold every user's log against what was sent and acknowledged, and every state against the log."""
     numbers_of: defaultdict[str, list[int]] = defaultdict(list)
     for number, user_id in enumerate(ledger.user_ids):
         numbers_of[user_id].append(number)
-    verdict = Verdict(users=len(numbers_of))
+    verdict = StoreVerdict(users=len(numbers_of))
     for user_id, numbers in numbers_of.items():
         log = [entry.event for entry in await store.events(TENANT, user_id, limit=10**8)]
         (value,) = await store.states(TENANT, [user_id], generation)
@@ -123,7 +123,7 @@ async def judge(store: UserStore, generation: Generation, ledger: Ledger) -> Ver
     return verdict
 
 
-def _judge_log(verdict: Verdict, ledger: Ledger, numbers: list[int], log: list[Event]) -> None:
+def _judge_log(verdict: StoreVerdict, ledger: Ledger, numbers: list[int], log: list[Event]) -> None:
     sent = {ledger.event_ids[number]: number for number in numbers}
     found: set[str] = set()
     for event in log:

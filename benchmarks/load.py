@@ -25,7 +25,7 @@ NO_ANSWER = "no answer"
 TRANSPORT_ERRORS = (OSError, TimeoutError, asyncio.IncompleteReadError)
 
 
-class Load:
+class RetryingClients:
     """A closed loop of senders that post to one address.
 
     answers  how many requests got which answer: an HTTP status, its code in the body, or none
@@ -54,7 +54,7 @@ class Load:
         return self._hot_made / HOT_USERS / max(self.last_acknowledged_s - self._begin_s, 1e-9)
 
     async def _send_until(self, is_enough: Callable[[], bool], rng: random.Random) -> None:
-        connection = Connection(self._address)
+        connection = HttpConnection(self._address)
         while not is_enough():
             numbers = [self.ledger.new(self._user_id(), time.time()) for _ in range(rng.choice(BATCH_SIZES))]
             bodies = [self.ledger.body(number) for number in numbers]
@@ -76,7 +76,7 @@ class Load:
         self._hot_made += 1
         return f"hot-{self._hot_made % HOT_USERS}"
 
-    async def _is_taken(self, connection: Connection, bodies: list[EventJson]) -> bool:
+    async def _is_taken(self, connection: HttpConnection, bodies: list[EventJson]) -> bool:
         try:
             status, answer = await connection.request("POST", "/v1/events", bodies)
         except TRANSPORT_ERRORS:
@@ -91,7 +91,7 @@ class Load:
         return False
 
 
-class Connection:
+class HttpConnection:
     """One HTTP connection, opened when it is needed and again after every failure."""
 
     def __init__(self, address: Address) -> None:

@@ -18,7 +18,7 @@ CONTROL = struct.Struct("<5q")  # as struct control: sync_ms, full, clock_ns, sy
 PAGE = 4096
 
 
-class Machine:
+class FaultyMachine:
     """One machine in a directory; whoever runs on it keeps its files in `live` and has ended before a power cut."""
 
     def __init__(self, root: Path) -> None:

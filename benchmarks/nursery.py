@@ -35,7 +35,7 @@ from app.main import create_app
 from app.settings import Settings
 from benchmarks import writer
 from benchmarks.ledger import RENAMED
-from benchmarks.machine import Machine, library
+from benchmarks.machine import FaultyMachine, library
 from model import artifact
 from storage.records import AppendResult
 from storage.redis import RedisStore
@@ -47,7 +47,7 @@ ROOT = Path(__file__).parent.parent
 Weakness = Literal["none", "without-guard", "unsynced"]
 
 
-class Nursery:
+class ForkServer:
     """Starts commands in a fraction of a second."""
 
     def __init__(self) -> None:
@@ -67,16 +67,16 @@ class Nursery:
         log: Path,
         *,
         weakness: Weakness = "none",
-        machine: Machine | None = None,
+        machine: FaultyMachine | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> int:
         """Start `lisarec` with the arguments, on the machine if there is one; returns the id of the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        wish = Wish(
+        request = SpawnRequest(
             list(arguments), str(log), weakness, str(machine.root) if machine else None, dict(environment or {})
         )
-        self._process.stdin.write(json.dumps(wish).encode() + b"\n")
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
@@ -84,7 +84,7 @@ class Nursery:
         self._process.communicate()
 
 
-class Wish(NamedTuple):
+class SpawnRequest(NamedTuple):
     """A line on the standard input."""
 
     arguments: list[str]
@@ -95,9 +95,9 @@ class Wish(NamedTuple):
 
 
 @cache
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """One for all, until this process ends."""
-    made = Nursery()
+    made = ForkServer()
     atexit.register(made.close)
     return made
 
@@ -134,24 +134,24 @@ def weaken(weakness: Weakness) -> None:
         switch_off_syncs()
 
 
-def become(wish: Wish) -> None:
+def become(request: SpawnRequest) -> None:
     """Turn this forked process into the command."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    opened = os.open(wish.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    opened = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for standard, descriptor in ((0, nothing), (1, opened), (2, opened)):
         os.dup2(descriptor, standard)
-    os.environ.update(wish.environment)
+    os.environ.update(request.environment)
     status = 1
     try:
-        if wish.machine_root is not None:
-            ctypes.CDLL(None).machine_begin(wish.machine_root.encode())
-        weaken(wish.weakness)
-        if wish.arguments[0] == "writer":
-            writer.main(*wish.arguments[1:])
+        if request.machine_root is not None:
+            ctypes.CDLL(None).machine_begin(request.machine_root.encode())
+        weaken(request.weakness)
+        if request.arguments[0] == "writer":
+            writer.main(*request.arguments[1:])
         else:
-            cli.main(wish.arguments)
+            cli.main(request.arguments)
         status = 0
     except SystemExit as exc:
         status = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
@@ -177,8 +177,8 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for children
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench says when to end, by closing the input
     for line in sys.stdin:
-        wish = Wish(*json.loads(line))
-        model = wish.arguments[wish.arguments.index("--model") + 1] if "--model" in wish.arguments else None
+        request = SpawnRequest(*json.loads(line))
+        model = request.arguments[request.arguments.index("--model") + 1] if "--model" in request.arguments else None
         # what is not packed is read by polars, whose threads do not survive a fork
         if model is not None and model not in models and (Path(model) / artifact.PACKED).exists():
             asyncio.run(come_up(Path(model)))
@@ -186,7 +186,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            become(wish)
+            become(request)
         print(child, flush=True)
 
 

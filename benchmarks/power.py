@@ -6,27 +6,30 @@ import asyncio
 import random
 import signal
 
-from benchmarks.ledger import Verdict
-from benchmarks.machine import Machine
-from benchmarks.trial import Setting, Trial, console, trial
+from benchmarks.ledger import StoreVerdict
+from benchmarks.machine import FaultyMachine
+from benchmarks.stage import EnvironmentOptions, ScenarioSettings
+from benchmarks.trial import Scenario, console, scenario
 
 SYNC_S = 0.02  # between a write and the end of its sync there is something to lose
 MOMENT_S = (0.0, 1.0)  # after something was acknowledged
 
 
-async def power_cuts(setting: Setting, cuts: int, *, everysec: bool) -> Verdict:
+async def power_cuts(settings: ScenarioSettings, cuts: int, *, everysec: bool) -> StoreVerdict:
     """Cut the power so often.
 
     everysec  let Redis sync every second and SQLite at its checkpoints, as some would to be faster
     """
-    rng = random.Random(setting.seed)
-    async with trial(
-        setting,
-        on_machine=True,
-        weakness="unsynced" if everysec else "none",
-        redis_options=["--appendfsync", "everysec"] if everysec else [],
+    rng = random.Random(settings.seed)
+    async with scenario(
+        settings,
+        options=EnvironmentOptions(
+            on_machine=True,
+            weakness="unsynced" if everysec else "none",
+            redis_options=["--appendfsync", "everysec"] if everysec else [],
+        ),
     ) as run:
-        machine = run.stage.machine
+        machine = run.environment.machine
         assert machine is not None
         machine.slow_syncs(SYNC_S)
         async with run.loaded():
@@ -35,11 +38,11 @@ async def power_cuts(setting: Setting, cuts: int, *, everysec: bool) -> Verdict:
         return await run.verdict()
 
 
-async def _cut(run: Trial, machine: Machine, rng: random.Random) -> int:
+async def _cut(run: Scenario, machine: FaultyMachine, rng: random.Random) -> int:
     """Returns how many files were not on the disk as the process had them."""
     await run.next_acknowledgement()
     await asyncio.sleep(rng.uniform(*MOMENT_S))
-    keeper = run.stage.keeper
+    keeper = run.environment.keeper
     await keeper.end(signal.SIGKILL)
     if not machine.syncs:
         raise RuntimeError("nothing was ever synced: the machine is not below the process")

@@ -7,28 +7,23 @@ Redis    clients - proxy - HAProxy - proxy of each replica - app - proxy - Redis
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from app.served_generation import generation_of
 from benchmarks.compose import RedisUsers, make_users, redis_command
-from benchmarks.ledger import Ledger, Verdict, judge
-from benchmarks.load import TRANSPORT_ERRORS, Connection
-from benchmarks.machine import Machine
-from benchmarks.nursery import Weakness, nursery
-from benchmarks.proxy import Address, Proxy
+from benchmarks.ledger import Ledger, StoreVerdict, judge
+from benchmarks.load import TRANSPORT_ERRORS, HttpConnection
+from benchmarks.machine import FaultyMachine
+from benchmarks.nursery import Weakness, fork_server
+from benchmarks.proxy import Address, TcpProxy
 from benchmarks.running import free_port
-from benchmarks.topology import (
-    FIRST_ADDRESS,
-    HAPROXY_CONFIG,
-    NameServer,
-    balancer_environment,
-    program,
-)
-from benchmarks.topology import is_loaded as answers_ping
-from benchmarks.victim import Victim, spawn_program
+from benchmarks.topology import FIRST_ADDRESS, HAPROXY_CONFIG, NameServer, answers_ping, balancer_environment, program
+from benchmarks.victim import SupervisedProcess, spawn_program
 from model.artifact import Artifact
 from storage.protocol import UserStore
 from storage.redis import RedisStore
@@ -36,9 +31,58 @@ from storage.sqlite import SQLiteStore
 
 StoreKind = Literal["sqlite", "redis"]
 HOST = "127.0.0.1"
+FAULTS_AHEAD = 1.05  # faults run a little ahead of the events, so that none is missing at the end
 
 
-class Stage:
+@dataclass(frozen=True)
+class ScenarioSettings:
+    """What every kind of scenario is told."""
+
+    model: Path
+    store: StoreKind
+    replicas: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class EnvironmentOptions:
+    """How the processes run.
+
+    weakness    of the service, which the bench has to notice
+    on_machine  run the processes on machines that can fail; else nothing is between them and the real one
+    """
+
+    weakness: Weakness = "none"
+    redis_options: Sequence[str] = ()
+    on_machine: bool = False
+
+
+class Faults:
+    """Counts the faults that were injected, and says whether another one is due: they keep pace with the events.
+
+    progress  share of the events that is acknowledged
+    """
+
+    def __init__(self, wanted: int, progress: Callable[[], float]) -> None:
+        self.wanted = wanted
+        self.injected: Counter[str] = Counter()
+        self._progress = progress
+
+    @property
+    def count(self) -> int:
+        """Return how many faults were injected."""
+        return self.injected.total()
+
+    def note(self, kind: str) -> None:
+        """Count a fault of this kind."""
+        self.injected[kind] += 1
+
+    def is_due(self) -> bool:
+        """Say whether another fault is due."""
+        return self.count < self.wanted * min(1.0, FAULTS_AHEAD * self._progress())
+
+
+class FaultEnvironment:
     """Everything that runs; `address` is where clients send their requests.
 
     apps     the replicas
@@ -47,32 +91,33 @@ class Stage:
     clocks   of all machines
     """
 
-    def __init__(self, kind: StoreKind, directory: Path, model: Path, weakness: Weakness) -> None:
-        self.kind = kind
+    def __init__(self, settings: ScenarioSettings, directory: Path, options: EnvironmentOptions) -> None:
+        self.kind = settings.store
+        self.model = settings.model
         self.directory = directory
         self.data = directory / "data"
+        self.weakness = options.weakness
         self.address: Address = (HOST, 0)
-        self.apps: list[Victim] = []
-        self.redis: Victim | None = None
-        self.machine: Machine | None = None
-        self.clocks: list[Machine] = []
-        self.weakness = weakness
-        self.app_machine: Machine | None = None
+        self.apps: list[SupervisedProcess] = []
+        self.redis: SupervisedProcess | None = None
+        self.app_machine = FaultyMachine(directory / "app-machine") if options.on_machine else None
+        self.machine: FaultyMachine | None = None
+        self.clocks = [self.app_machine] if self.app_machine else []
         self.store_address = ""  # a directory or a URL, without proxies
-        self.model = model
 
     @property
-    def keeper(self) -> Victim:
-        """The process that keeps the data."""
+    def keeper(self) -> SupervisedProcess:
+        """Return the process that keeps the data."""
         return self.redis or self.apps[0]
 
     async def open_store(self, artifact: Artifact) -> UserStore:
+        """Open the store beside the service."""
         generations = [generation_of(artifact)]
         if self.kind == "sqlite":
             return await SQLiteStore.open(Path(self.store_address), generations)
         return await RedisStore.open(self.store_address, generations)
 
-    async def judge(self, artifact: Artifact, ledger: Ledger) -> Verdict:
+    async def judge(self, artifact: Artifact, ledger: Ledger) -> StoreVerdict:
         """End the replicas and hold what they left behind against the law."""
         await asyncio.gather(*(app.close() for app in self.apps))
         store = await self.open_store(artifact)
@@ -83,37 +128,22 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(
-    kind: StoreKind,
-    model: Path,
-    directory: Path,
-    *,
-    replicas: int = 4,
-    weakness: Weakness = "none",
-    redis_options: Sequence[str] = (),
-    on_machine: bool = False,
-    is_due: Callable[[], bool] = lambda: False,
-    note: Callable[[str], None] = lambda _: None,
-) -> AsyncIterator[Stage]:
-    """Start everything; it is ready then, and gone afterwards.
-
-    on_machine   run the processes on machines that can fail; else nothing is between them and the real one
-    is_due, note  as of Proxy
-    """
+async def fault_environment(
+    settings: ScenarioSettings, directory: Path, options: EnvironmentOptions, faults: Faults
+) -> AsyncIterator[FaultEnvironment]:
+    """Start everything below the directory; it is ready then, and gone afterwards. The proxies inject faults."""
     directory.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        made = Stage(kind, directory, model, weakness)
-        app_machine = made.app_machine = Machine(directory / "app-machine") if on_machine else None
-        made.clocks = [app_machine] if app_machine else []
+        made = FaultEnvironment(settings, directory, options)
 
         async def proxied(name: str, target: Address, listen: Address = (HOST, 0)) -> Address:
-            proxy = Proxy(name, target, is_due, note)
+            proxy = TcpProxy(name, target, faults.is_due, faults.note)
             stack.callback(proxy.close)
             return await proxy.listen(listen)
 
-        if kind == "sqlite":
-            made.machine = app_machine
-            data = app_machine.live if app_machine else made.data
+        if made.kind == "sqlite":
+            made.machine = made.app_machine
+            data = made.app_machine.live if made.app_machine else made.data
             made.store_address = str(data)
             port = free_port()
             made.apps = [_app(made, HOST, port, ["--data-dir", str(data)])]
@@ -121,32 +151,40 @@ async def stage(
             made.address = await proxied("clients", (HOST, port))
         else:
             users = make_users(directory)
-            redis_address = await _redis(made, stack, users, redis_options, on_machine)
+            redis_address = await _redis(made, stack, users, options)
             near_redis = await proxied("redis", redis_address)
-            balancer = await _replicas(made, stack, replicas, users.url(near_redis[1]), proxied)
+            balancer = await _replicas(made, stack, settings.replicas, users.url(near_redis[1]), proxied)
             made.address = await proxied("clients", balancer)
         yield made
 
 
 async def _redis(
-    made: Stage, stack: AsyncExitStack, users: RedisUsers, options: Sequence[str], on_machine: bool
+    made: FaultEnvironment, stack: AsyncExitStack, users: RedisUsers, options: EnvironmentOptions
 ) -> Address:
-    machine = Machine(made.directory / "redis-machine") if on_machine else None
+    machine = FaultyMachine(made.directory / "redis-machine") if options.on_machine else None
     made.data.mkdir(parents=True, exist_ok=True)
     port = free_port()
     made.store_address = users.url(port)
     data = machine.live if machine else made.data
-    command = redis_command(program("redis-server", "valkey-server"), data, users, port, *options)
+    command = redis_command(program("redis-server", "valkey-server"), data, users, port, *options.redis_options)
     log, environment = made.directory / "redis.log", machine.environment if machine else None
     made.machine = machine
     made.clocks += [machine] if machine else []
-    made.redis = Victim("redis", lambda: spawn_program(command, log, environment), lambda: is_loaded(users, port))
+    made.redis = SupervisedProcess(
+        "redis", lambda: spawn_program(command, log, environment), lambda: is_loaded(users, port)
+    )
     await _started(stack, made.redis)
     return HOST, port
 
 
-async def _replicas(made: Stage, stack: AsyncExitStack, count: int, redis_url: str, proxied: Callable) -> Address:  # type: ignore[type-arg]
-    """Replicas behind HAProxy as in topology.py, save that the balancer finds a proxy in the place of each."""
+async def _replicas(
+    made: FaultEnvironment,
+    stack: AsyncExitStack,
+    count: int,
+    redis_url: str,
+    proxied: Callable[..., Awaitable[Address]],
+) -> Address:
+    """Start replicas behind HAProxy as topology.py does, save that the balancer finds a proxy in the place of each."""
     names = NameServer()
     stack.callback(names.close)
     port, proxy_port, bind = free_port(), free_port(), free_port()
@@ -159,29 +197,32 @@ async def _replicas(made: Stage, stack: AsyncExitStack, count: int, redis_url: s
     command = [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)]
     environment = balancer_environment(f"{HOST}:{bind}", names, proxy_port)
     log = made.directory / "haproxy.log"
-    balancer = Victim("haproxy", lambda: spawn_program(command, log, environment), lambda: is_up((HOST, bind)))
+    balancer = SupervisedProcess(
+        "haproxy", lambda: spawn_program(command, log, environment), lambda: is_up((HOST, bind))
+    )
     await _started(stack, balancer)
     return HOST, bind
 
 
-def _app(made: Stage, host: str, port: int, store: Sequence[str]) -> Victim:
+def _app(made: FaultEnvironment, host: str, port: int, store: Sequence[str]) -> SupervisedProcess:
     command = ["serve", "--model", str(made.model), "--host", host, "--port", str(port), *store]
     log = made.directory / f"app-{host}.log"
 
     def spawn() -> int:
-        return nursery().spawn(command, log, weakness=made.weakness, machine=made.app_machine)
+        return fork_server().spawn(command, log, weakness=made.weakness, machine=made.app_machine)
 
-    return Victim("app", spawn, lambda: is_up((host, port)))
+    return SupervisedProcess("app", spawn, lambda: is_up((host, port)))
 
 
-async def _started(stack: AsyncExitStack, *victims: Victim) -> None:
-    for victim in victims:
-        stack.push_async_callback(victim.close)
-    await asyncio.gather(*(victim.start() for victim in victims))
+async def _started(stack: AsyncExitStack, *processes: SupervisedProcess) -> None:
+    for process in processes:
+        stack.push_async_callback(process.close)
+    await asyncio.gather(*(process.start() for process in processes))
 
 
 async def is_up(address: Address) -> bool:
-    connection = Connection(address)
+    """Say whether a service at the address is ready."""
+    connection = HttpConnection(address)
     try:
         return (await connection.request("GET", "/readyz"))[0] == 200
     except TRANSPORT_ERRORS:

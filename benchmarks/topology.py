@@ -249,13 +249,13 @@ def redis_server(directory: Path, *options: str, server: str | None = None) -> I
     command = redis_command(server or program("redis-server", "valkey-server"), data, users, port, *options)
     process = _spawn(command, directory / "redis.log")
     try:
-        _wait_for(lambda: is_loaded(users, port), process)
+        _wait_for(lambda: answers_ping(users, port), process)
         yield users.url(port)
     finally:
         _end(process)
 
 
-def is_loaded(users: RedisUsers, port: int) -> bool:
+def answers_ping(users: RedisUsers, port: int) -> bool:
     """Say whether the server answers, as the compose file's health check asks it; while it loads it does not."""
     try:
         with Redis.from_url(users.admin_url(port), socket_timeout=3, retry=Retry(NoBackoff(), 0)) as client:

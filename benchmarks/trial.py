@@ -1,4 +1,4 @@
-"""One run of the fault bench: a stage, the load on it, the faults that were injected, and in the end the verdict."""
+"""One run of the fault bench: the environment, the load on it, the faults that are injected, and the verdict."""
 
 from __future__ import annotations
 
@@ -7,60 +7,31 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from rich.console import Console
 
-from benchmarks.ledger import Ledger, Verdict
-from benchmarks.load import Load
-from benchmarks.stage import Stage, StoreKind, stage
+from benchmarks.ledger import Ledger, StoreVerdict
+from benchmarks.load import RetryingClients
+from benchmarks.stage import EnvironmentOptions, FaultEnvironment, Faults, ScenarioSettings, fault_environment
 from model import artifact
 
 REPORT_EVERY_S = 10.0
 RECOVERY_WITHIN_S = 60.0  # else the bench gives up
-CUT_AHEAD = 1.05  # faults run a little ahead of the events, so that none is missing at the end
+
+DEFAULT_OPTIONS = EnvironmentOptions()
 
 console = Console(highlight=False, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What every kind of trial is told."""
+class Scenario:
+    """An environment, the load on it, and the faults that are injected into it."""
 
-    model: Path
-    store: StoreKind
-    replicas: int
-    seed: int
-
-
-class Faults:
-    """Which faults were injected how often, and whether another one is due: they keep pace with the events.
-
-    progress  share of the events that is acknowledged
-    """
-
-    def __init__(self, wanted: int, progress: Callable[[], float]) -> None:
-        self.wanted = wanted
-        self.injected: Counter[str] = Counter()
-        self._progress = progress
-
-    @property
-    def count(self) -> int:
-        return self.injected.total()
-
-    def note(self, kind: str) -> None:
-        self.injected[kind] += 1
-
-    def is_due(self) -> bool:
-        return self.count < self.wanted * min(1.0, CUT_AHEAD * self._progress())
-
-
-class Trial:
-    def __init__(self, made: Stage, load: Load, faults: Faults, trained: artifact.Artifact) -> None:
-        self.stage = made
+    def __init__(
+        self, environment: FaultEnvironment, load: RetryingClients, faults: Faults, trained: artifact.Artifact
+    ) -> None:
+        self.environment = environment
         self.load = load
         self.faults = faults
         self._trained = trained
@@ -83,7 +54,7 @@ class Trial:
             await asyncio.wait([running])
 
     async def next_acknowledgement(self) -> None:
-        """Returns when events are acknowledged that were not until now."""
+        """Wait until events are acknowledged that were not until now."""
         seen_s = self.load.last_acknowledged_s
         async with asyncio.timeout(RECOVERY_WITHIN_S):
             while self.load.last_acknowledged_s == seen_s:
@@ -91,12 +62,13 @@ class Trial:
                     self._running.result()
                 await asyncio.sleep(0.005)
 
-    async def verdict(self) -> Verdict:
+    async def verdict(self) -> StoreVerdict:
+        """End the replicas, print what happened and return what is wrong with the store."""
         console.print(f"faults: {self.faults.count:,} ({counts(self.faults.injected)})")
         console.print(f"answers: {counts(self.load.answers)}")
         console.print(f"{self.load.hot_rate:.0f} events/s of each hot user")
-        verdict = await self.stage.judge(self._trained, self.load.ledger)
-        console.print(f"{self.stage.kind}: {verdict}")
+        verdict = await self.environment.judge(self._trained, self.load.ledger)
+        console.print(f"{self.environment.kind}: {verdict}")
         return verdict
 
     async def _report(self) -> None:
@@ -111,38 +83,32 @@ class Trial:
 
 
 @asynccontextmanager
-async def trial(
-    setting: Setting,
+async def scenario(
+    settings: ScenarioSettings,
     *,
     events: int = 1,
     faults: int = 0,
     resent_share: float = 0.0,
     directory: Path | None = None,
-    **stage_options: Any,
-) -> AsyncIterator[Trial]:
-    """A stage that is ready, and a load that is not running yet.
+    options: EnvironmentOptions = DEFAULT_OPTIONS,
+) -> AsyncIterator[Scenario]:
+    """Start an environment that is ready, and a load that does not run yet.
 
     events, faults  so many cuts of connections, spread over so many events
     resent_share    of the events are sent again on purpose; 0 where a resend could hide a loss
     directory       for everything; None: a temporary one
     """
-    trained = artifact.load(setting.model)
-    ledger = Ledger(trained.items.ids, setting.seed)
+    trained = artifact.load(settings.model)
+    ledger = Ledger(trained.items.ids, settings.seed)
     wanted = Faults(faults, lambda: ledger.acknowledgements / events)
     with _temporary(directory) as place:
-        async with stage(
-            setting.store,
-            setting.model,
-            place,
-            replicas=setting.replicas,
-            is_due=wanted.is_due,
-            note=wanted.note,
-            **stage_options,
-        ) as made:
-            yield Trial(made, Load(made.address, ledger, setting.seed, resent_share=resent_share), wanted, trained)
+        async with fault_environment(settings, place, options, wanted) as environment:
+            load = RetryingClients(environment.address, ledger, settings.seed, resent_share=resent_share)
+            yield Scenario(environment, load, wanted, trained)
 
 
 def counts(counter: Counter[str]) -> str:
+    """Return the counts as a line of text, most frequent first."""
     return ", ".join(f"{name} {count:,}" for name, count in counter.most_common()) or "none"
 
 

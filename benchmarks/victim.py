@@ -15,7 +15,7 @@ END_WITHIN_S = 40.0
 START_WITHIN_S = 120.0
 
 
-class Victim:
+class SupervisedProcess:
     """One place for a process, and the process that is in it.
 
     kind   what it is: others may be of the same kind

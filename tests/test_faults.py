@@ -19,13 +19,13 @@ import typer
 
 from app import shop
 from benchmarks.compose import make_users, redis_command
-from benchmarks.episodes import Episode, NotKept, _require_clear
+from benchmarks.episodes import BrokenPromise, Degradation, require_clear_answers
 from benchmarks.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
-from benchmarks.machine import Machine
+from benchmarks.machine import FaultyMachine
 from benchmarks.running import free_port
 from benchmarks.stage import StoreKind
 from benchmarks.topology import program
-from benchmarks.victim import Victim, spawn_program
+from benchmarks.victim import SupervisedProcess, spawn_program
 from model.config import Config, ModelConfig, TrainConfig
 from model.train import train
 from tests.test_benchmarks import Silent, require_servers
@@ -118,20 +118,20 @@ class TestPrimariesOfAClusterAreKilled:
 def test_an_episode_with_an_unclear_answer_fails(
     answers: dict[str, int], reads: dict[str, int], recovery_s: float, broken: str
 ) -> None:
-    episode = Episode("odd", lambda: None, lambda: None, ("503 x",))
-    with pytest.raises(NotKept, match=broken):
-        _require_clear(episode, Counter(answers), Counter(reads), recovery_s)
+    episode = Degradation("odd", lambda: None, lambda: None, ("503 x",))
+    with pytest.raises(BrokenPromise, match=broken):
+        require_clear_answers(episode, Counter(answers), Counter(reads), recovery_s)
 
 
 class TestMachine:
     """What a process finds again after a power cut is what it had synced."""
 
     @pytest.fixture
-    def machine(self, tmp_path: Path) -> Machine:
-        return Machine(tmp_path / "machine")
+    def machine(self, tmp_path: Path) -> FaultyMachine:
+        return FaultyMachine(tmp_path / "machine")
 
     @pytest.fixture
-    def run(self, machine: Machine) -> Callable[[str], str]:
+    def run(self, machine: FaultyMachine) -> Callable[[str], str]:
         def run(program: str) -> str:
             environment = os.environ | machine.environment
             command = [sys.executable, "-c", f"import os, time, errno\n{program}"]
@@ -142,11 +142,11 @@ class TestMachine:
         return run
 
     @staticmethod
-    def cut(machine: Machine, *, torn: bool = False) -> None:
+    def cut(machine: FaultyMachine, *, torn: bool = False) -> None:
         seed = next(seed for seed in range(100) if (random.Random(seed).random() < 0.5) is torn)
         machine.cut_power(random.Random(seed))
 
-    def test_what_was_not_synced_is_gone(self, machine: Machine, run: Callable[[str], str]) -> None:
+    def test_what_was_not_synced_is_gone(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
         run(
             "fd = os.open('a', os.O_RDWR | os.O_CREAT)\n"
             "os.write(fd, b'kept ' * 3000); os.fsync(fd)\n"
@@ -156,7 +156,9 @@ class TestMachine:
         self.cut(machine)
         assert {file.name: file.read_bytes() for file in machine.live.iterdir()} == {"a": b"kept " * 3000}
 
-    def test_what_was_cut_off_and_synced_does_not_come_back(self, machine: Machine, run: Callable[[str], str]) -> None:
+    def test_what_was_cut_off_and_synced_does_not_come_back(
+        self, machine: FaultyMachine, run: Callable[[str], str]
+    ) -> None:
         run(
             "fd = os.open('a', os.O_RDWR | os.O_CREAT)\n"
             "os.write(fd, b'x' * 9000); os.fsync(fd)\n"
@@ -167,7 +169,7 @@ class TestMachine:
 
     @pytest.mark.parametrize("is_synced", [False, True])
     def test_a_rename_is_durable_with_its_directory(
-        self, machine: Machine, run: Callable[[str], str], is_synced: bool
+        self, machine: FaultyMachine, run: Callable[[str], str], is_synced: bool
     ) -> None:
         run(
             "for name in ('old', 'new'):\n"
@@ -178,7 +180,7 @@ class TestMachine:
         found = {file.name: file.read_bytes() for file in machine.live.iterdir()}
         assert found == ({"old": b"new"} if is_synced else {"old": b"old", "new": b"new"})
 
-    def test_a_torn_write_leaves_a_beginning_of_it(self, machine: Machine, run: Callable[[str], str]) -> None:
+    def test_a_torn_write_leaves_a_beginning_of_it(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
         run(
             "fd = os.open('a', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
             "os.write(fd, b'kept'); os.fsync(fd); os.write(fd, bytes(range(200)))"
@@ -189,7 +191,7 @@ class TestMachine:
         assert bytes(range(200)).startswith(left[4:])
         assert 4 < len(left) < 204
 
-    def test_a_full_disk_refuses_what_would_grow(self, machine: Machine, run: Callable[[str], str]) -> None:
+    def test_a_full_disk_refuses_what_would_grow(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
         run("fd = os.open('a', os.O_WRONLY | os.O_CREAT); os.write(fd, bytes(100))")
         machine.fill_disk(True)
         printed = run(
@@ -199,7 +201,7 @@ class TestMachine:
         )
         assert (printed, machine.refused) == ("True\n", 1)
 
-    def test_its_clock_jumps_and_its_syncs_take_time(self, machine: Machine, run: Callable[[str], str]) -> None:
+    def test_its_clock_jumps_and_its_syncs_take_time(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
         machine.jump_clock(3600)
         machine.slow_syncs(0.2)
         printed = run(
@@ -218,17 +220,17 @@ def test_a_victim_is_started_again_whenever_it_ends(tmp_path: Path) -> None:
         return log.exists() and log.read_text().endswith("begun\n")
 
     async def law() -> None:
-        victim = Victim(
+        process = SupervisedProcess(
             "sleeper", lambda: spawn_program(["/bin/sh", "-c", "echo begun; exec sleep 60"], log), has_begun
         )
-        await victim.start()
-        victim.kill()
+        await process.start()
+        process.kill()
         while log.read_text().count("begun") < 2:
             await asyncio.sleep(0.01)
-        await victim.end(signal.SIGKILL)
+        await process.end(signal.SIGKILL)
         await asyncio.sleep(0.5)
-        assert not victim.runs()
-        await victim.close()
+        assert not process.runs()
+        await process.close()
         assert log.read_text().count("begun") == 2
 
     asyncio.run(asyncio.wait_for(law(), 20))

@@ -21,7 +21,7 @@ from app.settings import StoreSettings
 from benchmarks.cluster import free_node_port
 from benchmarks.compose import MAKE_SECRETS, ROOT, make_users, node_command, redis_command
 from benchmarks.running import free_port
-from benchmarks.topology import is_loaded, program, redis_server
+from benchmarks.topology import answers_ping, program, redis_server
 from tests.app.conftest import Client
 from tests.storage.redis_servers import find_servers
 
@@ -97,7 +97,7 @@ def test_a_restarted_redis_has_every_acknowledged_event(
     command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
     server = start_redis(command, log)
     try:
-        wait_for(lambda: is_loaded(users, port), log)
+        wait_for(lambda: answers_ping(users, port), log)
         client = start(tmp_path, redis_url=users.url(port))
         try:
             for number in range(20):
@@ -113,7 +113,7 @@ def test_a_restarted_redis_has_every_acknowledged_event(
         server.send_signal(ending)
         server.wait(PATIENCE_S)
         server = start_redis(command, log)
-        wait_for(lambda: is_loaded(users, port), log)
+        wait_for(lambda: answers_ping(users, port), log)
         with redis.Redis.from_url(users.url(port)) as service:
             assert service.dbsize() == keys
             assert service.exists("plain", "script", "first", "second") == 4
@@ -132,7 +132,7 @@ def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
     command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
     server = start_redis(command, log)
     try:
-        wait_for(lambda: is_loaded(users, port), log)
+        wait_for(lambda: answers_ping(users, port), log)
         with redis.Redis.from_url(users.url(port)) as service:
             service.pipeline(transaction=True).set("first", 1).set("second", 1).execute()
         server.terminate()
@@ -145,7 +145,7 @@ def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
         assert "redis-start: Redis cannot load all of its log" in log.read_text()
         users.acl_file.write_text(allowed)
         server = start_redis(command, log)
-        wait_for(lambda: is_loaded(users, port), log)
+        wait_for(lambda: answers_ping(users, port), log)
         with redis.Redis.from_url(users.url(port)) as service:
             assert service.exists("first", "second") == 2
     finally:
