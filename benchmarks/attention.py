@@ -50,13 +50,14 @@ console = Console(width=180)
 
 
 class Measured(NamedTuple):
-    """Of one way: seconds, and megabytes of memory, by length."""
+    """Seconds and megabytes of memory of one way, by length."""
 
     seconds: dict[int, float]
     megabytes: dict[int, float]
 
 
 def made() -> tuple[LisaMini, NDArray[np.uint8]]:
+    """Return a LISA-Mini with random codes, and its history codes."""
     rng, shape = np.random.default_rng(0), ModelConfig()
     history = rng.integers(0, shape.history_codewords, (ITEMS, shape.history_codebooks), np.uint8)
     target = rng.integers(0, shape.target_codewords, (ITEMS, shape.target_codebooks), np.uint8)
@@ -69,7 +70,7 @@ def made() -> tuple[LisaMini, NDArray[np.uint8]]:
 
 
 def lisa_step(length: int) -> tuple[Callable[[], Any], float]:
-    """One step of a user with so many events, and the bytes that it reads of the user."""
+    """Return one step of a user with so many events, and how many bytes of the user it reads."""
     model, codes = made()
     items = np.random.default_rng(1).integers(0, ITEMS, length)
     histogram = history_histogram(codes[items], model.config.decay_rates, model.config.history_codewords)[None]
@@ -80,6 +81,7 @@ def lisa_step(length: int) -> tuple[Callable[[], Any], float]:
 
 
 def softmax_step(length: int) -> tuple[Callable[[], Any], float]:
+    """Return the same for a layer of softmax attention that caches keys and values."""
     block = Softmax()
     keys, values = torch.randn(2, HEADS, length, WIDTH // HEADS)
     event = torch.randn(1, WIDTH)
@@ -96,6 +98,8 @@ def softmax_step(length: int) -> tuple[Callable[[], Any], float]:
 
 
 class Softmax(nn.Module):
+    """A layer of softmax attention with its feed-forward."""
+
     def __init__(self) -> None:
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -107,6 +111,7 @@ class Softmax(nn.Module):
 
 
 def softmax(length: int) -> Callable[[], Any]:
+    """Softmax attention, written out."""
     layer, x = Softmax(), torch.randn(length, WIDTH)
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
 
@@ -120,6 +125,7 @@ def softmax(length: int) -> Callable[[], Any]:
 
 
 def fused_softmax(length: int) -> Callable[[], Any]:
+    """Softmax attention by torch's fused kernel."""
     layer, x = Softmax(), torch.randn(1, length, WIDTH)
 
     def run() -> Any:
@@ -131,6 +137,7 @@ def fused_softmax(length: int) -> Callable[[], Any]:
 
 
 def lisa(length: int) -> Callable[[], Any]:
+    """LISA-Mini's attention, the histograms of all positions included."""
     model, codes = made()
     tables, shape = model.tables(), model.config
     history = codes[np.random.default_rng(1).integers(0, ITEMS, length)]
@@ -152,6 +159,7 @@ def lisa(length: int) -> Callable[[], Any]:
 
 
 def linformer(length: int) -> Callable[[], Any]:
+    """Linformer, which is not causal."""
     from linformer import LinformerSelfAttention
 
     layer, x = LinformerSelfAttention(WIDTH, length, k=min(256, length), heads=HEADS), torch.randn(1, length, WIDTH)
@@ -159,6 +167,7 @@ def linformer(length: int) -> Callable[[], Any]:
 
 
 def reformer(length: int) -> Callable[[], Any]:
+    """Reformer, with LSH."""
     from reformer_pytorch import LSHSelfAttention
 
     layer, x = LSHSelfAttention(WIDTH, HEADS, bucket_size=64, n_hashes=4, causal=True), torch.randn(1, length, WIDTH)
@@ -166,6 +175,7 @@ def reformer(length: int) -> Callable[[], Any]:
 
 
 def sinkhorn(length: int) -> Callable[[], Any]:
+    """Sinkhorn transformer."""
     from sinkhorn_transformer.sinkhorn_transformer import SinkhornSelfAttention
 
     layer = SinkhornSelfAttention(WIDTH, bucket_size=64, max_seq_len=length, heads=HEADS, causal=True)
@@ -174,6 +184,7 @@ def sinkhorn(length: int) -> Callable[[], Any]:
 
 
 def routing(length: int) -> Callable[[], Any]:
+    """Routing transformer."""
     from routing_transformer.routing_transformer import SelfAttention
 
     layer = SelfAttention(WIDTH, 1, length, HEADS, 0, window_size=min(128, length), causal=True).eval()
@@ -193,7 +204,7 @@ FORWARD: dict[str, Callable[[int], Callable[[], Any]]] = {
 
 
 def seconds_of(run: Callable[[], Any], rounds: int) -> float:
-    """Median of some; once where that takes long."""
+    """Return the median of some runs, or the first where that takes long."""
     begin = time.perf_counter()
     run()
     if (once := time.perf_counter() - begin) > LONG_ENOUGH_S:
@@ -207,14 +218,14 @@ def seconds_of(run: Callable[[], Any], rounds: int) -> float:
 
 
 def memory_mb(name: str) -> float:
-    """As Linux says: VmRSS of this process now, VmHWM its peak."""
+    """Return VmRSS, the memory of this process now, or VmHWM, its peak, as Linux reports it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 @torch.inference_mode()
 def forward(name: str, lengths: list[int], rounds: int) -> Measured | str:
-    """In a process of its own; or why it cannot be."""
+    """Measure attention over whole histories in a process of its own; returns the reason where it cannot run."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     measured = Measured({}, {})
@@ -236,6 +247,7 @@ def forward(name: str, lengths: list[int], rounds: int) -> Measured | str:
 
 @torch.inference_mode()
 def stepwise(lengths: list[int], rounds: int) -> dict[str, Measured]:
+    """Measure one more event after histories of each length."""
     found = {}
     for name, make in (("LISA-Mini", lisa_step), ("softmax, cached", softmax_step)):
         found[name] = Measured({}, {})
@@ -246,6 +258,7 @@ def stepwise(lengths: list[int], rounds: int) -> dict[str, Measured]:
 
 
 def report(title: str, found: dict[str, Measured], lengths: list[int], unit: tuple[str, float]) -> None:
+    """Print a table of times and memory by length."""
     table = Table("L", *(f"{name}: {what}" for name in found for what in (unit[0], "MB")), title=title)
     for length in lengths:
         cells: list[str] = []
@@ -257,6 +270,7 @@ def report(title: str, found: dict[str, Measured], lengths: list[int], unit: tup
 
 
 def plot(path: Path, found: dict[str, Measured], title: str) -> None:
+    """Draw times and memory against the length of the history."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -282,6 +296,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Timed turns of each.")] = 20,
     plots: Annotated[Path | None, typer.Option(help="Directory for two plots.")] = None,
 ) -> None:
+    """Measure both, and draw them where a directory is given."""
     torch.set_num_threads(1)
     console.print(f"{cpu()}, one thread, torch {torch.__version__}")
     by_step = stepwise(steps, rounds)

@@ -110,6 +110,7 @@ def main(
     users: Annotated[int, typer.Option(help="Users at most.")] = 6000,
     seed: Annotated[int, typer.Option(help="Of the order in which users are taken.")] = 0,
 ) -> None:
+    """Compare."""
     trained = artifact.load(model)
     found, shown = asyncio.run(measure(trained, model, cases_of(trained, data_dir, users, seed)))
     table = Table("", "users", "HR@10", "95 %", title=cpu())

@@ -110,12 +110,14 @@ class Answers:
     new_shown: list[int] = field(default_factory=list)
 
     def note(self, best: list[str], target: str, new: set[str]) -> None:
+        """Add what was recommended to a user who then chose the target."""
         self.ranks.append(best.index(target) + 1 if target in best else NEVER)
         self.new_shown.append(sum(item_id in new for item_id in best))
 
 
 @asynccontextmanager
 async def service_of(trained: Artifact, model: Path, directory: Path) -> AsyncIterator[Service]:
+    """Run the service of a trained model in this process."""
     settings = Settings(model_dir=model, data_dir=directory)
     async with running(settings, {settings.tenant: trained}, Metrics()) as services:
         yield services.by_tenant[settings.tenant]

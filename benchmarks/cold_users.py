@@ -80,6 +80,7 @@ def personalised(
 
 
 def ranks_of(scores: NDArray[np.floating], targets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rank of each target among its scores; ties count against it."""
     own = scores[np.arange(len(targets)), targets][:, None]
     ranks: NDArray[np.int64] = (scores >= own).sum(axis=1)
     return ranks
@@ -94,6 +95,7 @@ def places(scores: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def in_words(ranks: NDArray[np.int64]) -> str:
+    """Return HR@10 and NDCG@10 as text."""
     found = metrics(ranks)
     return f"{found['hr_at_10']:.4f} / {found['ndcg_at_10']:.4f}"
 

@@ -48,6 +48,7 @@ def main(
     long: Annotated[int, typer.Option(help="Events of the long history.")] = 1_000_000,
     rounds: Annotated[int, typer.Option(help="Timed steps of each user.")] = 500,
 ) -> None:
+    """Measure a short history and a long one."""
     torch.set_num_threads(1)
     trained = artifact.load(model)
     with TemporaryDirectory() as directory:
@@ -55,6 +56,7 @@ def main(
 
 
 async def measure(trained: artifact.Artifact, directory: Path, lengths: tuple[int, int], rounds: int) -> None:
+    """Print the times of every step for both histories, and the bytes of their states."""
     generation, engine = generation_of(trained), Engine(trained)
     store = await SQLiteStore.open(directory, [generation])
     try:
@@ -74,18 +76,20 @@ async def measure(trained: artifact.Artifact, directory: Path, lengths: tuple[in
 
 
 async def fill(store: SQLiteStore, item_ids: Sequence[str], length: int) -> None:
+    """Append so many events of one user."""
     for begin in track(range(0, length, BATCH), f"posting {length:,} events", console=console):
         positions = range(begin, min(begin + BATCH, length))
         await store.append(TENANT, [one_event(str(length), position, item_ids) for position in positions])
 
 
 def one_event(user_id: str, position: int, item_ids: Sequence[str]) -> Event:
+    """Return the event of a user at this position."""
     item_id = item_ids[position * 7919 % len(item_ids)]
     return Event(f"{user_id}-{position}", user_id, item_id, "click", position * 1_000_000, position * 1_000_000)
 
 
 async def step(store: SQLiteStore, generation: Generation, engine: Engine, event: Event) -> dict[str, float]:
-    """Microseconds of each part of one user's way from a click to a list."""
+    """Return the microseconds of each part of one user's way from a click to a list."""
     times = [time.perf_counter()]
     await store.append(TENANT, [event])
     times.append(time.perf_counter())
@@ -107,6 +111,7 @@ def to_queries(generation: Generation, engine: Engine, values: list[bytes]) -> Q
 
 @torch.inference_mode()
 def by_torch(trained: artifact.Artifact, generation: Generation, values: list[bytes]) -> Tensor:
+    """Compute the same queries with the model in torch."""
     states = generation.decode_many(values)
     return trained.model.read(
         torch.from_numpy(generation.histograms(states)),
@@ -147,6 +152,7 @@ def in_a_row(way: Callable[[list[bytes]], object], batch: list[bytes]) -> list[f
 
 
 def report_steps(times_us: StepTimes, lengths: tuple[int, int], rounds: int) -> None:
+    """Print the step's times beside torch's."""
     headings = (f"after {length:,} events: least / median" for length in lengths)
     table = Table("", *headings, "ratio of medians", title=f"bytes of states to queries, of {rounds}")
     for users in (1, USERS):
@@ -164,6 +170,7 @@ def report_steps(times_us: StepTimes, lengths: tuple[int, int], rounds: int) -> 
 def report(
     times_us: dict[tuple[str, int], list[float]], lengths: tuple[int, int], sizes: list[int], rounds: int
 ) -> None:
+    """Print the medians of every part, and the bytes of the states."""
     table = Table("", *(f"after {length:,} events" for length in lengths), "ratio", title=f"medians of {rounds}")
     for name in dict.fromkeys(name for name, _ in times_us):
         few, many = (median(times_us[name, length]) for length in lengths)

@@ -120,6 +120,7 @@ async def _inject(degradation: Degradation, run: Scenario, outage_s: float) -> N
 def require_clear_answers(
     degradation: Degradation, answers: Counter[str], reads: Counter[str], recovery_s: float
 ) -> None:
+    """Raise BrokenPromise where an answer was unclear, or recovery took too long."""
     clear = {"200", *degradation.expected, *degradation.reads}
     broken = [f"events were answered by {answer}" for answer in answers if answer not in clear and answer[:3] != "503"]
     broken += [f"no event was answered by {answer}" for answer in degradation.expected if not answers[answer]]

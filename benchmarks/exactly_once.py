@@ -99,6 +99,7 @@ async def wrong_users(redis_url: str, generation: Generation, events: list[Event
 
 
 async def is_right(store: RedisStore, generation: Generation, user_id: str, ids: set[str]) -> bool:
+    """Say whether the log holds exactly these ids, and the state is its fold."""
     log = [entry.event for entry in await store.events("main", user_id, limit=10**7)]
     (value,) = await store.states("main", [user_id], generation)
     return len(log) == len(ids) and {event.event_id for event in log} == ids and is_fold(generation, value, log)
@@ -110,6 +111,7 @@ def main(
     replicas: Annotated[int, typer.Option(min=1)] = 4,
     server: Annotated[str | None, typer.Option(help="Binary of the Redis or Valkey server.")] = None,
 ) -> None:
+    """Post the events through the replicas and check what was stored."""
     trained = artifact.load(model)
     sent = events_to_send(events, trained.items.ids)
     with topology(model, replicas, server=server) as running:

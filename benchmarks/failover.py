@@ -54,10 +54,12 @@ class ReplicatedPair:
     admin: ClusterAdmin
 
     def primary(self) -> int:
+        """Return the port of the node that is the primary now."""
         (port,) = [port for port in self.nodes if self.admin.is_primary(port)]
         return port
 
     def replica(self) -> int:
+        """Return the port of the other node."""
         primary = self.primary()
         (port,) = [port for port in self.nodes if port != primary]
         return port

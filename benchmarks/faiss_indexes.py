@@ -38,6 +38,7 @@ def residual_quantizer(codes: Any, codebooks: Any) -> Any:
 
 
 def product_quantizer(codes: Any, parts: int, bits: int) -> Any:
+    """Return FAISS's product quantizer over as many items, with random codes."""
     index = faiss.IndexPQ(WIDTH, parts, bits, faiss.METRIC_INNER_PRODUCT)
     index.pq.cp.niter = 1
     index.train(np.random.default_rng(0).standard_normal((50 * 2**bits, WIDTH), np.float32))
@@ -45,12 +46,14 @@ def product_quantizer(codes: Any, parts: int, bits: int) -> Any:
 
 
 def filled(index: Any, codes: Any) -> Any:
+    """Add the codes to the index."""
     faiss.copy_array_to_vector(codes.ravel(), index.codes)
     index.ntotal = len(codes)
     return index
 
 
 def ways(items: int, data: tuple[Any, ...], k: int) -> Iterator[Timer]:
+    """Yield what is timed: its name, 0 bytes and a function of the turn."""
     codes, codebooks, queries, _ = data
     nobody = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
     nothing = bitmap.empty(items)[None]
@@ -99,6 +102,7 @@ def main(
     k: Annotated[int, typer.Option(help="Items asked for.")] = 10,
     rounds: Annotated[int, typer.Option(help="Timed turns of each.")] = 15,
 ) -> None:
+    """Print the times of each index beside those of the scan."""
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     console.print(f"{cpu()}, one thread, FAISS {faiss.__version__} ({faiss.get_compile_options().strip()})")

@@ -35,7 +35,7 @@ Ask = Callable[[int], Awaitable[bytes]]
 
 
 def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dict[str, dict[str, Any]]:
-    """What is asked for beside the user; `categories` most frequent first."""
+    """Return what is asked for beside the user, by feature; `categories` come most frequent first."""
     some, other, third = categories[:3]
     found: dict[str, dict[str, Any]] = {
         "categories, any of two": {"categories": [some, other]},
@@ -123,6 +123,7 @@ def main(
     items: Annotated[int, typer.Option(help="Items of the catalogue: the model's, and copies of them.")] = 100_000,
     rounds: Annotated[int, typer.Option(help="Requests of each kind.")] = 500,
 ) -> None:
+    """Print what each feature costs beside the plain request."""
     with TemporaryDirectory() as directory:
         large = Path(directory) / "large"
         enlarged.write(large, model, items, "trained")

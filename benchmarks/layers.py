@@ -61,6 +61,7 @@ async def median_us(call: Callable[[], Awaitable[Any]], idle_s: float = 0.0) -> 
 
 
 async def measure(model: Path, data_dir: Path) -> dict[str, float]:
+    """Return the median microseconds of each layer of a recommendation."""
     app = create_app(Settings(model_dir=model, data_dir=data_dir))
     found: dict[str, float] = {}
     async with app.router.lifespan_context(app) as state:

@@ -39,6 +39,7 @@ class Ledger:
         return len(self.event_ids)
 
     def item_id(self, number: int) -> str:
+        """Return the item of an event."""
         return self._item_ids[number * 7919 % len(self._item_ids)]
 
     def new(self, user_id: str | None, now_s: float) -> int:
@@ -52,6 +53,7 @@ class Ledger:
         return number
 
     def body(self, number: int) -> EventJson:
+        """Return the event as a client posts it."""
         event: EventJson = {
             "event_id": self.event_ids[number],
             "user_id": self.user_ids[number],
@@ -79,6 +81,7 @@ class Ledger:
         return number, event
 
     def acknowledge(self, numbers: list[int]) -> None:
+        """Note that a client was told 2xx for these events."""
         for number in numbers:
             self.acknowledgements += 1 - self.acknowledged[number]
             self.acknowledged[number] = 1
@@ -97,6 +100,7 @@ class StoreVerdict:
 
     @property
     def is_right(self) -> bool:
+        """Say whether nothing is wrong."""
         return not (self.lost or self.twice or self.strange or self.unfolded)
 
     def __str__(self) -> str:

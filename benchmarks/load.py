@@ -112,6 +112,7 @@ class HttpConnection:
             raise
 
     def close(self) -> None:
+        """Abort the connection; the next request opens another one."""
         if self._writer is not None:
             with suppress(OSError, RuntimeError):
                 self._writer.transport.abort()

@@ -45,6 +45,7 @@ class FaultyMachine:
         return self._read()[4]
 
     def slow_syncs(self, takes_s: float) -> None:
+        """Let every sync take so long."""
         self._set(0, round(takes_s * 1e3))
 
     def fill_disk(self, full: bool) -> None:
@@ -52,6 +53,7 @@ class FaultyMachine:
         self._set(1, int(full))
 
     def jump_clock(self, by_s: float) -> None:
+        """Move the clock from the real time by so many seconds."""
         self._set(2, round(by_s * 1e9))
 
     def cut_power(self, rng: random.Random) -> int:

@@ -228,6 +228,7 @@ def weighed(network: MechanismNetwork, rounds: int) -> Weight:
 
 
 def microseconds(run: Callable[[], Any], rounds: int) -> float:
+    """Return the median time of a call."""
     took = []
     for _ in range(rounds + 1):
         begun = time.perf_counter()
@@ -250,6 +251,7 @@ def cost(name: str, network: MechanismNetwork, rounds: int) -> dict[str, Any]:
 
 
 def learned(name: str, model: Trained, data: Path, runs: Path) -> dict[str, Any]:
+    """Return what the training and the tests of a preset came to."""
     found = kept_of(model, runs / name / "tested.json", lambda: tested(model, data))
     again = kept_of(model, runs / name / "drawn_again.json", lambda: drawn_again(model, data))
     spent_s = json.loads((runs / name / "cpu_s.json").read_text())
@@ -310,10 +312,12 @@ def epochs_of(row: dict[str, Any]) -> str:
 
 
 def quality(found: dict[str, float]) -> str:
+    """Return HR@10 and NDCG@10 as text."""
     return f"{found['hr_at_10']:.4f} / {found['ndcg_at_10']:.4f}"
 
 
 def with_error(found: dict[str, float], sign: str = "") -> str:
+    """Return a mean and its standard error as text."""
     return f"{found['mean']:{sign}.4f} ± {found['standard_error']:.4f}"
 
 
@@ -334,6 +338,7 @@ def main(
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Where to draw quality against bytes.")] = None,
 ) -> None:
+    """Train, test and time the presets."""
     torch.set_num_threads(1)
     runs = runs / data.name
     training = MechanismTraining(
@@ -362,6 +367,7 @@ def main(
 
 
 def shape_of(name: str) -> MechanismConfig:
+    """Return the mechanism of a preset."""
     return MECHANISMS[MIGRATED[name][0] if name in MIGRATED else name]
 
 

@@ -48,6 +48,7 @@ async def fill(url: str, generation: Generation, item_ids: Sequence[str]) -> Non
 
 
 def main(model: Annotated[Path, typer.Option(help="Model directory.")]) -> None:
+    """Print the bytes of a user in Redis for each length of history."""
     trained = artifact.load(model)
     generation, item_ids = generation_of(trained), trained.items.ids
     table = Table("events of the user", "state", "a list of all of them", "log and its index, until archived")

@@ -81,6 +81,7 @@ class ForkServer:
         return int(self._process.stdout.readline())
 
     def close(self) -> None:
+        """End the process; what it has forked goes on."""
         self._process.communicate()
 
 
@@ -103,6 +104,7 @@ def fork_server() -> ForkServer:
 
 
 def switch_off_guard(store: Any) -> None:
+    """Let the store give each event another id, so that none is recognised as a duplicate."""
     append = store.append
 
     async def append_renamed(self: Any, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
@@ -116,6 +118,7 @@ def switch_off_guard(store: Any) -> None:
 
 
 def switch_off_syncs() -> None:
+    """Let SQLite not sync its log at a commit."""
     connect = storage.sqlite_database.connect
 
     def connect_unsynced(path: Path) -> sqlite3.Connection:
@@ -127,6 +130,7 @@ def switch_off_syncs() -> None:
 
 
 def weaken(weakness: Weakness) -> None:
+    """Give this process the weakness."""
     if weakness == "without-guard":
         switch_off_guard(SQLiteStore)
         switch_off_guard(RedisStore)
@@ -172,6 +176,7 @@ async def come_up(model: Path) -> None:
 
 
 def main() -> None:
+    """Fork a command for every line on the standard input, and print its process id."""
     models = set()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for children

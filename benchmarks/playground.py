@@ -54,6 +54,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Pages that are opened.")] = 20,
     clicks: Annotated[int, typer.Option(help="Clicks, and keys as many as the searches have.")] = 60,
 ) -> None:
+    """Serve a large catalogue and measure the playground over it."""
     with TemporaryDirectory() as directory:
         large = name_items(Path(directory), model, items)
         with running_service(large, "--playground") as url, sync_playwright() as playwright:
@@ -84,6 +85,7 @@ def name_items(directory: Path, model: Path, count: int) -> Path:
 
 
 def measure(browser: Browser, address: str, rounds: int, clicks: int) -> None:
+    """Print how fast pages open, and how fast clicks and searches are answered."""
     opened = [open_page(browser, address) for _ in range(rounds + 1)][1:]  # the first one finds nothing in memory
     report("first contentful paint", [paint for paint, _, _ in opened])
     report("recommendations painted", [listed for _, listed, _ in opened])
@@ -115,6 +117,7 @@ def visiting(browser: Browser, address: str) -> Iterator[Page]:
 
 
 def click_and_search(page: Page, clicks: int) -> None:
+    """Print how long clicks and keys take to change a list."""
     rows = page.locator("#recommendations .item")
     for number in range(clicks):
         box = rows.nth(number % 10).bounding_box()
@@ -131,6 +134,7 @@ def click_and_search(page: Page, clicks: int) -> None:
 
 
 def report(what: str, values: list[float], unit: str = " ms") -> None:
+    """Print median, 90th percentile and worst of the values."""
     found = np.array(values)
     print(
         f"{what:26} median {np.median(found):8,.0f}{unit}, 90 % within {np.quantile(found, 0.9):8,.0f}{unit}, "

@@ -46,6 +46,7 @@ class Requests:
         self._random = random.Random(0)
 
     def events(self, count: int) -> bytes:
+        """Return a request that posts so many events."""
         return _post("/v1/events", [self._event(f"user-{self._random.randrange(USERS)}") for _ in range(count)])
 
     def histories(self) -> Iterator[bytes]:
@@ -55,10 +56,12 @@ class Requests:
             yield _post("/v1/events", [self._event(user_id) for user_id in users for _ in range(HISTORY)])
 
     def recommendations(self) -> bytes:
+        """Return a request for a random user's recommendations."""
         user_id = f"user-{self._random.randrange(USERS)}"
         return f"GET /v1/users/{user_id}/recommendations HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 
     def health(self) -> bytes:
+        """Return a request for the health check, the framework's floor."""
         return b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
     def _event(self, user_id: str) -> dict[str, str]:
@@ -102,7 +105,7 @@ async def load(port: int, prepared: list[bytes], connections: int) -> list[float
 
 
 def cpu_s(parents: list[psutil.Process]) -> float:
-    """CPU seconds of processes and their children so far."""
+    """Return the CPU seconds of processes and their children so far."""
     processes = [each for process in parents for each in (process, *process.children(recursive=True))]
     return sum(sum(one.cpu_times()[:2]) for one in processes)
 
@@ -113,6 +116,7 @@ def main(
     workers: Annotated[int, typer.Option(min=1, help="Processes, on Redis.")] = 1,
     store: Annotated[Literal["redis", "sqlite"], typer.Option()] = "redis",
 ) -> None:
+    """Print the rate of each kind of request, and its CPU time by process."""
     if store == "sqlite" and workers > 1:
         raise typer.BadParameter("SQLite is one process's; leave out --workers")
     trained = artifact.load(model)

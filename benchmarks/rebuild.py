@@ -49,7 +49,7 @@ console = Console()
 
 
 def some_generation(tag: bytes) -> Generation:
-    """Of the default preset's shape, with codes at random."""
+    """Return a generation of the default preset's shape, with random codes."""
     shape = ModelConfig()
     rng = np.random.default_rng(tag[0])
     codes = rng.integers(0, shape.history_codewords, (ITEMS, shape.history_codebooks), dtype=np.uint8)
@@ -58,7 +58,7 @@ def some_generation(tag: bytes) -> Generation:
 
 
 def some_events(events: int, users: int) -> list[Event]:
-    """Of users as unequal as in life."""
+    """Return events of users as unequal as in life."""
     rng = np.random.default_rng(0)
     of_users = (users * rng.random(events) ** 3).astype(int).tolist()
     items = rng.integers(0, ITEMS + 50, events).tolist()
@@ -111,6 +111,7 @@ class Timed:
         self.kept = 0
 
     async def log(self) -> AsyncIterator[LogPage]:
+        """Yield the pages of the store's log and time the reading."""
         pages = aiter(self._store.log())
         while True:
             begin_s = time.perf_counter()
@@ -122,6 +123,7 @@ class Timed:
             yield page
 
     async def save_states(self, generation: Generation, states: list[FoldedState]) -> None:
+        """Save the states in the store and time it."""
         begin_s = time.perf_counter()
         await self._store.save_states(generation, states)
         self.keep_s += time.perf_counter() - begin_s
@@ -129,6 +131,7 @@ class Timed:
 
 
 async def append(store: UserStore, events: list[Event]) -> None:
+    """Append the events in batches, four at a time."""
     for start in range(0, len(events), 4 * BATCH):
         lanes = (events[lane : lane + BATCH] for lane in range(start, min(start + 4 * BATCH, len(events)), BATCH))
         await asyncio.gather(*(store.append("main", lane) for lane in lanes))
@@ -144,7 +147,7 @@ def archive_all(redis_url: str, archive_dir: Path, expected: int) -> float:
 
 
 async def rebuild_timed(store: UserStore, generation: Generation, events: list[Event]) -> tuple[float, Timed]:
-    """How long it takes to fold the logged events, and its parts."""
+    """Rebuild from the logged events; returns the seconds it took, and the parts."""
     timed = Timed(store)
     begin_s = time.perf_counter()
     done = await rebuild(timed, generation)  # type: ignore[arg-type]  # the two methods that a rebuild uses
@@ -198,6 +201,7 @@ def main(
     users: Annotated[int, typer.Option(min=1)] = 20_000,
     redis: Annotated[bool, typer.Option(help="Also on Redis, which must be installed.")] = True,
 ) -> None:
+    """Measure a rebuild from each store."""
     if not asyncio.run(measure(events, users, redis)):
         raise typer.Exit(1)
 

@@ -76,6 +76,7 @@ class Tally:
     faults: list[str] = field(default_factory=list)
 
     def require(self, holds: bool, fault: str) -> None:
+        """Note the fault unless the condition holds."""
         if not holds:
             self.faults.append(fault)
 
@@ -340,6 +341,7 @@ def main(
     shoppers: Annotated[int, typer.Option(min=100, help="Of each season.")] = 1_500,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
 ) -> None:
+    """Run the whole loop and print what it found."""
     tally = measure(store, Sizes(shoppers=shoppers, epochs=epochs))
     console.print_json(data=tally.findings)
     console.print(f"{tally.requests:,} requests, {tally.failures.total()} failed {dict(tally.failures) or ''}")

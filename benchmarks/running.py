@@ -17,6 +17,7 @@ START_TIMEOUT_S = 120.0
 
 
 def free_port() -> int:
+    """Return a port on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -38,6 +39,7 @@ def running_service(model: Path, *options: str) -> Iterator[str]:
 
 
 def wait_until_ready(url: str, service: subprocess.Popen[bytes], path: str = "/readyz") -> None:
+    """Wait until the path is answered with 200; raises RuntimeError if the process ends or takes too long."""
     give_up_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < give_up_s:
         if service.poll() is not None:

@@ -53,6 +53,7 @@ class Tally:
 
     @property
     def requests(self) -> int:
+        """Return how many requests were answered or failed."""
         return sum(map(len, self.latencies_ms.values()))
 
 
@@ -67,6 +68,7 @@ class Visitor:
         self._random = random.Random(name)
 
     async def visit(self, until: asyncio.Event) -> None:
+        """Send requests until the event is set."""
         for n in range(1_000_000):
             user_id = f"{self._name}-{n}"
             await self._post_events(user_id)
@@ -159,6 +161,7 @@ async def check_counts(url: str, tally: Tally) -> None:
 
 
 def report(tally: Tally, elapsed_s: float, resent: int) -> None:
+    """Print latencies and failures by what was being done to the replicas."""
     table = Table("", "requests", "failed", "p50", "p99", "longest")
     for stage, latencies_ms in tally.latencies_ms.items():
         failed = sum(count for (at, _), count in tally.failures.items() if at == stage)
@@ -209,6 +212,7 @@ def main(
     fewest: Annotated[int, typer.Option(min=1, help="How many replicas to scale down to.")] = 2,
     most: Annotated[int, typer.Option(min=2, max=MAX_REPLICAS, help="How many to scale up to.")] = 8,
 ) -> None:
+    """Measure, and exit with 1 where a request failed."""
     item_ids = artifact.load(model).items.ids
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="lisarec-scaling-")))

@@ -47,6 +47,7 @@ console = Console(width=140)
 
 @numba.njit(nogil=True, cache=True)
 def read(words):  # type: ignore[no-untyped-def]
+    """Add up the words, to time reading alone."""
     total = np.uint64(0)
     for word in words:
         total += word
@@ -54,13 +55,14 @@ def read(words):  # type: ignore[no-untyped-def]
 
 
 def random_data(rng: np.random.Generator, items: int) -> tuple[Any, ...]:
-    """Codes (N, B'), codebooks (B', W', D), queries (Q, D) and bias (N,)."""
+    """Return codes (N, B'), codebooks (B', W', D), queries (Q, D) and bias (N,), all random."""
     codes = rng.integers(0, WORDS, (items, BOOKS), np.uint8)
     codebooks = rng.standard_normal((BOOKS, WORDS, WIDTH), np.float32)
     return codes, codebooks, rng.standard_normal((QUERIES, WIDTH), np.float32), rng.standard_normal(items, np.float32)
 
 
 def structured_data(rng: np.random.Generator, items: int) -> tuple[Any, ...]:
+    """Return the same of clustered items."""
     fineness = 0.7 ** np.arange(BOOKS, dtype=np.float32)
     codebooks = rng.standard_normal((BOOKS, WORDS, WIDTH), np.float32) * fineness[:, None, None]
     cluster = np.minimum(rng.zipf(1.3, items) - 1, CLUSTERS - 1)
@@ -104,7 +106,7 @@ def trained_data(model: Path, items: int) -> tuple[Any, ...]:
 
 
 def ways(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tuple[str, int, Callable[[int], Any]]]:
-    """What is timed: its name, the bytes of codes that it reads, and a function of the round."""
+    """Yield what is timed: its name, the bytes of codes that it reads, and a function of the turn."""
     codes, codebooks, queries, bias = data
     asked, books = torch.from_numpy(queries), torch.from_numpy(codebooks)
     products = torch.einsum("qd,bpd->qbp", asked, books).contiguous()
@@ -136,6 +138,7 @@ def ways(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tuple[str
 
 
 def timed(timers: list[tuple[str, int, Callable[[int], Any]]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of every turn, the ways taking turns."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for turn in range(rounds):
         for name, _, run in timers:
@@ -147,6 +150,7 @@ def timed(timers: list[tuple[str, int, Callable[[int], Any]]], rounds: int) -> d
 
 
 def report(title: str, timers: list[tuple[str, int, Callable[[int], Any]]], seconds: dict[str, list[float]]) -> None:
+    """Print the times of the ways, and their ratios to torch and to reading."""
     table = Table("", "median", "minimum", "times torch's", "GB/s", "of reading", title=title)
     reading = seconds["reading the codes"]
     for name, size, _ in timers:
@@ -163,11 +167,12 @@ def report(title: str, timers: list[tuple[str, int, Callable[[int], Any]]], seco
 
 
 def ratio(others: list[float], own: list[float]) -> float:
+    """Return the median ratio, turn by turn."""
     return median(other / mine for other, mine in zip(others, own, strict=True))
 
 
 def cpu() -> str:
-    """As Linux names it."""
+    """Return the name of the CPU, as Linux says it."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
@@ -181,6 +186,7 @@ def main(
         Path | None, typer.Option(help="Model directory whose items to scan instead, and copies of them.")
     ] = None,
 ) -> None:
+    """Print the times for catalogues of each size."""
     torch.set_num_threads(1)
     console.print(f"{cpu()}, one thread, torch {torch.__version__}, numba {numba.__version__}, {rounds} rounds")
     for count in items:

@@ -48,6 +48,7 @@ def main(
     replicas: Annotated[int, typer.Option(help="So many on Redis behind HAProxy; 0: one with SQLite.")] = 0,
     url: Annotated[str | None, typer.Option(help="A running service with an empty store; default: start one.")] = None,
 ) -> None:
+    """Compare the metrics of the running service with those of the evaluation."""
     trained = artifact.load(model)
     report = evaluate([trained], data, "loo_full", exclude_seen)
     interactions = read_interactions(data).stepping(trained.config.event_weights)

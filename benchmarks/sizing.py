@@ -39,6 +39,8 @@ console = Console(width=150)
 
 @dataclass(frozen=True, slots=True)
 class Shop:
+    """The size of a shop."""
+
     users: int
     events_per_s: float
     items: int
@@ -72,6 +74,7 @@ class Costs:
 
 
 def measured(model: Path, items: int, rate: float, seconds: float) -> Costs:
+    """Measure the costs with a catalogue of so many items."""
     with of_size(model, items, "trained", 1, on_redis=True) as service, closing(Bench(service)) as bench:
         assert service.redis_url is not None
         row = bench.measure(rate, seconds)
@@ -122,6 +125,7 @@ class Size:
 
 
 def needed(shop: Shop, costs: Costs) -> Size:
+    """Compute what a shop of this size needs."""
     requests_per_s = shop.events_per_s * (1 + 1 / EVENTS_PER_RECOMMENDATION)
     service_cores = requests_per_s * costs.service_us / 1e6 / SHARE_USED
     redis_cores = requests_per_s * costs.redis_us / 1e6 / SHARE_USED
@@ -142,6 +146,7 @@ def needed(shop: Shop, costs: Costs) -> Size:
 
 
 def costs_table(costs: dict[int, Costs]) -> Table:
+    """Return a table of what was measured."""
     columns = ("items", "service, µs a request", "Redis, µs a request", "a process", "a user", "an event", "archived")
     table = Table(*columns, title="measured here")
     for items, cost in costs.items():
@@ -152,6 +157,7 @@ def costs_table(costs: dict[int, Costs]) -> Table:
 
 
 def sizes_table(costs: dict[int, Costs]) -> Table:
+    """Return a table of what shops need."""
     columns = ("users", "events/s", "items", "service", "Redis", "Redis' disk", "archive a year")
     table = Table(*columns, title="needed at the peak, two recommendations for each event")
     for shop in SHOPS:
@@ -172,6 +178,7 @@ def main(
     rate: Annotated[float, typer.Option(min=1, help="Recommendations per second while measuring.")] = 500.0,
     seconds: Annotated[float, typer.Option(min=1, help="For each size of the catalogue.")] = 15.0,
 ) -> None:
+    """Measure the costs, and print what shops need."""
     costs = {}
     for items in SIZES:
         with console.status(f"{items:,} items"):

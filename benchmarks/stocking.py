@@ -37,6 +37,7 @@ class Pauses:
     """Watches how long the event loop does not come round."""
 
     async def watch(self) -> None:
+        """Note how long the event loop does not come round, until cancelled."""
         self.longest_s = 0.0
         while True:
             begin_s = time.perf_counter()
@@ -54,10 +55,12 @@ async def follow(store: SQLiteStore, said: ItemOverrides, catalogue: LiveCatalog
 
 
 def entry(row: int, turn: int) -> ItemEntry:
+    """Return a change of the item in this row."""
     return ItemEntry(f"item-{row}", f"Thing {row}, {turn}", (f"c{(row + turn) % CATEGORIES}",), turn % 2 == 0)
 
 
 async def measure(items: int, directory: Path) -> Table:
+    """Return a table of how long changes take to be applied."""
     ids = [f"item-{row}" for row in range(items)]
     categories: list[tuple[str, ...]] = [(f"c{row % CATEGORIES}",) for row in range(items)]
     model = Items(ids, [f"Thing {row}" for row in range(items)], categories, np.zeros(items, np.int64))

@@ -64,6 +64,7 @@ class Tally:
 
     @property
     def failed(self) -> int:
+        """Return how many requests were not answered with 200."""
         return sum(times for one in self.outcomes.values() for status, times in one.statuses.items() if status != 200)
 
 
@@ -127,10 +128,12 @@ async def measure(running: Topology, model: Path, other: Path, rates: Rates, pau
 
 
 def command(running: Topology, *arguments: str) -> list[str]:
+    """Return the command of `lisarec` on the topology's store."""
     return [sys.executable, "-m", "app", *arguments, *running.store_options]
 
 
 def lisarec(running: Topology, *arguments: str) -> None:
+    """Run `lisarec` on the topology's store."""
     subprocess.run(command(running, *arguments), check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
@@ -188,6 +191,7 @@ def main(
     recommendations: Annotated[int, typer.Option(min=1, help="In a second.")] = 200,
     pause_s: Annotated[float, typer.Option(min=0.1, help="Before, between and after switches.")] = 10.0,
 ) -> None:
+    """Switch models under load, and check answers and states."""
     if model.resolve().parent != other.resolve().parent:
         raise typer.BadParameter("the models must lie in one folder, as those do that can be activated")
     with topology(model, 2 if redis else 1, redis=redis) as running:

@@ -64,6 +64,7 @@ class NameServer:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
+        """Stop answering."""
         self._socket.close()
 
     def _serve(self) -> None:
@@ -89,6 +90,8 @@ class NameServer:
 
 @dataclass(frozen=True)
 class Replica:
+    """A process of the service, and the address on which it listens."""
+
     address: IPv4Address
     process: subprocess.Popen[bytes]
 
@@ -152,6 +155,7 @@ class Topology:
         return len(re.findall(r" \d+/\d+/\d+/\d+/\+?[1-9]\d* ", self.balancer_log()))
 
     def balancer_log(self) -> str:
+        """Return what the load balancer has logged."""
         return (self._directory / BALANCER_LOG).read_text(encoding="utf-8", errors="replace")
 
     def replica_logs(self) -> str:
@@ -319,6 +323,7 @@ def main(
     replicas: Annotated[int, typer.Option(min=1, max=MAX_REPLICAS)] = 3,
     redis: Annotated[bool, typer.Option(help="Redis, or one SQLite file for all replicas.")] = True,
 ) -> None:
+    """Run the topology until Ctrl-C."""
     with topology(model, replicas, redis=redis) as running:
         console.print(f"{running.url} has {replicas} replicas; Ctrl-C ends them")
         signal.pause()

@@ -39,6 +39,7 @@ class SupervisedProcess:
         await self.is_ready_within(START_WITHIN_S)
 
     async def is_ready_within(self, seconds: float) -> None:
+        """Wait until the process does its work; raises TimeoutError."""
         async with asyncio.timeout(seconds):
             while not (self.runs() and await self._ready()):
                 await asyncio.sleep(0.02)
@@ -48,14 +49,17 @@ class SupervisedProcess:
         return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
 
     def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it runs."""
         with suppress(ProcessLookupError):
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
+        """Send SIGKILL to the process."""
         self.send(signal.SIGKILL)
 
     async def stop_for(self, seconds: float) -> None:
+        """Stop the process with SIGSTOP for so long, then let it go on."""
         self.send(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
@@ -72,6 +76,7 @@ class SupervisedProcess:
                 await asyncio.sleep(0.005)
 
     async def close(self) -> None:
+        """End the process and its supervision."""
         try:
             await self.end(signal.SIGTERM)
         except TimeoutError:

@@ -38,6 +38,7 @@ class Prometheus:
     url: str
 
     def query(self, expression: str) -> list[Any]:
+        """Return what an expression of PromQL gives now."""
         answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}).json()
         assert answer["status"] == "success", (expression, answer)
         found: list[Any] = answer["data"]["result"]

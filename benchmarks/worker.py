@@ -47,12 +47,15 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, process: psutil.Process) -> Memory:
+        """Read the memory of a process."""
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         sizes = dict(line.split(":") for line in lines if line.endswith("kB"))
         return cls(*(int(sizes[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon", "RssFile")))
 
 
 class Worker(NamedTuple):
+    """A process that serves a model, and how long it took until it was ready."""
+
     url: str
     process: psutil.Process
     ready_s: float
@@ -60,6 +63,7 @@ class Worker(NamedTuple):
 
 @contextmanager
 def worker(model: Path) -> Iterator[Worker]:
+    """Serve the model in a process of its own."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     with TemporaryDirectory() as store:
         command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port)]
@@ -76,7 +80,7 @@ def worker(model: Path) -> Iterator[Worker]:
 
 
 def use(url: str, item_ids: Sequence[str], users: int) -> None:
-    """Five clicks of each user, and one question."""
+    """Let each user click five times and ask once."""
     with httpx.Client(base_url=url, timeout=60) as client:
         for begin in range(0, users, BATCH // CLICKS):
             some = [str(user) for user in range(begin, min(begin + BATCH // CLICKS, users))]
@@ -97,6 +101,7 @@ def main(
     users: Annotated[int, typer.Option(help="Who click and ask.")] = 5_000,
     large: Annotated[Path | None, typer.Option(help="The large model, where it was made before.")] = None,
 ) -> None:
+    """Print what workers of the small and of the large model take."""
     with TemporaryDirectory() as temporary:
         if large is None:
             enlarged.write(large := Path(temporary) / "large", model, items, "trained")

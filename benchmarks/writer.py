@@ -26,6 +26,7 @@ LANES = 4  # at the same time, so that groups form
 
 
 async def write(store_address: str, model: Path, events: Path, taken: Path) -> None:
+    """Append the events of each line and note its number in TAKEN once they are acknowledged."""
     generations = [generation_of(artifact.load(model))]
     store: UserStore
     if store_address.startswith("redis://"):
@@ -52,4 +53,5 @@ async def write(store_address: str, model: Path, events: Path, taken: Path) -> N
 
 
 def main(store_address: str, model: str, events: str, taken: str) -> None:
+    """Write the events into the store at the address."""
     asyncio.run(write(store_address, Path(model), Path(events), Path(taken)))
