@@ -1,7 +1,7 @@
-"""The calls that come most often, answered without the framework, which costs more than all that they do.
+"""The most frequent calls, answered without the framework, which costs more than all that they do.
 
-The declared routes stay: they are what /openapi.json is made of, and they answer every request here that is not of the
-plainest form, so that what is refused before its body is read is refused in one place. Everything else is shared.
+The declared routes stay: /openapi.json is made of them. They also answer every request here that is not of the plainest
+form, so that one place decides what is refused before its body is read. Everything else is shared.
 """
 
 import re
@@ -20,11 +20,10 @@ from app.dependencies import REPEATABLE, json_body
 from app.error_responses import EXPECTED_ERRORS, error_response
 from app.http_state import Services
 from app.keys import Scope as KeyScope
-from app.recommend import validated
 from app.schemas.recommendations import RecommendationQuery, RecommendationRequest
 from app.service import Service
 
-OF_A_USER = re.compile(r"/v1/users/([^/]+)/recommendations")
+USER_PATH = re.compile(r"/v1/users/([^/]+)/recommendations")
 SINGLE = RecommendationQuery.model_fields.keys() - REPEATABLE
 JSON = (b"content-type", b"application/json")
 
@@ -40,19 +39,19 @@ POST_RECOMMENDATIONS = Route("/v1/recommendations")
 POST_EVENTS = Route("/v1/events")
 
 
-class Direct:
-    """ASGI middleware: answers these calls itself, and leaves all others to the app."""
+class FastPath:
+    """ASGI middleware: answers the most frequent calls itself, and passes all others on to the app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answering = _answering(scope, receive) if scope["type"] == "http" else None
-        if answering is None:
+        answer = _fast_answer(scope, receive) if scope["type"] == "http" else None
+        if answer is None:
             await self._app(scope, receive, send)
             return
         try:
-            content = await answering
+            content = await answer
         except Exception as exc:
             await error_response(exc)(scope, receive, send)
             if isinstance(exc, EXPECTED_ERRORS):
@@ -63,58 +62,58 @@ class Direct:
         await send({"type": "http.response.body", "body": content})
 
 
-def _answering(scope: Scope, receive: Receive) -> Awaitable[bytes] | None:
-    """What answers the request, None for those that are not answered here."""
+def _fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes] | None:
+    """Return the body of the answer to come; None for a request that the app has to answer."""
     method, path = scope["method"], scope["path"]
-    if method == "GET" and (user := OF_A_USER.fullmatch(path)) and (asked := _asked(scope, user[1])):
+    if method == "GET" and (user := USER_PATH.fullmatch(path)) and (request := _plain_request(scope, user[1])):
         scope["route"] = GET_RECOMMENDATIONS
-        return _recommended(scope, asked)
+        return _recommend(scope, request)
     if method == "POST" and not scope["query_string"]:
         if path == POST_EVENTS.path:
             scope["route"] = POST_EVENTS
-            return _appended(scope, receive)
+            return _append_events(scope, receive)
         if path == POST_RECOMMENDATIONS.path:
             scope["route"] = POST_RECOMMENDATIONS
-            return _recommended_by_body(scope, receive)
+            return _recommend_for_body(scope, receive)
     return None
 
 
-def _asked(scope: Scope, user_id: str) -> RecommendationRequest | None:
-    """What path and query ask for; None where they are encoded in some way, or something is wrong with them."""
+def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
+    """Return what path and query ask for; None where they are percent-encoded, or something is wrong with them."""
     if b"%" in scope["raw_path"]:
         return None
-    asked: dict[str, str | list[str]] = {"user_id": user_id}
+    fields: dict[str, str | list[str]] = {"user_id": user_id}
     for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
         if name in REPEATABLE:
-            asked.setdefault(name, []).append(value)  # type: ignore[union-attr]
-        elif name in asked or name not in SINGLE:
+            fields.setdefault(name, []).append(value)  # type: ignore[union-attr]
+        elif name in fields or name not in SINGLE:
             return None
         else:
-            asked[name] = value
+            fields[name] = value
     try:
-        return RecommendationRequest.model_validate(asked, strict=False)
+        return RecommendationRequest.model_validate(fields, strict=False)
     except ValidationError:
         return None
 
 
-async def _recommended(scope: Scope, asked: RecommendationRequest) -> bytes:
-    service = await _service(scope, "recs:read")
-    (answer,) = await service.recommender.recommend([asked], scope["state"].get("is_gone", never))
+async def _recommend(scope: Scope, request: RecommendationRequest) -> bytes:
+    service = await _authorised_service(scope, "recs:read")
+    (answer,) = await service.recommender.recommend([request], scope["state"].get("is_gone", never))
     return orjson.dumps(answer)
 
 
-async def _recommended_by_body(scope: Scope, receive: Receive) -> bytes:
-    service = await _service(scope, "recs:read")
+async def _recommend_for_body(scope: Scope, receive: Receive) -> bytes:
+    service = await _authorised_service(scope, "recs:read")
     body = await json_body(Request(scope, receive), scope["state"]["services"])
-    return orjson.dumps(await service.recommender.answer(validated(body), scope["state"].get("is_gone", never)))
+    return orjson.dumps(await service.recommender.recommend_body(body, scope["state"].get("is_gone", never)))
 
 
-async def _appended(scope: Scope, receive: Receive) -> bytes:
-    service = await _service(scope, "events:write")
+async def _append_events(scope: Scope, receive: Receive) -> bytes:
+    service = await _authorised_service(scope, "events:write")
     body = await json_body(Request(scope, receive), scope["state"]["services"])
     return (await service.ingest.append(body)).model_dump_json().encode()
 
 
-async def _service(scope: Scope, needed: KeyScope) -> Service:
+async def _authorised_service(scope: Scope, needed: KeyScope) -> Service:
     services: Services = scope["state"]["services"]
     return services.by_tenant[await tenant_of(services, scope, needed)]

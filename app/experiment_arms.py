@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from app.experiments import Split
+from app.experiments import ExperimentRecommender
 from app.recommend import Recommender
 from app.schemas.operations import Experiment
 from app.served_generation import ServedGeneration, TenantContext
@@ -49,9 +49,9 @@ class ExperimentArms:
             self, generations={name: after if one is before else one for name, one in self.generations.items()}
         )
 
-    def recommender(self, outside: Recommender) -> Recommender | Split:
+    def recommender(self, outside: Recommender) -> Recommender | ExperimentRecommender:
         """Make the recommender that gives each user the answers of their arm; `outside` is for everybody else."""
         if self.experiment is None:
             return outside
         arms = {name: one.recommender_in(self.name) for name, one in self.generations.items()}
-        return Split(self.experiment, arms, outside)
+        return ExperimentRecommender(self.experiment, arms, outside)

@@ -25,7 +25,7 @@ from app import logs, no_model, openapi
 from app.connections import LimitedHttpProtocol
 from app.cross_origin import CrossOriginPolicy
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
-from app.direct import Direct
+from app.direct import FastPath
 from app.draining import CloseWhenDraining
 from app.error_responses import install_error_handlers
 from app.http_state import Services, running
@@ -105,7 +105,7 @@ class Application(FastAPI):
 
     def __init__(self, settings: Settings, metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)
-        bounded = LoadShedding(Direct(super().__call__), max_in_progress=settings.max_requests)
+        bounded = LoadShedding(FastPath(super().__call__), max_in_progress=settings.max_requests)
         timed = RequestTimer(CrossOriginPolicy(bounded), metrics=metrics.requests, slow_s=settings.slow_request_s)
         self._middleware = CloseWhenDraining(timed)
 

@@ -19,8 +19,9 @@ import torch
 
 from app.assigned import CodeAssignment, ColdItemCodes, entry_of
 from app.background_tasks import BackgroundTasks
-from app.recommend import FOLD_AT_ONCE, Steps, stacked, steps_of
+from app.model_inputs import ModelInput, model_inputs, stacked
 from app.shelf import LiveCatalogue
+from app.state_reader import MAX_MISSING
 from model.artifact import Artifact
 from model.cold import CONTEXT, EVIDENCE, SAMPLE, Asked, Chosen, asked, likeliest
 from model.engine import Engine, Queries
@@ -97,13 +98,13 @@ class ColdItemLearner:
             return NOTHING
         choosing = [event.user_id for event in events if event.item_id in watched and self._weighs(event)]
         states = await self._states(list(dict.fromkeys(choosing))[:MAX_READ])
-        steps: dict[int, Steps] = {}
+        steps: dict[int, ModelInput] = {}
         for place, event in enumerate(events):
             state = states.get(event.user_id)
             if state is None:
                 continue
             if event.item_id in watched and self._weighs(event):
-                (own,) = steps_of(np.array([state]), self._catalogue)
+                (own,) = model_inputs(np.array([state]), self._catalogue)
                 steps |= {} if own is None else {place: own}
             fold_event(self._generation, state, event)
         if not steps:
@@ -171,12 +172,12 @@ class ColdItemLearner:
     async def _sample_query(self, user_id: str) -> None:
         """Add the user's query to the sample, which stands for all users."""
         for state in (await self._states([user_id])).values():
-            (own,) = steps_of(np.array([state]), self._catalogue)
+            (own,) = model_inputs(np.array([state]), self._catalogue)
             if own is not None:
                 loop = asyncio.get_running_loop()
                 self._sample.append(await loop.run_in_executor(self._engine_thread, self._asked, own))
 
-    def _asked(self, own: Steps) -> Asked:
+    def _asked(self, own: ModelInput) -> Asked:
         query = self._engine.step(*stacked([own])).vectors
         scores = self._engine.scores(Queries(query, torch.full((1, self._engine.window), -1)))  # nothing is lifted
         return asked(self._trained, query[0].cpu(), scores[0].cpu())
@@ -184,7 +185,7 @@ class ColdItemLearner:
     async def _states(self, user_ids: Sequence[str]) -> dict[str, State]:
         """Return the users' states, empty ones for users without events; nothing when they cannot be read now."""
         try:
-            values = await self._store.states(self._tenant, user_ids, self._generation, max_missing=FOLD_AT_ONCE)
+            values = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING)
         except StorageError as exc:
             logger.debug("users of new items cannot be looked at: %s", exc)
             return {}
@@ -194,13 +195,13 @@ class ColdItemLearner:
             for user_id, value in zip(user_ids, values, strict=True)
         }
 
-    def _observed(self, steps: Mapping[int, Steps]) -> Observations:
+    def _observed(self, steps: Mapping[int, ModelInput]) -> Observations:
         """Return the queries of those who used learned items before."""
         queries = self._engine.step(*stacked(list(steps.values()))).vectors.cpu()
         learned = len(self._trained.items)
         found = {}
         for query, (place, own) in zip(queries, steps.items(), strict=True):
-            before = own.recent[(own.recent >= 0) & (own.recent < learned)][:CONTEXT]
+            before = own.recent_items[(own.recent_items >= 0) & (own.recent_items < learned)][:CONTEXT]
             if len(before):
                 found[place] = Chosen(tuple(before.tolist()), query)
         return found

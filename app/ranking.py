@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue import Rows
-from app.trends import Trending
+from app.trending import Trending
 from model import bitmap
 from model.bitmap import Bitmap
 from model.engine import Engine, Queries

@@ -145,14 +145,12 @@ def _no_codes(rows: Rows) -> Codes:
     return NO_CODES
 
 
-def rules_of(request: RecommendationRequest, catalogue: TrainedCatalogue, filtered: Bitmap) -> Rules | None:
-    """The rules of a request; None where it wants nothing beyond the best.
+def rules_of(request: RecommendationRequest, catalogue: TrainedCatalogue, filtered: Bitmap) -> Rules:
+    """Return the rules of a request.
 
     filtered  what its filters leave out, pinned or not
     """
     boosts = catalogue.boosts(request.boost) if request.boost else None
-    if boosts is None and not (request.pin or request.diversity or request.max_per_category) and request.cursor is None:
-        return None
     shown = request.cursor or ()
     known = catalogue.rows(shown) if shown else NO_ROWS
     pins, places = _pins(request, catalogue, filtered) if request.pin else (NO_ROWS, ())

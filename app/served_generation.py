@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from app.assigned import NONE, CodeAssignment, ColdItemCodes
 from app.background_tasks import BackgroundTasks
 from app.category_codes import CategoryCodes
+from app.generation_context import GenerationContext
 from app.live import LiveSignals
 from app.metrics import Metrics
 from app.models_folder import load_named
@@ -18,7 +19,8 @@ from app.said import ItemOverrides
 from app.schemas.operations import ServedModel
 from app.settings import Settings
 from app.shelf import LiveCatalogue
-from app.trends import Trending
+from app.state_reader import StateReader
+from app.trending import Trending
 from app.users import UserData
 from model.artifact import Artifact
 from model.cold import fits, with_cold
@@ -126,16 +128,11 @@ class ServedGeneration:
 
     def recommender_in(self, experiment: str) -> Recommender:
         """Make a recommender that answers in the experiment of that name, "" for none."""
-        context = self.context
+        context, generation = self.context, self.generation
         return Recommender(
-            self.named.name,
-            self.generation,
-            self.catalogue,
-            self.engine,
-            self.trending,
+            GenerationContext(self.named.name, generation, self.catalogue, self.engine, self.trending),
+            StateReader(context.store, context.settings.tenant, generation, context.metrics.store),
             context.engine_thread,
-            context.store,
-            context.settings.tenant,
             context.metrics,
             context.signals.click_through,
             experiment,

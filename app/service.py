@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from app.experiments import Split
+from app.experiments import ExperimentRecommender
 from app.ingest import Ingest
 from app.live import LiveSignals
 from app.metrics import Metrics
@@ -18,7 +18,7 @@ from app.settings import Settings
 from app.shelf import LiveCatalogue
 from app.stocking import ItemUpdates
 from app.store_factory import open_store
-from app.trends import Trending
+from app.trending import Trending
 from app.users import UserData
 from model.artifact import Artifact
 from storage.errors import StorageError
@@ -47,7 +47,7 @@ class Service:
         return self.switcher.current.trending
 
     @property
-    def recommender(self) -> Recommender | Split:
+    def recommender(self) -> Recommender | ExperimentRecommender:
         return self.switcher.recommender
 
     @property

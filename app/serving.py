@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from app import no_model
 from app.errors import InvalidRequest, details_of
 from app.experiment_arms import ExperimentArms
-from app.experiments import Split
+from app.experiments import ExperimentRecommender
 from app.recommend import Recommender
 from app.schemas.operations import Experiment
 from app.served_generation import ServedGeneration, TenantContext
@@ -266,7 +266,7 @@ class GenerationSwitcher:
             signals.click_through.serve(one.named.tag, one.named.name, self._arms.name, counted)
         signals.learners = [one.learner for one in served if len(one.artifact.items)]
         self._context.store.serve_generations([one.generation for one in served])
-        self.recommender: Recommender | Split = self._arms.recommender(self.current.recommender)
+        self.recommender: Recommender | ExperimentRecommender = self._arms.recommender(self.current.recommender)
 
     def _note_served(self) -> None:
         generation, named = self.current.generation, self.current.named

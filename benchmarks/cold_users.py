@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from app.trends import PRIOR
+from app.trending import PRIOR
 from benchmarks.scan import cpu
 from model import artifact
 from model.artifact import Artifact

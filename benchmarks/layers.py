@@ -27,12 +27,13 @@ from rich.table import Table
 from starlette.types import Message
 
 from app import direct, trace
+from app.batching import MicroBatcher
 from app.main import create_app
 from app.metrics import Metrics
-from app.recommend import Stored
 from app.request_metrics import RequestTimer
 from app.schemas.recommendations import RecommendationRequest
 from app.settings import Settings
+from app.state_reader import StoredUsers
 from storage.records import AppendResult
 
 USERS = 64
@@ -72,7 +73,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
         for number, user in enumerate(users):
             own = [items[(number * HISTORY + n) % len(items)] for n in range(HISTORY)]
             await service.ingest.append([{"user_id": user, "item_id": item} for item in own])
-        states = await service.store.states("main", users, recommender._generation)
+        states = await service.store.states("main", users, service.switcher.current.generation)
         requests = [RecommendationRequest(user_id=user) for user in users]
 
         async def receive() -> Message:
@@ -90,20 +91,20 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
         async def answer_at_hand(*_: object) -> object:
             return at_hand
 
-        with patch.object(recommender._batcher, "submit", answer_at_hand):
+        with patch.object(MicroBatcher, "submit", answer_at_hand):
             found["HTTP, direct: from the ASGI call to the answer's bytes"] = await median_us(ask)
-            with patch.object(direct, "_answering", lambda *_: None):
+            with patch.object(direct, "_fast_answer", lambda *_: None):
                 found["HTTP, declared: the same through the framework"] = await median_us(ask)
 
         async def read() -> None:
-            await service.store.states("main", users[:1], recommender._generation)
+            await service.store.states("main", users[:1], service.switcher.current.generation)
 
         found["the state, from SQLite and through its thread"] = await median_us(read)
         for size in (1, 8, 64):
-            stored = Stored(dict(zip(users[:size], states, strict=False)), {})
+            stored = StoredUsers(dict(zip(users[:size], states, strict=False)), {})
 
-            async def answers(size: int = size, stored: Stored = stored) -> None:
-                recommender._answer(requests[:size], stored)
+            async def answers(size: int = size, stored: StoredUsers = stored) -> None:
+                recommender.compute(requests[:size], stored)
 
             found[f"state to ranked items, each of a batch of {size}"] = await median_us(answers) / size
             if size == 1:

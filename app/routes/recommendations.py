@@ -1,4 +1,4 @@
-"""Recommendations go out."""
+"""The recommendation endpoints."""
 
 from typing import Annotated
 
@@ -7,7 +7,6 @@ from fastapi import APIRouter, Query
 from app.access import needs
 from app.dependencies import NO_QUERY, JsonBody, ServiceDep, UserId
 from app.openapi import errors, json_request
-from app.recommend import validated
 from app.schemas.recommendations import (
     MAX_REQUESTS,
     RecommendationQuery,
@@ -65,4 +64,4 @@ async def get_recommendations(
 @router.post("/v1/recommendations", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
 async def post_recommendations(body: JsonBody, service: ServiceDep) -> Recommendations | RecommendationResults:
     """The best items for a user or for a history that is not stored; or for up to 100 of them at once."""
-    return await service.recommender.answer(validated(body))
+    return await service.recommender.recommend_body(body)

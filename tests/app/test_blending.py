@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import trends
+from app import trending
 from app.blending import CONSTANT, blended
 from tests.app.conftest import ITEMS, Client, categories_of, item_id
 
@@ -33,7 +33,7 @@ def test_each_item_scores_by_its_places_in_both_rankings(own: list[int], now: li
 @pytest.fixture
 def busy(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     """A service where it is known what is used just now: item-7 most, then item-8."""
-    monkeypatch.setattr(trends, "ENOUGH", 4.0)
+    monkeypatch.setattr(trending, "ENOUGH", 4.0)
     client.click("others", *["item-7"] * 3, *["item-8"] * 2)
     client.runner.run(client.service.signals.sync())
     return client
@@ -63,7 +63,7 @@ def test_what_is_used_most_gains_by_being_so(busy: Client) -> None:
     own = ids(busy.post("/v1/recommendations", json={**history, "explain": True}).json())
     assert answer["source"] == "blended"
     popular = np.argsort(-busy.service.catalogue.counts, kind="stable").tolist()
-    each = trends.PRIOR / busy.service.catalogue.counts.sum()
+    each = trending.PRIOR / busy.service.catalogue.counts.sum()
     live = {7: 3.0, 8: 2.0}
     now = sorted(popular, key=lambda row: -(live.get(row, 0.0) + each * busy.service.catalogue.counts[row]))
     weight = 1 / (1 + CONSTANT)
@@ -87,7 +87,7 @@ def test_no_filter_leaks(busy: Client, user: str) -> None:
 
 def test_who_is_unknown_gets_what_is_used_just_now_and_popular_items(busy: Client) -> None:
     counts = busy.service.catalogue.counts
-    each, live = trends.PRIOR / counts.sum(), {7: 3.0, 8: 2.0}
+    each, live = trending.PRIOR / counts.sum(), {7: 3.0, 8: 2.0}
     expected = sorted(-(live.get(row, 0.0) + each * int(counts[row])) for row in range(ITEMS))
     answer = busy.recommend("unknown", k=ITEMS)
     assert answer["source"] == "popular"

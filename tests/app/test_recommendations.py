@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import recommend
-from app.recommend import Recommender
+from app import executor
+from app.query_builder import QueryBuilder
 from app.schemas.fields import MAX_ITEM_IDS, MAX_K
 from app.schemas.recommendations import MAX_REQUESTS
 from model.artifact import load
@@ -289,17 +289,17 @@ class TestWhereAnswersAreComputed:
     def turns(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """The threads that computed."""
         found: list[str] = []
-        computed = Recommender._answer
+        build = QueryBuilder.build
 
-        def noting(self: Recommender, *arguments: Any) -> Any:
+        def noting(self: QueryBuilder, *arguments: Any) -> Any:
             found.append(threading.current_thread().name)
-            return computed(self, *arguments)
+            return build(self, *arguments)
 
-        monkeypatch.setattr(Recommender, "_answer", noting)
+        monkeypatch.setattr(QueryBuilder, "build", noting)
         return found
 
     def recommended(self, client: Client, monkeypatch: pytest.MonkeyPatch, at_once_s: float) -> Any:
-        monkeypatch.setattr(recommend, "AT_ONCE_S", at_once_s)
+        monkeypatch.setattr(executor, "MAX_ON_LOOP_S", at_once_s)
         return client.recommend("ada")["items"]
 
     def test_a_short_one_on_the_event_loop_and_a_long_one_beside_it(
@@ -315,7 +315,7 @@ class TestWhereAnswersAreComputed:
     def test_what_may_take_long_never_on_the_event_loop(
         self, client: Client, turns: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(recommend, "AT_ONCE_S", 1e9)
+        monkeypatch.setattr(executor, "MAX_ON_LOOP_S", 1e9)
         for body in (
             {"history": ["item-1"]},
             {"user_id": "ada", "candidates": ["item-1", "item-2"]},
