@@ -1,8 +1,8 @@
-"""Log and catalogue as a file of their own, from which any store is filled: SQLite from Redis and the other way round.
+"""A back-up of log and items in one file, from which any kind of store can be restored.
 
-A gzip file of JSON lines: a header, then {"item": [tenant, fields of an ItemEntry]} for each item of which something
-was said, then [tenant, fields of an event] for each entry of the log, each user's in log order, and at last how many
-entries there were. States are not in it, since they are folded from the log; neither is what was erased.
+A gzip file of JSON lines: a header, then {"item": [tenant, fields of an ItemEntry]} for each item that a tenant has
+changed, then [tenant, fields of an event] for each entry of the log, each user's in log order, and last the number of
+entries. It has no states, since they are folded from the log, and nothing that was erased.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from storage.records import ItemEntry, LogEntry
 from storage.state_event import Event, digest, event_fields
 
 FORMAT = {"lisarec": "log", "version": 2}
-FORMATS = (FORMAT, {"lisarec": "log", "version": 1})  # which has no items
-AT_ONCE = 500  # events restored in one call
+READABLE_FORMATS = (FORMAT, {"lisarec": "log", "version": 1})  # version 1 has no items
+BATCH = 500  # events or items in one call of the store
 
-Line = tuple[str, Event]
+TenantEvent = tuple[str, Event]
 
 
 async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None] = lambda _: None) -> int:
-    """Write log and catalogue as they are after the call, while others go on; returns the number of entries.
+    """Write log and items as they are after the call; return the number of entries.
 
-    Each user is whole; the file appears when all of it is on disk.
+    Other processes may go on meanwhile. Each user's log is complete. The file appears when all of it is on disk.
 
     raises  StorageError, OSError
     """
@@ -41,15 +41,15 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
     count = 0
     with unfinished.open("wb") as file:
         with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-            packed.write(_line(FORMAT))
-            async for tenant, item in _items(store):
-                packed.write(_line({"item": [tenant, *astuple(item)]}))
-            async for entries in _whole_users(store):
+            packed.write(_encoded_line(FORMAT))
+            async for tenant, item in _item_entries(store):
+                packed.write(_encoded_line({"item": [tenant, *astuple(item)]}))
+            async for entries in _complete_logs(store):
                 for tenant, entry in entries:
-                    packed.write(_line((tenant, *event_fields(entry.event))))
+                    packed.write(_encoded_line((tenant, *event_fields(entry.event))))
                 count += len(entries)
                 on_progress(count)
-            packed.write(_line({"entries": count}))
+            packed.write(_encoded_line({"entries": count}))
         file.flush()
         os.fsync(file.fileno())
     unfinished.rename(path)
@@ -59,47 +59,51 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
 async def restore(
     store: UserStore, path: Path, *, resume: bool = False, on_progress: Callable[[int], None] = lambda _: None
 ) -> int:
-    """Fill an empty store with a back-up; returns the number of its entries.
+    """Fill an empty store with a back-up; return the number of its entries.
 
-    Ids count once, so what was interrupted can be done again, with `resume`: then the store may have entries.
+    An interrupted call can be repeated with `resume`, since event ids count once: then the store may have entries.
 
-    raises  StorageError  when the store has entries, the file is no whole back-up, or the store fails
+    raises  StorageError  when the store has entries, the file is no complete back-up, or the store fails
     """
     if not resume and not await _is_empty(store):
         raise StorageError("the store has users already; restore into an empty one, or go on with --resume")
-    items = list(_read_items(path))  # all of the file: a torn one is refused before anything is restored
-    for tenant, together in groupby(items, itemgetter(0)):
-        entries = [entry for _, entry in together]
-        for begin in range(0, len(entries), AT_ONCE):
-            await store.put_items(tenant, entries[begin : begin + AT_ONCE])
+    items = list(_read_items(path))  # reads the whole file: a torn one is refused before anything is restored
+    for tenant, of_tenant in groupby(items, itemgetter(0)):
+        entries = [entry for _, entry in of_tenant]
+        for begin in range(0, len(entries), BATCH):
+            await store.put_items(tenant, entries[begin : begin + BATCH])
     merges: dict[tuple[str, str], str] = {}
-    waiting: list[Line] = []
+    waiting: list[TenantEvent] = []
     count = 0
-    for count, (tenant, event) in enumerate(_read(path), 1):
-        merges |= _merge_behind(tenant, event)
+    for count, (tenant, event) in enumerate(_read_events(path), 1):
+        merges |= _recorded_merge(tenant, event)
         if event.type != INTO:
-            if waiting and (len(waiting) == AT_ONCE or waiting[0][0] != tenant):
+            if waiting and (len(waiting) == BATCH or waiting[0][0] != tenant):
                 await _append(store, waiting)
                 waiting = []
                 on_progress(count)
             waiting.append((tenant, event))
     await _append(store, waiting)
-    for (tenant, visitor), user_id in merges.items():  # what they copy is there already
+    for (tenant, visitor), user_id in merges.items():  # the copied entries are restored already
         await store.merge(tenant, user_id, visitor)
     return count
 
 
-def _merge_behind(tenant: str, event: Event) -> dict[tuple[str, str], str]:
-    """The merge that an entry tells of: the visitor's last one, or a copy, where the visitor was read before it."""
+def _recorded_merge(tenant: str, event: Event) -> dict[tuple[str, str], str]:
+    """The merge that an entry shows, as {(tenant, visitor): user}; empty for most entries.
+
+    A visitor's log ends in an entry that names the user. A copy in the user's log names the visitor, which matters
+    when the visitor's log was read before the merge.
+    """
     posted_for, _ = posted_as(event)
     if event.type == INTO:
         return {(tenant, event.user_id): event.item_id}
     return {} if posted_for == event.user_id else {(tenant, posted_for): event.user_id}
 
 
-async def _append(store: UserStore, lines: list[Line]) -> None:
-    if lines:
-        await store.append(lines[0][0], [event for _, event in lines])
+async def _append(store: UserStore, events: list[TenantEvent]) -> None:
+    if events:
+        await store.append(events[0][0], [event for _, event in events])
 
 
 async def _is_empty(store: UserStore) -> bool:
@@ -109,49 +113,49 @@ async def _is_empty(store: UserStore) -> bool:
     return True
 
 
-async def _whole_users(store: UserStore) -> AsyncIterator[list[tuple[str, LogEntry]]]:
+async def _complete_logs(store: UserStore) -> AsyncIterator[list[tuple[str, LogEntry]]]:
     entries: list[tuple[str, LogEntry]] = []
     async for page in store.log():
         if page.starts_over:
             entries = []
         if page.erased:
-            gone = set(page.erased)
-            entries = [one for one in entries if (one[0], digest(one[1].event.user_id)) not in gone]
+            erased = set(page.erased)
+            entries = [(tenant, one) for tenant, one in entries if (tenant, digest(one.event.user_id)) not in erased]
         entries += page.entries
         if page.is_complete:
             yield entries
             entries = []
 
 
-async def _items(store: UserStore) -> AsyncIterator[tuple[str, ItemEntry]]:
+async def _item_entries(store: UserStore) -> AsyncIterator[tuple[str, ItemEntry]]:
     for tenant in await store.item_tenants():
-        changes = await store.item_changes(tenant, 0, AT_ONCE)
+        changes = await store.item_changes(tenant, 0, BATCH)
         while changes.entries:
             for entry in changes.entries:
                 yield tenant, entry
-            changes = await store.item_changes(tenant, changes.version, AT_ONCE)
+            changes = await store.item_changes(tenant, changes.version, BATCH)
 
 
-def _read(path: Path) -> Iterator[Line]:
-    """The entries of the log; StorageError where the file is no back-up, or not all of one."""
-    return ((tenant, entry) for tenant, entry in _read_all(path) if isinstance(entry, Event))
+def _read_events(path: Path) -> Iterator[TenantEvent]:
+    """The entries of the log; StorageError when the file is no complete back-up."""
+    return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, Event))
 
 
 def _read_items(path: Path) -> Iterator[tuple[str, ItemEntry]]:
-    """The entries of the catalogue, as `_read`."""
-    return ((tenant, entry) for tenant, entry in _read_all(path) if isinstance(entry, ItemEntry))
+    """The entries of items; StorageError when the file is no complete back-up."""
+    return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, ItemEntry))
 
 
-def _read_all(path: Path) -> Iterator[tuple[str, Event | ItemEntry]]:
+def _read_lines(path: Path) -> Iterator[tuple[str, Event | ItemEntry]]:
     count = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
-            if json.loads(next(lines, "null")) not in FORMATS:
+            if json.loads(next(lines, "null")) not in READABLE_FORMATS:
                 raise StorageError(f"'{path}' is no back-up that this lisarec knows")
             for line in lines:
                 found = json.loads(line)
                 if isinstance(found, dict) and "item" in found:
-                    yield _item(*found["item"])
+                    yield _item_entry(*found["item"])
                     continue
                 if isinstance(found, dict):
                     if found != {"entries": count}:
@@ -165,11 +169,11 @@ def _read_all(path: Path) -> Iterator[tuple[str, Event | ItemEntry]]:
     raise StorageError(f"'{path}' is torn: it has {count:,} entries and no end")
 
 
-def _item(
+def _item_entry(
     tenant: str, item_id: str, title: str | None, categories: list[str] | None, available: bool | None
 ) -> tuple[str, ItemEntry]:
     return tenant, ItemEntry(item_id, title, None if categories is None else tuple(categories), available)
 
 
-def _line(content: object) -> bytes:
+def _encoded_line(content: object) -> bytes:
     return (json.dumps(content, separators=(",", ":")) + "\n").encode()

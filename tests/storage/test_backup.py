@@ -58,7 +58,7 @@ async def told(store: UserStore) -> dict[str, Any]:
 def test_what_is_restored_is_what_was_backed_up_also_when_it_was_interrupted(
     address: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage.backup, "AT_ONCE", 30)
+    monkeypatch.setattr(storage.backup, "BATCH", 30)
 
     async def law() -> None:
         async with opened(address, GENERATION) as store:
