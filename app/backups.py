@@ -1,4 +1,4 @@
-"""Back-ups of a store's log, and filling an empty store with one."""
+"""Backing up a store's log, and restoring it into an empty store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage import backup as storage_backup
 
 
 async def backup(settings: StoreSettings, out: Path, on_progress: Callable[[int], None]) -> int:
-    """Write the store's log to a file; returns its number of entries.
+    """Write the store's log to a file, and return its number of entries.
 
     raises  StorageError, ValueError, OSError
     """
@@ -27,7 +27,7 @@ async def backup(settings: StoreSettings, out: Path, on_progress: Callable[[int]
 async def restore(
     settings: StoreSettings, file: Path, model: Path, *, resume: bool, on_progress: Callable[[int], None]
 ) -> int:
-    """Fill the store with a back-up, and fold it for the model; returns its number of entries.
+    """Fill the store with a back-up, fold it for the model, and return its number of entries.
 
     raises  ArtifactError, StorageError, ValueError
     """

@@ -29,7 +29,7 @@ class ReplayError(Exception):
 
 @dataclass
 class ReplayCounts:
-    """What the service said became of the events. A batch that was sent again may have duplicates of itself."""
+    """How the service counted the events. A batch that was sent twice may count duplicates of itself."""
 
     accepted: int = 0
     duplicates: int = 0
@@ -39,9 +39,9 @@ class ReplayCounts:
 
 
 def histories(interactions: Interactions, hold_out: int = 0) -> Iterator[list[EventJson]]:
-    """One user after the other, the events as ``POST /v1/events`` takes them, without each user's last ``hold_out``.
+    """Yield each user's events, as ``POST /v1/events`` takes them, without the user's last ``hold_out`` events.
 
-    The ids follow from the data alone, so that a replay may be repeated and nothing counts twice.
+    The ids follow from the data alone, so a replay may be repeated and nothing counts twice.
     """
     namespace = uuid5(NAMESPACE_URL, interactions.sha256)
     for begin, end in pairwise(interactions.starts.tolist()):
@@ -74,13 +74,13 @@ async def replay(
     patience_s: float = PATIENCE_S,
     on_sent: Callable[[int], None] = lambda events: None,
 ) -> ReplayCounts:
-    """Post the histories, a user's events in order and never two requests with events of the same user at a time.
+    """Post the histories, each user's events in order and in one request at a time.
 
     histories   the events of one user each
-    key         one that may write events, where the service has keys
-    on_sent     told how many events were acknowledged, request by request
-    patience_s  how long the service may be unreachable or busy; the same events are sent again until then
-    raises      ReplayError when the service refuses events or stays away for longer
+    key         an API key that may write events, where the service has keys
+    on_sent     called after each request with the number of acknowledged events
+    patience_s  how long the service may be unreachable or busy; until then the same events are sent again
+    raises      ReplayError when the service refuses events, or is unreachable for longer
     """
     require_address(url)
     counts = ReplayCounts()
@@ -99,13 +99,13 @@ async def replay(
                 for _ in range(concurrency):
                     senders.create_task(send_users())
         except ExceptionGroup as failures:
-            # the first failure has stopped the others; it alone tells the story
+            # the first failure has stopped the other senders
             raise failures.exceptions[0] from None
     return counts
 
 
 def _batches(waiting: Iterator[Sequence[EventJson]], batch_size: int) -> Iterator[list[EventJson]]:
-    """Take whole users from those that wait, so that one sender has all events of a user."""
+    """Take whole users from the waiting histories, so that one sender has all events of a user."""
     pending: list[EventJson] = []
     for history in waiting:
         pending += history
@@ -119,10 +119,10 @@ def _batches(waiting: Iterator[Sequence[EventJson]], batch_size: int) -> Iterato
 async def _send(client: httpx.AsyncClient, batch: list[EventJson], patience_s: float, counts: ReplayCounts) -> None:
     give_up_s = time.monotonic() + patience_s
     pause_s = FIRST_PAUSE_S
-    while (trouble := await _post(client, batch, counts)) is not None:
+    while (problem := await _post(client, batch, counts)) is not None:
         if time.monotonic() + pause_s > give_up_s:
             raise ReplayError(
-                f"{client.base_url} {trouble}; gave up after {patience_s:g} s. "
+                f"{client.base_url} {problem}; gave up after {patience_s:g} s. "
                 "Run the same command again when it is back: nothing is counted twice"
             )
         await asyncio.sleep(pause_s)
@@ -131,7 +131,7 @@ async def _send(client: httpx.AsyncClient, batch: list[EventJson], patience_s: f
 
 
 async def _post(client: httpx.AsyncClient, batch: list[EventJson], counts: ReplayCounts) -> str | None:
-    """Post once; returns what stood in the way, None when the events were acknowledged."""
+    """Post once; return what failed, or None when the service acknowledged the events."""
     counts.requests += 1
     try:
         answer = await client.post("/v1/events", json=batch)
@@ -140,10 +140,10 @@ async def _post(client: httpx.AsyncClient, batch: list[EventJson], counts: Repla
     if answer.status_code == httpx.codes.OK:
         _add(counts, answer)
         return None
-    trouble = f"answers {answer.status_code}: {message_of(answer)}"
+    problem = f"answers {answer.status_code}: {message_of(answer)}"
     if answer.status_code not in WORTH_A_RETRY:
-        raise ReplayError(f"{client.base_url} {trouble}")
-    return trouble
+        raise ReplayError(f"{client.base_url} {problem}")
+    return problem
 
 
 def _add(counts: ReplayCounts, answer: httpx.Response) -> None:
@@ -157,7 +157,7 @@ def _add(counts: ReplayCounts, answer: httpx.Response) -> None:
 
 
 def message_of(answer: httpx.Response) -> str:
-    """What the service says about its refusal, as far as it says it in the form of lisarec."""
+    """Return the message of the service's error response, or the HTTP reason."""
     try:
         error = answer.json()["error"]
         first = "".join(
@@ -169,6 +169,7 @@ def message_of(answer: httpx.Response) -> str:
 
 
 def require_address(url: str) -> None:
+    """Raise ReplayError unless the text is an HTTP address."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as exc:
@@ -178,7 +179,7 @@ def require_address(url: str) -> None:
 
 
 async def _require_service(client: httpx.AsyncClient) -> None:
-    """Fail at once where nobody answers; patience is for a service that was there and went away."""
+    """Fail at once where no service answers; patience is for one that answered and went away."""
     try:
         await client.get("/healthz")
     except httpx.TransportError as exc:

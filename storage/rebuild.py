@@ -1,8 +1,8 @@
 """Folding the whole log into the states of another generation, while the old one is served.
 
-Nothing has to be held up or doubled for it. Every state says how far into the user's log it goes, so what is logged
-while a rebuild runs, or between it and the switch, is what the state lacks, and whoever needs the state folds it. For
-the same reason a rebuild can be killed anywhere and run again: it only ever brings states further.
+Nothing has to stop for it. Every state says how far into the user's log it reaches. So a state lacks what is logged
+during a rebuild, or between it and the switch, and the next read of the state folds that. For the same reason a rebuild
+can be killed at any time and run again: it only ever brings states further.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from storage.state_event import digest
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What a rebuild has folded so far."""
+    """How much a rebuild has folded so far."""
 
     events: int = 0
     users: int = 0
@@ -34,14 +34,14 @@ async def rebuild(
     *,
     tenant: str = MAIN_TENANT,
 ) -> Rebuilt:
-    """Fold the tenant's log as it is now into the generation's states; returns how much that was.
+    """Fold the tenant's log as it is now into the generation's states, and return how much that was.
 
-    Memory is that of the users whose entries come mixed: of one partition, or of one user in the embedded store.
+    It needs memory for the users of one partition, or for one user in the embedded store.
     """
-    kept, users = Rebuilt(), _Users(generation)
+    kept, users = Rebuilt(), _UserStates(generation)
     async for page in store.log():
         if page.starts_over:
-            users = _Users(generation)
+            users = _UserStates(generation)
         users.forget(page.erased)
         users.fold([(owner, entry) for owner, entry in page.entries if owner == tenant])
         done = Rebuilt(kept.events + users.events, kept.users)
@@ -50,15 +50,15 @@ async def rebuild(
             for tenant, user_id in users.corrected:
                 await store.states(tenant, [user_id], generation)
             kept = done = Rebuilt(done.events, done.users + len(users))
-            users = _Users(generation)
+            users = _UserStates(generation)
         on_progress(done)
     return kept
 
 
-class _Users:
+class _UserStates:
     """States of users whose logs are being read.
 
-    corrected  who has taken an event back: they are few, and folded one by one from their whole logs
+    corrected  users with an undo: they are few, and are folded one by one from their whole logs
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -90,7 +90,7 @@ class _Users:
         self._fold_events([(tenant, entry) for tenant, entry in entries if not is_correction(entry.event)])
         for tenant, event in corrections:
             if event.type == INTO:
-                self._forget((tenant, event.user_id))  # nobody asks for who has become another user
+                self._forget((tenant, event.user_id))  # nobody reads the state of a merged user
                 self.corrected.discard((tenant, event.user_id))
             else:
                 self.corrected.add((tenant, event.user_id))

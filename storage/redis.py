@@ -20,7 +20,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 from storage.archive_lookups import AsyncArchiveReader
 from storage.archive_reader import ArchivedLog, ArchiveSnapshot
 from storage.cold import plain_type
-from storage.corrections import LogFold, counted
+from storage.corrections import LogFold, effective_events
 from storage.errors import PartlyRead, StorageBusy, StorageError, StorageUnavailable
 from storage.fold import compile_fold
 from storage.records import (
@@ -292,7 +292,7 @@ class RedisStore:
 
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         user = await self._root(tenant, user_id)
-        events = counted([entry.event async for entry in self._log(user)])
+        events = effective_events([entry.event async for entry in self._log(user)])
         return {event.item_id for event in events if plain_type(event.type) not in unseen_types}
 
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
@@ -666,13 +666,13 @@ class RedisStore:
                 raise _FarBehindError(user)
             limit = ENDLESS if max_missing is None else max_missing
             async for entry in self._log(user, after=through, through=log.newest, limit=limit):
-                fold.take(entry.event)
+                fold.apply(entry.event)
                 through = entry.seq
             if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
                 raise _FarBehindError(user)
-            if not fold.is_spoiled:
+            if not fold.must_restart:
                 return fold.state, False
-            fold, through = fold.again(), 0
+            fold, through = fold.restarted(), 0
 
     # ---- writing
 

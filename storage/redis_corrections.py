@@ -24,7 +24,7 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from storage.archive_reader import ArchiveSnapshot
-from storage.corrections import INTO, full_id, into, is_merged, readdressed, undo
+from storage.corrections import INTO, full_id, into, is_already_merged, readdressed, undo
 from storage.errors import MergeTooLarge, StorageUnavailable, UnknownEvent
 from storage.records import MAX_MERGED
 from storage.redis_layout import (
@@ -95,7 +95,7 @@ class RedisCorrections:
         proposed = False
         for _ in _attempts():
             target, visitors_target = await self.root(user), await self.root(visitor)
-            if is_merged(target.user_id, visitor.user_id, visitors_target.user_id):
+            if is_already_merged(target.user_id, visitor.user_id, visitors_target.user_id):
                 await self._require_copies(visitor)
                 return proposed
             value = await self._head(visitor)

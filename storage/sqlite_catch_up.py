@@ -61,9 +61,9 @@ class CatchUpThread:
             if self._closed or not entries:  # the log may be gone
                 return
             for entry in entries:
-                fold.take(entry.event)
+                fold.apply(entry.event)
             through_seq = entries[-1].seq
-            if fold.is_spoiled and through_seq == newest_seq:
-                fold, through_seq = fold.again(), 0
+            if fold.must_restart and through_seq == newest_seq:
+                fold, through_seq = fold.restarted(), 0
         folded = FoldedState(tenant, user_id, through_seq, generation.encode(fold.state))
         self._database.submit(lambda db: sqlite_states.save(db, generation, [folded])).result()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from storage.cold import plain_type
-from storage.corrections import INTO, UNDO, full_id, into, is_merged, readdressed, undo
+from storage.corrections import INTO, UNDO, full_id, into, is_already_merged, readdressed, undo
 from storage.errors import MergeRefused, MergeTooLarge
 from storage.records import MAX_MERGED
 from storage.sqlite_batches import execute_in_batches
@@ -61,7 +61,7 @@ def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bo
     """Merge the visitor into the user; return whether that is new, or a refusal. A refusal changes nothing."""
     target = resolve_alias(db, tenant, user_id)
     try:
-        if is_merged(target, visitor, resolve_alias(db, tenant, visitor)):
+        if is_already_merged(target, visitor, resolve_alias(db, tenant, visitor)):
             return False
     except MergeRefused as refusal:
         return refusal

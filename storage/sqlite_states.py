@@ -99,10 +99,10 @@ def _caught_up(
         for entry in log_entries(db, tenant, user_id, after, NO_LIMIT):
             if entry.seq > stored.newest_seq:  # logged since newest_seq was read
                 break
-            fold.take(entry.event)
-        if not fold.is_spoiled:
+            fold.apply(entry.event)
+        if not fold.must_restart:
             break
-        after, fold = 0, fold.again()
+        after, fold = 0, fold.restarted()
     return CurrentState(generation.encode(fold.state), stored.newest_seq, stored.through_seq)
 
 

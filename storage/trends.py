@@ -1,8 +1,8 @@
-"""Trends: how often items are used just now, as counts that halve with time.
+"""Trends: how often items are used now, as counts that halve with time.
 
 A *trend* is the logarithm to the base 2 of such a count, as it would be at the epoch: an event at time t adds
-``2 ** (t / HALF_LIFE)``. So nothing has to be halved in place, the order of items changes with events only, no number
-grows too large, and adding commutes: any number of processes add what they have counted, in any order.
+``2 ** (t / HALF_LIFE)``. So no count has to be halved in place, the order of items changes with events only, and no
+number grows too large. Adding commutes, so any number of processes add their counts, in any order.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import math
 from collections.abc import Iterable, Mapping
 
 HALF_LIFE_S = 7 * 86_400.0
-FORGOTTEN = 64.0  # half-lives behind the newest of what is added, after which an item's trend is not kept
+FORGOTTEN = 64.0  # half-lives behind the newest added trend, below which a trend is not stored
 
 Trends = Mapping[str, float]
-"""By item id."""
+"""Trends by item id."""
 
 
 def added(first: float, second: float) -> float:
-    """The trend of what either stands for."""
+    """Return the trend of the events of both."""
     high, low = max(first, second), min(first, second)
     return high + math.log2(1 + 2.0 ** (low - high))
 
 
 def trend_of(timestamp_us: int, events: float = 1.0) -> float:
-    """Of so many events at that time."""
+    """Return the trend of so many events at that time."""
     return timestamp_us / (HALF_LIFE_S * 1e6) + math.log2(events)
 
 
 def count_at(trend: float, now_us: int) -> float:
-    """How many events of this moment the trend is worth."""
+    """Return how many events of this moment the trend is worth."""
     return math.exp2(min(trend - now_us / (HALF_LIFE_S * 1e6), 1023.0))
 
 
 def forgotten_below(trends: Iterable[float]) -> float:
-    """Where trends are too old to matter, seen from the newest of these."""
+    """Return the trend below which trends are too old to matter, seen from the newest of these."""
     return max(trends) - FORGOTTEN

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from storage.corrections import counted
+from storage.corrections import effective_events
 from storage.protocol import UserStore
 from storage.state import Generation
 from storage.state_event import Event
@@ -23,7 +23,7 @@ async def assert_state_is_fold_of_log(store: UserStore, user_id: str) -> None:
     assert len({event.event_id for event in log}) == len(log)
     for generation in GENERATIONS:
         (value,) = await store.states("main", [user_id], generation)
-        events = list(counted(log))
+        events = list(effective_events(log))
         if events or not log:
             assert_state_is(value, fold(generation, events))
         else:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import storage.redis_corrections
 import storage.sqlite_corrections
-from storage.corrections import counted, is_correction, posted_as
+from storage.corrections import effective_events, is_correction, posted_as
 from storage.errors import MergeRefused, MergeTooLarge, UnknownEvent
 from storage.rebuild import rebuild
 from storage.state_event import Event
@@ -109,8 +109,8 @@ class TestLaw:
                 await rebuild(store, NEWER)
                 for user_id in "uvwx":
                     await assert_state_is_fold_of_log(store, user_id)
-                assert len(list(counted(await log_of(store, "w")))) == 60
-                assert len(list(counted(await log_of(store, "u")))) == 30
+                assert len(list(effective_events(await log_of(store, "w")))) == 60
+                assert len(list(effective_events(await log_of(store, "u")))) == 30
 
         asyncio.run(law())
 
@@ -128,7 +128,7 @@ class TestLaw:
                 assert await store.undo("main", "u", "e0")
                 await store.append("main", [click("one more", timestamp_us=START_US + 2000)])
                 await assert_state_is_fold_of_log(store, "u")
-                assert len(list(counted(await log_of(store, "u")))) == 1199
+                assert len(list(effective_events(await log_of(store, "u")))) == 1199
 
         asyncio.run(law())
 
@@ -173,7 +173,7 @@ class TestAtOnce:
                 logs = [await log_of(two, name) for name in distinct.values()]
                 posted = Counter(posted_as(event) for log in logs for event in log if not is_correction(event))
                 assert posted == Counter((event.user_id, event.event_id) for event in events)
-                left = Counter(posted_as(event) for log in logs for event in counted(log))
+                left = Counter(posted_as(event) for log in logs for event in effective_events(log))
                 assert posted - left == Counter(undone)
                 for store in (one, two):
                     for name in "abc":
