@@ -1,4 +1,4 @@
-"""What Prometheus reads of a trainer: how rounds ended, when one last did, and how old the model is that came of it."""
+"""The trainer's metrics: how rounds ended, when the last one did, and how old the newest model is."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import math
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
 
+from app.retraining_report import RoundOutcome, TrainerReport
 from model.artifact import MANIFEST
-
-if TYPE_CHECKING:
-    from app.retraining import Outcome, Report
 
 OUTCOMES = ("activated", "refused", "waiting", "failed")
 
 
 class TrainerMetrics:
-    """A round that refuses its model, or waits for events, has succeeded: what is served stays as good as it was."""
+    """The metrics of one trainer. A round that refuses its model, or waits for events, counts as a success."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -54,29 +51,34 @@ class TrainerMetrics:
             self._ndcg.labels(model).set(math.nan)
 
     def listen(self, host: str, port: int) -> None:
-        """Answer GET /metrics in a thread of its own. raises OSError when nothing can listen there"""
+        """Serve GET /metrics in a thread of its own.
+
+        raises  OSError  when the address is in use
+        """
         start_http_server(port, host, self._registry)
 
-    def begin(self, folder: Path, report: Report, every_s: float) -> None:
-        """Note what was so before this process."""
+    def begin(self, folder: Path, report: TrainerReport, every_s: float) -> None:
+        """Record what earlier trainers have done."""
         self._every.set(every_s)
         self._succeeded.set(
             time.time() if report.last is None else datetime.fromisoformat(report.last["at"]).timestamp()
         )
-        self._note_newest(folder, report)
+        self._set_newest(folder, report)
 
     def failed(self) -> None:
+        """Record a round that failed."""
         self._rounds.labels("failed").inc()
 
-    def ended(self, folder: Path, report: Report, outcome: Outcome) -> None:
+    def ended(self, folder: Path, report: TrainerReport, outcome: RoundOutcome) -> None:
+        """Record a round that ended without a failure."""
         self._rounds.labels(outcome.outcome).inc()
         self._succeeded.set(datetime.fromisoformat(outcome.at).timestamp())
         self._seconds.set(outcome.seconds)
         if outcome.ndcg_at_10 is not None and outcome.served_ndcg_at_10 is not None:
             self._ndcg.labels("new").set(outcome.ndcg_at_10)
             self._ndcg.labels("served").set(outcome.served_ndcg_at_10)
-        self._note_newest(folder, report)
+        self._set_newest(folder, report)
 
-    def _note_newest(self, folder: Path, report: Report) -> None:
+    def _set_newest(self, folder: Path, report: TrainerReport) -> None:
         ready = [folder / name / MANIFEST for name in report.made if (folder / name / MANIFEST).exists()]
         self._generation.set(ready[-1].stat().st_mtime if ready else 0)

@@ -1,4 +1,4 @@
-"""A training run, drawn on a terminal."""
+"""The progress of a training, on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model.train import EpochReport
 
 
 class TrainingProgress:
-    """A bar for the whole run and a line for every epoch; a context manager."""
+    """A context manager that shows a bar for the whole training and a line for every epoch."""
 
     def __init__(self, epochs: int, console: Console) -> None:
         self._epochs = epochs
@@ -31,10 +31,12 @@ class TrainingProgress:
         self._bar.stop()
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
+        """Show how far the epoch is."""
         description = f"epoch {epoch + 1} of {self._epochs}, loss {loss:.3f}"
         self._bar.update(self._task, completed=epoch + share, description=description)
 
     def epoch(self, report: EpochReport) -> None:
+        """Print the line of an epoch that has ended."""
         validation = ""
         if report.ndcg_at_10 is not None and report.hr_at_10 is not None:
             validation = f", validation HR@10 {report.hr_at_10:.4f} NDCG@10 {report.ndcg_at_10:.4f}"

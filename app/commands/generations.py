@@ -148,14 +148,15 @@ def retrain(
     May be killed at any time and goes on where it was. Exits 0 when a new model is served or there is too little to
     train on yet, and 3 when the new one was refused. How it ended stands in retrain.json beside the models.
     """
-    from app import retraining
+    from app.retraining import RetrainingPlan
+    from app.retraining_loop import run_trainer
     from app.trainer_metrics import TrainerMetrics
 
     settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir, models_dir=models_dir)
-    plan = retraining.Plan(preset, epochs, min_events, max_events, max_loss)
-    numbers = TrainerMetrics()
+    plan = RetrainingPlan(preset, epochs, min_events, max_events, max_loss)
+    trainer_metrics = TrainerMetrics()
     if metrics is not None:
-        numbers.listen(metrics.host, metrics.port)
-    outcome = retraining.run(settings, plan, every, console, numbers)
+        trainer_metrics.listen(metrics.host, metrics.port)
+    outcome = run_trainer(settings, plan, every, console, trainer_metrics)
     if outcome.outcome == "refused":
         raise typer.Exit(3)

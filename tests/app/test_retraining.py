@@ -15,11 +15,13 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from app import generations, no_model, retraining, serving
+from app import generations, no_model, retraining, retraining_loop, serving
 from app.archiving import ArchiverMetrics, ArchiverPlan
 from app.archiving import run_archiver as archive
 from app.cli import main
-from app.retraining import Outcome, Plan, Round, run
+from app.retraining import RetrainingPlan, RetrainingRound
+from app.retraining_loop import run_trainer
+from app.retraining_report import RoundOutcome, TrainerReport
 from app.settings import Settings
 from app.shop import generate
 from app.trainer_metrics import OUTCOMES, TrainerMetrics
@@ -29,7 +31,7 @@ from model.config import PRESETS, ModelConfig, TrainConfig
 from model.data_readers import read_interactions
 from tests.app.conftest import Client
 
-PLAN = Plan("tiny", epochs=1, min_events=600)
+PLAN = RetrainingPlan("tiny", epochs=1, min_events=600)
 TINY = (
     ModelConfig(preset="tiny", width=16, history_codewords=8, target_codewords=32, ffn_multiple=1, hops=0),
     TrainConfig(learning_rate=0.01),
@@ -81,8 +83,8 @@ class Shop:
     def archive(self) -> None:
         archive(self.settings, ArchiverPlan(None, 0, None), lambda _: None, ArchiverMetrics())
 
-    def retrain(self) -> Outcome:
-        return run(self.settings, PLAN, None, Console(quiet=True), self.trainer)
+    def retrain(self) -> RoundOutcome:
+        return run_trainer(self.settings, PLAN, None, Console(quiet=True), self.trainer)
 
     def told(self, metric: str, **labels: str) -> float | None:
         """What the trainer tells Prometheus."""
@@ -105,7 +107,7 @@ class Shop:
 @pytest.fixture
 def shop(tmp_path: Path, visits: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setitem(PRESETS, "tiny", TINY)
-    monkeypatch.setattr(retraining, "NICENESS", 0)  # the tests that follow are not to be slower
+    monkeypatch.setattr(retraining_loop, "NICENESS", 0)  # the tests that follow are not to be slower
     for module in (serving, generations):
         monkeypatch.setattr(module, "LIVE_FOR_S", 0.01)
     shop = Shop(tmp_path, visits)
@@ -163,9 +165,9 @@ def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, m
     """Prometheus' alert counts from the last success, which may have been another process's."""
     told, pauses = TrainerMetrics(), []
     at = datetime.now(UTC) - timedelta(days=3)
-    retraining.Report({"outcome": "refused", "served": "ab", "at": at.isoformat()}).write(tmp_path)
+    TrainerReport({"outcome": "refused", "served": "ab", "at": at.isoformat()}).write(tmp_path)
 
-    def fail(_: Round) -> Outcome:
+    def fail(_: RetrainingRound) -> RoundOutcome:
         raise OSError("the archive is gone")
 
     def pause(seconds: float) -> None:
@@ -173,11 +175,11 @@ def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, m
         if len(pauses) > 4:
             raise Killed
 
-    monkeypatch.setattr(Round, "run", fail)
-    monkeypatch.setattr(retraining.time, "sleep", pause)
-    monkeypatch.setattr(retraining.os, "nice", lambda _: 0)
+    monkeypatch.setattr(RetrainingRound, "run", fail)
+    monkeypatch.setattr(retraining_loop.time, "sleep", pause)
+    monkeypatch.setattr(retraining_loop.os, "nice", lambda _: 0)
     with pytest.raises(Killed):
-        run(Settings(models_dir=tmp_path, archive_dir=tmp_path), PLAN, 60.0, Console(quiet=True), told)
+        run_trainer(Settings(models_dir=tmp_path, archive_dir=tmp_path), PLAN, 60.0, Console(quiet=True), told)
     sample = told._registry.get_sample_value
     assert sample("lisarec_trainer_rounds_total", {"outcome": "failed"}) == 2
     assert sample("lisarec_trainer_succeeded_timestamp_seconds") == pytest.approx(at.timestamp(), abs=1)
@@ -191,14 +193,14 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
     steps: list[tuple[Any, str]] = [
         (retraining, "cut"),
         (retraining, "train"),
-        (Round, "_judge"),
-        (Round, "_checked"),
-        (Round, "_made"),
+        (RetrainingRound, "_compare"),
+        (RetrainingRound, "_check_final_model"),
+        (RetrainingRound, "_record_model"),
         (generations, "rebuild"),
         (generations, "activate"),
-        (Round, "_remove_older"),
-        (Round, "_ended"),
-        (Round, "_clear"),
+        (RetrainingRound, "_remove_older"),
+        (RetrainingRound, "_finish"),
+        (RetrainingRound, "_clear"),
     ]
     real = retraining.train
 
@@ -255,15 +257,15 @@ def test_a_worse_model_is_refused(
     shop.collect(200)
     first = shop.retrain().name
     shop.collect(200)
-    write_data = Round._write_data
+    write_data = RetrainingRound._write_data
     for spoiled in ("past", "all"):
 
-        def write(self: Round, directory: Path, events: pl.DataFrame, spoiled: str = spoiled) -> None:
+        def write(self: RetrainingRound, directory: Path, events: pl.DataFrame, spoiled: str = spoiled) -> None:
             if directory.parent.name == spoiled:
                 events = events.with_columns(pl.col("item_id").shuffle(seed=1))
             write_data(self, directory, events)
 
-        monkeypatch.setattr(Round, "_write_data", write)
+        monkeypatch.setattr(RetrainingRound, "_write_data", write)
         with monkeypatch.context() as patch:
             patch.setattr(retraining.shutil, "rmtree", killed_within)
             with pytest.raises(Killed):
@@ -280,23 +282,23 @@ def test_a_worse_model_is_refused(
 
 
 def test_the_trainer_is_alone(shop: Shop) -> None:
-    with retraining._alone(shop.models), pytest.raises(ValueError, match="another trainer is at work"):
+    with retraining_loop.locked(shop.models), pytest.raises(ValueError, match="another trainer is at work"):
         shop.retrain()
 
 
 def test_when_the_next_round_is_due(tmp_path: Path) -> None:
-    assert retraining._due_in_s(tmp_path, 86_400) == 0
+    assert retraining_loop.due_in_s(tmp_path, 86_400) == 0
     for outcome, served, expected_s in (
         ("waiting", no_model.TAG.hex(), 600),
         ("waiting", "ab", 86_400),
         ("refused", "ab", 86_400),
     ):
-        last = {"outcome": outcome, "served": served, "at": retraining.datetime.now(retraining.UTC).isoformat()}
-        retraining.Report(last).write(tmp_path)
-        assert expected_s - 60 < retraining._due_in_s(tmp_path, 86_400) <= expected_s
+        last = {"outcome": outcome, "served": served, "at": datetime.now(UTC).isoformat()}
+        TrainerReport(last).write(tmp_path)
+        assert expected_s - 60 < retraining_loop.due_in_s(tmp_path, 86_400) <= expected_s
     (tmp_path / ".retraining").mkdir()
     (tmp_path / ".retraining" / "round.json").write_text("{}")
-    assert retraining._due_in_s(tmp_path, 86_400) == 0
+    assert retraining_loop.due_in_s(tmp_path, 86_400) == 0
 
 
 @pytest.mark.parametrize("every", ["24", "h", "0h", "1.5h", "-1h", "1w"])

@@ -1,0 +1,72 @@
+"""What a trainer writes down: how its last round ended, and which models it has made."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+WORK, ROUND, REPORT, LOCK = ".retraining", "round.json", "retrain.json", ".retraining.lock"
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """How a round ended. The NDCG@10 are those of the new model, and of the served one or of popular items.
+
+    served  tag of the model that was served when the round began
+    """
+
+    outcome: Literal["activated", "refused", "waiting"]
+    reason: str
+    at: str
+    name: str | None = None
+    served: str | None = None
+    events: int = 0
+    questions: int = 0
+    ndcg_at_10: float | None = None
+    served_ndcg_at_10: float | None = None
+    difference_interval_95: tuple[float, float] | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainerReport:
+    """The content of retrain.json: the last outcome, the model served before it, and all models that were made."""
+
+    last: dict[str, Any] | None = None
+    previous: str | None = None
+    made: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> TrainerReport:
+        """Return the report of the models folder; an empty one if there is none.
+
+        raises  ValueError  when the file is no report
+        """
+        try:
+            found = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+            return cls(found["last"], found["previous"], tuple(found["made"]))
+        except FileNotFoundError:
+            return cls()
+        except (ValueError, TypeError, KeyError) as exc:
+            raise ValueError(f"'{folder / REPORT}' is none of the trainer's reports; move it away") from exc
+
+    def write(self, folder: Path) -> None:
+        """Write the report into the models folder."""
+        write_atomically(folder / REPORT, json.dumps(asdict(self), indent=2))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write the file in one step: a reader sees the old content or the new."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a line as it is: without markup, colours or line breaks of the console's own."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
