@@ -71,14 +71,15 @@ JsonBody = Annotated[object, Depends(json_body)]
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    too_large = BodyTooLarge(f"a body has at most {limit:,} bytes; split it")
-    if _declared_length(request) > limit:
-        raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
+    is_too_large = _declared_length(request) > limit
+    if not is_too_large:
+        async for chunk in request.stream():
+            body += chunk
+            if is_too_large := len(body) > limit:
+                break
+    if is_too_large:
+        raise BodyTooLarge(f"a body has at most {limit:,} bytes; split it")
     return bytes(body)
 
 

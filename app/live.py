@@ -8,12 +8,10 @@ from contextlib import suppress
 
 from app.clicks import ClickThrough
 from app.metrics import Metrics
-from app.newcomers import ColdItemLearner, Observations, add_codes
+from app.newcomers import ColdItemLearner
 from app.trends import TrendCounter
 from storage.errors import StorageError
 from storage.protocol import UserStore
-from storage.records import AppendResult
-from storage.state_event import Event
 
 SYNC_EVERY_S = 5.0
 
@@ -48,23 +46,3 @@ class LiveSignals:
         """Write what was counted to the store; StorageError as for `sync`."""
         await self.click_through.flush()
         await self.trend_counter.flush()
-
-    async def before(
-        self, events: Sequence[Event]
-    ) -> tuple[Sequence[Event], Sequence[tuple[ColdItemLearner, Observations]]]:
-        """Return the events as they are to be logged, and what `after` wants to know of the moment before."""
-        learners = self.learners
-        logged = add_codes(events, learners)
-        return logged, [(one, await one.observe_before(logged)) for one in learners]
-
-    def after(
-        self,
-        events: Sequence[Event],
-        results: Sequence[AppendResult],
-        observations: Sequence[tuple[ColdItemLearner, Observations]],
-    ) -> None:
-        """Count and learn from the events, as they were posted, which are logged now."""
-        self.trend_counter.count(events, results)
-        self.click_through.count(events, results)
-        for learner, own in observations:
-            learner.observe_after(events, results, own)

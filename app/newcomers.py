@@ -207,12 +207,17 @@ class ColdItemLearner:
         return found
 
 
-def add_codes(events: Sequence[Event], learners: Sequence[ColdItemLearner]) -> Sequence[Event]:
-    """Return the events as they are logged: those on new items carry the codes that these have in each generation."""
-    coding = [one for one in learners if one.codes]
-    if not coding or not any(event.item_id in one.codes for one in coding for event in events):
-        return events
-    return [_with_codes(event, coding) for event in events]
+async def prepare_events(
+    events: Sequence[Event], learners: Sequence[ColdItemLearner]
+) -> tuple[Sequence[Event], Sequence[Observations]]:
+    """Return the events as they are logged, and what each learner observes before that.
+
+    Events on new items are logged with the codes that these have in each generation.
+    """
+    coding = [learner for learner in learners if learner.codes]
+    if coding and any(event.item_id in learner.codes for learner in coding for event in events):
+        events = [_with_codes(event, coding) for event in events]
+    return events, [await learner.observe_before(events) for learner in learners]
 
 
 def _with_codes(event: Event, learners: Sequence[ColdItemLearner]) -> Event:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.errors import InvalidEvents
-from app.ingest import _event, plain_events, validated
+from app.ingest import parse_plain_events, to_event, validate_events
 from storage.state_event import Event
 
 NOW_US = 1_800_000_000_000_000
@@ -56,7 +56,7 @@ good = st.fixed_dictionaries(
 
 def by_schema(bodies: list[Any], needs_ids: bool) -> list[Event] | None:
     try:
-        return [_event(posted, NOW_US) for posted in validated(bodies, NOW_US, needs_ids=needs_ids)]
+        return [to_event(posted, NOW_US) for posted in validate_events(bodies, NOW_US, needs_ids=needs_ids)]
     except InvalidEvents:
         return None
 
@@ -76,7 +76,7 @@ def named(events: list[Event], bodies: list[Any]) -> list[Event]:
 @example([{"user_id": "a", "item_id": "i"}] * 1001, False)
 @settings(max_examples=400)
 def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies: list[Any], needs_ids: bool) -> None:
-    quick = plain_events(bodies, NOW_US, needs_ids=needs_ids)
+    quick = parse_plain_events(bodies, NOW_US, needs_ids=needs_ids)
     if quick is not None:
         schema = by_schema(bodies, needs_ids)
         assert schema is not None
@@ -86,4 +86,4 @@ def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies:
 @given(st.lists(good, min_size=1, max_size=3), st.booleans())
 def test_the_usual_event_takes_the_quick_way(bodies: list[Any], needs_ids: bool) -> None:
     parsed = json.loads(json.dumps(bodies))
-    assert (plain_events(parsed, NOW_US, needs_ids=needs_ids) is None) == (by_schema(parsed, needs_ids) is None)
+    assert (parse_plain_events(parsed, NOW_US, needs_ids=needs_ids) is None) == (by_schema(parsed, needs_ids) is None)
