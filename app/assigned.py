@@ -1,13 +1,14 @@
-"""Codes that the service has given to items which a generation's model has not learned, as far as one process has read.
+"""Codes that the service has assigned to items which a generation's model has not learned, as read by one process.
 
-They travel with what is said of items: an assignment is the entry "ITEM!TAG" of the catalogue, which no client can
-write, as ids from outside have no "!"; its title is
+They are stored among the shop's changes of items: an assignment is the entry "ITEM!TAG" of the catalogue. No client can
+write it, as ids from outside have no "!". Its title is
 
   EVIDENCE BIAS HISTORY TARGET      how many events the codes were made from, and the codes, two digits each; 0 events
                                     where they are those of its categories
 
-So versions, paging and back-ups are those of items. No state depends on an assignment: an event that steps with codes
-has them itself (storage/cold.py). They decide what is recommended, and with which codes events are logged from now on.
+So versions, pages and backups are those of items. No state depends on an assignment: an event that steps with codes
+carries them itself (storage/cold.py). Assignments decide what is recommended, and with which codes events are logged
+from now on.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from storage.cold import MARK
 from storage.records import ItemEntry
 
 logger = logging.getLogger(__name__)
-NONE: Mapping[str, CodeAssignment] = {}
+NO_ASSIGNMENTS: Mapping[str, CodeAssignment] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class CodeAssignment:
-    """Of one item and generation; the more events it was made from, the better it is."""
+    """The codes of one item in one generation. The more events they were made from, the better they are."""
 
     item_id: str
     tag: bytes
@@ -38,17 +39,19 @@ class CodeAssignment:
 
 
 def is_assignment(entry: ItemEntry) -> bool:
+    """Return whether the entry assigns codes, and is none of the shop's."""
     return MARK in entry.item_id
 
 
 def entry_of(assignment: CodeAssignment) -> ItemEntry:
+    """Return the entry that stores the assignment."""
     codes = assignment.codes
     title = f"{assignment.evidence} {codes.bias!r} {codes.history.tobytes().hex()} {codes.target.tobytes().hex()}"
     return ItemEntry(f"{assignment.item_id}{MARK}{assignment.tag.hex()}", title)
 
 
 def assignment_in(entry: ItemEntry) -> CodeAssignment:
-    """raises  ValueError  for an entry that `entry_of` has not made"""
+    """Return the assignment that the entry stores; ValueError when `entry_of` has not made it."""
     item_id, _, tag = entry.item_id.partition(MARK)
     evidence, bias, *codes = (entry.title or "").split(" ")
     history, target = (np.frombuffer(bytes.fromhex(text), np.uint8) for text in codes)
@@ -56,12 +59,13 @@ def assignment_in(entry: ItemEntry) -> CodeAssignment:
 
 
 class ColdItemCodes:
-    """The newest assignments of one tenant's generations. Only the event loop changes it."""
+    """The newest assignments of one tenant's generations. Only the event loop changes them."""
 
     def __init__(self) -> None:
         self._by_tag: dict[bytes, Mapping[str, CodeAssignment]] = {}
 
     def apply(self, entries: Iterable[ItemEntry]) -> None:
+        """Apply the assignments among the entries; entries of the shop are skipped."""
         changed: dict[bytes, dict[str, CodeAssignment]] = defaultdict(dict)
         for entry in filter(is_assignment, entries):
             try:
@@ -73,9 +77,9 @@ class ColdItemCodes:
             if known is None or entry_of(known) != entry_of(assignment):
                 changed[assignment.tag][assignment.item_id] = assignment
         for tag, assignments in changed.items():
-            # replaced, so that who holds the ones before sees that there are others
+            # another mapping, by which holders of the old one see that there are new assignments
             self._by_tag[tag] = {**self.of(tag), **assignments}
 
     def of(self, tag: bytes) -> Mapping[str, CodeAssignment]:
-        """By item id, in the order of the items' first assignments; another mapping whenever one has changed."""
-        return self._by_tag.get(tag, NONE)
+        """Return a generation's assignments by item id, oldest first; a change makes another mapping."""
+        return self._by_tag.get(tag, NO_ASSIGNMENTS)

@@ -1,4 +1,4 @@
-"""The items of one generation: ids, titles, categories and popularity, by their rows."""
+"""The items of one generation as it was trained: ids, titles, categories and popularity, by row."""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -21,20 +21,24 @@ Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
 KEPT_BYTES = 1 << 25  # of the bitmaps of categories that were asked for lately
 ROUNDING = 1e-9  # more than that of a product
-LOOKED_AT = 1024  # popular items at first, and twice as many each time
+CHUNK = 1024  # popular items that are ranked first; each further chunk is as large as all before it
 
 
 class TrainedCatalogue:
-    """N items; a row is an item's place in the generation's item order."""
+    """N items; a row is an item's place in the generation's item order.
+
+    learned      the number of items that the model has learned; later rows are of items that have assigned codes
+    unavailable  the items that nobody is shown
+    """
 
     def __init__(self, items: Items) -> None:
         self.item_ids = items.ids
         self.counts = items.counts
         self.popular_rows = items.popular_first
         self.row_of = items.rows
-        self.learned = items.learned  # rows from there on are of items that no model has learned
+        self.learned = items.learned
         self._cold_rows = {cold_row(self.item_ids[row]): row for row in range(items.learned, len(items))}
-        self.unavailable = bitmap.empty(len(items))  # what nobody is shown
+        self.unavailable = bitmap.empty(len(items))
         self._titles = items.titles
         self._categories = items.categories
         self._in_category = lru_cache(max(8, KEPT_BYTES // (len(self.unavailable) * 8 + 1)))(self._found_in_category)
@@ -47,35 +51,36 @@ class TrainedCatalogue:
         return len(self.item_ids)
 
     def rows(self, item_ids: Iterable[str]) -> Rows:
-        """Rows of those ids that are known, in the order given."""
+        """Return the rows of those ids that are known, in the order given."""
         return self.row_of.known(list(item_ids))
 
     def in_state(self, named: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Rows of what a state names; -1 for what this catalogue does not have, or not yet."""
+        """Return the rows of the items that a state names; -1 for items that this catalogue lacks."""
         if not _has_cold(named):
             return named
         rows = [self._cold_rows.get(name, -1) if name >= COLD else name for name in named.ravel().tolist()]
         return np.array(rows, np.int32).reshape(named.shape)
 
     def known_in_state(self, named: NDArray[np.int32]) -> Rows:
-        """Rows of what a state names, without what this catalogue does not have."""
+        """Return the rows of the items that a state names, without items that this catalogue lacks."""
         rows = self.in_state(named)
         return named.astype(np.int64) if rows is named else rows[rows >= 0].astype(np.int64)
 
     def bitmap_of(self, rows: Rows) -> Bitmap:
+        """Return the set of these rows."""
         filled = bitmap.empty(len(self))
         bitmap.add(filled, rows)
         return filled
 
     def in_categories(self, categories: Iterable[str]) -> Bitmap:
-        """The items that have at least one of the categories."""
+        """Return the items that have at least one of the categories."""
         found = bitmap.empty(len(self))
         for category in categories:
             found |= self.in_category(category)
         return found
 
     def in_category(self, category: str) -> Bitmap:
-        """The items of the category, to be read; an unknown one has none."""
+        """Return the items of the category, not to be changed; an unknown category has none."""
         return self._in_category(category)
 
     def _found_in_category(self, category: str) -> Bitmap:
@@ -83,18 +88,19 @@ class TrainedCatalogue:
 
     @property
     def labels(self) -> int:
-        """How many different categories there are; those of `categories_of` are smaller."""
+        """The number of different categories, which are numbered from 0."""
         return len(self._categories.names)
 
     def label(self, number: int) -> str:
+        """Return the name of the category of that number."""
         return self._categories.names[number]
 
     def categories_of(self, rows: Rows) -> Categories:
-        """The numbers of the items' categories."""
+        """Return the numbers of the items' categories."""
         return Categories(*self._categories.of_rows(rows))
 
     def boosts(self, gains: Mapping[str, float]) -> Boosts | None:
-        """Of the items of each category; None where there is nothing to gain."""
+        """Return what lifts the items of each category by its gain; None when no gain is above or below 0."""
         known = {category: gain for category, gain in gains.items() if gain}
         if not known:
             return None
@@ -102,7 +108,7 @@ class TrainedCatalogue:
         return Boosts(sets, np.array(list(known.values()), np.float32))
 
     def scored_items(self, rows: NDArray[np.integer], scores: Iterable[float]) -> list[ScoredItem]:
-        """Of each of the rows, in order."""
+        """Return the items of the rows with their scores, in order."""
         items: list[ScoredItem] = []
         for row, item_id, title, score in zip(
             rows.tolist(), self.item_ids.at(rows), self._titles_of(rows), scores, strict=True
@@ -116,7 +122,7 @@ class TrainedCatalogue:
         return items
 
     def named_items(self, rows: NDArray[np.integer]) -> list[NamedItem]:
-        """Of each of the rows, in order."""
+        """Return the items of the rows, in order."""
         return [
             {"item_id": item_id, "title": title} if title else {"item_id": item_id}
             for item_id, title in zip(self.item_ids.at(rows), self._titles_of(rows), strict=True)
@@ -126,16 +132,16 @@ class TrainedCatalogue:
         return self._titles.at(rows)
 
     def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
-        """The k most popular items, without those excluded."""
+        """Return the k most popular items, without the excluded ones."""
         excluded = bitmap.empty(len(self)) if excluded is None else excluded
         found = bitmap.first_outside(excluded, self.popular_rows, k)
         return self.scored_items(found, self.counts[found].astype(np.float64).tolist())
 
     def most_popular(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
-        """Rows and scores of the k most popular items outside, ties by item order.
+        """Return rows and scores of the k most popular items that are not excluded, ties by item order.
 
-        A boost is added to the logarithm of an item's count, as it is to a score of the model; the score is the count
-        that this makes.
+        A boost is added to the logarithm of an item's count, as it is to a score of the model. The score is the boosted
+        count.
         """
         if boosts is None:
             rows = bitmap.first_outside(excluded, self.popular_rows, k).astype(np.int64)
@@ -143,7 +149,7 @@ class TrainedCatalogue:
         reach = np.exp(np.maximum(boosts.gains, 0).sum(dtype=np.float64)) * (1 + ROUNDING)
         rows, scores, seen = np.empty(0, np.int64), np.empty(0, np.float64), 0
         while seen < len(self) and not (len(rows) == k and self.counts[self.popular_rows[seen]] * reach < scores[-1]):
-            part = self.popular_rows[seen : seen + max(LOOKED_AT, seen)].astype(np.int64)
+            part = self.popular_rows[seen : seen + max(CHUNK, seen)].astype(np.int64)
             seen += len(part)
             allowed = part[~bitmap.has(excluded, part)]
             rows = np.concatenate([rows, allowed])
@@ -153,12 +159,13 @@ class TrainedCatalogue:
         return rows, scores
 
     def boosted_counts(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
+        """Return the counts of the rows, each multiplied by e to the power of its boosts."""
         factors = 1.0 if boosts is None else np.exp(gains_of(boosts, rows))
         boosted: NDArray[np.float64] = np.multiply(self.counts[rows], factors, dtype=np.float64)
         return boosted
 
     def search(self, query: str, limit: int) -> list[Item]:
-        """Items whose title or id contains the query, whatever the case; the most popular ones for an empty query.
+        """Return items whose title or id contains the query, whatever the case; the most popular ones without a query.
 
         Whole titles and ids come first, then those that begin with the query, then those with a word that does, then
         the others; popular items first in each. The first search of a large catalogue takes a second longer.
@@ -171,7 +178,7 @@ class TrainedCatalogue:
         return [self._item(int(self.popular_rows[place])) for place in islice(places, limit)]
 
     def _closeness(self, wanted: str) -> NDArray[np.uint8]:
-        """How close title or id of each item come to the text: (N,), from WHOLE to UNLIKE."""
+        """Return how close title or id of each item come to the text: (N,), from WHOLE to UNLIKE."""
         return np.minimum(self._titles.closeness(wanted), self.item_ids.closeness(wanted))
 
     def _item(self, row: int) -> Item:
@@ -184,12 +191,12 @@ class TrainedCatalogue:
 
 
 def _has_cold(named: NDArray[np.int32]) -> bool:
-    """Of few numbers Python tells the largest sooner than numpy."""
+    """Return whether any is of an item without a trained row. Python finds the largest of few numbers before numpy."""
     return max(named.ravel().tolist(), default=-1) >= COLD
 
 
 def gains_of(boosts: Boosts, rows: Rows) -> NDArray[np.float64]:
-    """What the boosts add to each of the rows."""
+    """Return what the boosts add to each of the rows."""
     found = np.zeros(len(rows))
     for members, gain in zip(*boosts, strict=True):
         found += bitmap.has(members, rows) * float(gain)

@@ -1,6 +1,6 @@
 """Click-through: how often each place of the lists was shown, and how often an event came of it.
 
-Both are counted in memory and told to the store now and then, which adds up what all processes have counted.
+Both are counted in memory and flushed to the store now and then, which adds up the counts of all processes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from storage.protocol import UserStore
 from storage.records import AppendResult
 from storage.state_event import Event
 
-OTHER = "other"  # whatever this process has no name for
+OTHER = "other"  # a generation or experiment whose name this process does not know
 SHOWN, CHOSEN = "shown", "chosen"
 
 
 class ClickThrough:
-    """Of one tenant.
+    """Counts shown lists and chosen items of one tenant.
 
     A tally's name is "shown|GENERATION|EXPERIMENT|LENGTH" for lists, LENGTH at most PLACES + 1, and
     "chosen|GENERATION|EXPERIMENT|PLACE|TYPE" for events; names of generations and experiments have no "|".
@@ -38,28 +38,28 @@ class ClickThrough:
         self._generations: dict[bytes, str] = {}
         self._experiments: dict[int, str] = {0: ""}
         self._has_secret = False
-        self._one_at_a_time = asyncio.Lock()
+        self._flushing = asyncio.Lock()
 
     def serve(self, tag: bytes, name: str, experiment: str, types: Collection[str]) -> None:
-        """Know the names from now on, and count events of these types too."""
+        """Count events of these types too from now on, under the names of the generation and the experiment."""
         self._generations[tag[:4]] = name
         self._experiments[hash_of(experiment)] = experiment
         self._types = {*self._types, *types}
 
     def show(self, generation: str, experiment: str, length: int) -> None:
-        """A list is on its way."""
+        """Count a list that is sent."""
         self._shown[generation, experiment, min(length, PLACES + 1)] += 1
 
-    def count(self, events: Sequence[Event], appended: Iterable[AppendResult]) -> None:
-        """Count what was new of these and came of a list."""
-        for event, one in zip(events, appended, strict=True):
-            if event.recommendation_id is not None and not one.duplicate and event.type in self._types:
+    def count(self, events: Sequence[Event], results: Iterable[AppendResult]) -> None:
+        """Count the new events that came of a list."""
+        for event, result in zip(events, results, strict=True):
+            if event.recommendation_id is not None and not result.duplicate and event.type in self._types:
                 place = self.ids.place(event.recommendation_id, event.item_id)
                 if place is not None:
                     self._chosen[place, event.type] += 1
 
     async def sync(self) -> None:
-        """Tell what was counted, and learn what is needed to read ids; StorageError when the store cannot be used."""
+        """Read what is needed to read ids, then flush; StorageError when the store cannot be used."""
         if not self._has_secret:
             self.ids.use(await self._store.secret())
             self._has_secret = True
@@ -68,26 +68,27 @@ class ClickThrough:
         await self.flush()
 
     async def flush(self) -> None:
-        """Tell what was counted; what cannot be told is told the next time."""
-        async with self._one_at_a_time:  # or who tells meanwhile has not told yet when this returns
+        """Write what was counted to the store; what cannot be written is kept for the next time."""
+        # without the lock, this might return before another flush has written what it has taken
+        async with self._flushing:
             shown, chosen = self._shown, self._chosen
             self._shown, self._chosen = Counter(), Counter()
-            told = Counter[str]()
+            tallies = Counter[str]()
             for (generation, experiment, length), count in shown.items():
-                told[f"{SHOWN}|{generation}|{experiment}|{length}"] += count
+                tallies[f"{SHOWN}|{generation}|{experiment}|{length}"] += count
             for (place, kind), count in chosen.items():
                 generation, experiment = self._names_of(place)
-                told[f"{CHOSEN}|{generation}|{experiment}|{place.place}|{kind}"] += count
+                tallies[f"{CHOSEN}|{generation}|{experiment}|{place.place}|{kind}"] += count
             try:
-                await self._store.add_tallies(self._tenant, told)
+                await self._store.add_tallies(self._tenant, tallies)
             except Exception:
                 self._shown.update(shown)
                 self._chosen.update(chosen)
                 raise
-            self._metrics.recommendations.count_places(self._tenant, told)
+            self._metrics.recommendations.count_places(self._tenant, tallies)
 
     async def stats(self) -> Stats:
-        """What all processes have told; StorageError when it cannot be read."""
+        """Return what all processes have flushed; StorageError when it cannot be read."""
         await self.flush()
         return stats_of(await self._store.tallies(self._tenant))
 
@@ -96,7 +97,7 @@ class ClickThrough:
 
 
 def stats_of(tallies: dict[str, int]) -> Stats:
-    """By generation, experiment and place."""
+    """Return the tallies by generation, experiment and place."""
     lists = Counter[tuple[str, str, int]]()
     chosen = Counter[tuple[str, str, int, str]]()
     for name, count in tallies.items():

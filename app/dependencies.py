@@ -1,4 +1,4 @@
-"""What endpoints ask for by type: the running service, the parsed body, ids of the path."""
+"""The dependencies of the endpoints: the running service, the parsed body, ids of the path."""
 
 import asyncio
 import json
@@ -19,6 +19,7 @@ REPEATABLE = frozenset({"categories", "categories_all", "categories_none", "excl
 
 
 async def running_services(request: Request) -> Services:
+    """Return the services of the lifespan."""
     services: Services = request.state.services
     return services
 
@@ -27,12 +28,12 @@ ServicesDep = Annotated[Services, Depends(running_services)]
 
 
 async def running_service(request: Request, services: ServicesDep) -> Service:
-    """The service of the caller's tenant, which is known where the route has declared what it needs."""
+    """Return the service of the caller's tenant, which the route's declared scope has determined."""
     return services.by_tenant[request.state.tenant]
 
 
 def example(value: str) -> dict[str, Example]:
-    """Of a parameter: a description of the type alone, as an `Id` has, leaves no room for one."""
+    """Return the OpenAPI example of a parameter whose type, such as `Id`, has a description of its own."""
     return {value: {"value": value}}
 
 
@@ -44,7 +45,7 @@ EventId = Annotated[Id, Path(openapi_examples=example("01932c07-5e00-7d4b-a1c3-2
 
 
 async def json_body(request: Request, services: ServicesDep) -> object:
-    """The body, read no further than the limit and parsed strictly.
+    """Return the body, read no further than the limit and parsed strictly.
 
     raises  BodyTooLarge, BodyTooSlow, UnsupportedMediaType, InvalidJson
     """
@@ -87,7 +88,7 @@ def _declared_length(request: Request) -> int:
     try:
         return int(request.headers.get("content-length", 0))
     except ValueError:
-        return 0  # nonsense declares nothing, and what comes is counted
+        return 0  # the bytes that arrive are counted anyway
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -106,14 +107,14 @@ def _json_fault(fault: ValueError) -> str:
 
 
 async def only_known_lists_repeat(request: Request) -> None:
-    """Refuse a query parameter that is given twice and is no list; the framework would silently take the last."""
+    """Refuse a query parameter that is repeated and is no list; the framework would silently use the last one."""
     counts = Counter(name for name, _ in request.query_params.multi_items())
     if any(count > 1 and name not in REPEATABLE for name, count in counts.items()):
         raise InvalidRequest("a query parameter that is not a list is given more than once")
 
 
 async def no_encoded_slash(request: Request) -> None:
-    """Refuse a path with an encoded slash: it would be routed as if it were a plain one, past a proxy's rules."""
+    """Refuse a path with an encoded slash: it would be routed like a plain one, past a proxy's rules."""
     if b"%2f" in request.scope.get("raw_path", b"").lower():
         raise InvalidRequest("a path has no encoded slash")
 

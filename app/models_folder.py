@@ -1,4 +1,4 @@
-"""The folder that models are activated from, by name: nothing outside it can be loaded that way."""
+"""The folder that models are activated from, by name; nothing outside it can be loaded."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ NAME = TypeAdapter[str](Id)
 
 
 class NoSuchModel(ValueError):
-    """No model of that name lies in the folder; the message says where it was looked for and what is there."""
+    """No model of that name is in the folder; the message names the folder and the models in it."""
 
 
 def load_named(folder: Path, name: str) -> Artifact:
@@ -35,7 +35,7 @@ def load_named(folder: Path, name: str) -> Artifact:
 
 
 def names(folder: Path) -> list[str]:
-    """Of the complete models in the folder."""
+    """Return the names of the complete models in the folder."""
     if not folder.is_dir():
         return []
     return sorted(place.name for place in folder.iterdir() if _is_name(place.name) and artifact.exists(place))

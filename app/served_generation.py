@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
-from app.assigned import NONE, CodeAssignment, ColdItemCodes
+from app.assigned import NO_ASSIGNMENTS, CodeAssignment, ColdItemCodes
 from app.background_tasks import BackgroundTasks
 from app.category_codes import CategoryCodes
 from app.generation_context import GenerationContext
@@ -68,8 +68,8 @@ class ServedGeneration:
     category_codes: CategoryCodes
     catalogue: LiveCatalogue
     engine: Engine
-    assignments: Mapping[str, CodeAssignment] = field(default_factory=lambda: NONE)
-    cold_items: Mapping[str, CodeAssignment] = field(default_factory=lambda: NONE)
+    assignments: Mapping[str, CodeAssignment] = field(default_factory=lambda: NO_ASSIGNMENTS)
+    cold_items: Mapping[str, CodeAssignment] = field(default_factory=lambda: NO_ASSIGNMENTS)
     trending: Trending = field(init=False)
     recommender: Recommender = field(init=False)
     users: UserData = field(init=False)

@@ -40,22 +40,27 @@ class Service:
 
     @property
     def catalogue(self) -> LiveCatalogue:
+        """The catalogue of the current generation."""
         return self.switcher.current.catalogue
 
     @property
     def trending(self) -> Trending:
+        """The trending items of the current generation's catalogue."""
         return self.switcher.current.trending
 
     @property
     def recommender(self) -> Recommender | ExperimentRecommender:
+        """What answers recommendation requests, in an experiment or not."""
         return self.switcher.recommender
 
     @property
     def users(self) -> UserData:
+        """The users' data, in terms of the current generation."""
         return self.switcher.current.users
 
     @property
     def served_model(self) -> ServedModel:
+        """The description of the current generation's model."""
         return self.switcher.current.model
 
 

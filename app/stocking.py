@@ -1,4 +1,4 @@
-"""A use case: what a shop says of its items is noted, all of a request or nothing of it."""
+"""Updates of items through the API: all items of a request are updated, or none."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -17,7 +17,7 @@ WordsT = TypeVar("WordsT", bound=ItemWords)
 
 
 class ItemUpdates:
-    """Takes in what one tenant says of its items. What it has answered, this process goes by already."""
+    """Updates the items of one tenant. This process has applied an update before it answers."""
 
     def __init__(self, store: UserStore, switcher: GenerationSwitcher, tenant: str) -> None:
         self._store = store
@@ -25,7 +25,7 @@ class ItemUpdates:
         self._tenant = tenant
 
     async def put(self, item_id: str, body: object) -> Item:
-        """Note the parsed body of ``PUT /v1/items/{item_id}``; the item as it is then.
+        """Apply the parsed body of ``PUT /v1/items/{item_id}``; return the item as it is then.
 
         raises  InvalidRequest  when it says something that the service does not take
                 StorageError    when the store did not take it; sending it again is safe
@@ -34,37 +34,37 @@ class ItemUpdates:
             words = ItemWords.model_validate(body)
         except ValidationError as exc:
             raise InvalidRequest("the body does not describe an item", details_of(exc)) from None
-        await self._note([_entry(item_id, words)])
+        await self._put([_entry(item_id, words)])
         return self.item(item_id)
 
     async def post(self, body: object) -> ItemsTaken:
-        """Note the parsed body of ``POST /v1/items``, one item or an array.
+        """Apply the parsed body of ``POST /v1/items``, one item or an array.
 
         raises  InvalidItems  when one item is invalid, or there are none or too many
                 StorageError  as for `put`
         """
-        posted = _validated(body if isinstance(body, list) else [body])
-        await self._note([_entry(item.item_id, item) for item in posted])
+        posted = _validate(body if isinstance(body, list) else [body])
+        await self._put([_entry(item.item_id, item) for item in posted])
         learned = self._switcher.current.generation.item_index
         return ItemsTaken(accepted=len(posted), unknown_items=sum(item.item_id not in learned for item in posted))
 
     def item(self, item_id: str) -> Item:
-        """The item as it is now.
+        """Return the item as it is now.
 
-        raises  ItemNotFound  where neither the model nor the shop knows it
+        raises  ItemNotFound  when neither the model nor the shop knows it
         """
         item = self._switcher.current.catalogue.item(item_id)
         if item is None:
             raise ItemNotFound("nothing is known of this item; PUT it, or train with it")
         return item
 
-    async def _note(self, entries: Sequence[ItemEntry]) -> None:
+    async def _put(self, entries: Sequence[ItemEntry]) -> None:
         await self._store.put_items(self._tenant, entries)
         await self._switcher.refresh_items()
 
 
-def _validated(bodies: Sequence[object]) -> list[PostedItem]:
-    """The items, if all of them are valid; InvalidItems names the first 20 that are not, and why."""
+def _validate(bodies: Sequence[object]) -> list[PostedItem]:
+    """Return the items if all of them are valid; InvalidItems names the first 20 that are not, and why."""
     if not 1 <= len(bodies) <= MAX_ITEMS:
         raise InvalidItems(f"a request has 1 to {MAX_ITEMS:,} items; nothing was noted")
     items: list[PostedItem] = []

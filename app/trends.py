@@ -1,7 +1,7 @@
-"""What is used just now: counted from live events, told to the store now and then, and read from there for everybody.
+"""Which items are used just now: counted from live events, flushed to the store, and read from there by every process.
 
-Counting costs an event an addition in memory. What a process that is killed had not told yet is missing, at most some
-seconds; what was undone or erased fades like everything else, as a trend names nobody.
+Counting costs an addition in memory for each event. A killed process loses what it had not flushed, at most some
+seconds. Events that were undone or erased fade like all others, as a trend names no user.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from storage.records import AppendResult
 from storage.state_event import Event
 from storage.trends import HALF_LIFE_S, count_at, trend_of
 
-ITEMS = 4096  # that are read; behind them nothing is used much, and popular items follow
-MOST = 64.0  # half-lives that a clock may have been set ahead meanwhile; more than a double's range would be an error
+MAX_ITEMS = 4096  # that are read; those after them are hardly used, and popular items follow
+MAX_HALF_LIVES = 64.0  # that a clock may have been set ahead meanwhile; beyond a double's range would be an error
 
 logger = logging.getLogger(__name__)
 
 
 class TrendCounter:
-    """Of one tenant.
+    """Counts the events of one tenant by item; what an event counts halves with each half-life.
 
-    newest  the items with the highest trends as far as this process has read, highest first; replaced as a whole
+    newest  the items with the highest trends of all processes as last read, highest first; replaced as a whole
     """
 
     def __init__(self, store: UserStore, tenant: str) -> None:
@@ -35,39 +35,40 @@ class TrendCounter:
         self._store = store
         self._tenant = tenant
         self._types: Collection[str] = ()
-        self._one_at_a_time = asyncio.Lock()
+        self._flushing = asyncio.Lock()
         self._begin_us = time.time_ns() // 1_000
         self._counts = defaultdict[str, float](float)  # in events of the moment `_begin_us`
 
     def count_types(self, event_weights: Mapping[str, float]) -> None:
-        """From now on, count events of the types that weigh something."""
+        """Count events of the types that have a weight from now on."""
         self._types = frozenset(kind for kind, weight in event_weights.items() if weight > 0)
 
-    def count(self, events: Sequence[Event], appended: Iterable[AppendResult]) -> None:
-        """Count what was new of these."""
+    def count(self, events: Sequence[Event], results: Iterable[AppendResult]) -> None:
+        """Count the new ones of these events."""
         counts, types, begin_us, scale = self._counts, self._types, self._begin_us, 1 / (HALF_LIFE_S * 1e6)
-        for event, one in zip(events, appended, strict=True):
-            if event.type in types and not one.duplicate:
-                counts[event.item_id] += 2.0 ** min((event.timestamp_us - begin_us) * scale, MOST)
+        for event, result in zip(events, results, strict=True):
+            if event.type in types and not result.duplicate:
+                counts[event.item_id] += 2.0 ** min((event.timestamp_us - begin_us) * scale, MAX_HALF_LIVES)
 
     async def sync(self) -> None:
-        """Tell what was counted, and read what everybody has; StorageError when the store cannot be used."""
+        """Flush, then read the trends of all processes; StorageError when the store cannot be used."""
         await self.flush()
-        async with self._one_at_a_time:
-            self.newest = await self._store.trends(self._tenant, ITEMS)
+        async with self._flushing:
+            self.newest = await self._store.trends(self._tenant, MAX_ITEMS)
 
     async def flush(self) -> None:
-        """Tell what was counted; StorageError as for `look`, and then it is told the next time."""
-        async with self._one_at_a_time:  # or who tells meanwhile has not told yet when this returns
+        """Write what was counted to the store; after a StorageError it is kept for the next time."""
+        # without the lock, this might return before another flush has written what it has taken
+        async with self._flushing:
             counts, begin_us = self._counts, self._begin_us
             self._counts, self._begin_us = defaultdict(float), time.time_ns() // 1_000
-            told = {item_id: trend_of(begin_us, count) for item_id, count in counts.items() if count > 0}
-            if not told:
+            trends = {item_id: trend_of(begin_us, count) for item_id, count in counts.items() if count > 0}
+            if not trends:
                 return
             try:
-                await self._store.add_trends(self._tenant, told)
+                await self._store.add_trends(self._tenant, trends)
             except StorageError as exc:
                 logger.debug("trends could not be noted, which will be tried again: %s", exc)
-                for item_id, trend in told.items():
+                for item_id, trend in trends.items():
                     self._counts[item_id] += count_at(trend, self._begin_us)
                 raise

@@ -1,4 +1,4 @@
-"""What the service remembers of one user, for people to read."""
+"""What the service keeps of one user: the endpoints that read, correct and erase it."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -13,11 +13,11 @@ from storage.protocol import UserStore
 from storage.state import Generation, recent_items
 from storage.state_event import Event
 
-FILES_WITHIN = timedelta(hours=24)  # an archiver that takes its turns needs minutes
+FILES_WITHIN = timedelta(hours=24)  # an archiver that runs as it should needs minutes
 
 
 class UserData:
-    """Reads, corrects and erases what is kept of one tenant's users."""
+    """Reads, corrects and erases the data of one tenant's users."""
 
     def __init__(
         self, name: str, generation: Generation, catalogue: TrainedCatalogue, store: UserStore, tenant: str
@@ -29,7 +29,7 @@ class UserData:
         self._tenant = tenant
 
     async def state(self, user_id: str) -> UserState:
-        """The user's state as of the newest acknowledged event.
+        """Return the user's state as of the newest acknowledged event.
 
         raises  UserNotFound  when the user has no event
                 StorageError  when the store cannot be read
@@ -51,7 +51,7 @@ class UserData:
         )
 
     async def events(self, user_id: str, after: int, limit: int) -> UserEvents:
-        """A page of the user's log, also of the part that is in the archive.
+        """Return a page of the user's log, also of the part that is in the archive.
 
         raises  UserNotFound  when the user has no event
                 StorageError  when the store, or the archive that is needed, cannot be read
@@ -67,7 +67,7 @@ class UserData:
         )
 
     async def undo(self, user_id: str, event_id: str) -> Undone:
-        """Take an event back.
+        """Undo an event.
 
         raises  UnknownEvent  when no event was posted with this user and id
                 StorageError  when that cannot be made durable, or the archive that is needed cannot be read
@@ -76,7 +76,7 @@ class UserData:
         return Undone(user_id=user_id, event_id=event_id, changed=changed)
 
     async def merge(self, user_id: str, body: object) -> Merged:
-        """Let the visitor whom the parsed body names become the user; either may be unknown.
+        """Merge the visitor whom the parsed body names into the user; either may be unknown.
 
         raises  InvalidRequest  when the body is none of a merge, or names the user
                 MergeRefused    when the visitor is somebody else or too large, or the user has become the visitor
@@ -92,7 +92,7 @@ class UserData:
         return Merged(user_id=user_id, visitor=visitor, changed=changed)
 
     async def erase(self, user_id: str) -> Erasure:
-        """Forget the user, known or not. StorageError when that cannot be made durable; then erase again."""
+        """Erase the user, known or not. StorageError when that cannot be made durable; then erase again."""
         await self._store.erase(self._tenant, user_id)
         return Erasure(user_id=user_id, files_by=datetime.now(UTC).replace(microsecond=0) + FILES_WITHIN)
 

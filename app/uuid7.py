@@ -6,7 +6,7 @@ from uuid import UUID
 
 
 def uuid7() -> str:
-    """A fresh UUIDv7: 48 bits of Unix milliseconds, then 74 random ones between the marks of version and variant."""
+    """Return a fresh UUIDv7: 48 bits of Unix milliseconds, then 74 random bits, version and variant."""
     time_ms = time.time_ns() // 1_000_000
     random = int.from_bytes(os.urandom(10), "big")
     version_and_random = 0x7000 | (random >> 64) & 0x0FFF
