@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 import storage.redis
 import storage.sqlite
 import storage.sqlite_log
+from tests.storage.redis_servers import RedisServer, expected_servers, new_server
 from tests.storage.stores import STORES, new_address
 
 
@@ -22,3 +24,18 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.redis, "STREAM_PAGE", 3)
     monkeypatch.setattr(storage.sqlite, "SAVED_AT_ONCE", 4)
     monkeypatch.setattr(storage.redis, "KEPT_AT_ONCE", 2)
+
+
+@pytest.fixture(params=expected_servers())
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    server = new_server(request.param)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def any_server() -> Iterator[RedisServer]:
+    """For what does not depend on the kind of server."""
+    server = new_server("redis-server")
+    yield server
+    server.stop()
