@@ -49,14 +49,14 @@ LONG_ENOUGH_S = 0.5  # of one measurement to stand for itself
 console = Console(width=180)
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """Seconds and megabytes of memory of one way, by length."""
 
     seconds: dict[int, float]
     megabytes: dict[int, float]
 
 
-def made() -> tuple[LisaMini, NDArray[np.uint8]]:
+def random_model() -> tuple[LisaMini, NDArray[np.uint8]]:
     """Return a LISA-Mini with random codes, and its history codes."""
     rng, shape = np.random.default_rng(0), ModelConfig()
     history = rng.integers(0, shape.history_codewords, (ITEMS, shape.history_codebooks), np.uint8)
@@ -71,7 +71,7 @@ def made() -> tuple[LisaMini, NDArray[np.uint8]]:
 
 def lisa_step(length: int) -> tuple[Callable[[], Any], float]:
     """Return one step of a user with so many events, and how many bytes of the user it reads."""
-    model, codes = made()
+    model, codes = random_model()
     items = np.random.default_rng(1).integers(0, ITEMS, length)
     histogram = history_histogram(codes[items], model.config.decay_rates, model.config.history_codewords)[None]
     recent = np.full((1, model.config.recent_items), -1)
@@ -82,7 +82,7 @@ def lisa_step(length: int) -> tuple[Callable[[], Any], float]:
 
 def softmax_step(length: int) -> tuple[Callable[[], Any], float]:
     """Return the same for a layer of softmax attention that caches keys and values."""
-    block = Softmax()
+    block = SoftmaxLayer()
     keys, values = torch.randn(2, HEADS, length, WIDTH // HEADS)
     event = torch.randn(1, WIDTH)
 
@@ -97,7 +97,7 @@ def softmax_step(length: int) -> tuple[Callable[[], Any], float]:
 # Forward
 
 
-class Softmax(nn.Module):
+class SoftmaxLayer(nn.Module):
     """A layer of softmax attention with its feed-forward."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Softmax(nn.Module):
 
 def softmax(length: int) -> Callable[[], Any]:
     """Softmax attention, written out."""
-    layer, x = Softmax(), torch.randn(length, WIDTH)
+    layer, x = SoftmaxLayer(), torch.randn(length, WIDTH)
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
 
     def run() -> Any:
@@ -126,7 +126,7 @@ def softmax(length: int) -> Callable[[], Any]:
 
 def fused_softmax(length: int) -> Callable[[], Any]:
     """Softmax attention by torch's fused kernel."""
-    layer, x = Softmax(), torch.randn(1, length, WIDTH)
+    layer, x = SoftmaxLayer(), torch.randn(1, length, WIDTH)
 
     def run() -> Any:
         query, key, value = layer.heads(x[0])[:, None]
@@ -138,7 +138,7 @@ def fused_softmax(length: int) -> Callable[[], Any]:
 
 def lisa(length: int) -> Callable[[], Any]:
     """LISA-Mini's attention, the histograms of all positions included."""
-    model, codes = made()
+    model, codes = random_model()
     tables, shape = model.tables(), model.config
     history = codes[np.random.default_rng(1).integers(0, ITEMS, length)]
     faded = np.exp(-np.outer(np.arange(1, AT_ONCE + 1), shape.decay_rates)).astype(np.float32)[:, :, None, None]
@@ -224,11 +224,11 @@ def memory_mb(name: str) -> float:
 
 
 @torch.inference_mode()
-def forward(name: str, lengths: list[int], rounds: int) -> Measured | str:
+def forward(name: str, lengths: list[int], rounds: int) -> Measurement | str:
     """Measure attention over whole histories in a process of its own; returns the reason where it cannot run."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    measured = Measured({}, {})
+    measured = Measurement({}, {})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -246,18 +246,18 @@ def forward(name: str, lengths: list[int], rounds: int) -> Measured | str:
 
 
 @torch.inference_mode()
-def stepwise(lengths: list[int], rounds: int) -> dict[str, Measured]:
+def stepwise(lengths: list[int], rounds: int) -> dict[str, Measurement]:
     """Measure one more event after histories of each length."""
     found = {}
     for name, make in (("LISA-Mini", lisa_step), ("softmax, cached", softmax_step)):
-        found[name] = Measured({}, {})
+        found[name] = Measurement({}, {})
         for length in lengths:
             run, size = make(length)
             found[name].seconds[length], found[name].megabytes[length] = seconds_of(run, rounds), size / 1e6
     return found
 
 
-def report(title: str, found: dict[str, Measured], lengths: list[int], unit: tuple[str, float]) -> None:
+def report(title: str, found: dict[str, Measurement], lengths: list[int], unit: tuple[str, float]) -> None:
     """Print a table of times and memory by length."""
     table = Table("L", *(f"{name}: {what}" for name in found for what in (unit[0], "MB")), title=title)
     for length in lengths:
@@ -269,7 +269,7 @@ def report(title: str, found: dict[str, Measured], lengths: list[int], unit: tup
     console.print(table)
 
 
-def plot(path: Path, found: dict[str, Measured], title: str) -> None:
+def plot(path: Path, found: dict[str, Measurement], title: str) -> None:
     """Draw times and memory against the length of the history."""
     import matplotlib
 
@@ -306,7 +306,7 @@ def main(
     for reason in said.values():
         if isinstance(reason, str):
             console.print(f"left out: {reason}", highlight=False)
-    by_length = {name: found for name, found in said.items() if isinstance(found, Measured)}
+    by_length = {name: found for name, found in said.items() if isinstance(found, Measurement)}
     report("A whole history", by_length, lengths, ("ms", 1e3))
     if plots is not None:
         plot(plots / "attention-stepwise.svg", by_step, "One more event of a history")

@@ -62,12 +62,14 @@ def held_out_items(interactions: Interactions) -> NDArray[np.bool_]:
     return held
 
 
-class Quiet:
+class SilentProgress:
     """Of training, tells the epochs."""
 
-    def batch(self, epoch: int, share: float, loss: float) -> None: ...
+    def batch(self, epoch: int, share: float, loss: float) -> None:
+        """Say nothing."""
 
     def epoch(self, report: EpochReport) -> None:
+        """Say nothing."""
         console.print(report)
 
 
@@ -91,7 +93,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, pla
     train = parts.train[kept]
     config = Config.model_validate(plain.config.model_dump())
     trainer = Trainer(known, Split(train, validation, validation[:0]), config, out, "cpu")
-    trainer.fit(Quiet(), resume=False)
+    trainer.fit(SilentProgress(), resume=False)
     texts = read_items(directory)
     items = Items(
         known.item_ids,
@@ -103,7 +105,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, pla
 
 
 @dataclass
-class Answers:
+class RankedAnswers:
     """Ranks of the test events, and how many of the ten best each time were new items."""
 
     ranks: list[int] = field(default_factory=list)
@@ -132,12 +134,14 @@ async def finish(service: Service) -> None:
         await service.switcher.poll()
 
 
-async def replayed(trained: Artifact, model: Path, interactions: Interactions, parts: Split) -> tuple[Answers, Answers]:
+async def replayed(
+    trained: Artifact, model: Path, interactions: Interactions, parts: Split
+) -> tuple[RankedAnswers, RankedAnswers]:
     """Answers of the service and of popularity at that moment, in the order of the split's test events."""
     newcomers.SAMPLED_AFTER_S = 0.0  # a year takes minutes here
     new = set(interactions.item_ids) - set(trained.items.ids)
     tested = {int(position): place for place, position in enumerate(parts.test)}
-    by_place = [(Answers(), Answers()) for _ in tested]
+    by_place = [(RankedAnswers(), RankedAnswers()) for _ in tested]
     counts, waiting = np.zeros(len(interactions.item_ids)), list[dict[str, object]]()
     with tempfile.TemporaryDirectory() as directory:
         async with service_of(trained, model, Path(directory)) as service:
@@ -171,13 +175,13 @@ async def replayed(trained: Artifact, model: Path, interactions: Interactions, p
                 if len(waiting) == POSTED_AT_ONCE:
                     await post()
     first, second = (
-        Answers([one[which].ranks[0] for one in by_place], [one[which].new_shown[0] for one in by_place])
+        RankedAnswers([one[which].ranks[0] for one in by_place], [one[which].new_shown[0] for one in by_place])
         for which in (0, 1)
     )
     return first, second
 
 
-def never_learned(trained: Artifact, interactions: Interactions, parts: Split) -> Answers:
+def never_learned(trained: Artifact, interactions: Interactions, parts: Split) -> RankedAnswers:
     """What the model answers that leaves new items out, of history and answers; who has no history gets no hit."""
     row_of, shape, engine = (
         {name: row for row, name in enumerate(trained.items.ids)},
@@ -185,7 +189,7 @@ def never_learned(trained: Artifact, interactions: Interactions, parts: Split) -
         Engine(trained),
     )
     rows = np.array([row_of.get(name, -1) for name in interactions.item_ids])[interactions.item]
-    answers = Answers()
+    answers = RankedAnswers()
     for position in parts.test.tolist():
         history = rows[interactions.starts[interactions.user[position]] : position]
         history, target, rank = history[history >= 0], rows[position], NEVER

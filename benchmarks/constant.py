@@ -65,7 +65,7 @@ async def measure(trained: artifact.Artifact, directory: Path, lengths: tuple[in
         times_us: dict[tuple[str, int], list[float]] = defaultdict(list)
         for turn in range(rounds):
             for length in lengths:
-                event = one_event(str(length), length + turn, trained.items.ids)
+                event = event_at(str(length), length + turn, trained.items.ids)
                 for name, elapsed_us in (await step(store, generation, engine, event)).items():
                     times_us[name, length].append(elapsed_us)
         values = await store.states(TENANT, [str(length) for length in lengths], generation)
@@ -79,10 +79,10 @@ async def fill(store: SQLiteStore, item_ids: Sequence[str], length: int) -> None
     """Append so many events of one user."""
     for begin in track(range(0, length, BATCH), f"posting {length:,} events", console=console):
         positions = range(begin, min(begin + BATCH, length))
-        await store.append(TENANT, [one_event(str(length), position, item_ids) for position in positions])
+        await store.append(TENANT, [event_at(str(length), position, item_ids) for position in positions])
 
 
-def one_event(user_id: str, position: int, item_ids: Sequence[str]) -> Event:
+def event_at(user_id: str, position: int, item_ids: Sequence[str]) -> Event:
     """Return the event of a user at this position."""
     item_id = item_ids[position * 7919 % len(item_ids)]
     return Event(f"{user_id}-{position}", user_id, item_id, "click", position * 1_000_000, position * 1_000_000)
@@ -110,7 +110,7 @@ def to_queries(generation: Generation, engine: Engine, values: list[bytes]) -> Q
 
 
 @torch.inference_mode()
-def by_torch(trained: artifact.Artifact, generation: Generation, values: list[bytes]) -> Tensor:
+def queries_in_torch(trained: artifact.Artifact, generation: Generation, values: list[bytes]) -> Tensor:
     """Compute the same queries with the model in torch."""
     states = generation.decode_many(values)
     return trained.model.read(
@@ -130,7 +130,7 @@ def step_times(
     """Microseconds for each user, by way, users in a batch and history, turn about."""
     ways: dict[str, Callable[[list[bytes]], object]] = {
         "compiled": lambda batch: to_queries(generation, engine, batch),
-        "torch": lambda batch: by_torch(trained, generation, batch),
+        "torch": lambda batch: queries_in_torch(trained, generation, batch),
     }
     times_us: StepTimes = defaultdict(list)
     for _ in range(-(-rounds // IN_A_ROW)):

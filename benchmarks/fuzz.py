@@ -1,7 +1,7 @@
-"""Whether any input brings the service down: requests that its description allows or forbids, and raw nonsense.
+"""Check that no input brings the service down: requests that its description allows or forbids, and malformed ones.
 
-Each store, with keys and without, is asked by schemathesis, all checks, what /openapi.json says; over plain sockets,
-directly and through the load balancer, what benchmarks/nonsense.py makes of the same calls. Exit status 1 where a
+Each store is fuzzed with keys and without. schemathesis sends what /openapi.json says, with all its checks. Over plain
+sockets, directly and through the load balancer, go malformed variants of the same calls. Exit status 1 where a
 request is answered with 5xx, or not within 20 s, an error has more than 4 kB or another shape, a process ends, keeps
 connections open or writes a traceback, or a number that is not finite is stored. Model directories that nobody has
 written are tests/model/test_artifact_fuzz.py.
@@ -36,7 +36,7 @@ from rich.console import Console
 from app.keys import SCOPES, add, make
 from benchmarks.compose import ROOT
 from benchmarks.fuzz_checks import MAX_ERROR_BYTES
-from benchmarks.nonsense import Call, Case, calls_of, cases
+from benchmarks.nonsense import MalformedCase, ServiceCall, calls_of, malformed_cases
 from benchmarks.topology import Topology, topology
 from storage.state_event import Event
 
@@ -59,8 +59,8 @@ console = Console(width=150)
 
 
 @dataclass
-class Found:
-    """What has been asked of one service, and what was wrong."""
+class Findings:
+    """What one service was sent, and what was wrong."""
 
     cases: int = 0
     answers: Counter[int] = field(default_factory=Counter)
@@ -68,8 +68,8 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Fuzzed:
-    """A running service, and how it is asked."""
+class FuzzTarget:
+    """A running service, and how to reach it."""
 
     running: Topology
     key: str | None
@@ -77,24 +77,28 @@ class Fuzzed:
 
     @property
     def url(self) -> str:
+        """Return the URL of the replica itself."""
         return f"http://{self.running.replicas[0].address}:{self.running.replica_port}"
 
     @property
     def headers(self) -> dict[str, str]:
+        """Return the headers of every request."""
         return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[ServiceCall]:
+        """Return every call that the service describes."""
         lines = tuple(f"{name}: {value}".encode() for name, value in self.headers.items())
         return calls_of(httpx.get(f"{self.url}/openapi.json").json(), lines)
 
     def number(self, metric: str) -> float:
-        """The sum over all labels, as the replica says it."""
+        """Return the sum of a metric over all labels, as the replica reports it."""
         text = httpx.get(f"{self.url}/metrics", headers=self.headers).text
         return sum(float(value) for value in re.findall(rf"^{metric}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
 
 
 @contextmanager
-def fuzzed(model: Path, store: Store, *, with_keys: bool) -> Iterator[Fuzzed]:
+def fuzz_target(model: Path, store: Store, *, with_keys: bool) -> Iterator[FuzzTarget]:
+    """Run the service behind a load balancer, with short time-outs and on an empty store."""
     with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
         environment, key = dict(IMPATIENT), None
         if with_keys:
@@ -102,42 +106,43 @@ def fuzzed(model: Path, store: Store, *, with_keys: bool) -> Iterator[Fuzzed]:
             add(Path(directory) / "keys", line)
             environment["LISAREC_KEYS_FILE"] = str(Path(directory) / "keys")
         with topology(model, 1, redis=store == "redis", environment=environment) as running:
-            yield Fuzzed(running, key, list(running.store_options))
+            yield FuzzTarget(running, key, list(running.store_options))
 
 
-def ask(service: Fuzzed, count: int, seed: int) -> Found:
-    """An eighth of the cases from schemathesis, the others raw nonsense, half of it through the load balancer."""
-    found = Found()
+def fuzz(service: FuzzTarget, count: int, seed: int) -> Findings:
+    """Send an eighth of the cases by schemathesis; the others are malformed, half of them through the load balancer."""
+    found = Findings()
     files_before = service.number("process_open_fds")
     calls = service.calls()
     for name, url in (("service", service.url), ("balancer", service.running.url)):
-        of_seed = cases(calls, count * 7 // 16, seed, PATIENT_SHARE[name])
-        asyncio.run(exchange_all(url, list(of_seed), found, name))
-    described(service, count - found.cases, seed, found)
-    look_after(service, files_before, found)
+        of_seed = malformed_cases(calls, count * 7 // 16, seed, PATIENT_SHARE[name])
+        asyncio.run(send_all(url, list(of_seed), found, name))
+    run_schemathesis(service, count - found.cases, seed, found)
+    check_afterwards(service, files_before, found)
     return found
 
 
-# ---- raw nonsense
+# ---- malformed requests
 
 
-async def exchange_all(url: str, given: list[Case], found: Found, name: str) -> None:
+async def send_all(url: str, given: list[MalformedCase], found: Findings, name: str) -> None:
+    """Send the cases over many connections at a time and judge the answers."""
     place = httpx.URL(url)
     coming = iter(given)
 
     async def client() -> None:
         for case in coming:
-            answered = await exchange(place.host, place.port or 80, case)
+            answered = await send(place.host, place.port or 80, case)
             found.cases += 1
-            judge(answered, found, f"{name}: {b''.join(case.pieces)[:300]!r}, {case.end}")
+            judge_answers(answered, found, f"{name}: {b''.join(case.pieces)[:300]!r}, {case.end}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(CONNECTIONS):
             group.create_task(client())
 
 
-async def exchange(host: str, port: int, case: Case) -> bytes | None:
-    """What comes back until the service hangs up, or, where it waits for more requests, so far; None: it hangs."""
+async def send(host: str, port: int, case: MalformedCase) -> bytes | None:
+    """Return the bytes until the service closes, or so far where it waits for more requests; None where it hangs."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError:
@@ -170,7 +175,7 @@ async def exchange(host: str, port: int, case: Case) -> bytes | None:
     return answered
 
 
-def judge(answered: bytes | None, found: Found, asked: str) -> None:
+def judge_answers(answered: bytes | None, found: Findings, asked: str) -> None:
     """Add what is wrong with the answers of one connection."""
     if answered is None:
         found.faults[f"no answer within {ANSWER_WITHIN_S:g} s to {asked}"] += 1
@@ -192,8 +197,8 @@ def judge(answered: bytes | None, found: Found, asked: str) -> None:
 # ---- what the description says
 
 
-def described(service: Fuzzed, count: int, seed: int, found: Found, phases: str = PHASES) -> None:
-    """Let schemathesis ask, again and again with more examples, until there were so many cases."""
+def run_schemathesis(service: FuzzTarget, count: int, seed: int, found: Findings, phases: str = PHASES) -> None:
+    """Run schemathesis again and again with more examples, until there were so many cases."""
     asked = 0
     for turn in range(10_000):
         if asked >= count:
@@ -230,8 +235,8 @@ def _failures(said: str) -> str:
 # ---- afterwards
 
 
-def look_after(service: Fuzzed, files_before: float, found: Found) -> None:
-    """Add what is wrong with processes, logs and store when all has been asked."""
+def check_afterwards(service: FuzzTarget, files_before: float, found: Findings) -> None:
+    """Add what is wrong with processes, logs and store after all requests."""
     replica = service.running.replicas[0]
     if replica.process.poll() is not None:
         found.faults[
@@ -260,10 +265,10 @@ def look_after(service: Fuzzed, files_before: float, found: Found) -> None:
             found.faults[f"{files:g} files are open, {files_before:g} were at the beginning"] += 1
             break
         time.sleep(0.5)
-    look_into_store(service, found)
+    check_stored_numbers(service, found)
 
 
-def look_into_store(service: Fuzzed, found: Found) -> None:
+def check_stored_numbers(service: FuzzTarget, found: Findings) -> None:
     """Add every number in log or states that is not finite."""
     with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
         out = Path(directory) / "log.jsonl.gz"
@@ -286,7 +291,7 @@ def look_into_store(service: Fuzzed, found: Found) -> None:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """All that stands in what was JSON and holds nothing itself."""
+    """Yield every value of the JSON that is neither an object nor a list."""
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from leaves(inner)
@@ -305,14 +310,15 @@ def main(
     keys: Annotated[bool | None, typer.Option("--keys/--no-keys", help="Just with them, or without.")] = None,
     seed: int = 1,
 ) -> None:
+    """Fuzz each store with keys and without."""
     stores = get_args(Store) if store is None else (store,)
     kinds = [(one, some) for one in stores for some in ((False, True) if keys is None else (keys,))]
     total, failed = 0, False
     for number, (one, with_keys) in enumerate(kinds):
         begin_s = time.monotonic()
-        with fuzzed(model, one, with_keys=with_keys) as service:
+        with fuzz_target(model, one, with_keys=with_keys) as service:
             before = service.number("process_resident_memory_bytes")
-            found = ask(service, math.ceil(count / len(kinds)), seed + 1_000 * number)
+            found = fuzz(service, math.ceil(count / len(kinds)), seed + 1_000 * number)
             grown_mb = (service.number("process_resident_memory_bytes") - before) / 1e6
         total += found.cases
         failed |= bool(found.faults)

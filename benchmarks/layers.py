@@ -113,7 +113,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
     return found
 
 
-class Route:
+class FakeRoute:
     """The route that the framework names in a request's scope."""
 
     path = "/v1/users/{user_id}/recommendations"
@@ -130,7 +130,7 @@ async def _observation_costs() -> dict[str, float]:
     accepted = [AppendResult()]
 
     async def answer(scope: Any, _receive: Any, send: Any) -> None:
-        scope["route"] = Route
+        scope["route"] = FakeRoute
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def recommendation(scope: Any, receive: Any, send: Any) -> None:

@@ -68,32 +68,36 @@ MOST_REMEMBERED = 2**28  # scores, a gigabyte
 console = Console(width=200)
 
 
-class Said:
-    """Says how a training is going, and adds up over interruptions what processor time its epochs take and what share
-    of all items' codes each of them changes."""
+class TrainingRecorder:
+    """Prints how a training is going, and records for each epoch its processor time and its share of changed codes.
+
+    Both are kept in files beside the model, so that they add up over interruptions.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._begun_s = time.process_time()
         self._codes = codes_at(directory / LAST) if (directory / LAST).exists() else None
 
-    def batch(self, epoch: int, share: float, loss: float) -> None: ...
+    def batch(self, epoch: int, share: float, loss: float) -> None:
+        """Record nothing of a batch."""
 
     def epoch(self, report: EpochReport) -> None:
+        """Record the epoch, and print it."""
         before, self._codes = self._codes, codes_at(self._directory / LAST)
         changed = None
         if before is not None and self._codes is not None:
             changed = float((self._codes != before).float().mean())
-        self._added("codes_changed.json", report.epoch, changed)
+        self._store_figure("codes_changed.json", report.epoch, changed)
         spent_s = time.process_time() - self._begun_s
-        self._added("cpu_s.json", report.epoch, spent_s)
+        self._store_figure("cpu_s.json", report.epoch, spent_s)
         self._begun_s = time.process_time()
         about = f"epoch {report.epoch + 1}: loss {report.loss:.4f}, {report.elapsed_s / 60:.1f} minutes"
         about += f", of one core {spent_s / 60:.1f}"
         about += "" if changed is None else f", codes that changed {changed:.2%}"
         console.print(f"{self._directory.name}: {about}", highlight=False)
 
-    def _added(self, name: str, epoch: int, value: float | None) -> None:
+    def _store_figure(self, name: str, epoch: int, value: float | None) -> None:
         file = self._directory / name
         known: list[float | None] = json.loads(file.read_text()) if file.exists() else []
         known += [None] * (epoch - len(known))
@@ -101,7 +105,7 @@ class Said:
 
 
 def codes_at(checkpoint: Path) -> torch.Tensor | None:
-    """The hard codes of all items, those of histories beside those of targets, (N, B + B'); None where are none."""
+    """Return the hard codes of all items, of histories beside those of targets, (N, B + B'); None where are none."""
     with safe_open(checkpoint, "pt") as opened:
         recipe = MechanismRecipe.model_validate_json(opened.metadata()["config"])
         names = [name for name in opened.keys() if not name.startswith(MOMENTS)]  # noqa: SIM118 (no mapping)
@@ -117,19 +121,19 @@ def codes_at(checkpoint: Path) -> torch.Tensor | None:
 Trained = mechanisms.Compared | artifact.Artifact
 
 
-def trained(name: str, data: Path, runs: Path, recipe: MechanismRecipe) -> Trained:
-    """The model of a run, trained to its end first."""
+def trained_model(name: str, data: Path, runs: Path, recipe: MechanismRecipe) -> Trained:
+    """Return the model of a run, trained to its end first."""
     out = runs / name
     if artifact.exists(out):
         return evaluate.load(out)
     resume = (out / CHECKPOINT / "last.safetensors").exists()
     codes_from = runs / MIGRATED[name][1] if name in MIGRATED else None
     out.mkdir(parents=True, exist_ok=True)
-    return mechanisms.train(data, out, recipe, codes_from=codes_from, resume=resume, progress=Said(out))
+    return mechanisms.train(data, out, recipe, codes_from=codes_from, resume=resume, progress=TrainingRecorder(out))
 
 
-def remembered(scorer: Scorer, most: int = MOST_REMEMBERED) -> Scorer:
-    """The same, which scores a block of histories once; not where all scores together are too many."""
+def cached_scorer(scorer: Scorer, most: int = MOST_REMEMBERED) -> Scorer:
+    """Return a scorer that scores a block of histories once, unless all scores together are too many."""
     known: dict[bytes, NDArray[np.float32]] = {}
 
     def scored(prefixes: Histories) -> NDArray[np.float32]:
@@ -144,8 +148,8 @@ def remembered(scorer: Scorer, most: int = MOST_REMEMBERED) -> Scorer:
     return scored
 
 
-def kept_of(model: Trained, file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What was found out about this very model before, or else now."""
+def cached_figures(model: Trained, file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what was found out about this very model before, or else now."""
     if file.exists():
         kept: dict[str, Any] = json.loads(file.read_text())
         if kept["generation"] == model.tag:
@@ -155,10 +159,10 @@ def kept_of(model: Trained, file: Path, make: Callable[[], dict[str, Any]]) -> d
     return found
 
 
-def tested(model: Trained, data: Path) -> dict[str, Any]:
-    """Quality under every protocol."""
+def test_quality(model: Trained, data: Path) -> dict[str, Any]:
+    """Return the quality under every protocol."""
     trial = evaluate.prepare(model, data, "loo_full", None)
-    scorer = remembered(evaluate.scorer_of(model))
+    scorer = cached_scorer(evaluate.scorer_of(model))
     ranks = {"full": trial.test(model.name, {}, scorer).ranks}
     ranks |= {name: ranks_sampled(trial.events, scorer, 0, draw) for name, draw in DRAWS.items()}
     found: dict[str, Any] = {"users": len(trial.events), "items": trial.items}
@@ -170,10 +174,10 @@ def tested(model: Trained, data: Path) -> dict[str, Any]:
     return found
 
 
-def drawn_again(model: Trained, data: Path) -> dict[str, Any]:
-    """What negatives that are drawn with replacement, and the paper's whole protocol, come to over several draws."""
+def quality_over_draws(model: Trained, data: Path) -> dict[str, Any]:
+    """Return what negatives with replacement, and the paper's whole protocol, come to over several draws."""
     trial = evaluate.prepare(model, data, "loo_full", None)
-    scorer = remembered(evaluate.scorer_of(model))
+    scorer = cached_scorer(evaluate.scorer_of(model))
 
     def hr_at_10(name: str) -> NDArray[np.float64]:
         draws = range(1, DRAWN_AGAIN + 1)
@@ -189,7 +193,7 @@ def drawn_again(model: Trained, data: Path) -> dict[str, Any]:
 
 
 def collisions(model: Trained) -> float:
-    """Share of the items that another one scores equal to, whatever the query: those of the same target codes."""
+    """Return the share of items that have the target codes of another one, so that any query scores them equal."""
     with torch.no_grad():
         if isinstance(model, artifact.Artifact):
             targets = model.model.item_vectors()
@@ -199,16 +203,16 @@ def collisions(model: Trained) -> float:
     return 1 - int((counts == 1).sum()) / len(targets)
 
 
-class Weight(NamedTuple):
-    """What a user costs: bytes of the state, and microseconds of one more event, alone and 256 users at once."""
+class StepCost(NamedTuple):
+    """What a user costs: bytes of state, microseconds of one more event, alone and 256 users at once."""
 
     state_bytes: int
     alone_us: float
     together_us: float
 
 
-def weighed(network: MechanismNetwork, rounds: int) -> Weight:
-    """Softmax attention and decoupled positions read all events again; theirs is a cache of keys and values."""
+def step_cost(network: MechanismNetwork, rounds: int) -> StepCost:
+    """Measure a step; softmax attention and decoupled positions read a cache of keys and values."""
     items = torch.randint(network.embedding.num_embeddings, (256, STEPPED_EVENTS))
     with torch.inference_mode():
         distinct = network.eval().distinct()
@@ -224,7 +228,7 @@ def weighed(network: MechanismNetwork, rounds: int) -> Weight:
         alone = microseconds(step(1), rounds)
         together = microseconds(step(256 if shape else 8), rounds) / (256 if shape else 8)
     floats = math.prod(shape) if shape else 2 * network.config.window * network.config.width
-    return Weight(4 * floats, alone, together)
+    return StepCost(4 * floats, alone, together)
 
 
 def microseconds(run: Callable[[], Any], rounds: int) -> float:
@@ -237,23 +241,23 @@ def microseconds(run: Callable[[], Any], rounds: int) -> float:
     return median(took[1:]) * 1e6
 
 
-def ratio(shape: MechanismConfig, items: int) -> float:
-    """Item-table compression by the paper's formula; 1 where the items' own vectors are kept and nothing else."""
+def item_table_ratio(shape: MechanismConfig, items: int) -> float:
+    """Return the compression of the item table by the paper's formula, 1 without codes."""
     books = [(shape.codebooks, shape.codewords)] if shape.codewords and not shape.soft else []
     books += [(shape.target_codebooks, shape.target_codewords)] if shape.target_codewords else []
     return compression_ratio(items, shape.width, books) if books else 1.0
 
 
-def cost(name: str, network: MechanismNetwork, rounds: int) -> dict[str, Any]:
-    """What does not depend on what a network has learned."""
-    ratio_of_items = ratio(network.config, network.embedding.num_embeddings)
-    return {"preset": name, **weighed(network, rounds)._asdict(), "item_table_ratio": ratio_of_items}
+def costs_of(name: str, network: MechanismNetwork, rounds: int) -> dict[str, Any]:
+    """Return what does not depend on what a network has learned."""
+    ratio_of_items = item_table_ratio(network.config, network.embedding.num_embeddings)
+    return {"preset": name, **step_cost(network, rounds)._asdict(), "item_table_ratio": ratio_of_items}
 
 
-def learned(name: str, model: Trained, data: Path, runs: Path) -> dict[str, Any]:
+def results_of(name: str, model: Trained, data: Path, runs: Path) -> dict[str, Any]:
     """Return what the training and the tests of a preset came to."""
-    found = kept_of(model, runs / name / "tested.json", lambda: tested(model, data))
-    again = kept_of(model, runs / name / "drawn_again.json", lambda: drawn_again(model, data))
+    found = cached_figures(model, runs / name / "tested.json", lambda: test_quality(model, data))
+    again = cached_figures(model, runs / name / "drawn_again.json", lambda: quality_over_draws(model, data))
     spent_s = json.loads((runs / name / "cpu_s.json").read_text())
     changed = runs / name / "codes_changed.json"
     training = model.config.training
@@ -275,7 +279,7 @@ def learned(name: str, model: Trained, data: Path, runs: Path) -> dict[str, Any]
 
 
 def table(rows: Sequence[dict[str, Any]], title: str) -> str:
-    """Markdown, so that it can stand in a document as it was printed."""
+    """Return Markdown, so that it can stand in a document as it was printed."""
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "epochs": epochs_of,
         "`loo_full` HR@10 / NDCG@10": lambda row: quality(row["full"]),
@@ -304,7 +308,7 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> str:
 
 
 def epochs_of(row: dict[str, Any]) -> str:
-    """And in how many of them hard codes were learned too, where there are some."""
+    """Return how many epochs there were, and in how many of them hard codes were learned, where there are some."""
     shape, learned = shape_of(row["preset"]), round(row["epochs"] * row["codes_learned_share"])
     if not (shape.target_codewords or (shape.codewords and not shape.soft)):
         return f"{row['epochs']}"
@@ -355,9 +359,9 @@ def main(
     rows = []
     for name in preset:
         recipe = MechanismRecipe(model=shape_of(name), training=training, data=DataCard(train_on="validation"))
-        rows.append(cost(name, MechanismNetwork(recipe.model, items), rounds))
+        rows.append(costs_of(name, MechanismNetwork(recipe.model, items), rounds))
         if not only_report or artifact.exists(runs / name):
-            rows[-1] |= learned(name, trained(name, data, runs, recipe), data, runs)
+            rows[-1] |= results_of(name, trained_model(name, data, runs, recipe), data, runs)
         runs.mkdir(parents=True, exist_ok=True)
         (runs / "mechanisms.json").write_text(json.dumps(rows, indent=2) + "\n")
     console.print(table(rows, f"{data.name}: {cpu()}, one thread, torch {torch.__version__}"), soft_wrap=True)

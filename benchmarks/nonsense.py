@@ -1,4 +1,4 @@
-"""Requests as nobody should send them: the service's own calls, bent in every way that HTTP can be bent."""
+"""Malformed HTTP requests: the service's own calls, mutated in every part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-End = Literal["half-close", "reset", "wait"]
+Ending = Literal["half-close", "reset", "wait"]
 
 METHODS = (b"", b"get", b"GET\0", b"GET GET", b"BREW", b"P" * 3_000, b"CONNECT", b"TRACE", b"PRI", b"OPTIONS", b"\xff")
 TARGETS = (
@@ -174,8 +174,8 @@ VALUES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A request with all its parts still apart; `body` is framed by its length unless it is `chunked` already."""
+class ServiceCall:
+    """A request in its parts; `body` is framed by its length unless it is `chunked` already."""
 
     method: bytes
     target: bytes
@@ -194,15 +194,15 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class MalformedCase:
     """What goes over one connection, piece by piece, and what the client does then."""
 
     pieces: tuple[bytes, ...]
-    end: End
+    end: Ending
 
 
-def calls_of(description: Mapping[str, Any], headers: tuple[bytes, ...] = ()) -> list[Call]:
-    """Every call of an OpenAPI document with its own examples, as the service would like to have it."""
+def calls_of(description: Mapping[str, Any], headers: tuple[bytes, ...] = ()) -> list[ServiceCall]:
+    """Return every call of an OpenAPI document with its examples, well-formed."""
     calls = []
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
@@ -214,60 +214,60 @@ def calls_of(description: Mapping[str, Any], headers: tuple[bytes, ...] = ()) ->
             content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             bodies = [json.dumps(one["value"]).encode() for one in content.get("examples", {}).values()] or [b""]
             kept = (b"Host: service", *headers, *((b"Content-Type: application/json",) if bodies[0] else ()))
-            calls += [Call(method.upper().encode(), target.encode(), body, headers=kept) for body in bodies]
+            calls += [ServiceCall(method.upper().encode(), target.encode(), body, headers=kept) for body in bodies]
     return calls
 
 
-def cases(calls: list[Call], count: int, seed: int, patience: float) -> Iterator[Case]:
-    """So many cases; the same for the same seed. Of them a share of `patience` waits for the service to hang up."""
+def malformed_cases(calls: list[ServiceCall], count: int, seed: int, waiting_share: float) -> Iterator[MalformedCase]:
+    """Yield so many cases, the same for the same seed; a share of them waits until the service closes."""
     rng = random.Random(seed)
     for _ in range(count):
-        content = b"".join(_bent(rng, calls) for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 6))))
+        content = b"".join(_mutated_call(rng, calls) for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 6))))
         if rng.random() < 0.05:
             content = rng.choice(BEGINNINGS) + content
         if rng.random() < 0.2:
-            content = _bytes_bent(rng, content)
+            content = _mutate_bytes(rng, content)
         if rng.random() < 0.15:
             content = content[: rng.randrange(len(content) + 1)]
-        end: End = "wait" if rng.random() < patience else "reset" if rng.random() < 0.1 else "half-close"
-        yield Case(_pieces(rng, content), end)
+        end: Ending = "wait" if rng.random() < waiting_share else "reset" if rng.random() < 0.1 else "half-close"
+        yield MalformedCase(_pieces(rng, content), end)
 
 
-def _bent(rng: random.Random, calls: list[Call]) -> bytes:
+def _mutated_call(rng: random.Random, calls: list[ServiceCall]) -> bytes:
     call = rng.choice(calls)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
-        call = rng.choice(BENDS)(rng, call)
+        call = rng.choice(MUTATIONS)(rng, call)
     return bytes(call)
 
 
-def _method_bent(rng: random.Random, call: Call) -> Call:
+def _mutate_method(rng: random.Random, call: ServiceCall) -> ServiceCall:
     return replace(call, method=rng.choice(METHODS))
 
 
-def _target_bent(rng: random.Random, call: Call) -> Call:
-    target = rng.choice(TARGETS) if rng.random() < 0.6 else _bytes_bent(rng, call.target)
+def _mutate_target(rng: random.Random, call: ServiceCall) -> ServiceCall:
+    target = rng.choice(TARGETS) if rng.random() < 0.6 else _mutate_bytes(rng, call.target)
     return replace(call, target=target)
 
 
-def _version_bent(rng: random.Random, call: Call) -> Call:
+def _mutate_version(rng: random.Random, call: ServiceCall) -> ServiceCall:
     return replace(call, version=rng.choice(VERSIONS))
 
 
-def _header_added(rng: random.Random, call: Call) -> Call:
+def _add_header(rng: random.Random, call: ServiceCall) -> ServiceCall:
     place = rng.randrange(len(call.headers) + 1)
     return replace(call, headers=(*call.headers[:place], rng.choice(HEADERS), *call.headers[place:]))
 
 
-def _header_lost(rng: random.Random, call: Call) -> Call:
+def _remove_header(rng: random.Random, call: ServiceCall) -> ServiceCall:
     lost = rng.randrange(len(call.headers)) if call.headers else 0
     return replace(call, headers=call.headers[:lost] + call.headers[lost + 1 :])
 
 
-def _lines_bent(rng: random.Random, call: Call) -> Call:
+def _mutate_line_ends(rng: random.Random, call: ServiceCall) -> ServiceCall:
     return replace(call, line_end=rng.choice(LINE_ENDS))
 
 
-def _body_bent(rng: random.Random, call: Call) -> Call:
+def _mutate_body(rng: random.Random, call: ServiceCall) -> ServiceCall:
     """Another value in the place of one of the body's, or other bytes."""
     if call.body and rng.random() < 0.7:
         text = call.body.decode("utf-8", "replace")
@@ -276,10 +276,11 @@ def _body_bent(rng: random.Random, call: Call) -> Call:
             place = rng.choice(places) + 1
             end = min((found for found in (text.find(mark, place) for mark in ",}]") if found > 0), default=len(text))
             return replace(call, body=(text[:place] + rng.choice(VALUES) + text[end:]).encode("utf-8", "replace"))
-    return replace(call, body=rng.choice((_bytes_bent(rng, call.body), rng.randbytes(rng.randrange(200)), b"\x1f\x8b")))
+    other = (_mutate_bytes(rng, call.body), rng.randbytes(rng.randrange(200)), b"\x1f\x8b")
+    return replace(call, body=rng.choice(other))
 
 
-def _chunked(rng: random.Random, call: Call) -> Call:
+def _chunk_body(rng: random.Random, call: ServiceCall) -> ServiceCall:
     """The body in chunks, some of which say something else than they are."""
     body, chunks = call.body, []
     while body:
@@ -293,20 +294,20 @@ def _chunked(rng: random.Random, call: Call) -> Call:
     return replace(call, chunked=b"".join(chunks) + last)
 
 
-def _bytes_bent(rng: random.Random, content: bytes) -> bytes:
-    bent = bytearray(content)
+def _mutate_bytes(rng: random.Random, content: bytes) -> bytes:
+    mutated = bytearray(content)
     for _ in range(rng.choice((1, 1, 2, 5))):
-        place = rng.randrange(len(bent) + 1)
+        place = rng.randrange(len(mutated) + 1)
         match rng.randrange(3):
             case 0:
-                bent[place:place] = rng.choice(
+                mutated[place:place] = rng.choice(
                     (b"\0", b"\r\n", b"\n", b" ", b"\xff", b"%", b"\r\n\r\n", rng.randbytes(4))
                 )
             case 1:
-                del bent[place : place + rng.choice((1, 2, 10))]
-            case 2 if place < len(bent):
-                bent[place] ^= 1 << rng.randrange(8)
-    return bytes(bent)
+                del mutated[place : place + rng.choice((1, 2, 10))]
+            case 2 if place < len(mutated):
+                mutated[place] ^= 1 << rng.randrange(8)
+    return bytes(mutated)
 
 
 def _pieces(rng: random.Random, content: bytes) -> tuple[bytes, ...]:
@@ -316,8 +317,8 @@ def _pieces(rng: random.Random, content: bytes) -> tuple[bytes, ...]:
     return tuple(content[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(content)], strict=True))
 
 
-Bend = Callable[[random.Random, Call], Call]
-BENDS: tuple[Bend, ...] = (
-    *(_method_bent, _target_bent, _target_bent, _version_bent, _header_added, _header_added, _header_added),
-    *(_header_lost, _lines_bent, _body_bent, _body_bent, _body_bent, _chunked, _chunked),
+Mutation = Callable[[random.Random, ServiceCall], ServiceCall]
+MUTATIONS: tuple[Mutation, ...] = (
+    *(_mutate_method, _mutate_target, _mutate_target, _mutate_version, _add_header, _add_header, _add_header),
+    *(_remove_header, _mutate_line_ends, _mutate_body, _mutate_body, _mutate_body, _chunk_body, _chunk_body),
 )

@@ -35,10 +35,10 @@ USERS = 1_000
 HISTORY = 50
 
 console = Console()
-Request = Callable[[], bytes]
+MakeRequest = Callable[[], bytes]
 
 
-class Requests:
+class RequestMaker:
     """Prepared HTTP requests about random users and items."""
 
     def __init__(self, item_ids: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def _post(path: str, body: object) -> bytes:
     return head.encode() + content
 
 
-async def answered(reader: asyncio.StreamReader) -> None:
+async def read_answer(reader: asyncio.StreamReader) -> None:
     """Read one answer; raises RuntimeError when it is no success."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length:")[2].split(b"\r", 1)[0])
@@ -85,7 +85,7 @@ async def answered(reader: asyncio.StreamReader) -> None:
         raise RuntimeError(f"{head.splitlines()[0]!r} {body[:300]!r}")
 
 
-async def load(port: int, prepared: list[bytes], connections: int) -> list[float]:
+async def send_all(port: int, prepared: list[bytes], connections: int) -> list[float]:
     """Send the requests over so many connections, one at a time on each; returns the latencies in ms."""
     latencies_ms: list[float] = []
     waiting = iter(prepared)
@@ -95,7 +95,7 @@ async def load(port: int, prepared: list[bytes], connections: int) -> list[float
         for request in waiting:
             begin_s = time.perf_counter()
             writer.write(request)
-            await answered(reader)
+            await read_answer(reader)
             latencies_ms.append((time.perf_counter() - begin_s) * 1e3)
         writer.close()
         await writer.wait_closed()
@@ -120,8 +120,8 @@ def main(
     if store == "sqlite" and workers > 1:
         raise typer.BadParameter("SQLite is one process's; leave out --workers")
     trained = artifact.load(model)
-    make = Requests(trained.items.ids)
-    kinds: dict[str, tuple[Request, int, int, int]] = {  # request, events in it, connections, requests
+    make = RequestMaker(trained.items.ids)
+    kinds: dict[str, tuple[MakeRequest, int, int, int]] = {  # request, events in it, connections, requests
         "health, the framework's floor": (make.health, 0, 16, requests),
         "single events, 1 connection": (lambda: make.events(1), 1, 1, requests // 5),
         "single events, 64 connections": (lambda: make.events(1), 1, 64, requests),
@@ -142,12 +142,12 @@ def main(
         commands = {child: child.cmdline() for child in own.children()}
         servers = [child for child, command in commands.items() if "redis" in command[0].split()[0]]
         services = [child for child, command in commands.items() if "serve" in command]
-        asyncio.run(load(port, list(make.histories()), 8))
+        asyncio.run(send_all(port, list(make.histories()), 8))
         for name, (request, events, connections, count) in kinds.items():
             prepared = [request() for _ in itertools.repeat(None, count)]
             before = [cpu_s(services), cpu_s(servers), sum(own.cpu_times()[:2])]
             begin_s = time.perf_counter()
-            latencies_ms = asyncio.run(load(port, prepared, connections))
+            latencies_ms = asyncio.run(send_all(port, prepared, connections))
             elapsed_s = time.perf_counter() - begin_s
             after = [cpu_s(services), cpu_s(servers), sum(own.cpu_times()[:2])]
             rate = count / elapsed_s

@@ -48,7 +48,7 @@ PREFIX = "lisarec"
 console = Console()
 
 
-def some_generation(tag: bytes) -> Generation:
+def random_generation(tag: bytes) -> Generation:
     """Return a generation of the default preset's shape, with random codes."""
     shape = ModelConfig()
     rng = np.random.default_rng(tag[0])
@@ -57,7 +57,7 @@ def some_generation(tag: bytes) -> Generation:
     return Generation(tag, shape.decay_rates, shape.history_codewords, index, codes, EVENT_WEIGHTS)
 
 
-def some_events(events: int, users: int) -> list[Event]:
+def random_events(events: int, users: int) -> list[Event]:
     """Return events of users as unequal as in life."""
     rng = np.random.default_rng(0)
     of_users = (users * rng.random(events) ** 3).astype(int).tolist()
@@ -101,7 +101,7 @@ def _is_stepped(generation: Generation, state: np.void, events: list[Event], use
     )
 
 
-class Timed:
+class TimedStore:
     """A store whose reading and keeping is timed; the rest is the store's own."""
 
     def __init__(self, store: UserStore) -> None:
@@ -146,9 +146,9 @@ def archive_all(redis_url: str, archive_dir: Path, expected: int) -> float:
     return time.perf_counter() - begin_s
 
 
-async def rebuild_timed(store: UserStore, generation: Generation, events: list[Event]) -> tuple[float, Timed]:
+async def rebuild_timed(store: UserStore, generation: Generation, events: list[Event]) -> tuple[float, TimedStore]:
     """Rebuild from the logged events; returns the seconds it took, and the parts."""
-    timed = Timed(store)
+    timed = TimedStore(store)
     begin_s = time.perf_counter()
     done = await rebuild(timed, generation)  # type: ignore[arg-type]  # the two methods that a rebuild uses
     elapsed_s = time.perf_counter() - begin_s
@@ -179,8 +179,8 @@ async def filled_stores(
 
 async def measure(events: int, users: int, redis: bool) -> bool:
     """Print the figures; returns whether the folds were right."""
-    served, built = some_generation(b"served.."), some_generation(b"built...")
-    logged = some_events(events, users)
+    served, built = random_generation(b"served.."), random_generation(b"built...")
+    logged = random_events(events, users)
     prepare_s, fold_s, equal = await asyncio.to_thread(fold_alone, built, logged)
     console.print(f"{events:,} events of {len({event.user_id for event in logged}):,} users")
     console.print(f"fold alone:     {events / fold_s:>12,.0f} events/s on one core; equal to one by one: {equal}")
@@ -188,7 +188,7 @@ async def measure(events: int, users: int, redis: bool) -> bool:
     table = Table("store", "read, events/s", "prepare and fold, events/s", "keep, states/s", "altogether, events/s")
     with TemporaryDirectory() as directory:
         async for name, store in filled_stores(Path(directory), served, logged, redis):
-            elapsed_s, timed = await rebuild_timed(store, some_generation(f"{name:.<8}".encode()), logged)
+            elapsed_s, timed = await rebuild_timed(store, random_generation(f"{name:.<8}".encode()), logged)
             own_s = elapsed_s - timed.read_s - timed.keep_s
             cells = (events / timed.read_s, events / own_s, timed.kept / timed.keep_s, events / elapsed_s)
             table.add_row(name, *(f"{cell:,.0f}" for cell in cells))

@@ -54,7 +54,7 @@ Visit = list[str]  # the items that one shopper clicked, in order
 
 
 @dataclass
-class Sizes:
+class LoopSizes:
     """How much of everything; a test takes less."""
 
     shoppers: int = 1_500  # who click, in each of the two seasons
@@ -65,7 +65,7 @@ class Sizes:
 
 
 @dataclass
-class Tally:
+class LoopTally:
     """What became of the requests."""
 
     requests: int = 0
@@ -81,11 +81,11 @@ class Tally:
             self.faults.append(fault)
 
 
-class Loop:
+class RetrainingLoop:
     """The processes of one shop, and what they say."""
 
-    def __init__(self, directory: Path, store_options: Sequence[str], replicas: int, sizes: Sizes) -> None:
-        self.tally = Tally()
+    def __init__(self, directory: Path, store_options: Sequence[str], replicas: int, sizes: LoopSizes) -> None:
+        self.tally = LoopTally()
         self._models = directory / "models"
         self._archive = directory / "archive"
         self._store_options = [*store_options, "--models-dir", str(self._models)]
@@ -304,7 +304,7 @@ class Loop:
             process.wait(timeout=60)
 
 
-def seasons_of(directory: Path, sizes: Sizes) -> list[list[Visit]]:
+def seasons_of(directory: Path, sizes: LoopSizes) -> list[list[Visit]]:
     """The visits of two seasons; in the second one every item has taken the place of another one."""
     rng = np.random.default_rng(3)
     seasons = []
@@ -322,7 +322,7 @@ def seasons_of(directory: Path, sizes: Sizes) -> list[list[Visit]]:
     return seasons
 
 
-def measure(store: str, sizes: Sizes, *, whole: bool = True) -> Tally:
+def measure(store: str, sizes: LoopSizes, *, whole: bool = True) -> LoopTally:
     """Run the loop on an empty store of that kind."""
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         directory = Path(scratch)
@@ -330,7 +330,7 @@ def measure(store: str, sizes: Sizes, *, whole: bool = True) -> Tally:
             options = ["--redis-url", stack.enter_context(redis_server(directory))]
         else:
             options = ["--data-dir", str(directory / "state")]
-        loop = Loop(directory, options, 2 if store == "redis" and whole else 1, sizes)
+        loop = RetrainingLoop(directory, options, 2 if store == "redis" and whole else 1, sizes)
         asyncio.run(loop.run(seasons_of(directory, sizes), whole=whole))
         loop.tally.require(not loop.tally.failures, "requests failed")
         return loop.tally
@@ -342,7 +342,7 @@ def main(
     epochs: Annotated[int, typer.Option(min=1)] = 3,
 ) -> None:
     """Run the whole loop and print what it found."""
-    tally = measure(store, Sizes(shoppers=shoppers, epochs=epochs))
+    tally = measure(store, LoopSizes(shoppers=shoppers, epochs=epochs))
     console.print_json(data=tally.findings)
     console.print(f"{tally.requests:,} requests, {tally.failures.total()} failed {dict(tally.failures) or ''}")
     console.print(f"the trainer was killed {tally.kills} times within a round")

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from app.uuid7 import uuid7
 from benchmarks.topology import MAX_REPLICAS, Topology, topology
-from benchmarks.watching import ARCHIVE, Prometheus, watched
+from benchmarks.watching import ARCHIVE, Prometheus, monitored
 from model import artifact
 from storage.archive_events import TrainingEvents
 
@@ -43,7 +43,7 @@ console = Console()
 
 
 @dataclass
-class Tally:
+class ScalingTally:
     """What became of the requests, by what was being done to the replicas when they began."""
 
     stage: str = "start"
@@ -60,7 +60,7 @@ class Tally:
 class Visitor:
     """One user after the other, of which each posts events and asks for recommendations, one request at a time."""
 
-    def __init__(self, name: str, item_ids: Sequence[str], client: httpx.AsyncClient, tally: Tally) -> None:
+    def __init__(self, name: str, item_ids: Sequence[str], client: httpx.AsyncClient, tally: ScalingTally) -> None:
         self._name = name
         self._item_ids = item_ids
         self._client = client
@@ -112,7 +112,7 @@ class Visitor:
 
 
 async def disturb(
-    running: Topology, requests: int, fewest: int, most: int, rest_s: float, tally: Tally, done: asyncio.Event
+    running: Topology, requests: int, fewest: int, most: int, rest_s: float, tally: ScalingTally, done: asyncio.Event
 ) -> None:
     """Scale up, restart, kill and scale down until there were enough requests."""
 
@@ -134,9 +134,9 @@ async def disturb(
 
 async def measure(
     running: Topology, item_ids: Sequence[str], requests: int, visitors: int, fewest: int, most: int, rest_s: float = 1
-) -> Tally:
+) -> ScalingTally:
     """What becomes of so many requests; between two disturbances the replicas are left alone for `rest_s`."""
-    tally, done = Tally(), asyncio.Event()
+    tally, done = ScalingTally(), asyncio.Event()
     async with (
         httpx.AsyncClient(base_url=running.url, timeout=REQUEST_TIMEOUT_S) as lasting,
         # every other client opens a connection for each request
@@ -151,7 +151,7 @@ async def measure(
     return tally
 
 
-async def check_counts(url: str, tally: Tally) -> None:
+async def check_counts(url: str, tally: ScalingTally) -> None:
     """Add a failure for each user whose events do not count exactly once."""
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S) as client:
         for user_id, posted in tally.posted.items():
@@ -160,7 +160,7 @@ async def check_counts(url: str, tally: Tally) -> None:
                 tally.failures["end", f"{posted} events acknowledged, then: {answer.text[:200]}"] += 1
 
 
-def report(tally: Tally, elapsed_s: float, resent: int) -> None:
+def report(tally: ScalingTally, elapsed_s: float, resent: int) -> None:
     """Print latencies and failures by what was being done to the replicas."""
     table = Table("", "requests", "failed", "p50", "p99", "longest")
     for stage, latencies_ms in tally.latencies_ms.items():
@@ -178,7 +178,7 @@ def report(tally: Tally, elapsed_s: float, resent: int) -> None:
         console.print(f"[red]{count} x {stage}: {failure}", soft_wrap=True)
 
 
-def check_archive(archive: Path, prometheus: Prometheus, tally: Tally) -> int:
+def check_archive(archive: Path, prometheus: Prometheus, tally: ScalingTally) -> int:
     """Add a failure unless each acknowledged event comes to be archived once; returns how many are."""
     acknowledged = sum(tally.posted.values())
     give_up_at_s = time.monotonic() + ARCHIVED_WITHIN_S
@@ -192,7 +192,7 @@ def check_archive(archive: Path, prometheus: Prometheus, tally: Tally) -> int:
     return archived
 
 
-def check_watched(prometheus: Prometheus, most: int, tally: Tally) -> None:
+def check_watched(prometheus: Prometheus, most: int, tally: ScalingTally) -> None:
     """Add what Prometheus has not seen of the replicas, and what it has seen of failures."""
     seen = prometheus.number('max_over_time(count(up{job="app"} == 1)[2h:1s])')
     if seen < most:
@@ -219,7 +219,7 @@ def main(
         environment = {"LISAREC_ARCHIVE_DIR": str(directory / ARCHIVE)}
         running = stack.enter_context(topology(model, fewest, environment=environment))
         # the tail is short, so that resends and new states meet what is archived
-        prometheus = stack.enter_context(watched(running, directory, ["--every", "5", "--keep-tail", "10"]))
+        prometheus = stack.enter_context(monitored(running, directory, ["--every", "5", "--keep-tail", "10"]))
         begin_s = time.monotonic()
         tally = asyncio.run(measure(running, item_ids, requests, visitors, fewest, most, REST_S))
         elapsed_s = time.monotonic() - begin_s

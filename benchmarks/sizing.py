@@ -38,7 +38,7 @@ console = Console(width=150)
 
 
 @dataclass(frozen=True, slots=True)
-class Shop:
+class ShopSize:
     """The size of a shop."""
 
     users: int
@@ -47,17 +47,17 @@ class Shop:
 
 
 SHOPS = (
-    Shop(10_000, 1, 10_000),
-    Shop(100_000, 10, 10_000),
-    Shop(1_000_000, 100, 100_000),
-    Shop(5_000_000, 500, 100_000),
-    Shop(10_000_000, 1_000, 1_000_000),
-    Shop(50_000_000, 5_000, 1_000_000),
+    ShopSize(10_000, 1, 10_000),
+    ShopSize(100_000, 10, 10_000),
+    ShopSize(1_000_000, 100, 100_000),
+    ShopSize(5_000_000, 500, 100_000),
+    ShopSize(10_000_000, 1_000, 1_000_000),
+    ShopSize(50_000_000, 5_000, 1_000_000),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class UnitCosts:
     """Of one size of the catalogue: CPU time of a request, two of three being recommendations, and bytes.
 
     process  of one process of the service, with what it maps of the model
@@ -73,7 +73,7 @@ class Costs:
     archived_event_bytes: float
 
 
-def measured(model: Path, items: int, rate: float, seconds: float) -> Costs:
+def measure_costs(model: Path, items: int, rate: float, seconds: float) -> UnitCosts:
     """Measure the costs with a catalogue of so many items."""
     with of_size(model, items, "trained", 1, on_redis=True) as service, closing(Bench(service)) as bench:
         assert service.redis_url is not None
@@ -82,7 +82,7 @@ def measured(model: Path, items: int, rate: float, seconds: float) -> Costs:
             raise RuntimeError(f"the service does not keep up with {rate:g} recommendations/s: {row.errors}")
         events = USERS * HISTORY + round(row.events_per_s * row.seconds)
         kept = _bytes_in_redis(service.redis_url)
-        return Costs(
+        return UnitCosts(
             service_us=row.service_us,
             redis_us=row.redis_us,
             process_bytes=row.resident_mb[0] * 2**20,
@@ -111,7 +111,7 @@ def _archived_bytes(url: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class MachineSize:
     """What a shop needs."""
 
     processes: int
@@ -124,7 +124,7 @@ class Size:
     archive_gib_a_year: float
 
 
-def needed(shop: Shop, costs: Costs) -> Size:
+def machines_for(shop: ShopSize, costs: UnitCosts) -> MachineSize:
     """Compute what a shop of this size needs."""
     requests_per_s = shop.events_per_s * (1 + 1 / EVENTS_PER_RECOMMENDATION)
     service_cores = requests_per_s * costs.service_us / 1e6 / SHARE_USED
@@ -133,7 +133,7 @@ def needed(shop: Shop, costs: Costs) -> Size:
     used = shop.users * costs.user_bytes + shop.events_per_s * TAIL_S * costs.event_bytes
     redis_gib = used / SHARE_USED / 2**30
     year = shop.events_per_s / PEAK_TO_MEAN * 365 * 86_400
-    return Size(
+    return MachineSize(
         processes=processes,
         service_cores=service_cores,
         service_gib=processes * costs.process_bytes / 2**30,
@@ -145,7 +145,7 @@ def needed(shop: Shop, costs: Costs) -> Size:
     )
 
 
-def costs_table(costs: dict[int, Costs]) -> Table:
+def costs_table(costs: dict[int, UnitCosts]) -> Table:
     """Return a table of what was measured."""
     columns = ("items", "service, µs a request", "Redis, µs a request", "a process", "a user", "an event", "archived")
     table = Table(*columns, title="measured here")
@@ -156,12 +156,12 @@ def costs_table(costs: dict[int, Costs]) -> Table:
     return table
 
 
-def sizes_table(costs: dict[int, Costs]) -> Table:
+def sizes_table(costs: dict[int, UnitCosts]) -> Table:
     """Return a table of what shops need."""
     columns = ("users", "events/s", "items", "service", "Redis", "Redis' disk", "archive a year")
     table = Table(*columns, title="needed at the peak, two recommendations for each event")
     for shop in SHOPS:
-        size = needed(shop, costs[shop.items])
+        size = machines_for(shop, costs[shop.items])
         nodes = "" if size.redis_nodes == 1 else f", {size.redis_nodes} nodes"
         table.add_row(
             *(f"{number:,.0f}" for number in (shop.users, shop.events_per_s, shop.items)),
@@ -182,7 +182,7 @@ def main(
     costs = {}
     for items in SIZES:
         with console.status(f"{items:,} items"):
-            costs[items] = measured(model, items, rate, seconds)
+            costs[items] = measure_costs(model, items, rate, seconds)
     console.print(costs_table(costs))
     console.print(sizes_table(costs))
 

@@ -33,7 +33,7 @@ ROUNDS = 50
 BEAT_S = 0.0005
 
 
-class Pauses:
+class LoopPauses:
     """Watches how long the event loop does not come round."""
 
     async def watch(self) -> None:
@@ -78,7 +78,7 @@ async def measure(items: int, directory: Path) -> Table:
     for name in ("items changed", "said to gone by, median", "worst", "longest pause of the loop"):
         table.add_column(name, justify="right")
     rng = np.random.default_rng(0)
-    pauses = Pauses()
+    pauses = LoopPauses()
     watching = asyncio.create_task(pauses.watch())
     await asyncio.sleep(0)
     for changed in (1, 1000):

@@ -50,7 +50,7 @@ console = Console()
 
 
 @dataclass
-class Tally:
+class SwitchTally:
     """What became of the requests, by what they asked for."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -69,14 +69,14 @@ class Tally:
 
 
 @dataclass
-class Rates:
+class ArrivalRates:
     """Of arrivals in a second."""
 
     events: int
     recommendations: int
 
 
-def arrivals(item_ids: Sequence[str], rates: Rates, is_over: threading.Event) -> Iterator[Due]:
+def arrivals(item_ids: Sequence[str], rates: ArrivalRates, is_over: threading.Event) -> Iterator[Due]:
     """Requests until it is over, as evenly spread as they can be."""
     rng = random.Random(0)
 
@@ -101,11 +101,11 @@ def arrivals(item_ids: Sequence[str], rates: Rates, is_over: threading.Event) ->
     )
 
 
-async def measure(running: Topology, model: Path, other: Path, rates: Rates, pause_s: float) -> Tally:
+async def measure(running: Topology, model: Path, other: Path, rates: ArrivalRates, pause_s: float) -> SwitchTally:
     """Switch forth, back and forth under load."""
     addresses = [(str(replica.address), running.replica_port) for replica in running.replicas]
     urls = [f"http://{host}:{port}" for host, port in addresses]
-    tally, is_over = Tally(), threading.Event()
+    tally, is_over = SwitchTally(), threading.Event()
     load = Load(addresses, CONNECTIONS)
     async with httpx.AsyncClient() as client:
         begin_s = time.perf_counter()
@@ -195,7 +195,7 @@ def main(
     if model.resolve().parent != other.resolve().parent:
         raise typer.BadParameter("the models must lie in one folder, as those do that can be activated")
     with topology(model, 2 if redis else 1, redis=redis) as running:
-        tally = asyncio.run(measure(running, model, other, Rates(events, recommendations), pause_s))
+        tally = asyncio.run(measure(running, model, other, ArrivalRates(events, recommendations), pause_s))
         wrong = asyncio.run(wrong_states(running, [model, other], tally.accepted))
     for kind, outcome in sorted(tally.outcomes.items()):
         p50, p99, worst = np.percentile(outcome.latencies_ms or [np.nan], [50, 99, 100])

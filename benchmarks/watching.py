@@ -54,7 +54,7 @@ class Prometheus:
 
 
 @contextmanager
-def watched(
+def monitored(
     running: Topology,
     directory: Path,
     archiver_options: Sequence[str],
@@ -71,7 +71,7 @@ def watched(
     """
     archiver, trainer, listening = (f"127.0.0.1:{free_port()}" for _ in range(3))
     balancer = running.balancer_environment["LISAREC_METRICS_BIND"]
-    with _names(running, {"archive": [archiver], "trainer": [trainer], "haproxy": [balancer]}) as names_url:
+    with _service_discovery(running, {"archive": [archiver], "trainer": [trainer], "haproxy": [balancer]}) as names_url:
         jobs = [_job(job, names_url, listening) for job in CONFIG["scrape_configs"]]
         rules = [str(MOUNTED / Path(name).name) for name in CONFIG["rule_files"]]
         config = CONFIG | {"global": CONFIG["global"] | every_s, "rule_files": rules, "scrape_configs": jobs}
@@ -111,7 +111,7 @@ def _job(job: dict[str, Any], names_url: str, own: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _names(running: Topology, known: Mapping[str, list[str]]) -> Iterator[str]:
+def _service_discovery(running: Topology, known: Mapping[str, list[str]]) -> Iterator[str]:
     """An HTTP server that tells Prometheus who has a name."""
 
     class Handler(BaseHTTPRequestHandler):

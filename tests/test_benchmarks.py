@@ -207,7 +207,7 @@ def test_codes_that_change_are_counted_over_interruptions(data: Path, tmp_path: 
         model=MECHANISMS["lisa-mini-paper"], training=training, data=DataCard(train_on="validation")
     )
 
-    class Interrupted(mechanisms.Said):
+    class Interrupted(mechanisms.TrainingRecorder):
         def epoch(self, report: EpochReport) -> None:
             super().epoch(report)
             if report.epoch == 1:
@@ -216,10 +216,10 @@ def test_codes_that_change_are_counted_over_interruptions(data: Path, tmp_path: 
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     for out in (whole, broken):
         out.mkdir()
-    train_mechanism(data, whole, recipe, progress=mechanisms.Said(whole))
+    train_mechanism(data, whole, recipe, progress=mechanisms.TrainingRecorder(whole))
     with pytest.raises(KeyboardInterrupt):
         train_mechanism(data, broken, recipe, progress=Interrupted(broken))
-    train_mechanism(data, broken, recipe, resume=True, progress=mechanisms.Said(broken))
+    train_mechanism(data, broken, recipe, resume=True, progress=mechanisms.TrainingRecorder(broken))
     changed = json.loads((whole / "codes_changed.json").read_text())
     assert changed[0] is None
     assert all(0 < share < 1 for share in changed[1:])

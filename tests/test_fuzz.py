@@ -1,4 +1,4 @@
-"""Some thousand requests that nobody should send, to a running service: `benchmarks.fuzz` in short."""
+"""Some thousand malformed requests to a running service: `benchmarks.fuzz` in short."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks import fuzz
-from benchmarks.fuzz import Found, Fuzzed, described, exchange_all, fuzzed, judge, look_after
-from benchmarks.nonsense import Case, cases
+from benchmarks.fuzz import (
+    Findings,
+    FuzzTarget,
+    check_afterwards,
+    fuzz_target,
+    judge_answers,
+    run_schemathesis,
+    send_all,
+)
+from benchmarks.nonsense import MalformedCase, malformed_cases
 from tests.app.conftest import write_model
 
 RAW = {"service": 700, "balancer": 300}
@@ -19,29 +27,29 @@ WAITING_SHARE = 0.001
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
     try:
-        with fuzzed(write_model(tmp_path_factory.mktemp("models") / "tiny"), "redis", with_keys=True) as service:
+        with fuzz_target(write_model(tmp_path_factory.mktemp("models") / "tiny"), "redis", with_keys=True) as service:
             yield service
     except FileNotFoundError as exc:  # CI turns this into a failure
         pytest.skip(str(exc))
 
 
-def test_nonsense_and_what_the_description_says_bring_nothing_down(service: Fuzzed) -> None:
-    found, files = Found(), service.number("process_open_fds")
+def test_malformed_requests_and_what_the_description_says_bring_nothing_down(service: FuzzTarget) -> None:
+    found, files = Findings(), service.number("process_open_fds")
     for name, url in (("service", service.url), ("balancer", service.running.url)):
-        asyncio.run(exchange_all(url, list(cases(service.calls(), RAW[name], 1, WAITING_SHARE)), found, name))
+        asyncio.run(send_all(url, list(malformed_cases(service.calls(), RAW[name], 1, WAITING_SHARE)), found, name))
     assert {200, 400, 401, 404, 405, 422} <= found.answers.keys()
-    described(service, 1, 1, found, "examples,coverage")
+    run_schemathesis(service, 1, 1, found, "examples,coverage")
     assert found.cases > sum(RAW.values()) + 500
-    look_after(service, files, found)
+    check_afterwards(service, files, found)
     assert found.faults == {}
 
 
-def test_the_same_seed_gives_the_same_cases(service: Fuzzed) -> None:
+def test_the_same_seed_gives_the_same_cases(service: FuzzTarget) -> None:
     calls = service.calls()
     assert {bytes(call.target) for call in calls} >= {b"/v1/events", b"/v1/users/ada/recommendations", b"/metrics"}
-    first, second, other = (list(cases(calls, 50, seed, 0.1)) for seed in (1, 1, 2))
+    first, second, other = (list(malformed_cases(calls, 50, seed, 0.1)) for seed in (1, 1, 2))
     assert first == second != other
 
 
@@ -56,16 +64,16 @@ ODD = {
 
 @pytest.mark.parametrize(("answered", "fault"), ODD.items())
 def test_a_fault_is_seen(answered: bytes | None, fault: str) -> None:
-    found = Found()
-    judge(answered, found, "it")
+    found = Findings()
+    judge_answers(answered, found, "it")
     assert found.faults == {fault: 1}
 
 
 def test_who_neither_answers_nor_hangs_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz, "ANSWER_WITHIN_S", 0.2)
-    found, case = Found(), Case((b"GET / HTTP/1.1\r\n\r\n",), "half-close")
+    found, case = Findings(), MalformedCase((b"GET / HTTP/1.1\r\n\r\n",), "half-close")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        asyncio.run(exchange_all(f"http://127.0.0.1:{silent.getsockname()[1]}", [case], found, "silent"))
+        asyncio.run(send_all(f"http://127.0.0.1:{silent.getsockname()[1]}", [case], found, "silent"))
     assert [fault.partition(" to ")[0] for fault in found.faults] == ["no answer within 0.2 s"]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.retrain import Sizes, measure
+from benchmarks.retrain import LoopSizes, measure
 
 
 def test_the_first_generation_comes_by_itself_and_no_request_fails() -> None:
-    tally = measure("redis", Sizes(shoppers=170, judges=60, epochs=1, kills=1, kill_within_s=1), whole=False)
+    tally = measure("redis", LoopSizes(shoppers=170, judges=60, epochs=1, kills=1, kill_within_s=1), whole=False)
     assert tally.kills == 1
     assert not tally.failures
     assert not tally.faults, (tally.faults, tally.findings)

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from benchmarks import watching
-from benchmarks.topology import ROOT, program, topology
+from benchmarks.compose import ROOT
+from benchmarks.topology import program, topology
 from benchmarks.watching import Prometheus
 
 PROMETHEUS = ROOT / "docker" / "prometheus"
@@ -121,7 +122,7 @@ def watched(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     try:
         with (
             topology(model_dir, 1) as running,
-            watching.watched(running, directory, ["--every", "1"], models=model_dir.parent, every_s=often) as found,
+            watching.monitored(running, directory, ["--every", "1"], models=model_dir.parent, every_s=often) as found,
         ):
             drive(running.url)
             wait_until(lambda: is_up(found), directory / "prometheus.log")
