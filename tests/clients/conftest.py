@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -19,6 +21,7 @@ from app import keys
 from app.keys import SCOPES, Scope, add, make
 from app.main import create_app
 from app.settings import Settings
+from clients.lisarec_client import AsyncClient, Client
 from tests.app.conftest import write_model
 from tests.app.test_server import launch
 
@@ -144,6 +147,49 @@ def front(service: Service, serve_http: Callable[[type[BaseHTTPRequestHandler]],
     front = Front(service.url)
     front.url = serve_http(type("OwnExchange", (Exchange,), {"front": front}))
     return front
+
+
+@pytest.fixture
+def ann() -> str:
+    """A user that no other test has."""
+    return f"ann-{time.monotonic_ns()}"
+
+
+class InLoop:
+    """An AsyncClient whose calls are waited for, so that one test is for both clients."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._runner.get_loop()
+        self._client = AsyncClient(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if not asyncio.iscoroutinefunction(method):
+            return method
+        return lambda *arguments, **options: self._runner.run(method(*arguments, **options))
+
+    def close(self) -> bool:
+        all_sent = self._runner.run(self._client.close())
+        self._runner.close()
+        return all_sent
+
+
+Connect = Callable[..., Any]
+
+
+@pytest.fixture(params=[Client, InLoop], ids=["Client", "AsyncClient"])
+def connect(request: pytest.FixtureRequest, service: Service) -> Iterator[Connect]:
+    """Make a client of either kind with a key for everything; it is closed afterwards."""
+    made: list[Any] = []
+
+    def connect_client(url: str = service.url, **options: Any) -> Any:
+        made.append(request.param(url, service.key, **options))
+        return made[-1]
+
+    yield connect_client
+    for client in made:
+        client.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
@@ -10,63 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from clients import lisarec_client
-from clients.lisarec_client import AsyncClient, Client, LisarecError, visitor_in
+from clients.lisarec_client import Client, LisarecError, responses, visitor_in
 from tests.app.test_server import Process, logged_ids
-from tests.clients.conftest import ROOT, Exchange, Front, Service
+from tests.clients.conftest import ROOT, Connect, Exchange, Front, Service
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 PATIENT_S = 60.0
 ITEMS = [f"item-{row}" for row in range(1, 6)]
-
-
-@pytest.fixture
-def ann() -> str:
-    """A user that no other test has."""
-    return f"ann-{time.monotonic_ns()}"
-
-
-class InLoop:
-    """An AsyncClient whose calls are waited for, so that one test is for both clients."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._runner = asyncio.Runner()
-        self._runner.get_loop()
-        self._client = AsyncClient(*arguments, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-        if not asyncio.iscoroutinefunction(method):
-            return method
-        return lambda *arguments, **options: self._runner.run(method(*arguments, **options))
-
-    def close(self) -> bool:
-        all_sent = self._runner.run(self._client.close())
-        self._runner.close()
-        return all_sent
-
-
-Connect = Callable[..., Any]
-
-
-@pytest.fixture(params=[Client, InLoop], ids=["Client", "AsyncClient"])
-def connect(request: pytest.FixtureRequest, service: Service) -> Iterator[Connect]:
-    """Make a client of either kind with a key for everything; it is closed afterwards."""
-    made: list[Any] = []
-
-    def connect_client(url: str = service.url, **options: Any) -> Any:
-        made.append(request.param(url, service.key, **options))
-        return made[-1]
-
-    yield connect_client
-    for client in made:
-        client.close()
 
 
 class Misfortune:
@@ -127,7 +81,7 @@ class TestEvents:
     def test_that_flush_confirmed_are_in_the_log_once_and_in_order_whatever_fails(
         self, service: Service, front: Front, monkeypatch: pytest.MonkeyPatch, seed: int
     ) -> None:
-        monkeypatch.setattr(lisarec_client, "LONGEST_PAUSE_S", 0.02)
+        monkeypatch.setattr(responses, "LONGEST_PAUSE_S", 0.02)
         misfortune = Misfortune(seed)
         front.play = misfortune
         client = Client(front.url, service.key)
@@ -409,7 +363,7 @@ def test_a_closed_client_takes_nothing_more(service: Service) -> None:
         client.user("ann")
 
 
-def test_the_file_needs_httpx_and_nothing_else_of_ours() -> None:
+def test_the_client_needs_httpx_and_nothing_else_of_ours() -> None:
     program = "import sys, lisarec_client; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT / "clients", check=True, capture_output=True, text=True

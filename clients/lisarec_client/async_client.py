@@ -1,0 +1,177 @@
+"""The client for asyncio."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any, Self
+
+import httpx
+
+from .ids import new_event_id, require_id, require_number, user_path
+from .outbox import QUEUE_SIZE, Outbox
+from .responses import (
+    PATIENCE_S,
+    RETRIED_STATUSES,
+    LisarecError,
+    Recommendations,
+    parsed,
+    pauses_s,
+    retry_after_s,
+    unreachable,
+)
+
+TIMEOUT_S = 0.25  # for recommendations: a page that waits longer is worse than one with popular items
+
+logger = logging.getLogger("lisarec")
+
+
+class AsyncClient:
+    """The client for asyncio: make one for each process, and use it in one event loop. See the package."""
+
+    def __init__(
+        self, url: str, key: str | None = None, *, timeout_s: float = TIMEOUT_S, queue_size: int = QUEUE_SIZE
+    ) -> None:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=None)  # noqa: S113  # asyncio.timeout has it
+        self._timeout_s = timeout_s
+        self._silent_until_s = 0.0  # as Retry-After asked
+        self.outbox = Outbox(url, headers, queue_size)
+
+    def event(
+        self,
+        user_id: str,
+        item_id: str,
+        type: str = "click",  # noqa: A002  # the service's word
+        *,
+        value: float | None = None,
+        recommendation_id: str | None = None,
+        timestamp_s: float | None = None,
+        event_id: str | None = None,
+    ) -> str | None:
+        """Queue an event. Return its id at once, or None when the queue is full and the event is dropped.
+
+        timestamp_s  when it happened, in Unix seconds; now, unless said otherwise
+        event_id     only for an event that was given an id elsewhere
+        raises       ValueError for what the service would refuse, as an id with a space in it
+        """
+        event: dict[str, Any] = {"event_id": event_id or new_event_id(), "user_id": user_id, "item_id": item_id}
+        event |= {"type": type, "timestamp": time.time() if timestamp_s is None else timestamp_s}
+        if recommendation_id is not None:
+            event["recommendation_id"] = recommendation_id
+        if value is not None:
+            event["value"] = value
+        for name, field in event.items():
+            require_number(name, field) if name in ("timestamp", "value") else require_id(name, field)
+        return str(event["event_id"]) if self.outbox.put(event) else None
+
+    async def recommendations(
+        self,
+        user_id: str | None,
+        k: int = 10,
+        *,
+        fallback: Iterable[str] = (),
+        timeout_s: float | None = None,
+        **wishes: Any,
+    ) -> Recommendations:
+        """Return the user's best items, or the first k of the fallback after the time-out. Never raise.
+
+        wishes  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
+                exclude, exclude_seen, candidates, history, boost, pin, diversity, max_per_category, cursor, because,
+                explain
+        """
+        request = {"k": k, **wishes} if user_id is None else {"user_id": user_id, "k": k, **wishes}
+        try:
+            async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
+                return await self._post(request)
+        except Exception as exc:  # whatever it is, the page needs items to show
+            logger.warning("recommending the fallback: %s", str(exc) or type(exc).__name__)
+            return Recommendations([{"item_id": item_id} for item_id in itertools.islice(fallback, k)], "fallback")
+
+    async def _post(self, request: dict[str, Any]) -> Recommendations:
+        if time.monotonic() < self._silent_until_s:
+            raise LisarecError(0, "silent", "the service asked not to be asked for some seconds")
+        try:
+            answer = await self._http.post("/v1/recommendations", json=request)
+        except httpx.TransportError:  # as when the service closes a connection that was idle
+            answer = await self._http.post("/v1/recommendations", json=request)
+        self._silent_until_s = time.monotonic() + (retry_after_s(answer) or 0.0)
+        body = parsed(answer)
+        return Recommendations(
+            body["items"], body["source"], body["recommendation_id"], body.get("cursor"), body.get("because")
+        )
+
+    async def user(self, user_id: str) -> dict[str, Any] | None:
+        """Return what the service knows of the user; None for a user without events."""
+        try:
+            return await self._call("GET", user_path(user_id))
+        except LisarecError as exc:
+            if exc.code == "user_not_found":
+                return None
+            raise
+
+    async def undo(self, user_id: str, event_id: str) -> bool:
+        """Undo an event; return False if it was undone before.
+
+        raises  LisarecError  with the code event_not_found for an event that is not there
+        """
+        require_id("event_id", event_id)
+        await self._flush_or_raise()  # the event may still be in the queue
+        return bool((await self._call("DELETE", user_path(user_id, "events", event_id)))["changed"])
+
+    async def merge(self, user_id: str, visitor: str) -> bool:
+        """Merge the visitor into the user, as at login; return False if this was done before.
+
+        raises  LisarecError  with the code merge_refused where the visitor has become another user
+        """
+        require_id("visitor", visitor)
+        return bool((await self._call("POST", user_path(user_id, "merge"), {"from": visitor}))["changed"])
+
+    async def erase(self, user_id: str) -> str:
+        """Erase the user with all events, also those in this client's queue; return when the last copies are gone."""
+        await self._flush_or_raise()  # events that come after the erasure would begin a new user
+        return str((await self._call("DELETE", user_path(user_id)))["files_by"])
+
+    async def flush(self, timeout_s: float = PATIENCE_S) -> bool:
+        """Wait until the queue is sent. Return whether all events since the last flush are in the service's log."""
+        return await asyncio.to_thread(self.outbox.flush, timeout_s)
+
+    async def close(self, timeout_s: float = PATIENCE_S) -> bool:
+        """Flush, and close the client."""
+        all_sent = await asyncio.to_thread(self.outbox.close, timeout_s)
+        await self._http.aclose()
+        return all_sent
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _flush_or_raise(self) -> None:
+        if not await self.flush():
+            raise LisarecError(0, "not_flushed", "events still wait to be sent, or were refused; nothing was done")
+
+    async def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """Call until there is a response; each of these calls may be repeated.
+
+        raises  LisarecError  when the service refuses, or time is up
+        """
+        give_up_at_s = time.monotonic() + PATIENCE_S
+        for pause_s in pauses_s():
+            failure = LisarecError(0, "unreachable", f"the service did not answer within {PATIENCE_S:g} s")
+            try:
+                async with asyncio.timeout(give_up_at_s - time.monotonic()):
+                    return parsed(await self._http.request(method, path, json=body))
+            except httpx.HTTPError as exc:
+                failure = unreachable(exc)
+            except LisarecError as exc:
+                failure = exc
+            except TimeoutError:
+                raise failure from None
+            wait_s = pause_s if failure.retry_after_s is None else failure.retry_after_s
+            if failure.status not in RETRIED_STATUSES or time.monotonic() + wait_s >= give_up_at_s:
+                raise failure
+            await asyncio.sleep(wait_s)
+        raise AssertionError("there is always another pause")

@@ -1,0 +1,88 @@
+"""The client for programs without asyncio."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from typing import Any, Self, TypeVar
+
+from .async_client import TIMEOUT_S, AsyncClient
+from .outbox import QUEUE_SIZE
+from .responses import PATIENCE_S, Recommendations
+
+Result = TypeVar("Result")
+
+
+class Client:
+    """The blocking client, for any thread: make one for each process. See the package.
+
+    It runs an `AsyncClient` in a thread of its own, since only asyncio can end everything that exceeds its time-out.
+    """
+
+    def __init__(
+        self, url: str, key: str | None = None, *, timeout_s: float = TIMEOUT_S, queue_size: int = QUEUE_SIZE
+    ) -> None:
+        self._client = AsyncClient(url, key, timeout_s=timeout_s, queue_size=queue_size)
+        self.outbox = self._client.outbox
+        self.event = self._client.event
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def recommendations(
+        self,
+        user_id: str | None,
+        k: int = 10,
+        *,
+        fallback: Iterable[str] = (),
+        timeout_s: float | None = None,
+        **wishes: Any,
+    ) -> Recommendations:
+        """Do as `AsyncClient.recommendations`."""
+        return self._run(self._client.recommendations(user_id, k, fallback=fallback, timeout_s=timeout_s, **wishes))
+
+    def user(self, user_id: str) -> dict[str, Any] | None:
+        """Do as `AsyncClient.user`."""
+        return self._run(self._client.user(user_id))
+
+    def undo(self, user_id: str, event_id: str) -> bool:
+        """Do as `AsyncClient.undo`."""
+        return self._run(self._client.undo(user_id, event_id))
+
+    def merge(self, user_id: str, visitor: str) -> bool:
+        """Do as `AsyncClient.merge`."""
+        return self._run(self._client.merge(user_id, visitor))
+
+    def erase(self, user_id: str) -> str:
+        """Do as `AsyncClient.erase`."""
+        return self._run(self._client.erase(user_id))
+
+    def flush(self, timeout_s: float = PATIENCE_S) -> bool:
+        """Do as `AsyncClient.flush`."""
+        return self.outbox.flush(timeout_s)
+
+    def close(self, timeout_s: float = PATIENCE_S) -> bool:
+        """Do as `AsyncClient.close`."""
+        all_sent = self.outbox.close(timeout_s)
+        if self._loop is not None and self._thread is not None and self._thread.is_alive():
+            self._run(self._client.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        return all_sent
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="lisarec calls", daemon=True)
+                self._thread.start()
+        if self._loop.is_closed() or self._thread is None or not self._thread.is_alive():
+            call.close()
+            raise RuntimeError("this client is closed, or of the process before a fork: make one in each process")
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()

@@ -1,0 +1,146 @@
+"""The queue of events, and the thread that sends them."""
+
+import atexit
+import itertools
+import logging
+import threading
+from collections import deque
+from typing import Any
+
+import httpx
+
+from .responses import PATIENCE_S, LisarecError, invalid_indices, not_lisarec, parsed, pauses_s, unreachable
+
+QUEUE_SIZE = 10_000  # events; some 5 MB
+BATCH_SIZE = 200  # events in one request
+
+logger = logging.getLogger("lisarec")
+
+
+class Outbox:
+    """A bounded queue of events, and a thread that sends them, oldest first.
+
+    Events that arrive during a request go with the next one, so batches grow with the load and no event waits for a
+    timer. The thread starts with the first event.
+    """
+
+    def __init__(self, url: str, headers: dict[str, str], queue_size: int) -> None:
+        self.dropped = 0  # events that found the queue full
+        self.refused = 0  # events that the service refused as invalid
+        self._url = url
+        self._headers = headers
+        self._queue_size = queue_size
+        self._batch_size = BATCH_SIZE
+        self._waiting: deque[tuple[int, dict[str, Any]]] = deque()  # with their numbers; also those being sent
+        self._newest = self._flushed_to = self._newest_refused = 0
+        self._was_full = self._ends = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def put(self, event: dict[str, Any]) -> bool:
+        """Queue the event, or drop it when the queue is full; return whether it was queued."""
+        with self._changed:
+            is_queued = len(self._waiting) < self._queue_size and not self._ends
+            is_first_drop = not is_queued and not self._was_full
+            self._was_full = not is_queued
+            if is_queued:
+                self._newest += 1
+                self._waiting.append((self._newest, event))
+                self._start()
+                self._changed.notify_all()
+            else:
+                self.dropped += 1
+        if is_first_drop:
+            logger.error("events are dropped: %d wait already, or the client is closed", self._queue_size)
+        return is_queued
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait for the events queued so far. Return False after the time-out, or if one was refused since last time."""
+        with self._changed:
+            mark = self._newest
+            self._changed.wait_for(lambda: self._ends or not self._waits_before(mark), timeout_s)
+            if self._waits_before(mark):
+                return False
+            is_whole = self._newest_refused <= self._flushed_to
+            self._flushed_to = mark
+            return is_whole
+
+    def close(self, timeout_s: float = PATIENCE_S) -> bool:
+        """Flush, and end the thread. Events that could not be sent in time are lost; the log says how many."""
+        is_whole = self.flush(timeout_s)
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+            lost = len(self._waiting)
+        if lost:  # the thread may be in the middle of a request
+            logger.error("%d events were not sent", lost)
+        elif self._thread is not None:
+            self._thread.join()
+        atexit.unregister(self.close)
+        return is_whole and not lost
+
+    def _waits_before(self, mark: int) -> bool:
+        return bool(self._waiting) and self._waiting[0][0] <= mark
+
+    def _start(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._send_all, name="lisarec events", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+
+    def _send_all(self) -> None:
+        pauses, logged = pauses_s(), ""
+        with httpx.Client(base_url=self._url, headers=self._headers, timeout=PATIENCE_S) as http:
+            while batch := self._next_batch():
+                try:
+                    self._send(http, batch)
+                    pauses, logged = pauses_s(), ""
+                except LisarecError as exc:
+                    if str(exc) != logged:
+                        logged = str(exc)
+                        logger.warning("events wait, and will be sent again: %s", logged)
+                    self._pause(next(pauses) if exc.retry_after_s is None else exc.retry_after_s)
+
+    def _next_batch(self) -> list[tuple[int, dict[str, Any]]]:
+        """Wait for events, and return the oldest; none once the outbox is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ends)
+            return [] if self._ends else list(itertools.islice(self._waiting, self._batch_size))
+
+    def _pause(self, pause_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ends, pause_s)
+
+    def _send(self, http: httpx.Client, batch: list[tuple[int, dict[str, Any]]]) -> None:
+        """Post the batch once, and remove the events that the service has accepted or refused as invalid.
+
+        raises  LisarecError  when it did neither. Some events may be in its log; it recognises them by their ids
+        """
+        try:
+            answer = http.post("/v1/events", json=[event for _, event in batch])
+        except httpx.HTTPError as exc:
+            raise unreachable(exc) from exc
+        if answer.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE and len(batch) > 1:
+            self._batch_size = len(batch) // 2
+        elif invalid := {batch[index][0] for index in invalid_indices(answer) if index < len(batch)}:
+            self._drop_refused(invalid, answer)
+        elif sum(parsed(answer).get(name, 0) for name in ("accepted", "duplicates")) == len(batch):
+            self._remove_oldest(len(batch))
+            self._batch_size = min(2 * self._batch_size, BATCH_SIZE)  # one large event must not keep batches small
+        else:
+            raise not_lisarec(answer)
+
+    def _remove_oldest(self, count: int) -> None:
+        with self._changed:
+            for _ in range(count):
+                self._waiting.popleft()
+            self._changed.notify_all()
+
+    def _drop_refused(self, numbers: set[int], answer: httpx.Response) -> None:
+        """Drop events that the service will never accept; the others are sent without them."""
+        logger.error("%d events were refused: %s", len(numbers), answer.text)
+        with self._changed:
+            self.refused += len(numbers)
+            self._newest_refused = max(numbers)
+            self._waiting = deque(entry for entry in self._waiting if entry[0] not in numbers)
+            self._changed.notify_all()

@@ -1,0 +1,98 @@
+"""Responses of the service: parsed, or raised as an error."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+PATIENCE_S = 10.0  # for everything but recommendations
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # between two attempts, unless the service says how long
+RETRIED_STATUSES = frozenset({0, 408, 429, 500, 502, 503, 504})
+
+
+class LisarecError(Exception):
+    """The service refused, or could not be reached in time (status 0); the message says which."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{status} {code}: {message}" if status else message)
+        self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendations:
+    """Items, best first. Give the `recommendation_id` to the events that come of them."""
+
+    items: list[dict[str, Any]]  # {"item_id", "score", "title" ...}; of a fallback {"item_id"}
+    source: str  # the service's word ("personalised", "popular" ...), or "fallback"
+    recommendation_id: str | None = None
+    cursor: str | None = None  # of the next page, where pages were asked for; None after the last one
+    because: dict[str, Any] | None = None  # {"item_id", "title"}: the item that these are most like
+
+    @property
+    def item_ids(self) -> list[str]:
+        """The ids of the items, best first."""
+        return [item["item_id"] for item in self.items]
+
+
+def parsed(answer: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object of a successful response.
+
+    raises  LisarecError  when the service refuses, or when something else has answered
+    """
+    if not answer.is_success:
+        raise _refusal(answer)
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise not_lisarec(answer)
+    return body
+
+
+def _refusal(answer: httpx.Response) -> LisarecError:
+    try:
+        error = answer.json()["error"]
+        code, message = str(error["code"]), str(error["message"])
+    except (ValueError, TypeError, LookupError):  # a proxy has answered
+        code, message = "http_error", answer.reason_phrase
+    return LisarecError(answer.status_code, code, message, retry_after_s(answer))
+
+
+def not_lisarec(answer: httpx.Response) -> LisarecError:
+    """Return the error for a response that is not the service's."""
+    return LisarecError(answer.status_code, "not_lisarec", "this is not how lisarec answers; is the address right?")
+
+
+def unreachable(exc: Exception) -> LisarecError:
+    """Return the error for a request without a response."""
+    return LisarecError(0, "unreachable", f"the service cannot be reached: {str(exc) or type(exc).__name__}")
+
+
+def retry_after_s(answer: httpx.Response) -> float | None:
+    """Return the seconds of `Retry-After`; None where it is missing, or is a date, which only proxies send."""
+    seconds = answer.headers.get("retry-after", "")
+    return float(seconds) if seconds.isascii() and seconds.isdigit() else None
+
+
+def invalid_indices(answer: httpx.Response) -> list[int]:
+    """Return the indices of events of the batch that the service refuses as invalid: at least one if there are any."""
+    if answer.status_code != httpx.codes.UNPROCESSABLE_ENTITY:
+        return []
+    try:
+        places = [detail["index"] for detail in answer.json()["error"]["details"]]
+    except (ValueError, TypeError, LookupError):
+        return []
+    return [place for place in places if isinstance(place, int)]
+
+
+def pauses_s() -> Iterator[float]:
+    """Return the pauses between attempts: they grow, and they differ between the clients of one service."""
+    for doubled in itertools.count():
+        longest_s = min(SHORTEST_PAUSE_S * 2 ** min(doubled, 20), LONGEST_PAUSE_S)
+        yield random.uniform(longest_s / 2, longest_s)  # noqa: S311
