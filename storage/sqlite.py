@@ -29,7 +29,7 @@ from storage.sqlite_append import Append
 from storage.sqlite_catch_up import CatchUpThread
 from storage.sqlite_database import FILE_NAME, Database, empty_write_ahead_log
 from storage.sqlite_generations import SQLiteGenerations, active
-from storage.sqlite_log import LOG_PAGE, log_entries, log_page, newest_entries
+from storage.sqlite_log import LOG_PAGE, log_entries, log_page, newest_entries, resolve_alias
 from storage.state import Generation
 from storage.state_event import Event, digest
 from storage.trends import Trends
@@ -110,7 +110,7 @@ class SQLiteStore(UserStore):
         self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
     ) -> list[bytes | None]:
         def read(db: sqlite3.Connection) -> tuple[dict[str, str], dict[str, sqlite_states.CurrentState | None]]:
-            targets = {user_id: sqlite_corrections.resolve_alias(db, tenant, user_id) for user_id in user_ids}
+            targets = {user_id: resolve_alias(db, tenant, user_id) for user_id in user_ids}
             return targets, sqlite_states.current_states(db, generation, tenant, targets.values(), max_missing)
 
         targets, states = await self._database.read(read)
@@ -171,7 +171,7 @@ class SQLiteStore(UserStore):
     @override
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         def read(db: sqlite3.Connection) -> list[LogEntry]:
-            return list(log_entries(db, tenant, sqlite_corrections.resolve_alias(db, tenant, user_id), after, limit))
+            return list(log_entries(db, tenant, resolve_alias(db, tenant, user_id), after, limit))
 
         return await self._database.read(read)
 
@@ -197,7 +197,7 @@ class SQLiteStore(UserStore):
 
     async def _fold_corrected(self, tenant: str, user_id: str) -> None:
         """Start folding a log that was corrected before the next read needs its states."""
-        target = await self._database.read(lambda db: sqlite_corrections.resolve_alias(db, tenant, user_id))
+        target = await self._database.read(lambda db: resolve_alias(db, tenant, user_id))
         for generation in self._served:
             self._catch_up.start(tenant, target, generation)
 

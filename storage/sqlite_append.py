@@ -1,15 +1,15 @@
 """Appending to the embedded store: the events of many requests are logged, folded and saved in a few statements."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, islice
 
-from storage import sqlite_corrections, sqlite_states
 from storage.corrections import is_correction
 from storage.fold import fold_encoded
-from storage.records import AppendResult, FoldedState
-from storage.sqlite_log import log_new_events, logged_ids
+from storage.records import AppendResult
+from storage.sqlite_log import log_new_events, logged_ids, readdress_all
+from storage.sqlite_states import current_states, replace
 from storage.state import Generation
 from storage.state_event import Event
 
@@ -42,53 +42,51 @@ Result = tuple[list[AppendResult], list[tuple[str, Generation]]]
 def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result]:
     """Log and fold the events of requests that combine, in order, in the caller's transaction."""
     generations, tenant = appends[0].generations, appends[0].tenant
-    posted = [event for one in appends for event in one.events]
-    events = sqlite_corrections.readdress_all(db, tenant, posted)
+    events = readdress_all(db, tenant, [event for one in appends for event in one.events])
     logged = logged_ids(db, tenant, events)
     is_new = []
     for event in events:
         is_new.append((event.user_id, event.event_id) not in logged)
         logged.add((event.user_id, event.event_id))
     new = list(compress(events, is_new))
-    users = list(dict.fromkeys(event.user_id for event in new))
-    before = [sqlite_states.current_states(db, generation, tenant, users, FAR_BEHIND) for generation in generations]
-    through_seq = dict(zip((event.user_id for event in new), log_new_events(db, tenant, new), strict=True))
-    corrected = {event.user_id for event in new if is_correction(event)}  # their next read folds their states
+    user_ids = [event.user_id for event in new]
+    corrections = [is_correction(event) for event in new]
+    corrected = set(compress(user_ids, corrections))  # their next read folds their states
+    before = [current_states(db, generation, tenant, user_ids, FAR_BEHIND) for generation in generations]
+    seqs = dict(zip(user_ids, log_new_events(db, tenant, new), strict=True))
     behind: list[tuple[str, Generation]] = []
     late: list[bool] = []
-    for generation, found in zip(generations, before, strict=True):
-        values = {user_id: user.value for user_id, user in found.items() if user is not None}
-        behind += [(user_id, generation) for user_id in users if user_id not in values]
-        folded, late_here = _folded(generation, {u: v for u, v in values.items() if u not in corrected}, new)
+    for generation, states in zip(generations, before, strict=True):
+        behind += [(user_id, generation) for user_id, state in states.items() if state is None]
+        values = {u: state.value for u, state in states.items() if state is not None and u not in corrected}
+        folded, late_here = _fold(generation, values, new)
         late = late or late_here
-        states = [FoldedState(tenant, user_id, through_seq[user_id], value) for user_id, value in folded.items()]
-        sqlite_states.replace(db, generation, states)
-    results = _results(generations[0], events, is_new, late)
-    return [([next(results) for _ in one.events], behind if one is appends[0] else []) for one in appends]
+        replace(db, generation, tenant, folded, seqs)
+    results = _results(generations[0], events, is_new, zip(corrections, late, strict=True))
+    return [(list(islice(results, len(one.events))), behind if one is appends[0] else []) for one in appends]
 
 
-def _folded(
-    generation: Generation, values: dict[str, bytes], events: Sequence[Event]
+def _fold(
+    generation: Generation, values: Mapping[str, bytes], events: Sequence[Event]
 ) -> tuple[dict[str, bytes], list[bool]]:
-    """Fold the events into the states of the users; return the new states, and whether each event was late."""
+    """Fold the events into the states of these users; return the new states, and whether each event was late."""
     places = {user_id: place for place, user_id in enumerate(values)}
     is_folded = [event.user_id in places for event in events]
     own = list(compress(events, is_folded))
     if not own:
-        return {}, [False] * len(events)
+        return {}, is_folded
     folded, late = fold_encoded(generation, list(values.values()), [places[event.user_id] for event in own], own)
-    each = iter(late)
-    return dict(zip(values, folded, strict=True)), [one and next(each) for one in is_folded]
+    late_of_own = iter(late)
+    return dict(zip(values, folded, strict=True)), [one and next(late_of_own) for one in is_folded]
 
 
 def _results(
-    first: Generation, events: Sequence[Event], is_new: Sequence[bool], late: Sequence[bool]
+    first: Generation, events: Sequence[Event], is_new: Sequence[bool], of_new: Iterator[tuple[bool, bool]]
 ) -> Iterator[AppendResult]:
-    """The result of each event; `late` has a flag for each new one."""
-    each = iter(late)
+    """The result of each event; `of_new` says of each new one whether it is a correction, and whether it was late."""
     for event, new in zip(events, is_new, strict=True):
-        if not new:
-            yield DUPLICATE
+        if new:
+            corrects, is_late = next(of_new)
+            yield AppendResult(unknown_item=not (corrects or first.knows_item_of(event)), late=is_late)
         else:
-            is_known = is_correction(event) or first.knows_item_of(event)
-            yield AppendResult(unknown_item=not is_known, late=next(each))
+            yield DUPLICATE

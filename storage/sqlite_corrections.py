@@ -2,14 +2,13 @@
 
 import sqlite3
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from storage.cold import plain_type
 from storage.corrections import INTO, UNDO, full_id, into, is_already_merged, readdressed, undo
 from storage.errors import MergeRefused, MergeTooLarge
 from storage.records import MAX_MERGED
-from storage.sqlite_batches import execute_in_batches
-from storage.sqlite_log import EVENT_COLUMNS, log_event
+from storage.sqlite_log import EVENT_COLUMNS, log_event, resolve_alias
 from storage.state_event import Event, digest
 
 SELECT_VISITOR = f"""
@@ -21,24 +20,6 @@ SELECT DISTINCT type, item_id FROM log
 WHERE tenant = :tenant AND user_id = :user_id AND type NOT IN ('{UNDO}', '{INTO}')
 AND event_id NOT IN (SELECT item_id FROM log WHERE tenant = :tenant AND user_id = :user_id AND type = '{UNDO}')
 """  # noqa: S608, the types are constants
-
-SELECT_TARGETS = """
-SELECT asked.column1, aliases.target FROM ({rows}) AS asked
-CROSS JOIN aliases ON aliases.tenant = ? AND aliases.user_id = asked.column1
-"""
-
-
-def resolve_alias(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
-    """Return the user whom this one has become by a merge; the same id without one."""
-    row = db.execute("SELECT target FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, user_id)).fetchone()
-    return user_id if row is None else str(row[0])
-
-
-def readdress_all(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> list[Event]:
-    """Return the events as they stand in the logs of the users whom their own have become."""
-    user_ids = [(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)]
-    targets: dict[str, str] = dict(execute_in_batches(db, SELECT_TARGETS, user_ids, after=[tenant]))
-    return [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
 
 
 def seen_items(db: sqlite3.Connection, tenant: str, user_id: str, unseen_types: Collection[str]) -> set[str]:

@@ -49,7 +49,7 @@ class Database:
         """The size of all writes that wait."""
         return self._writer.waiting
 
-    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    def read(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
         """Run the query in a reader's thread."""
         if self._closed:
             raise StorageUnavailable("the store is closed")
@@ -63,14 +63,14 @@ class Database:
             finally:
                 self._idle_readers.put(connection)
 
-        return await asyncio.get_running_loop().run_in_executor(self._reader_threads, run)
+        return asyncio.get_running_loop().run_in_executor(self._reader_threads, run)
 
-    async def write(self, work: Callable[[sqlite3.Connection], T], *, size: int = 1) -> T:
-        """Run the work in the transaction of the next group, and return its result when it is durable.
+    def write(self, work: Callable[[sqlite3.Connection], T], *, size: int = 1) -> "asyncio.Future[T]":
+        """Run the work in the transaction of the next group; its result comes when it is durable.
 
         size  how much the work counts among what waits, in events
         """
-        return await asyncio.wrap_future(self._writer.submit(work, size))
+        return asyncio.wrap_future(self._writer.submit(work, size))
 
     def submit(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         """Do the same as `write`, for a caller that runs in a thread."""

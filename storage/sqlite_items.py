@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from storage.records import ItemChanges, ItemEntry
-from storage.sqlite_batches import execute_in_batches
+from storage.sqlite_log import execute_in_batches
 from storage.trends import Trends, added, forgotten_below
 
 PUT_ITEM = """

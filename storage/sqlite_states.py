@@ -3,13 +3,12 @@
 import logging
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.corrections import LogFold
 from storage.records import FoldedState
-from storage.sqlite_batches import execute_in_batches
-from storage.sqlite_log import NO_LIMIT, log_entries
+from storage.sqlite_log import NO_LIMIT, execute_in_batches, log_entries
 from storage.sqlite_schema import DAY_S
 from storage.state import Generation
 
@@ -76,12 +75,13 @@ def current_states(
     What a stored state lacks is folded: the whole log for a new generation or layout, the rest of the log where a
     process that serves another generation has appended.
     """
-    return {
-        user_id: CurrentState(stored.value, stored.newest_seq, stored.through_seq)
-        if stored.through_seq == stored.newest_seq
-        else _caught_up(db, generation, tenant, user_id, stored, max_missing)
-        for user_id, stored in stored_states(db, generation, tenant, user_ids).items()
-    }
+    states: dict[str, CurrentState | None] = {}
+    for user_id, stored in stored_states(db, generation, tenant, user_ids).items():
+        if stored.through_seq == stored.newest_seq:
+            states[user_id] = CurrentState(stored.value, stored.newest_seq, stored.through_seq)
+        else:
+            states[user_id] = _caught_up(db, generation, tenant, user_id, stored, max_missing)
+    return states
 
 
 def _caught_up(
@@ -147,10 +147,12 @@ def save(db: sqlite3.Connection, generation: Generation, states: Sequence[Folded
     )
 
 
-def replace(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
-    """Save states that hold all of their users' logs. The caller holds the write lock."""
+def replace(
+    db: sqlite3.Connection, generation: Generation, tenant: str, values: Mapping[str, bytes], seqs: Mapping[str, int]
+) -> None:
+    """Save the users' states, which hold their whole logs, through `seqs`. The caller holds the write lock."""
     day = today()
-    rows = [(one.tenant, one.user_id, generation.tag, one.through_seq, one.value, day) for one in states]
+    rows = [(tenant, user_id, generation.tag, seqs[user_id], value, day) for user_id, value in values.items()]
     execute_in_batches(db, REPLACE_STATES, rows, sizes=(16, 4, 1))
 
 
