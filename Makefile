@@ -33,15 +33,19 @@ bench: models/ml-1m/manifest.json $(if $(wildcard $(LISAREC_DATA)/online-retail)
 	$(RUN) app evaluate --model models/ml-1m --data $(LISAREC_DATA)/ml-1m --protocol loo_sampled100
 	$(RUN) benchmarks.served_equals_offline --data $(LISAREC_DATA)/ml-1m --model models/ml-1m --exclude-seen all
 	$(RUN) benchmarks.constant --model models/ml-1m
+	$(RUN) benchmarks.scan --items 1000000 --k 10 --rounds 15
 
-# needs haproxy and redis-server
+# needs haproxy, redis-server and prometheus
 bench-redis: models/ml-1m/manifest.json
 	$(RUN) benchmarks.served_equals_offline --data $(LISAREC_DATA)/ml-1m --model models/ml-1m --exclude-seen all \
 		--replicas 3
 	$(RUN) benchmarks.exactly_once --model models/ml-1m
+	$(RUN) benchmarks.scaling --model models/ml-1m
+	$(RUN) benchmarks.retrain --shoppers 300 --epochs 2
 	$(RUN) benchmarks.memory --model models/ml-1m
 	$(RUN) benchmarks.rates --model models/ml-1m
-	$(RUN) benchmarks.scaling --model models/ml-1m
+	$(RUN) benchmarks.rates --model models/ml-1m --workers 2
+	$(RUN) benchmarks.rates --model models/ml-1m --store sqlite
 
 # needs haproxy, redis-server and cc; about an hour. Where a service without its guard or its syncs passes, the bench is broken
 bench-faults: models/ml-1m/manifest.json

@@ -171,6 +171,19 @@ def wait_for(condition: Callable[[], bool], log: Path) -> None:
         time.sleep(0.05)
 
 
+def is_whole(node: redis.Redis) -> bool:
+    """Say whether the node sees three primaries and three replicas, all connected."""
+    try:
+        state = node.execute_command("CLUSTER INFO")
+        known = node.execute_command("CLUSTER NODES")
+    except redis.RedisError:
+        return False
+    linked = [one for one in known.values() if one["connected"] and "fail" not in one["flags"]]
+    replicas = [one for one in linked if "slave" in one["flags"]]
+    is_served = state["cluster_state"] == "ok" and state["cluster_size"] == "3"
+    return is_served and len(linked) == 6 and len(replicas) == 3
+
+
 def test_a_cluster_is_made_and_found_again_under_other_addresses(
     tmp_path: Path,
 ) -> None:
@@ -201,17 +214,6 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
                 stack.enter_context(redis.Redis(host, port, username="admin", password=users.admin_password))
                 for host, port in zip(hosts, ports, strict=True)
             ]
-
-    def is_whole(node: redis.Redis) -> bool:
-        try:
-            state = node.execute_command("CLUSTER INFO")
-            known = node.execute_command("CLUSTER NODES")
-        except redis.RedisError:
-            return False
-        linked = [one for one in known.values() if one["connected"] and "fail" not in one["flags"]]
-        replicas = [one for one in linked if "slave" in one["flags"]]
-        is_served = state["cluster_state"] == "ok" and state["cluster_size"] == "3"
-        return is_served and len(linked) == 6 and len(replicas) == 3
 
     def wait_until_whole(running: list[redis.Redis]) -> None:
         give_up_at_s = time.monotonic() + PATIENCE_S

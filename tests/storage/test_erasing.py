@@ -199,10 +199,15 @@ def test_who_is_erased_stays_in_the_archive_until_the_append_only_file_is_rewrit
             archive_log(log, writer, datetime.now(UTC), keep_tail_s=3600, keep_days=None)
 
     def kill_rewrite() -> None:
-        children = Path(f"/proc/{server.process_id}/task/{server.process_id}/children")
-        while not (found := children.read_text().split()):
+        process = Path(f"/proc/{server.process_id}")
+        children = process / "task" / process.name / "children"
+
+        def is_server(child: str) -> bool:  # and not the one that passes its log on
+            return os.readlink(f"/proc/{child}/exe") == os.readlink(process / "exe")
+
+        while not (found := [int(child) for child in children.read_text().split() if is_server(child)]):
             time.sleep(0.001)
-        os.kill(int(found[0]), signal.SIGKILL)
+        os.kill(found[0], signal.SIGKILL)
 
     async def law() -> None:
         store = await RedisStore.open(server.url, [GENERATION], archive_dir=tmp_path)
