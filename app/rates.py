@@ -18,7 +18,7 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from app.errors import TooManyRequests
 from app.keys import Key
-from storage.redis_servers import urls_of_nodes
+from storage.redis_nodes import node_urls
 
 REDIS_TIMEOUT_S = 0.25  # a Redis that is slower than this must not make every request slower
 COUNT_LOCALLY_FOR_S = 5.0
@@ -91,7 +91,7 @@ class RateLimiter:
 
 def _storage(url: str, prefix: str) -> tuple[RedisStorage, Callable[[], Awaitable[None]]]:
     """Return a storage, which connects on its first use, and what closes its connections."""
-    nodes = urls_of_nodes(url)
+    nodes = node_urls(url)
     options: dict[str, Any] = {
         "socket_connect_timeout": REDIS_TIMEOUT_S,
         "socket_timeout": REDIS_TIMEOUT_S,

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 from app.settings import StoreSettings
 from storage.protocol import UserStore
-from storage.redis import RedisStore
-from storage.redis_servers import Copies
+from storage.redis import RedisOptions, RedisStore
+from storage.redis_nodes import ReplicaAcks
 from storage.sqlite import SQLiteStore
 from storage.sqlite_database import FILE_NAME
 from storage.state import Generation
@@ -25,10 +25,12 @@ async def open_store(settings: StoreSettings, *generations: Generation) -> UserS
         generations,
         tenant=settings.tenant,
         prefix=settings.redis_prefix,
-        state_ttl_days=ttl_days,
         archive_dir=settings.archive_dir,
-        copies=Copies(
-            settings.redis_replicas, settings.redis_replicas_timeout_s, synced=settings.redis_replicas_synced
+        options=RedisOptions(
+            state_ttl_days=ttl_days,
+            acks=ReplicaAcks(
+                settings.redis_replicas, settings.redis_replicas_timeout_s, synced=settings.redis_replicas_synced
+            ),
         ),
     )
 

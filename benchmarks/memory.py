@@ -60,7 +60,7 @@ def main(model: Annotated[Path, typer.Option(help="Model directory.")]) -> None:
             (state,) = user.states([generation])
             client.rpush(f"ids:{length}", *(item_ids[n * 7919 % len(item_ids)] for n in range(length)))
             sizes: list[Any] = [
-                client.memory_usage(key, samples=0) for key in (state, f"ids:{length}", user.log, user.index)
+                client.memory_usage(key, samples=0) for key in (state, f"ids:{length}", user.log, user.id_index)
             ]
             of_state, of_list, *of_log = sizes
             table.add_row(f"{length:,}", *(f"{size:,} B" for size in (of_state, of_list, sum(of_log))))

@@ -21,8 +21,10 @@ from typing_extensions import override
 from storage.archive import ErasureEntry, EventEntry
 from storage.archiver_source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, RAISE_LAYOUT, TRIM, Keyspace, erasure, trim_arguments
-from storage.redis_servers import NO_CLUSTER, is_of_cluster, urls_of_nodes
+from storage.redis_layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, Keyspace, parse_erasure
+from storage.redis_nodes import is_cluster_mode, node_urls
+from storage.redis_scripts import RAISE_LAYOUT, TRIM, trim_arguments
+from storage.redis_servers import NO_CLUSTER
 from storage.state_event import Event
 
 CONNECT_TIMEOUT_S = 5.0
@@ -211,12 +213,12 @@ def _client(url: str) -> Any:
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
-    nodes = urls_of_nodes(url)
+    nodes = node_urls(url)
     failure: Exception = ValueError("the URL names no server")
     for node in nodes:
         client: Any = redis.Redis.from_url(node, **options)
         try:
-            if not is_of_cluster(client.execute_command("HELLO")):
+            if not is_cluster_mode(client.execute_command("HELLO")):
                 break
         except (AuthenticationError, RedisConnectionError, RedisTimeoutError) as exc:
             client.close()
@@ -240,7 +242,7 @@ def _parsed(partition: int, page: Sequence[StreamEntry]) -> Iterator[EventEntry 
         if b"e" in fields:
             tenant, *columns = json.loads(fields[b"e"])
             yield EventEntry(tenant, partition, seq, logged_ms, Event(*columns))
-        elif (erased := erasure(fields[b"x"])) is not None:
+        elif (erased := parse_erasure(fields[b"x"])) is not None:
             tenant, user = erased
             yield ErasureEntry(tenant, partition, seq, user)
 

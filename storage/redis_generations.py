@@ -1,27 +1,31 @@
-"""Generations in Redis: what is noted of them, and letting go of their states."""
+"""The registry of a tenant's generations in Redis, with the deletion of their states."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from storage.records import KnownGeneration, NamedGeneration
-from storage.redis_layout import Argument, Keyspace
-from storage.redis_servers import Command, RedisServers, failure_of
+from typing_extensions import override
+
+from storage.protocol import GenerationRegistry
+from storage.records import KnownGeneration, NamedGeneration, TenantPointers
+from storage.redis_nodes import Argument, Command, storage_error
+from storage.redis_session import RedisSession
 
 
-class RedisGenerations:
-    """The GenerationRegistry of one tenant in a store, which gives it the servers once they can be used."""
+class RedisGenerations(GenerationRegistry):
+    """The generations of one tenant."""
 
-    def __init__(self, servers: Callable[[], Awaitable[RedisServers]], keys: Keyspace, tenant: str) -> None:
-        self._servers = servers
-        self._keys = keys
+    def __init__(self, session: RedisSession, tenant: str) -> None:
+        self._session = session
+        self._keys = session.keys
         self._tenant = tenant
 
+    @override
     async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
         await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
         await self._call(
             "SET", self._keys.live(self._tenant, generation.tag), 1, "PX", max(1, round(live_for_s * 1000))
         )
 
+    @override
     async def known(self) -> list[KnownGeneration]:
         active = await self.active()
         return [
@@ -33,48 +37,72 @@ class RedisGenerations:
             for generation in await self._named()
         ]
 
+    @override
     async def active(self) -> NamedGeneration | None:
-        return named_by(await self._call("GET", self._keys.active(self._tenant)))
+        return _parse_pointer(await self._call("GET", self._keys.active(self._tenant)))
 
+    @override
     async def activate(self, generation: NamedGeneration) -> None:
         await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
         await self._call("SET", self._keys.active(self._tenant), f"{generation.tag.hex()} {generation.name}")
 
+    @override
     async def set_experiment(self, text: str | None) -> None:
         key = self._keys.experiment(self._tenant)
         await (self._call("DEL", key) if text is None else self._call("SET", key, text))
 
+    @override
     async def drop(self, tag: bytes) -> int:
-        servers = await self._servers()
-        total = removed = await self._unlink_states(servers, tag)
-        while removed and servers.is_cluster:  # keys may have gone from a node not yet read to one that was
-            removed = await self._unlink_states(servers, tag)
-            total += removed
+        await self._session.require_open()
+        total = deleted = await self._delete_states(tag)
+        while deleted and self._session.servers.is_cluster:  # keys may have moved to a node that was read before
+            deleted = await self._delete_states(tag)
+            total += deleted
         await self._call("HDEL", self._keys.generations(self._tenant), tag.hex())
         return total
 
-    async def _unlink_states(self, servers: RedisServers, tag: bytes) -> int:
+    async def pointers(self) -> TenantPointers:
+        """Return what every process polls, in one round trip."""
+        await self._session.require_open()
+        keys = [
+            self._keys.active(self._tenant),
+            self._keys.items(self._tenant).version,
+            self._keys.experiment(self._tenant),
+        ]
+        values: list[bytes | None] = []
+        for found in await self._session.servers.read([[key] for key in keys]):
+            if isinstance(found, Exception):
+                raise storage_error(found) from found
+            values += found
+        active, version, experiment = values
+        return TenantPointers(
+            _parse_pointer(active), int(version or 0), None if experiment is None else experiment.decode()
+        )
+
+    async def _delete_states(self, tag: bytes) -> int:
+        """Delete all states of the generation that a scan finds; return how many."""
         total = 0
-        async for keys in servers.scan(self._keys.states_pattern(self._tenant, tag)):
-            for reply in await servers.settled([Command.of("UNLINK", key) for key in keys], together=True):
+        async for keys in self._session.servers.scan(self._keys.states_pattern(self._tenant, tag)):
+            commands = [Command.of("UNLINK", key) for key in keys]
+            for reply in await self._session.servers.execute_all(commands, in_transaction=True):
                 if isinstance(reply, Exception):
-                    raise failure_of(reply) from reply
+                    raise storage_error(reply) from reply
                 total += reply
         return total
 
     async def _call(self, *command: Argument) -> Any:
-        return await (await self._servers()).call(*command)
+        await self._session.require_open()
+        return await self._session.call(*command)
 
     async def _named(self) -> list[NamedGeneration]:
-        """In order of names."""
+        """Return the generations in order of names."""
         fields = await self._call("HGETALL", self._keys.generations(self._tenant))
         named = [NamedGeneration(name.decode(), bytes.fromhex(tag.decode())) for tag, name in fields.items()]
         return sorted(named, key=lambda generation: (generation.name, generation.tag))
 
 
-def named_by(pointer: bytes | None) -> NamedGeneration | None:
-    """What the value of the pointer's key says."""
-    if pointer is None:
+def _parse_pointer(value: bytes | None) -> NamedGeneration | None:
+    if value is None:
         return None
-    tag, _, name = pointer.decode().partition(" ")
+    tag, _, name = value.decode().partition(" ")
     return NamedGeneration(name, bytes.fromhex(tag))

@@ -1,93 +1,145 @@
-"""What tenants say of their items, in Redis: keys of one tenant share a slot, so each step is one script."""
+"""What Redis keeps of a tenant's items: values that the tenant has set, trends, tallies, and counts from the log."""
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 
+from storage.archive_lookups import AsyncArchiveReader
 from storage.errors import StorageError
+from storage.item_counts import MAX_NEWEST_ENTRIES, ArchivedItemCounts, ItemCounts, add_counts, count_items_of_events
 from storage.records import ItemChanges, ItemEntry
-from storage.redis_layout import Argument, Keyspace, Script
+from storage.redis_layout import ITEMS_FIELD, parse_stream_page
+from storage.redis_nodes import Argument, Command, storage_error
+from storage.redis_scripts import ADD_TALLIES, ADD_TRENDS, PUT_ITEMS, READ_ITEMS
+from storage.redis_session import RedisSession
+from storage.trends import Trends, forgotten_below
 
-REGISTERED = "items:"  # begins a field of PREFIX:meta
-
-# What was said begins with "="; an argument that is empty was not.
-PUT_ITEMS = Script("""
--- KEYS  version, changes, title, categories, available
--- ARGV  of each item: id, title, categories, available
-for arg = 1, #ARGV, 4 do
-    redis.call('ZADD', KEYS[2], redis.call('INCR', KEYS[1]), ARGV[arg])
-    for part = 1, 3 do
-        local said = ARGV[arg + part]
-        if said ~= '' then redis.call('HSET', KEYS[part + 2], ARGV[arg], string.sub(said, 2)) end
-    end
-end
-return 1
-""")
-
-# Returns ids, scores, and what was said of each.
-READ_ITEMS = Script("""
--- KEYS  changes, title, categories, available
--- ARGV  after, limit
-local found = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[2])
-if #found == 0 then return {} end
-local ids, scores = {}, {}
-for i = 1, #found, 2 do
-    ids[#ids + 1], scores[#scores + 1] = found[i], found[i + 1]
-end
-local answer = {ids, scores}
-for part = 2, 4 do answer[part + 1] = redis.call('HMGET', KEYS[part], unpack(ids)) end
-return answer
-""")
-AT_ONCE = 1000  # of a script's arguments Lua takes 8,000
+ITEMS_PAGE = 1000  # of a script's arguments Lua takes 8,000
+TRENDS_PAGE = 500  # some 2 ms in which Redis does nothing else
+ARCHIVE_TIMEOUT_S = 60.0  # for three columns of all its files
 
 
 class RedisItems:
-    """The items of all tenants in a store, which lends its ways to send a command and to run a script."""
+    """The items of all tenants. The keys of a tenant's items share a slot, so each step is one script."""
 
-    def __init__(self, call: Callable[..., Awaitable[Any]], run: Callable[..., Awaitable[Any]], keys: Keyspace) -> None:
-        self._call = call
-        self._run = run
-        self._keys = keys
+    def __init__(self, session: RedisSession, archive: AsyncArchiveReader) -> None:
+        self._session = session
+        self._archive = archive
         self._registered: set[str] = set()
+        self._archived_counts: dict[tuple[str, Collection[str]], ArchivedItemCounts] = {}
 
     async def put(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
-        """As the contract says; raises StorageError when a text is not Unicode."""
+        """Set values of items in one step; raise StorageError when a text is not Unicode."""
+        await self._session.require_open()
         if tenant not in self._registered:
-            await self._call("HSETNX", self._keys.meta, f"{REGISTERED}{tenant}", 1)
+            await self._session.call("HSETNX", self._session.keys.meta, f"{ITEMS_FIELD}{tenant}", 1)
             self._registered.add(tenant)
         args: list[Argument] = []
         for entry in entries:
-            args += _arguments(entry)
-        keys = self._keys.items(tenant)
-        await self._run(PUT_ITEMS, [keys.version, keys.changes, *keys.parts], args, copied=True)
+            args += _encode(entry)
+        keys = self._session.keys.items(tenant)
+        await self._session.run(PUT_ITEMS, [keys.version, keys.changes, *keys.parts], args, wait_for_replicas=True)
 
     async def changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
-        keys = self._keys.items(tenant)
-        found = await self._run(READ_ITEMS, [keys.changes, *keys.parts], [after, min(limit, AT_ONCE)])
+        """Return the first `limit` items whose versions are above `after`."""
+        await self._session.require_open()
+        keys = self._session.keys.items(tenant)
+        args = [after, min(limit, ITEMS_PAGE)]
+        found = await self._session.run(READ_ITEMS, [keys.changes, *keys.parts], args)
         if not found:
             return ItemChanges([], after)
         ids, scores, *parts = found
-        return ItemChanges([_entry(*said) for said in zip(ids, *parts, strict=True)], int(scores[-1]))
+        return ItemChanges([_decode(*values) for values in zip(ids, *parts, strict=True)], int(scores[-1]))
 
     async def tenants(self) -> list[str]:
-        fields = await self._call("HKEYS", self._keys.meta)
-        return [field.decode().removeprefix(REGISTERED) for field in fields if field.startswith(REGISTERED.encode())]
+        """Return the tenants that have set values of items."""
+        await self._session.require_open()
+        fields = [field.decode() for field in await self._session.call("HKEYS", self._session.keys.meta)]
+        return [field.removeprefix(ITEMS_FIELD) for field in fields if field.startswith(ITEMS_FIELD)]
+
+    # ---- trends and tallies
+
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        """Add to the items' trends."""
+        await self._session.require_open()
+        if not trends:
+            return
+        key, oldest = self._session.keys.items(tenant).trends, repr(forgotten_below(trends.values()))
+        rest = iter(trends.items())
+        while page := list(islice(rest, TRENDS_PAGE)):
+            args = [oldest, *(part for item_id, trend in page for part in (item_id, repr(trend)))]
+            await self._session.run(ADD_TRENDS, [key], args)
+
+    async def top_trends(self, tenant: str, limit: int) -> dict[str, float]:
+        """Return the items with the highest trends, highest first."""
+        await self._session.require_open()
+        key = self._session.keys.items(tenant).trends
+        found = await self._session.call("ZRANGE", key, 0, limit - 1, "REV", "WITHSCORES")
+        return {item_id.decode(): float(trend) for item_id, trend in zip(found[::2], found[1::2], strict=True)}
+
+    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+        """Add to the tenant's counters."""
+        args: list[Argument] = [part for name, count in counts.items() for part in (name, count)]
+        if args:
+            await self._session.require_open()
+            await self._session.run(ADD_TALLIES, [self._session.keys.items(tenant).tallies], args)
+
+    async def tallies(self, tenant: str) -> dict[str, int]:
+        """Return the tenant's counters by name."""
+        await self._session.require_open()
+        found = await self._session.call("HGETALL", self._session.keys.items(tenant).tallies)
+        return {name.decode(): int(count) for name, count in found.items()}
+
+    # ---- counts
+
+    async def counts(self, tenant: str, types: Collection[str]) -> ItemCounts:
+        """Count each item's events of these types: those in the archive, and the newest of every stream behind it.
+
+        raises  StorageUnavailable  when the servers, or the archive that there is, cannot be read
+        """
+        await self._session.require_open()
+        archived = await self._counts_of_archive(tenant, frozenset(types))
+        commands = [self._newest_entries(number, archived) for number in range(self._session.keys.partitions)]
+        events = []
+        for reply in await self._session.servers.execute_all(commands):
+            if isinstance(reply, Exception):
+                raise storage_error(reply) from reply
+            page = parse_stream_page(reply, is_complete=True)
+            events += [entry.event for owner, entry in page.entries if owner == tenant]
+        counts = count_items_of_events(events, types)
+        return counts if archived is None else add_counts(archived.counts, counts)
+
+    async def _counts_of_archive(self, tenant: str, types: frozenset[str]) -> ArchivedItemCounts | None:
+        archive_id = await self._session.archive_id()
+        if not archive_id or not self._archive.is_configured:
+            return None
+        known = self._archived_counts.get((tenant, types))
+        found = await self._archive.read(ArchivedItemCounts.query(known, archive_id, tenant, types), ARCHIVE_TIMEOUT_S)
+        self._archived_counts[tenant, types] = found
+        return found
+
+    def _newest_entries(self, number: int, archived: ArchivedItemCounts | None) -> Command:
+        """Return the command that reads the newest entries of a partition that are not archived."""
+        after = 0 if archived is None else archived.manifest.seq(number)
+        limit = MAX_NEWEST_ENTRIES // self._session.keys.partitions
+        return Command.of("XREVRANGE", self._session.keys.log(number), "+", after + 1, "COUNT", limit)
 
 
-def _arguments(entry: ItemEntry) -> list[Argument]:
-    said = (
+def _encode(entry: ItemEntry) -> list[Argument]:
+    """Return the arguments of PUT_ITEMS for an item."""
+    texts = (
         entry.item_id,
         "" if entry.title is None else f"={entry.title}",
         "" if entry.categories is None else f"={json.dumps(entry.categories)}",
         "" if entry.available is None else f"={entry.available:d}",
     )
     try:
-        return [text.encode() for text in said]
+        return [text.encode() for text in texts]
     except UnicodeEncodeError as exc:
         raise StorageError(f"an item cannot be stored: {exc}") from exc
 
 
-def _entry(item_id: bytes, title: bytes | None, categories: bytes | None, available: bytes | None) -> ItemEntry:
+def _decode(item_id: bytes, title: bytes | None, categories: bytes | None, available: bytes | None) -> ItemEntry:
     return ItemEntry(
         item_id.decode(),
         None if title is None else title.decode(),

@@ -1,8 +1,8 @@
-"""What waits for a round of the Redis store, and how whoever asked for it is answered."""
+"""What waits for a round of the Redis store, and how its callers are answered."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
@@ -13,186 +13,186 @@ from storage.corrections import is_correction, readdressed
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.fold import fold_encoded
 from storage.records import AppendResult
-from storage.redis_layout import MARK, SEQ_DIGITS, Change, Entry, Head, Keyspace, User
-from storage.redis_servers import failure_of
+from storage.redis_layout import MERGE_MARK, SEQ_DIGITS, Change, Entry, Head, Keyspace, User
+from storage.redis_nodes import storage_error
 from storage.state import Generation
 from storage.state_event import Event
 
-GIVE_UP_AFTER_S = 5.0
+TIMEOUT_S = 5.0
 DUPLICATE = AppendResult(duplicate=True)
 
 
-@dataclass(slots=True, eq=False)
-class Read:
-    """Keys whose values somebody waits for."""
+class _Waiting(ABC):
+    """Something that waits for a round, until a deadline."""
 
-    keys: list[str]  # of one user
-    answer: "asyncio.Future[list[bytes | None]]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    def __init__(self, deadline_s: float | None = None) -> None:
+        self.deadline_s = asyncio.get_running_loop().time() + TIMEOUT_S if deadline_s is None else deadline_s
 
-    give_up_at_s: float = field(default_factory=lambda: asyncio.get_running_loop().time() + GIVE_UP_AFTER_S)
+    @abstractmethod
+    def fail(self, cause: Exception) -> None: ...
 
-    @property
-    def size(self) -> int:
-        return len(self.keys)
-
-    def is_too_late(self) -> bool:
-        """The server is so slow that nobody should wait any longer."""
-        late = asyncio.get_running_loop().time() > self.give_up_at_s
-        if late:
+    def expire(self) -> bool:
+        """Fail after the deadline: the server is too slow; return whether that is so."""
+        is_late = asyncio.get_running_loop().time() > self.deadline_s
+        if is_late:
             self.fail(StorageUnavailable("Redis answers too slowly"))
-        return late
+        return is_late
 
-    def succeed(self, values: list[bytes | None]) -> None:
-        if not self.answer.done():  # else it was cancelled
+
+class Read(_Waiting):
+    """A read of keys of one user."""
+
+    def __init__(self, keys: list[str]) -> None:
+        super().__init__()
+        self.keys = keys
+        self.size = len(keys)
+        self.answer: asyncio.Future[list[bytes | None]] = asyncio.get_running_loop().create_future()
+
+    def settle(self, values: list[bytes | None] | Exception) -> None:
+        """Answer with the values, or the reason why they cannot be read."""
+        if isinstance(values, Exception):
+            self.fail(values)
+        elif not self.answer.done():  # else it was cancelled
             self.answer.set_result(values)
 
     def fail(self, cause: Exception) -> None:
+        """Answer with an error."""
         if not self.answer.done():
-            self.answer.set_exception(failure_of(cause))
+            self.answer.set_exception(storage_error(cause))
 
 
 class Request:
-    """A call of `append`. It falls into parts, one for each partition, and is answered when all are settled."""
+    """A call of `append`. It has a part for each partition, and is answered when all of them are settled."""
 
     def __init__(self, size: int) -> None:
         self.answer: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
         self.failure: StorageError | None = None
-        self._answers: list[AppendResult | None] = [None] * size
+        self._results: list[AppendResult | None] = [None] * size
         self._open_parts: set[Part] = set()
 
-    def parts(self, keys: Keyspace, tenant: str, events: Sequence[Event]) -> "list[Part]":
+    def split(self, keys: Keyspace, tenant: str, events: Sequence[Event]) -> "list[Part]":
+        """Return the parts of the request."""
         parts: dict[str, Part] = {}
         for position, event in enumerate(events):
             user = keys.user(tenant, event.user_id)
-            part = parts.get(user.partition) or parts.setdefault(user.partition, Part(self))
-            part.entries.append((user, Entry.of(tenant, event)))
-            part.positions.append(position)
+            entry = Entry.of(tenant, event)
+            part = parts.get(user.partition) or parts.setdefault(user.partition, Part(self, user.partition))
+            part.add(user, entry, position)
         self._open_parts.update(parts.values())
         return list(parts.values())
 
     def replace(self, part: "Part", parts: "Sequence[Part]") -> None:
-        """What the part wanted, others want now; unless it is settled, and then nobody waits for those either."""
+        """Wait for other parts instead of this one, unless it is settled: then nobody waits for those either."""
         if part in self._open_parts:
             self._open_parts.remove(part)
             self._open_parts.update(parts)
 
-    def settle(self, part: "Part", answers: Sequence[AppendResult] | StorageError) -> None:
-        """Note what became of a part; of a failed one there are no answers. Once it is settled, it stays so."""
+    def settle(self, part: "Part", results: Sequence[AppendResult] | StorageError) -> None:
+        """Note the results of a part, or its failure. Once a part is settled, it stays so."""
         if part not in self._open_parts:
             return
         self._open_parts.remove(part)
-        if isinstance(answers, StorageError):
-            self.failure = self.failure or answers
+        if isinstance(results, StorageError):
+            self.failure = self.failure or results
         else:
-            for position, answer in zip(part.positions, answers, strict=True):
-                self._answers[position] = answer
+            for position, result in zip(part.positions, results, strict=True):
+                self._results[position] = result
         if not self._open_parts and not self.answer.done():
             self._reply()
 
     def _reply(self) -> None:
-        applied = [position for position, answer in enumerate(self._answers) if answer is not None]
+        applied = [position for position, result in enumerate(self._results) if result is not None]
         if self.failure is None:
-            self.answer.set_result([answer for answer in self._answers if answer is not None])
+            self.answer.set_result([result for result in self._results if result is not None])
         elif applied:
             self.answer.set_exception(PartlyApplied(str(self.failure), applied))
         else:
             self.answer.set_exception(self.failure)
 
 
-@dataclass(slots=True, eq=False)
-class Part:
-    """What a request wants in one partition: for each user applied as one, or not at all."""
+class Part(_Waiting):
+    """The events of a request in one partition. Those of a user are applied as one, or not at all."""
 
-    request: Request
-    entries: list[tuple[User, Entry]] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)  # of the entries, in the request
-    refusals: int = 0
-    # What the archive has said: which ids it held when it held the partition's log through an entry.
-    archived: set[tuple[User, int]] = field(default_factory=set)
-    looked_through: int = 0
-    must_look_through: int = 0
-    give_up_at_s: float = field(default_factory=lambda: asyncio.get_running_loop().time() + GIVE_UP_AFTER_S)
-
-    @property
-    def size(self) -> int:
-        return len(self.entries)
+    def __init__(self, request: Request, partition: str, *, refusals: int = 0, deadline_s: float | None = None) -> None:
+        super().__init__(deadline_s)
+        self.request = request
+        self.partition = partition  # PREFIX:{p17}
+        self.entries: list[tuple[User, Entry]] = []
+        self.positions: list[int] = []  # of the entries, in the request
+        self.size = 0
+        self.refusals = refusals
+        # The ids that the archive held when it held the partition's log through an entry, and how far it has to go.
+        self.archived: set[tuple[User, int]] = set()
+        self.searched_through = 0
+        self.must_search_through = 0
 
     @property
-    def users(self) -> Iterator[User]:
-        return (user for user, _ in self.entries)
-
-    @property
-    def log(self) -> str:
-        return self.entries[0][0].log
-
-    @property
-    def partition(self) -> int:
+    def number(self) -> int:
+        """The number of the partition."""
         return self.entries[0][0].partition_number
 
-    def is_dropped(self) -> bool:
-        """Nobody waits any more, or the request has failed in another part, which settles this one."""
+    def add(self, user: User, entry: Entry, position: int) -> None:
+        """Add an entry of the request."""
+        self.entries.append((user, entry))
+        self.positions.append(position)
+        self.size += 1
+
+    def is_waiting(self) -> bool:
+        """Return whether a caller still waits; settle the part if its request failed elsewhere or it is too late."""
         if self.request.failure is not None:
             self.request.settle(self, self.request.failure)
-            return True
-        return self.request.answer.done()
-
-    def is_too_late(self) -> bool:
-        """The server is so slow that nobody should wait any longer."""
-        late = asyncio.get_running_loop().time() > self.give_up_at_s
-        if late:
-            self.fail(StorageUnavailable("Redis answers too slowly"))
-        return late
-
-    def succeed(self, answers: Sequence[AppendResult]) -> None:
-        self.request.settle(self, answers)
+            return False
+        return not (self.request.answer.done() or self.expire())
 
     def fail(self, cause: Exception) -> None:
-        self.request.settle(self, failure_of(cause))
+        """Settle the part with an error."""
+        self.request.settle(self, storage_error(cause))
 
-    def has_moved(self, folds: "dict[User, UserFold]") -> bool:
-        return any(len(head := folds[user].head or b"") > MARK and Head.of(head).move for user in self.users)
+    def has_merged_user(self, folds: "Mapping[User, UserFold]") -> bool:
+        """Return whether one of the users was merged, or is about to be merged, into another one."""
+        return any(
+            (head := folds[user].head) is not None and len(head) > MERGE_MARK and Head.of(head).merge is not None
+            for user, _ in self.entries
+        )
 
-    def readdressed(self, roots: "dict[User, User]") -> "list[Part]":
-        """Parts that want the same, of those whom the users have become."""
+    def readdressed(self, targets: "Mapping[User, User]") -> "list[Part]":
+        """Replace the part by parts for the users whom its users were merged into."""
         parts: dict[str, Part] = {}
         for (user, entry), position in zip(self.entries, self.positions, strict=True):
-            root = roots[user]
-            part = parts.setdefault(root.partition, Part(self.request, give_up_at_s=self.give_up_at_s))
-            moved = entry if root == user else Entry.of(root.tenant, readdressed(entry.event, root.user_id))
-            part.entries.append((root, moved))
-            part.positions.append(position)
+            target = targets[user]
+            part = parts.setdefault(target.partition, Part(self.request, target.partition, deadline_s=self.deadline_s))
+            moved = entry if target == user else Entry.of(target.tenant, readdressed(entry.event, target.user_id))
+            part.add(target, moved, position)
         self.request.replace(self, list(parts.values()))
         return list(parts.values())
 
-    def without(self, users: Set[User]) -> "list[Part]":
-        """Let go of what is wanted for these users: a part of its own, if there is any."""
-        other = Part(self.request, refusals=self.refusals, give_up_at_s=self.give_up_at_s)
-        mine = list(zip(self.entries, self.positions, strict=True))
-        self.entries, self.positions = [], []
-        for (user, entry), position in mine:
-            part = other if user in users else self
-            part.entries.append((user, entry))
-            part.positions.append(position)
+    def split_off(self, users: Set[User]) -> "list[Part]":
+        """Move the entries of these users into a part of their own, and return it, if there are any."""
+        other = Part(self.request, self.partition, refusals=self.refusals, deadline_s=self.deadline_s)
+        own = list(zip(self.entries, self.positions, strict=True))
+        self.entries, self.positions, self.size = [], [], 0
+        for (user, entry), position in own:
+            (other if user in users else self).add(user, entry, position)
         if not other.entries:
             return []
         self.request.replace(self, [self, other])
         return [other]
 
-    def is_undecided(self, folds: "dict[User, UserFold]") -> bool:
-        """Whether the archive has to say which of the entries were logged, and has not said so yet."""
-        if all(len(folds[user].head or b"") <= SEQ_DIGITS for user in self.users):
+    def needs_archive(self, folds: "Mapping[User, UserFold]") -> bool:
+        """Return whether only the archive can tell which of the entries were logged, and has not told yet."""
+        if all(len(folds[user].head or b"") <= SEQ_DIGITS for user, _ in self.entries):
             return False  # nothing of them was ever archived
-        self.must_look_through = max((Head.of(folds[user].head).archived for user in self.users), default=0)
-        return self.looked_through < self.must_look_through and any(
-            Head.of(folds[user].head).may_be_archived(entry.event.event_id) and not folds[user].knows(entry)
+        heads = {user: Head.of(folds[user].head) for user, _ in self.entries}
+        self.must_search_through = max(head.archived for head in heads.values())
+        return self.searched_through < self.must_search_through and any(
+            heads[user].may_be_archived(entry.event.event_id) and not folds[user].knows(entry)
             for user, entry in self.entries
         )
 
-    def may_try_again(self, why: str) -> bool:
+    def may_retry(self, why: str) -> bool:
+        """Count a refusal; return False, and fail, after the deadline."""
         self.refusals += 1
-        if asyncio.get_running_loop().time() < self.give_up_at_s:
+        if asyncio.get_running_loop().time() < self.deadline_s:
             return True
         self.fail(StorageUnavailable(f"{self.refusals} times {why}"))
         return False
@@ -204,19 +204,34 @@ class UserFold:
 
     user: User
     serving: Sequence[Generation]
+    head_key: str
+    id_index: str
+    state_keys: list[str]  # for each generation
     head: bytes | None = None
-    stored: list[bytes | None] = field(default_factory=list)  # a value for each generation
-    states: dict[bytes, bytes] = field(default_factory=dict)  # by generation, without those that are far behind
+    states: dict[bytes, bytes] = field(default_factory=dict)  # that hold the whole log, by the tags of generations
+    stale: list[tuple[Generation, bytes | None]] = field(default_factory=list)  # with what is stored, if anything
     seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
     new: list[Entry] = field(default_factory=list)
-    late: set[int] = field(
-        default_factory=set
-    )  # hashes of the ids of those new ones that the first generation calls so
-    is_corrected: bool = False  # by one of those new ones
-    failure: Exception | None = None  # why it cannot be read
+    late: set[int] = field(default_factory=set)  # hashes of new ids that are late to the first generation
+    corrections: set[int] = field(default_factory=set)  # hashes of new ids that are no events
+    failure: Exception | None = None  # why the user cannot be read
+
+    def load(self, values: list[bytes | None] | Exception) -> None:
+        """Take the values of the keys, or the reason why they cannot be read."""
+        if isinstance(values, Exception):
+            self.failure = values
+            return
+        self.head = values[0]
+        for generation, stored in zip(self.serving, values[1:], strict=True):
+            if self.head is None:
+                self.states[generation.tag] = generation.encoded_empty
+            elif (value := fresh_state(generation, stored, self.head)) is not None:
+                self.states[generation.tag] = value
+            else:
+                self.stale.append((generation, stored))
 
     def knows(self, entry: Entry) -> bool:
-        """Whether the entry is certainly logged; only the script knows all that are."""
+        """Return whether the entry is certainly logged; only the script knows all that are."""
         return entry.id_hash in self.seen or any(
             generation.remembers(self.states[generation.tag], entry.id_hash)
             for generation in self.serving
@@ -224,36 +239,116 @@ class UserFold:
         )
 
     def receive(self, entry: Entry) -> bool:
-        """Whether the entry is new, as far as is known."""
+        """Add the entry if it is new, as far as is known; return whether it is."""
         if self.knows(entry):
             return False
         self.seen.add(entry.id_hash)
         self.new.append(entry)
-        if is_correction(entry.event):
-            self.is_corrected = True
-            self.states.clear()  # who next needs them folds them
+        if is_correction(entry.event):  # a back-up is being restored
+            self.corrections.add(entry.id_hash)
+            self.states.clear()  # the next reader folds them
         return True
 
-    def answer(self, entry: Entry) -> AppendResult:
-        """Of a new entry, which has been folded in."""
-        if is_correction(entry.event):
+    def result(self, entry: Entry) -> AppendResult:
+        """Return the result of a new entry, which has been folded in."""
+        if entry.id_hash in self.corrections:
             return AppendResult()
         unknown_item = not self.serving[0].knows_item_of(entry.event)
         return AppendResult(unknown_item=unknown_item, late=entry.id_hash in self.late)
 
     def change(self) -> Change:
+        """Return what is to be committed."""
         states = {
-            self.user.state(generation): self.states[generation.tag]
-            for generation in self.serving
+            key: self.states[generation.tag]
+            for generation, key in zip(self.serving, self.state_keys, strict=True)
             if generation.tag in self.states
         }
-        return Change(self.user, self.head or b"", self.new, states)
+        return Change(self.head_key, self.id_index, self.head or b"", self.new, states)
 
 
-def fold_new(serving: Sequence[Generation], folds: Sequence[UserFold]) -> None:
-    """Fold what is new of all of the users into their states."""
+def fresh_state(generation: Generation, stored: bytes | None, head: bytes) -> bytes | None:
+    """Return the encoded state in a stored value, if it holds the log through the head."""
+    if stored is None or stored[:SEQ_DIGITS] != head[:SEQ_DIGITS]:
+        return None
+    value = stored[SEQ_DIGITS:]
+    return value if generation.fits(value) else None
+
+
+class Commit:
+    """The parts of a round in one partition, and the changes of their users.
+
+    Each user's change is applied or refused by itself.
+    """
+
+    def __init__(self, parts: Sequence[Part], folds: Mapping[User, UserFold]) -> None:
+        self.partition = parts[0].partition
+        self.parts = parts
+        self.folds = {user: folds[user] for part in parts for user, _ in part.entries}
+        self._is_new: list[list[bool]] = []  # of the parts' entries
+
+    def decide(self) -> list[Part]:
+        """Return the parts that the archive has to decide; without any, note which entries are new."""
+        undecided = [part for part in self.parts if part.needs_archive(self.folds)]
+        if not undecided:
+            for part in self.parts:
+                for user, id_hash in part.archived:
+                    self.folds[user].seen.add(id_hash)
+            self._is_new = [[self.folds[user].receive(entry) for user, entry in part.entries] for part in self.parts]
+        return undecided
+
+    def changes(self) -> list[Change]:
+        """Return the changes of users with new entries."""
+        return [fold.change() for fold in self.folds.values() if fold.new]
+
+    def settle(self, replies: Sequence[Any] | Exception) -> list[Part]:
+        """Settle the parts by a reply for each change; return the parts that have to wait for the next round."""
+        if isinstance(replies, TryAgainError):
+            return self._retries(self.parts, "the cluster was moving the users' partition")
+        if isinstance(replies, MovedError | NoScriptError):
+            # a node that has the partition only now may lack what the fold began with
+            return self._retries(self.parts, "the users' partition was elsewhere")
+        if isinstance(replies, Exception):
+            return self.fail(replies)
+        errors = [reply for reply in replies if isinstance(reply, bytes)]
+        if errors:
+            return self.fail(ResponseError(errors[0].decode()))
+        changed = (fold.user for fold in self.folds.values() if fold.new)
+        refused = {user for user, reply in zip(changed, replies, strict=True) if reply == 0}
+        retries: list[Part] = []
+        for part, is_new in zip(self.parts, self._is_new, strict=True):
+            if refused:
+                is_new = [new for new, (user, _) in zip(is_new, part.entries, strict=True) if user not in refused]
+                retries += part.split_off(refused)
+            results = [
+                self.folds[user].result(entry) if new else DUPLICATE
+                for new, (user, entry) in zip(is_new, part.entries, strict=True)
+            ]
+            part.request.settle(part, results)
+        return self._retries(retries, "others were faster with events of the same users")
+
+    def fail(self, cause: Exception) -> list[Part]:
+        """Settle all parts with an error; none has to wait."""
+        for part in self.parts:
+            part.fail(cause)
+        return []
+
+    def _retries(self, parts: Sequence[Part], why: str) -> list[Part]:
+        return [part for part in parts if part.may_retry(why)]
+
+
+def commits_of(parts: Iterable[Part], folds: Mapping[User, UserFold]) -> list[Commit]:
+    """Return a commit for each partition of the parts."""
+    by_partition: dict[str, list[Part]] = {}
+    for part in parts:
+        by_partition.setdefault(part.partition, []).append(part)
+    return [Commit(own, folds) for own in by_partition.values()]
+
+
+def fold_new_entries(serving: Sequence[Generation], commits: Sequence[Commit]) -> None:
+    """Fold the new entries of all users into their states."""
+    folds = [fold for commit in commits for fold in commit.folds.values() if fold.new]
     for generation in serving:
-        own = [fold for fold in folds if fold.new and generation.tag in fold.states]
+        own = [fold for fold in folds if generation.tag in fold.states]
         entries = [entry for fold in own for entry in fold.new]
         if not entries:
             continue
@@ -270,63 +365,3 @@ def fold_new(serving: Sequence[Generation], folds: Sequence[UserFold]) -> None:
         if generation is serving[0]:
             for place, entry in compress(zip(users, entries, strict=True), late):
                 own[place].late.add(entry.id_hash)
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Parts of one partition, and what is to change for them. Each user's change is applied or refused by itself."""
-
-    parts: list[Part]
-    is_new: list[list[bool]]  # of the parts' entries
-    folds: Mapping[User, UserFold]
-
-    @property
-    def partition(self) -> str:
-        return next(self.parts[0].users).partition
-
-    @property
-    def changes(self) -> list[Change]:
-        """Of users with new entries."""
-        return [fold.change() for fold in self.folds.values() if fold.new]
-
-    def settle(self, replies: Sequence[Any] | Exception) -> list[Part]:
-        """Given a reply for each change, returns the parts that have to wait for the next round."""
-        if isinstance(replies, TryAgainError):
-            return self._again(self.parts, "the cluster was moving the users' partition")
-        if isinstance(replies, MovedError | NoScriptError):
-            # a node that has the partition only now may lack what the fold began with
-            return self._again(self.parts, "the users' partition was elsewhere")
-        if isinstance(replies, Exception):
-            return self._fail(replies)
-        odd = [reply for reply in replies if isinstance(reply, bytes)]
-        if odd:
-            return self._fail(ResponseError(odd[0].decode()))
-        changed = (fold.user for fold in self.folds.values() if fold.new)
-        refused = {user for user, reply in zip(changed, replies, strict=True) if reply == 0}
-        again: list[Part] = []
-        for part, is_new in zip(self.parts, self.is_new, strict=True):
-            if refused:
-                is_new = [new for new, user in zip(is_new, part.users, strict=True) if user not in refused]
-                again += part.without(refused)
-            part.succeed(
-                [
-                    self.folds[user].answer(entry) if new else DUPLICATE
-                    for new, (user, entry) in zip(is_new, part.entries, strict=True)
-                ]
-            )
-        return self._again(again, "others were faster with events of the same users")
-
-    def _fail(self, cause: Exception) -> list[Part]:
-        for part in self.parts:
-            part.fail(cause)
-        return []
-
-    def _again(self, parts: Sequence[Part], why: str) -> list[Part]:
-        return [part for part in parts if part.may_try_again(why)]
-
-
-def by_partition(parts: Sequence[Part]) -> list[list[Part]]:
-    together: defaultdict[str, list[Part]] = defaultdict(list)
-    for part in parts:
-        together[next(part.users).partition].append(part)
-    return list(together.values())

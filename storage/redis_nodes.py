@@ -1,0 +1,316 @@
+"""The nodes of a cluster, or the single server: the connections to each, and the map of the slots that they own.
+
+A node is known by its URL. A single server has the whole map: one slot, which is its own.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import AskError, AuthenticationError, ClusterDownError, MovedError, RedisError, ResponseError
+
+from storage.errors import StorageError, StorageUnavailable
+
+MAX_CONNECTIONS = 16  # to each node
+
+# RuntimeError is how uvloop says that a connection broke while it was written to; redis-py passes it on.
+CONNECTION_ERRORS = (RedisError, OSError, RuntimeError)
+
+Argument: TypeAlias = str | bytes | int
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that touches this key, and others of the same slot only."""
+
+    key: str
+    args: tuple[Argument, ...]
+
+    @classmethod
+    def of(cls, *args: Argument) -> "Command":
+        """Make a command whose first argument is its key."""
+        return cls(str(args[1]), args)
+
+
+class SlotMap:
+    """The nodes that own the slots, as far as is known now.
+
+    is_cluster  whether there are several slots, each with a node of its own
+    """
+
+    def __init__(self, server: str) -> None:
+        self.is_cluster = False
+        self._seed = server
+        self._owners: list[str | None] = [server]  # by slot
+        self._replicas: set[str] = set()
+        self._importing: set[str] = set()  # nodes that an ASK named; they may own no slot yet
+
+    def learn(self, source: str, slots: Sequence[Any]) -> None:
+        """Replace the map by a node's answer to CLUSTER SLOTS."""
+        owners: list[str | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        replicas = set()
+        for first, last, *nodes in slots:
+            urls = [_with_address(source, (host or b"").decode(), int(port)) for host, port, *_ in nodes]
+            owners[first : last + 1] = urls[:1] * (last + 1 - first)
+            replicas.update(urls[1:])
+        self.is_cluster = True
+        self._owners, self._replicas, self._importing = owners, replicas, set()
+
+    def node_of(self, key: str) -> str | None:
+        """Return the node that owns the key's slot; None when no node does."""
+        return self._owners[key_slot(key.encode()) if self.is_cluster else 0]
+
+    def by_node(self, commands: Iterable[Command]) -> dict[str | None, list[int]]:
+        """Group the positions of the commands by the node that owns their keys."""
+        positions: defaultdict[str | None, list[int]] = defaultdict(list)
+        for position, command in enumerate(commands):
+            positions[self._owners[key_slot(command.key.encode()) if self.is_cluster else 0]].append(position)
+        return positions
+
+    def ask_target(self, key: str, redirection: AskError) -> str:
+        """Return the node that imports the key's slot, as the slot's owner says."""
+        target = self._target(key, redirection)
+        self._importing.add(target)
+        return target
+
+    def apply_moved(self, key: str, redirection: MovedError) -> None:
+        """Note the new owner of the key's slot."""
+        self._owners[key_slot(key.encode()) if self.is_cluster else 0] = self._target(key, redirection)
+
+    def primaries(self) -> list[str]:
+        """Return the nodes that own slots, in a fixed order."""
+        return sorted({url for url in self._owners if url is not None})
+
+    def nodes(self, *, replicas: bool) -> list[str]:
+        """Return the nodes that own slots or import some, and the replicas if wanted, in a fixed order."""
+        return sorted({*self.primaries(), *self._importing, *(self._replicas if replicas else ())})
+
+    def _target(self, key: str, redirection: AskError) -> str:
+        """Return the URL of a redirection. A node that does not know its own host means the one that answered."""
+        answered = self.node_of(key) or self._seed
+        return _with_address(answered, str(redirection.host), int(redirection.port))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAcks:
+    """How many replicas must have a write before it is acknowledged, and how long that may take.
+
+    synced  on their disks, and on that of the server itself even without replicas: WAITAOF, of Redis 7.2 and later,
+            instead of WAIT
+    """
+
+    replicas: int = 0
+    timeout_s: float = 1.0
+    synced: bool = False
+
+    @property
+    def are_required(self) -> bool:
+        """Whether a write has to wait at all."""
+        return self.replicas > 0 or self.synced
+
+    @property
+    def command(self) -> tuple[Argument, ...]:
+        """The command that waits."""
+        timeout_ms = max(1, round(self.timeout_s * 1000))  # 0 would be for ever
+        return ("WAITAOF", 1, self.replicas, timeout_ms) if self.synced else ("WAIT", self.replicas, timeout_ms)
+
+    def failure_in(self, reply: Any) -> StorageUnavailable | None:
+        """Return the error that the command's reply means; None if there were enough."""
+        if isinstance(reply, Exception):
+            return StorageUnavailable(f"Redis failed: {reply}")
+        local, replicas = reply if self.synced else (1, reply)
+        if local >= 1 and replicas >= self.replicas:
+            return None
+        if local < 1:
+            return StorageUnavailable("Redis has not synced it yet; send it again")
+        return StorageUnavailable(f"{replicas} replicas of Redis have it, not {self.replicas}; send it again")
+
+
+class NodeClients:
+    """The connections to each node. They belong to the event loop in which they are used first."""
+
+    def __init__(self, connect_timeout_s: float, socket_timeout_s: float, acks: ReplicaAcks) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._socket_timeout_s = socket_timeout_s + (acks.timeout_s if acks.are_required else 0)
+        self._pool_timeout_s = socket_timeout_s
+        self._acks = acks
+        self._clients: dict[str, Redis] = {}
+
+    def add(self, url: str) -> Redis:
+        """Make a client for the node; raise ValueError when the URL cannot be used."""
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=self._pool_timeout_s,
+            socket_connect_timeout=self._connect_timeout_s,
+            socket_timeout=self._socket_timeout_s,
+            retry=Retry(NoBackoff(), 0),  # by itself redis-py sends ten times, also what timed out and may be done
+            protocol=2,
+        )
+        self._clients[url] = client = Redis.from_pool(pool)
+        return client
+
+    @property
+    def urls(self) -> list[str]:
+        """The nodes that have a client."""
+        return list(self._clients)
+
+    async def is_in_cluster(self, url: str) -> bool:
+        """Ask a node whether it belongs to a cluster; one that does not tell is taken for a single server."""
+        try:
+            return is_cluster_mode(await self.call(url, "HELLO"))
+        except AuthenticationError:
+            raise
+        except ResponseError as exc:  # a server that is too old, or a user without the permission
+            logger.info("Redis does not tell whether it is a cluster: %s", exc)
+            return False
+
+    async def call(self, url: str, *args: Argument) -> Any:
+        """Execute one command on the node."""
+        client = self._clients.get(url) or self.add(url)
+        execute: Callable[..., Awaitable[Any]] = client.execute_command  # redis-py does not say more of it
+        return await execute(*args)
+
+    async def send(
+        self,
+        places: Mapping[str | None, list[int]],
+        commands: Sequence[Command],
+        replies: list[Any],
+        *,
+        in_transaction: bool = False,
+        wait_for_replicas: bool = False,
+        asking: bool = False,
+    ) -> None:
+        """Send the commands at these places to their nodes, and put the replies in the same places.
+
+        A reply is an exception where a command failed. Its node is None where no node owns its slot.
+
+        asking  the nodes only import the slots, after an ASK
+        """
+
+        async def send(url: str | None, own: list[int]) -> None:
+            try:
+                if url is None:
+                    raise ClusterDownError("CLUSTERDOWN no node of the cluster has the slot")
+                sent = await self._pipeline(
+                    url,
+                    [commands[place].args for place in own],
+                    in_transaction=in_transaction,
+                    wait_for_replicas=wait_for_replicas,
+                    asking=asking,
+                )
+            except CONNECTION_ERRORS as exc:
+                sent = [exc] * len(own)
+            for place, reply in zip(own, sent, strict=True):
+                replies[place] = reply
+
+        if len(places) == 1:  # a task of its own would cost as much as all else here
+            await send(*next(iter(places.items())))
+        elif places:
+            await asyncio.gather(*(send(url, own) for url, own in places.items()))
+
+    async def _pipeline(
+        self,
+        url: str,
+        commands: Sequence[tuple[Argument, ...]],
+        *,
+        in_transaction: bool,
+        wait_for_replicas: bool,
+        asking: bool,
+    ) -> list[Any]:
+        """Execute the commands on the node, on one connection; exceptions are in the place of failed replies."""
+        in_transaction = in_transaction and len(commands) > 1
+        wait_for_replicas = wait_for_replicas and self._acks.are_required
+        if len(commands) == 1 and not asking and not wait_for_replicas:  # most of a pipeline would be its own work
+            try:
+                return [await self.call(url, *commands[0])]
+            except ResponseError as exc:
+                return [exc]
+        client = self._clients.get(url) or self.add(url)
+        async with client.pipeline(transaction=False) as pipe:  # ASKING and WAIT need one connection
+            if in_transaction:
+                pipe.execute_command("MULTI")
+            for command in commands:
+                if asking:
+                    pipe.execute_command("ASKING")
+                pipe.execute_command(*command)
+            if in_transaction:
+                pipe.execute_command("EXEC")
+            if wait_for_replicas:
+                pipe.execute_command(*self._acks.command)
+            replies = await pipe.execute(raise_on_error=False)
+        failure = self._acks.failure_in(replies.pop()) if wait_for_replicas else None
+        if in_transaction:
+            executed = replies.pop()
+            if isinstance(executed, Exception):  # something could not even be queued
+                first = next((reply for reply in replies if isinstance(reply, Exception)), executed)
+                executed = [first] * len(commands)
+            replies = executed
+        elif asking:
+            replies = replies[1::2]
+        if failure is not None:
+            # a command that was refused wrote nothing that replicas could lack
+            replies = [failure if _has_written(reply) else reply for reply in replies]
+        return replies
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            with suppress(*CONNECTION_ERRORS):
+                await client.aclose(close_connection_pool=True)
+
+
+def is_cluster_mode(hello: Sequence[Any]) -> bool:
+    """Return whether a server belongs to a cluster, by its reply to HELLO.
+
+    Every user may send that, and every server since 6.2 knows it.
+    """
+    return dict(zip(hello[::2], hello[1::2], strict=True)).get(b"mode") == b"cluster"
+
+
+def _has_written(reply: Any) -> bool:
+    """Return whether a script has written. It replies 0 for what it refused, once or for each of several changes."""
+    if isinstance(reply, list):
+        return not reply or any(one != 0 for one in reply)
+    return not isinstance(reply, Exception) and reply != 0
+
+
+def storage_error(cause: Exception) -> StorageError:
+    """Return a new error for one waiter: a raised exception collects the traceback of its waiter."""
+    error: StorageError
+    if isinstance(cause, CONNECTION_ERRORS):
+        error = StorageUnavailable(f"Redis failed: {cause}")
+    elif isinstance(cause, StorageError):
+        error = type(cause)(str(cause))
+    else:
+        error = StorageError(f"the request could not be applied: {cause!r}")
+    error.__cause__ = cause
+    return error
+
+
+def node_urls(url: str) -> list[str]:
+    """Return a URL for each HOST:PORT in this one."""
+    parts = urlsplit(url)
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    if "," not in hosts:
+        return [url]
+    return [urlunsplit(parts._replace(netloc=f"{credentials}{at}{host}")) for host in hosts.split(",")]
+
+
+def _with_address(url: str, host: str, port: int) -> str:
+    """Return the URL with another port, and with another host if that is known."""
+    parts = urlsplit(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    host = parts.hostname or "" if host in ("", "?") else host
+    return urlunsplit(parts._replace(netloc=f"{credentials}{at}{f'[{host}]' if ':' in host else host}:{port}"))
