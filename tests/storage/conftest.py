@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 
-import storage.redis
+import storage.redis_log
+import storage.redis_states
 import storage.sqlite
 import storage.sqlite_log
-from tests.storage.redis_servers import RedisServer, expected_servers, new_server
+from tests.storage.redis_servers import RedisCluster, RedisServer, expected_servers, new_server, running_cluster
 from tests.storage.stores import STORES, new_address
 
 
@@ -21,9 +22,9 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and save in pages so small that users and partitions cross their ends."""
     monkeypatch.setattr(storage.sqlite, "LOG_PAGE", 7)
     monkeypatch.setattr(storage.sqlite_log, "LOG_PAGE", 7)
-    monkeypatch.setattr(storage.redis, "STREAM_PAGE", 3)
+    monkeypatch.setattr(storage.redis_log, "STREAM_PAGE", 3)
     monkeypatch.setattr(storage.sqlite, "SAVED_AT_ONCE", 4)
-    monkeypatch.setattr(storage.redis, "KEPT_AT_ONCE", 2)
+    monkeypatch.setattr(storage.redis_states, "SAVED_AT_ONCE", 2)
 
 
 @pytest.fixture(params=expected_servers())
@@ -39,3 +40,16 @@ def any_server() -> Iterator[RedisServer]:
     server = new_server("redis-server")
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> RedisCluster:
+    return running_cluster()
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[RedisCluster]:
+    """One to break."""
+    cluster = RedisCluster(timeout_ms=1_000)
+    yield cluster
+    cluster.stop()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from storage.archiver import TurnCounts
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis_layout import trim_arguments
+from storage.redis_scripts import trim_arguments
 from storage.state_event import Event
 from tests.storage.archived_redis import (
     GENERATION,
@@ -138,7 +138,7 @@ class TestMoving:
         async def law() -> None:
             async with opened(any_server, tmp_path) as store:
                 await store.append("main", [click("contended"), *(click(f"e{n}") for n in range(40))])
-                read_folds = store._read_folds
+                read_folds = store._writer._read_folds
 
                 async def read_and_be_overtaken(parts: Any, serving: Any) -> Any:
                     folds = await read_folds(parts, serving)
@@ -146,7 +146,7 @@ class TestMoving:
                     await asyncio.to_thread(turn, any_server, tmp_path)
                     return folds
 
-                monkeypatch.setattr(store, "_read_folds", read_and_be_overtaken)
+                monkeypatch.setattr(store._writer, "_read_folds", read_and_be_overtaken)
                 answers = await store.append("main", [click("contended"), click("new")])
                 assert [answer.duplicate for answer in answers] == [True, False]
                 await assert_state_is_fold_of_log(store)

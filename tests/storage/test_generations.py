@@ -147,7 +147,7 @@ class TestRegistry:
         self, address: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(storage.sqlite_states, "DROPPED_AT_ONCE", 3)
-        monkeypatch.setattr(storage.redis_servers, "SCANNED_AT_ONCE", 3)
+        monkeypatch.setattr(storage.redis_servers, "SCAN_COUNT", 3)
         events = events_of(20, 2)
         user_ids = user_ids_of(events)
 

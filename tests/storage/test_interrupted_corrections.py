@@ -187,7 +187,7 @@ class TestOvertaken:
                 assert isinstance(slow, RedisStore)
                 assert isinstance(fast, RedisStore)
                 await fast.append("main", [click("own"), click("old", "visitor")])
-                append_lacking = slow._corrections._append_lacking
+                append_missing = slow._corrections._append_missing
 
                 async def overtaken(*args: Any) -> bool:
                     monkeypatch.undo()
@@ -197,9 +197,9 @@ class TestOvertaken:
                         patch.setattr(fast._corrections, "_copy", dies)
                         with pytest.raises(StorageUnavailable):
                             await fast.merge("main", "u", "visitor")
-                    return await append_lacking(*args)
+                    return await append_missing(*args)
 
-                monkeypatch.setattr(slow._corrections, "_append_lacking", overtaken)
+                monkeypatch.setattr(slow._corrections, "_append_missing", overtaken)
                 await slow.merge("main", "u", "visitor")
                 assert [posted_as(event) for event in await log_of(fast, "u")] == [("visitor", "new")]
 
@@ -213,7 +213,8 @@ class OvertakenAt:
         assert isinstance(store, RedisStore)
         self._left = call
         self._work = work
-        self._servers, self._batch = store._servers, store._servers.batch
+        self._servers = store._session.servers
+        self._send = self._servers.send
 
     def __bool__(self) -> bool:
         return self._left < 0
@@ -222,14 +223,14 @@ class OvertakenAt:
         self._left -= 1
         if self._left == -1:
             await self._work()
-        return await self._batch(*args, **options)
+        return await self._send(*args, **options)
 
     def __enter__(self) -> OvertakenAt:
-        self._servers.batch = self._call  # type: ignore[method-assign]
+        self._servers.send = self._call  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._servers.batch = self._batch  # type: ignore[method-assign]
+        self._servers.send = self._send  # type: ignore[method-assign]
 
 
 WAYS_TO_FINISH = ["merging again", "reading the visitor", "posting as the visitor", "erasing"]
@@ -268,7 +269,8 @@ class DyingAfter:
         assert isinstance(store, RedisStore)
         self._left = calls
         self._died = False
-        self._servers, self._batch = store._servers, store._servers.batch
+        self._servers = store._session.servers
+        self._send = self._servers.send
 
     def __bool__(self) -> bool:
         return self._died
@@ -278,11 +280,11 @@ class DyingAfter:
             self._died = True
             raise StorageUnavailable("killed")
         self._left -= 1
-        return await self._batch(*args, **options)
+        return await self._send(*args, **options)
 
     def __enter__(self) -> DyingAfter:
-        self._servers.batch = self._call  # type: ignore[method-assign]
+        self._servers.send = self._call  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._servers.batch = self._batch  # type: ignore[method-assign]
+        self._servers.send = self._send  # type: ignore[method-assign]

@@ -165,7 +165,8 @@ class TestRebuildAndErasing:
                 for generation in (OLD, NEW):
                     assert await store.states("main", ["user0"], generation) == [None]
                 if isinstance(store, RedisStore):
-                    assert await store._call("KEYS", f"{store._keys.meta.removesuffix(':meta')}:*/user0") == []
+                    pattern = f"{store._session.keys.meta.removesuffix(':meta')}:*/user0"
+                    assert await store._session.call("KEYS", pattern) == []
                 await append_all(store, events_of(1, 2, "back "))
                 await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
 
