@@ -19,7 +19,7 @@ from app.schemas.events import MAX_EVENTS
 from app.schemas.recommendations import MAX_REQUESTS
 from app.settings import Settings
 from tests.app.conftest import Client, write_model
-from tests.app.test_keys import bearer
+from tests.app.support import bearer
 from tests.app.test_requests import JSON, MALFORMED, POSTS, assert_refused, bodies
 
 GET = "/v1/users/{}/recommendations"

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.keys import add, make, remove
 from app.overload import LoadShedding
 from tests.app.conftest import item_id
-from tests.app.test_keys import bearer
+from tests.app.support import bearer
 from tests.app.test_requests import assert_refused
 from tests.app.test_server import ROOT, Process, raw_exchange
 
