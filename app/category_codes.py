@@ -48,7 +48,7 @@ class CategoryCodes:
         self._mark = 0  # of the overrides that were looked at
         self._audience: Audience | None = None
 
-    def serve(self, catalogue: LiveCatalogue, engine: Engine) -> None:
+    def use(self, catalogue: LiveCatalogue, engine: Engine) -> None:
         """Work with this catalogue and engine from now on."""
         self._catalogue, self._engine = catalogue, engine
 

@@ -40,8 +40,8 @@ class ClickThrough:
         self._has_secret = False
         self._flushing = asyncio.Lock()
 
-    def serve(self, tag: bytes, name: str, experiment: str, types: Collection[str]) -> None:
-        """Count events of these types too from now on, under the names of the generation and the experiment."""
+    def add_generation(self, tag: bytes, name: str, experiment: str, types: Collection[str]) -> None:
+        """Count for this generation and experiment from now on, and count events of these types."""
         self._generations[tag[:4]] = name
         self._experiments[hash_of(experiment)] = experiment
         self._types = {*self._types, *types}

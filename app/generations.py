@@ -1,4 +1,4 @@
-"""Work of operators on the generations of a store, beside the processes that serve them."""
+"""What operators do with the generations of a store, beside the processes that serve them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[R
     generation = generation_of(loaded)
     async with opened_store(settings, generation) as store:
         named = NamedGeneration(loaded.name, generation.tag)
-        announcing = asyncio.create_task(_announce_again_and_again(store, named))
+        announcing = asyncio.create_task(_keep_announcing(store, named))
         try:
             return await storage_rebuild.rebuild(store, generation, on_progress, tenant=settings.tenant)
         finally:
@@ -39,7 +39,7 @@ async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[R
 
 
 async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration, NamedGeneration | None]:
-    """Let every process on the store serve the model of that name; returns it, and what was active before.
+    """Make every process on the store serve the model of that name; return it, and what was active before.
 
     raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
     """
@@ -51,8 +51,8 @@ async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration,
     return named, before
 
 
-async def note_experiment(settings: StoreSettings, experiment: Experiment | None) -> None:
-    """Let every process on the store go by the experiment; None ends it.
+async def set_experiment(settings: StoreSettings, experiment: Experiment | None) -> None:
+    """Make every process on the store take part in the experiment; None ends it.
 
     raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
     """
@@ -63,7 +63,7 @@ async def note_experiment(settings: StoreSettings, experiment: Experiment | None
 
 
 async def drop(settings: StoreSettings, name: str) -> int:
-    """Remove the states of a generation, by its name or tag, that is neither active nor live; returns how many.
+    """Remove the states of a generation, by its name or tag, that is neither active nor live; return how many.
 
     raises  StorageError, ValueError
     """
@@ -74,8 +74,8 @@ async def drop(settings: StoreSettings, name: str) -> int:
         return sum([await store.generations.drop(one.named.tag) for one in chosen])
 
 
-async def let_go(settings: StoreSettings, names: Collection[str]) -> set[str]:
-    """Remove the states of those generations of these names that nobody serves; returns the names that none has now.
+async def drop_unserved(settings: StoreSettings, names: Collection[str]) -> set[str]:
+    """Remove the states of generations of these names that no process serves; return the names that are free then.
 
     raises  StorageError, ValueError
     """
@@ -105,8 +105,8 @@ def _refuse_unless_free(name: str, chosen: list[KnownGeneration], known: list[Kn
         )
 
 
-async def _announce_again_and_again(store: UserStore, named: NamedGeneration) -> None:
+async def _keep_announcing(store: UserStore, named: NamedGeneration) -> None:
     while True:
-        with suppress(StorageError):  # the rebuild itself will say so
+        with suppress(StorageError):  # the rebuild itself will fail, too
             await store.generations.announce(named, LIVE_FOR_S)
         await asyncio.sleep(ANNOUNCE_EVERY_S)

@@ -1,4 +1,4 @@
-"""Sending a file's items to a running service."""
+"""Import of a file's items into a running service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.replay import (
 )
 from model.data_readers import AVAILABLE, categories_in, read_item_table
 
-AT_ONCE = 500  # of a request's 1,000, so that long titles stay within its bytes
+BATCH = 500  # of the 1,000 that a request may have, so that long titles stay within its bytes
 
 COLUMNS = ("item_id", "title", "categories", "available")
 
@@ -29,7 +29,7 @@ ItemJson = dict[str, Any]
 
 
 def read(path: Path) -> list[ItemJson]:
-    """The items of a table as ``POST /v1/items`` takes them; an empty cell says nothing.
+    """Return the items of a table as ``POST /v1/items`` takes them; an empty cell changes nothing.
 
     raises  DataError  which names the line
     """
@@ -57,7 +57,7 @@ def send(
     patience_s: float = PATIENCE_S,
     on_sent: Callable[[int], None] = lambda items: None,
 ) -> int:
-    """Post the items; returns how many of them no model has learned yet.
+    """Post the items; return how many of them no model has learned yet.
 
     key      one that may write the catalogue, where the service has keys
     raises   ReplayError  when the service refuses an item, or stays away for longer than the patience; the items
@@ -67,8 +67,8 @@ def send(
     unknown = 0
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as client:
-        for begin in range(0, len(items), AT_ONCE):
-            batch = items[begin : begin + AT_ONCE]
+        for begin in range(0, len(items), BATCH):
+            batch = items[begin : begin + BATCH]
             unknown += _send(client, batch, begin, patience_s)
             on_sent(len(batch))
     return unknown

@@ -8,6 +8,10 @@ from numpy.typing import NDArray
 
 from app.shelf import LiveCatalogue
 
+# Log entries that a request folds if a state lacks them, in some 10 ms. A user whose state lacks more gets popular
+# items for now.
+MAX_MISSING = 500
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:

@@ -19,9 +19,8 @@ import torch
 
 from app.assigned import CodeAssignment, ColdItemCodes, entry_of
 from app.background_tasks import BackgroundTasks
-from app.model_inputs import ModelInput, model_inputs, stacked
+from app.model_inputs import MAX_MISSING, ModelInput, model_inputs, stacked
 from app.shelf import LiveCatalogue
-from app.state_reader import MAX_MISSING
 from model.artifact import Artifact
 from model.cold import CONTEXT, EVIDENCE, SAMPLE, Asked, Chosen, asked, likeliest
 from model.engine import Engine, Queries
@@ -87,7 +86,7 @@ class ColdItemLearner:
         self._sampled_at_s = 0.0
         self._one_at_a_time = asyncio.Lock()
 
-    def serve(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, CodeAssignment]) -> None:
+    def use(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, CodeAssignment]) -> None:
         """Work with this catalogue, this engine and these codes from now on."""
         self._catalogue, self._engine, self.codes = catalogue, engine, codes
 

@@ -23,8 +23,8 @@ from storage.protocol import UserStore
 NAME = "none"
 TAG = b"no model"
 # a catalogue of the most popular items is enough to answer with, and quickly made
-ITEMS = 10_000
-COUNTED = frozenset(kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0)
+MAX_ITEMS = 10_000
+COUNTED_TYPES = frozenset(kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0)
 # as many target codebooks as the default preset: what is compiled for a scan is ready when the first model comes
 SMALLEST = ModelConfig(
     preset=NAME,
@@ -54,12 +54,12 @@ def artifact() -> Artifact:
 
 async def popular_catalogue(store: UserStore, tenant: str, overrides: ItemOverrides) -> LiveCatalogue:
     """Make a catalogue of the items that the log has most often now; StorageError when it cannot be read."""
-    counts = await store.item_counts(tenant, COUNTED)
+    counts = await store.item_counts(tenant, COUNTED_TYPES)
     return await asyncio.to_thread(lambda: LiveCatalogue(_items(counts), overrides))
 
 
 def _items(counts: Mapping[str, int]) -> Items:
     """Order items by count, then by id, which is the same in every process."""
-    most = heapq.nsmallest(ITEMS, counts.items(), key=lambda item: (-item[1], item[0]))
+    most = heapq.nsmallest(MAX_ITEMS, counts.items(), key=lambda item: (-item[1], item[0]))
     ids = [item_id for item_id, _ in most]
     return Items(ids, [""] * len(ids), [()] * len(ids), np.array([count for _, count in most], np.int64))

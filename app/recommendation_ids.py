@@ -1,4 +1,4 @@
-"""Recommendation ids say what was recommended, so that no list has to be stored until somebody chooses from it.
+"""Recommendation ids, which hold what was recommended, so that no list is stored until an event refers to it.
 
   time        6 bytes  milliseconds since the epoch
   chance      4        so that no two are the same
@@ -8,7 +8,7 @@
   items       2 each   of a hash of the item's id, for the first PLACES of the list
   signature   8        keyed BLAKE2b of all that, and of nothing that a client knows
 
-in URL-safe base64, 66 letters for ten items. What is not signed by a service of the same data says nothing.
+in URL-safe base64, 66 letters for ten items. An id that was not signed by a service of the same data is ignored.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
-PLACES = 20  # of a list, that are told apart
+PLACES = 20  # the first of a list, which are counted apart
 HEAD = Struct(">6s4s4sHH")
 SIGNATURE = 8
 LONGEST = 0xFFFF
 
 
 class Place(NamedTuple):
-    """Where somebody found an item.
+    """The place in a list where a user found an item.
 
     generation  the first four bytes of its tag
     experiment  two bytes of a hash of its name, 0 for none
@@ -42,23 +42,23 @@ class Place(NamedTuple):
 
 
 def hash_of(name: str) -> int:
-    """Of an experiment or item; 0 for none."""
+    """Return two bytes of a hash of an experiment's or item's name; 0 for none."""
     return crc32(name.encode()) & 0xFFFF if name else 0
 
 
 class RecommendationIds:
-    """Makes and reads the ids of one tenant. Those that were made before `use` can be read nowhere."""
+    """Makes and reads the ids of one tenant. Ids that were made before `use` can be read nowhere."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant.encode()
         self.use(os.urandom(32))
 
     def use(self, secret: bytes) -> None:
-        """From now on, sign with what all services of the same data share."""
+        """Sign with the secret that all services of the same data share from now on."""
         self._key = blake2b(self._tenant, key=secret, digest_size=32).digest()
 
     def make(self, generation: bytes, experiment: int, item_ids: Sequence[str]) -> str:
-        """Of a list, for a tag and the hash of an experiment's name."""
+        """Make the id of a list, for a generation's tag and the hash of an experiment's name."""
         head = HEAD.pack(
             (time.time_ns() // 1_000_000).to_bytes(6, "big"),
             os.urandom(4),
@@ -70,7 +70,7 @@ class RecommendationIds:
         return urlsafe_b64encode(said + self._signature(said)).rstrip(b"=").decode()
 
     def place(self, recommendation_id: str, item_id: str) -> Place | None:
-        """Where the item stood; None where the id is none of these, or the item was not among the first PLACES."""
+        """Return where the item stood; None when the id is not valid, or the item was not among the first PLACES."""
         try:
             read = urlsafe_b64decode(recommendation_id + "=" * (-len(recommendation_id) % 4))
         except ValueError:

@@ -245,7 +245,7 @@ class RetrainingRound:
         """Remove the models that the trainer made before the previous one, and the states of the empty model."""
         report = TrainerReport.read(self._folder)
         gone = [made for made in report.made if made not in (name, report.previous)]
-        free = asyncio.run(generations.let_go(self._settings, [*gone, no_model.NAME]))
+        free = asyncio.run(generations.drop_unserved(self._settings, [*gone, no_model.NAME]))
         for one in set(gone) & free:
             shutil.rmtree(self._folder / one, ignore_errors=True)
         replace(report, made=tuple(made for made in report.made if made not in free)).write(self._folder)

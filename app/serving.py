@@ -261,15 +261,15 @@ class GenerationSwitcher:
         served, signals = self.served(), self._context.signals
         for one in served:
             counted = [kind for kind, weight in one.generation.event_weights.items() if weight > 0]
-            one.learner.serve(one.catalogue, one.engine, one.cold_items)
-            one.category_codes.serve(one.catalogue, one.engine)
-            signals.click_through.serve(one.named.tag, one.named.name, self._arms.name, counted)
+            one.learner.use(one.catalogue, one.engine, one.cold_items)
+            one.category_codes.use(one.catalogue, one.engine)
+            signals.click_through.add_generation(one.named.tag, one.named.name, self._arms.name, counted)
         signals.learners = [one.learner for one in served if len(one.artifact.items)]
         self._context.store.serve_generations([one.generation for one in served])
         self.recommender: Recommender | ExperimentRecommender = self._arms.recommender(self.current.recommender)
 
     def _note_served(self) -> None:
         generation, named = self.current.generation, self.current.named
-        self._context.signals.trend_counter.count_types(generation.event_weights)
+        self._context.signals.trend_counter.set_event_weights(generation.event_weights)
         tenant, state_bytes = self._context.settings.tenant, generation.dtype.itemsize
         self._context.metrics.generations.set_served(tenant, named.name, named.tag.hex(), state_bytes)

@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.metrics import StoreMetrics
+from app.model_inputs import MAX_MISSING
 from app.schemas.recommendations import RecommendationRequest
 from storage.errors import PartlyRead, StorageError
 from storage.protocol import UserStore
 from storage.state import Generation
 
 logger = logging.getLogger(__name__)
-
-# Log entries that a request folds if a state lacks them, in some 10 ms. A user whose state lacks more gets popular
-# items for now.
-MAX_MISSING = 500
 
 
 @dataclass(frozen=True, slots=True)

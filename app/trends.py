@@ -39,8 +39,8 @@ class TrendCounter:
         self._begin_us = time.time_ns() // 1_000
         self._counts = defaultdict[str, float](float)  # in events of the moment `_begin_us`
 
-    def count_types(self, event_weights: Mapping[str, float]) -> None:
-        """Count events of the types that have a weight from now on."""
+    def set_event_weights(self, event_weights: Mapping[str, float]) -> None:
+        """From now on, count the events of all types that have a weight."""
         self._types = frozenset(kind for kind, weight in event_weights.items() if weight > 0)
 
     def count(self, events: Sequence[Event], results: Iterable[AppendResult]) -> None:

@@ -97,7 +97,7 @@ def experiment(
             raise typer.BadParameter(
                 "an experiment is a name and MODEL=SHARE for 2 to 8 models, with shares above 0"
             ) from exc
-    asyncio.run(generations.note_experiment(settings, begun))
+    asyncio.run(generations.set_experiment(settings, begun))
     say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")
 
 

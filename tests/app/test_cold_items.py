@@ -325,7 +325,7 @@ def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Clie
         serving.context.tasks,
     )
     now = client.service.switcher.current
-    fresh.serve(now.catalogue, now.engine, now.cold_items)
+    fresh.use(now.catalogue, now.engine, now.cold_items)
     client.service.signals.learners = [fresh]  # as after a restart
     introduce(client, users=20, first=40)
     assert client.service.switcher.current.cold_items[NEW].evidence == 30
