@@ -33,6 +33,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         services: Services = self.app_state["services"]
+        self._services = services
         self._limits = services.settings
         self._metrics = services.metrics.requests
         self.app_state = {**self.app_state, "is_gone": self.is_gone}
@@ -120,6 +121,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._cycle = cycle
+        if self._services.draining:  # the client's next connection goes to another process
+            cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     def _set_deadline(self, within_s: float) -> None:

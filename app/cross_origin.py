@@ -4,6 +4,8 @@ Without this check, any page in a browser on the service's own machine could pos
 without keys: blindly, or under a host name of its own that resolves to 127.0.0.1 (DNS rebinding).
 """
 
+from collections.abc import Awaitable
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,29 +29,23 @@ class CrossOriginPolicy:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handle one request (ASGI)."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         services: Services = scope["state"]["services"]
         if services.keyring is None:
             if _is_cross_origin(scope, services.settings.host):
-                await error_response(Forbidden("there are no keys here, and pages of other origins may do nothing"))(
-                    scope, receive, send
-                )
-            else:
-                await self._app(scope, receive, send)
-            return
+                refusal = Forbidden("there are no keys here, and pages of other origins may do nothing")
+                return error_response(refusal)(scope, receive, send)
+            return self._app(scope, receive, send)
         if scope["path"] != PATH:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         headers = Headers(scope=scope)
         origin = headers.get("origin", "")
         is_allowed = services.keyring.allows(origin)
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await _preflight(headers, is_allowed)(scope, receive, send)
-            return
+            return _preflight(headers, is_allowed)(scope, receive, send)
 
         async def send_with_origin(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -60,7 +56,7 @@ class CrossOriginPolicy:
                     answer["Access-Control-Expose-Headers"] = "Retry-After"
             await send(message)
 
-        await self._app(scope, receive, send_with_origin)
+        return self._app(scope, receive, send_with_origin)
 
 
 def _is_cross_origin(scope: Scope, own_host: str) -> bool:

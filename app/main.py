@@ -18,7 +18,8 @@ from typing import Any, TypedDict
 
 import uvicorn
 from fastapi import Depends, FastAPI
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp
+from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
 from app import logs, no_model, openapi
@@ -26,7 +27,6 @@ from app.connections import LimitedHttpProtocol
 from app.cross_origin import CrossOriginPolicy
 from app.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.direct import FastPath
-from app.draining import CloseWhenDraining
 from app.error_responses import install_error_handlers
 from app.http_state import Services, running
 from app.metrics import Metrics
@@ -105,13 +105,14 @@ class Application(FastAPI):
 
     def __init__(self, settings: Settings, metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)
-        bounded = LoadShedding(FastPath(super().__call__), max_in_progress=settings.max_requests)
-        timed = RequestTimer(CrossOriginPolicy(bounded), metrics=metrics.requests, slow_s=settings.slow_request_s)
-        self._middleware = CloseWhenDraining(timed)
+        self._settings = settings
+        self._metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request (ASGI)."""
-        await self._middleware(scope, receive, send)
+    @override
+    def build_middleware_stack(self) -> ASGIApp:
+        settings = self._settings
+        bounded = LoadShedding(FastPath(super().build_middleware_stack()), max_in_progress=settings.max_requests)
+        return RequestTimer(CrossOriginPolicy(bounded), self._metrics.requests, slow_s=settings.slow_request_s)
 
 
 def create_worker_app() -> FastAPI:
