@@ -6,9 +6,10 @@ gone. So the two share the idea and no code.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -51,8 +52,10 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         self._waiting_size = 0
         self._running: asyncio.Task[None] | None = None
 
-    async def submit(self, requests: Sequence[RequestT], is_gone: Callable[[], bool] = never) -> list[AnswerT]:
-        """Return the answers, in order, from one batch. If the batch fails, every caller in it gets the failure.
+    def submit(
+        self, requests: Sequence[RequestT], is_gone: Callable[[], bool] = never
+    ) -> "asyncio.Future[list[AnswerT]]":
+        """Return the answers to come, in order, from one batch. If the batch fails, each caller in it gets the failure.
 
         is_gone  whether the caller no longer takes answers; called before the requests are worked on
         raises   Overloaded        when too many requests wait already
@@ -65,10 +68,13 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         self._waiting_size += len(requests)
         if self._running is None:
             self._running = asyncio.create_task(self._run(), context=Context())  # not the context of one request
-        return await caller.answers
+        return caller.answers
 
     async def _run(self) -> None:
-        while batch := list(self._next_batch()):
+        while self._waiting:
+            batch = self._next_batch()
+            if not batch:  # nobody waits any more
+                continue
             try:
                 answers = iter(await self._work([request for caller in batch for request in caller.requests]))
             except Exception as exc:
@@ -77,13 +83,13 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
                         caller.answers.set_exception(exc)
             else:
                 for caller in batch:
-                    own = [next(answers) for _ in caller.requests]
+                    own = list(islice(answers, len(caller.requests)))
                     if not caller.answers.done():  # else the caller was cancelled
                         caller.answers.set_result(own)
         self._running = None
 
-    def _next_batch(self) -> Iterator[_Caller[RequestT, AnswerT]]:
-        room = self._max_batch
+    def _next_batch(self) -> list[_Caller[RequestT, AnswerT]]:
+        batch, room = [], self._max_batch
         while self._waiting and room > 0:
             caller = self._waiting.popleft()
             self._waiting_size -= len(caller.requests)
@@ -93,4 +99,5 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
                 caller.answers.set_exception(ClientDisconnect())
                 continue
             room -= len(caller.requests)
-            yield caller
+            batch.append(caller)
+        return batch

@@ -40,6 +40,7 @@ class TrainedCatalogue:
         self._cold_rows = {cold_row(self.item_ids[row]): row for row in range(items.learned, len(items))}
         self.unavailable = bitmap.empty(len(items))
         self._titles = items.titles
+        self._retitled: dict[int, str] = {}  # titles that replace those, by row
         self._categories = items.categories
         self._in_category = lru_cache(max(8, KEPT_BYTES // (len(self.unavailable) * 8 + 1)))(self._found_in_category)
         self.categories_of(NO_ROWS)
@@ -110,9 +111,8 @@ class TrainedCatalogue:
     def scored_items(self, rows: NDArray[np.integer], scores: Iterable[float]) -> list[ScoredItem]:
         """Return the items of the rows with their scores, in order."""
         items: list[ScoredItem] = []
-        for row, item_id, title, score in zip(
-            rows.tolist(), self.item_ids.at(rows), self._titles_of(rows), scores, strict=True
-        ):
+        titles, item_ids = self._titles_of(rows), self.item_ids.at(rows)
+        for row, item_id, title, score in zip(rows.tolist(), item_ids, titles, scores, strict=True):
             item: ScoredItem = {"item_id": item_id, "score": score}
             if title:
                 item["title"] = title
@@ -129,7 +129,10 @@ class TrainedCatalogue:
         ]
 
     def _titles_of(self, rows: NDArray[np.integer]) -> list[str]:
-        return self._titles.at(rows)
+        titles = self._titles.at(rows)
+        if not self._retitled:
+            return titles
+        return [self._retitled.get(row, title) for row, title in zip(rows.tolist(), titles, strict=True)]
 
     def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
         """Return the k most popular items, without the excluded ones."""

@@ -37,30 +37,22 @@ class CatalogueQuery:
 
     like        the item that the best items are to be like; None: what the user is to like
     rules       what the request wants of its list beyond the best items; None where nothing
+    boosts      what the request adds to scores
     excluded    items that may not be shown
     candidates  the only items that may be shown; None for every item
     is_blended  whether the list is blended with what is trending
+    depth       how many of the best items are looked for at first
     """
 
     request: RecommendationRequest
     history: History
     like: int | None
     rules: Rules | None
+    boosts: Boosts | None
     excluded: Bitmap
     candidates: Rows | None
     is_blended: bool
-
-    @property
-    def depth(self) -> int:
-        """How many of the best items are looked for at first."""
-        if self.rules is not None:
-            return self.rules.depth
-        return self.request.k + blending.DEEPER if self.is_blended else self.request.k
-
-    @property
-    def boosts(self) -> Boosts | None:
-        """What the request adds to scores."""
-        return None if self.rules is None else self.rules.boosts
+    depth: int
 
 
 class QueryBuilder:
@@ -111,8 +103,12 @@ class QueryBuilder:
         excluded, like = self._filtered(request), self._like(request, history.model_input)
         if like is not None:
             bitmap.add(excluded, np.array([like]))
-        rules = rules_of(request, self._catalogue, excluded) if _has_rules(request) else None
-        is_blended = self._is_blended(request, history.model_input) and like is None and rules is None
+        rules, boosts, is_blended, depth = None, None, False, request.k
+        if _has_rules(request):
+            rules = rules_of(request, self._catalogue, excluded)
+            boosts, depth = rules.boosts, rules.depth
+        elif like is None and self._is_blended(request, history.model_input):
+            is_blended, depth = True, request.k + blending.DEEPER
         bitmap.add(excluded, {"none": NO_ROWS, "recent": history.recent, "all": history.seen}[request.exclude_seen])
         if rules is not None and len(rules.elsewhere):
             bitmap.add(excluded, rules.elsewhere)
@@ -120,7 +116,7 @@ class QueryBuilder:
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
             candidates = rows[~bitmap.has(excluded, rows)]
-        return CatalogueQuery(request, history, like, rules, excluded, candidates, is_blended)
+        return CatalogueQuery(request, history, like, rules, boosts, excluded, candidates, is_blended, depth)
 
     def _is_blended(self, request: RecommendationRequest, model_input: ModelInput | None) -> bool:
         if model_input is None or model_input.events > blending.EVENTS:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ from model.variety import compile_loops
 
 MAX_BATCH = 64  # requests that one read and one turn of the engine answer; a larger batch only makes all wait longer
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
+ITEM_ID = itemgetter("item_id")
 
 
 class RankedItems(NamedTuple):
@@ -136,10 +138,10 @@ class Recommender(BaseRecommender):
         is_gone  whether nobody waits for the answers any more
         raises   Overloaded, ClientDisconnect
         """
-        if not self._engine.has_measured and any(request.because is not None for request in requests):
+        if any(request.because is not None for request in requests) and not self._engine.has_measured:
             await asyncio.to_thread(self._engine.measure)  # the first time that takes a while
-        spans = trace.spans.get()
-        return await self._batcher.submit([(request, spans) for request in requests], is_gone)
+        request_trace = trace.current.get()
+        return await self._batcher.submit([(request, request_trace) for request in requests], is_gone)
 
     async def similar(self, item_id: str, query: SimilarQuery) -> Recommendations:
         """Return the items that are most like the item.
@@ -153,7 +155,7 @@ class Recommender(BaseRecommender):
         return answer
 
     async def _answer_batch(
-        self, batch: Sequence[tuple[RecommendationRequest, trace.Spans | None]]
+        self, batch: Sequence[tuple[RecommendationRequest, trace.Trace | None]]
     ) -> list[Recommendations]:
         """Read, compute, and note for each request where the time of the whole batch went."""
         requests = [request for request, _ in batch]
@@ -167,9 +169,9 @@ class Recommender(BaseRecommender):
         if computed.ranked:
             timings |= {"step": computed.step_s, "scan": computed.scan_s}
             self._metrics.engine.observe_batch(computed.ranked, computed.step_s, computed.scan_s)
-        for _, spans in batch:
-            if spans is not None:
-                spans.update(timings)
+        for _, request_trace in batch:
+            if request_trace is not None:
+                request_trace.spans.update(timings)
         for answer in computed.answers:
             self._metrics.recommendations.count(answer["source"])
             self._clicks.show(self._context.name, self._experiment, len(answer["items"]))
@@ -181,21 +183,20 @@ class Recommender(BaseRecommender):
         begin_s = time.perf_counter()
         vectors = self._vectors(queries)
         step_s = time.perf_counter() - begin_s
-        ranked = {query: items for group, asked in vectors for query, items in self._rank(group, asked).items()}
+        ranked: dict[CatalogueQuery, RankedItems] = {}
+        for group, theirs in vectors:
+            ranked |= self._rank(group, theirs)
         scan_s = time.perf_counter() - begin_s - step_s
-        answers = [
-            self._personal_answer(query, ranked[query]) if query in ranked else self._popular_answer(query)
-            for query in queries
-        ]
+        answers = [self._answer(query, ranked.get(query)) for query in queries]
         return ComputedBatch(answers, len(ranked), step_s, scan_s)
 
     def _vectors(self, queries: Sequence[CatalogueQuery]) -> list[tuple[list[CatalogueQuery], Queries]]:
         """Return what the engine ranks by: for users who have stepped, and for items that others are to be like."""
         similar = [query for query in queries if query.like is not None]
         personal = [query for query in queries if query.like is None and query.history.model_input]
-        inputs = [query.history.model_input for query in personal if query.history.model_input]
         vectors = []
         if personal:
+            inputs = [query.history.model_input for query in personal if query.history.model_input]
             vectors.append((personal, self._engine.step(*stacked(inputs))))
         if similar:
             likes = [query.like for query in similar if query.like is not None]
@@ -222,33 +223,55 @@ class Recommender(BaseRecommender):
                 ranked[query] = RankedItems(*best, vector, 0)
         return ranked
 
-    def _personal_answer(self, query: CatalogueQuery, ranked: RankedItems) -> Recommendations:
-        if query.is_blended and query.history.model_input:
+    def _answer(self, query: CatalogueQuery, ranked: RankedItems | None) -> Recommendations:
+        """Return the answer to a query: of what the engine ranked for it, else of popular items."""
+        source: Source = "personalised" if query.like is None else "similar"
+        cursor = None
+        if ranked is None:
+            source = "popular"
+            items, cursor = self._popular_items(query)
+        elif query.is_blended and query.history.model_input:
+            source = "blended"
             own, trending = ranked.rows[ranked.rows >= 0], self._trending.first(query.depth, query.excluded)
             blend, weights = blending.blended(own, trending, query.history.model_input.events, query.request.k)
-            return self._answer(query, "blended", self._catalogue.scored_items(blend, weights.tolist()))
-        cursor = None
-        if query.rules is None:
-            rows, scores = ranked.rows[: query.request.k], ranked.scores[: query.request.k]
-            if len(rows) and rows[-1] < 0:  # fewer items than that are allowed
-                rows, scores = rows[rows >= 0], scores[rows >= 0]
-            items = self._catalogue.scored_items(rows, scores.tolist())
+            items = self._catalogue.scored_items(blend, weights.tolist())
         else:
-            ranking = Personal(self._engine, ranked.vectors.one(ranked.place), query.boosts, query.candidates)
-            rows, items, cursor = self._page(query, query.rules, ranking, ranked[:2])
-        if query.request.explain:
-            for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
-                item["explanation"] = explanation
-        return self._answer(query, "personalised" if query.like is None else "similar", items, cursor)
+            if query.rules is None:
+                shown = slice(min(query.request.k, int(np.count_nonzero(ranked.rows >= 0))))
+                rows = ranked.rows[shown]
+                items = self._catalogue.scored_items(rows, ranked.scores[shown].tolist())
+            else:
+                ranking = Personal(self._engine, ranked.vectors.one(ranked.place), query.boosts, query.candidates)
+                rows, items, cursor = self._page(query, query.rules, ranking, ranked[:2])
+            if query.request.explain:
+                for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
+                    item["explanation"] = explanation
+        answer: Recommendations = {
+            "recommendation_id": self._clicks.ids.make(
+                self._context.generation.tag, self._experiment_hash, list(map(ITEM_ID, items))
+            ),
+            "user_id": query.request.user_id,
+            "generation": self._context.name,
+            "source": source,
+            "items": items,
+        }
+        if query.request.cursor is not None:
+            answer["cursor"] = cursor
+        if self._experiment:
+            answer["experiment"] = self._experiment
+        if query.like is not None:
+            (answer["because"],) = self._catalogue.named_items(np.array([query.like]))
+        return answer
 
-    def _popular_answer(self, query: CatalogueQuery) -> Recommendations:
+    def _popular_items(self, query: CatalogueQuery) -> tuple[list[ScoredItem], str | None]:
+        """Return popular items, and where the list goes on."""
         if query.rules is None:
             candidates = query.candidates
             excluded = query.excluded if candidates is None else ~self._catalogue.bitmap_of(candidates)
-            return self._answer(query, "popular", self._trending.popular(query.request.k, excluded))
+            return self._trending.popular(query.request.k, excluded), None
         ranking = Popular(self._engine, self._trending, query.boosts, query.candidates)
         _, items, cursor = self._page(query, query.rules, ranking, ranking.best(query.depth, query.excluded))
-        return self._answer(query, "popular", items, cursor)
+        return items, cursor
 
     def _page(
         self, query: CatalogueQuery, rules: Rules, ranking: Ranking, best: Ranked
@@ -272,23 +295,3 @@ class Recommender(BaseRecommender):
             model_input = history.model_input
             asker = Asker(vector, model_input.recent_items, history.recent, model_input.histogram, query.boosts)
         return self._explainer.explain(asker, rows)
-
-    def _answer(
-        self, query: CatalogueQuery, source: Source, items: list[ScoredItem], cursor: str | None = None
-    ) -> Recommendations:
-        answer: Recommendations = {
-            "recommendation_id": self._clicks.ids.make(
-                self._context.generation.tag, self._experiment_hash, [item["item_id"] for item in items]
-            ),
-            "user_id": query.request.user_id,
-            "generation": self._context.name,
-            "source": source,
-            "items": items,
-        }
-        if query.request.cursor is not None:
-            answer["cursor"] = cursor
-        if self._experiment:
-            answer["experiment"] = self._experiment
-        if query.like is not None:
-            (answer["because"],) = self._catalogue.named_items(np.array([query.like]))
-        return answer

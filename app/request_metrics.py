@@ -1,16 +1,23 @@
 """ASGI middleware that measures every request, gives it an id, and logs the slow and the failed ones."""
 
 import logging
+import os
+import re
 import time
+from itertools import count
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import trace
 from app.logs import LINES_A_SECOND
 from app.metrics import RequestMetrics
-from app.trace import Trace
+from app.trace import Spans, Trace
 
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # in a log line
+PROCESS = os.urandom(4).hex().encode()
+_numbers = count()
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +41,8 @@ class RequestTimer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_trace = Trace(next((value for name, value in scope["headers"] if name == b"x-request-id"), None))
-        trace.begin(request_trace)  # in the request's own task
+        request_trace = Trace(_request_id(scope))
+        trace.current.set(request_trace)  # in the request's own task
         status = 500
 
         async def send_with_id(message: Message) -> None:
@@ -45,7 +52,7 @@ class RequestTimer:
                 headers = message["headers"]
                 headers.append((b"x-request-id", request_trace.id))
                 if request_trace.spans:
-                    headers.append((b"server-timing", request_trace.server_timing()))
+                    headers.append((b"server-timing", _server_timing(request_trace.spans)))
             await send(message)
 
         metrics = self._metrics
@@ -70,3 +77,18 @@ class RequestTimer:
         self._lines += 1
         if self._lines <= LINES_A_SECOND:
             logger.warning("%s %s answered %d after %.3f s", method, route, status, seconds)
+
+
+def _request_id(scope: Scope) -> bytes:
+    """Return the id that the caller gave the request, if it is safe in a log line; else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            if SAFE_ID.fullmatch(value):
+                return bytes(value)
+            break
+    return b"%s%08x" % (PROCESS, next(_numbers) & 0xFFFFFFFF)
+
+
+def _server_timing(spans: Spans) -> bytes:
+    """Return the value of the `Server-Timing` header, in milliseconds (https://www.w3.org/TR/server-timing/)."""
+    return b", ".join(b"%s;dur=%.3f" % (name.encode(), seconds * 1e3) for name, seconds in spans.items())

@@ -31,7 +31,6 @@ class LiveCatalogue(TrainedCatalogue):
     def __init__(self, items: Items, overrides: ItemOverrides) -> None:
         self._overrides = overrides
         self._mark = 0
-        self._retitled: dict[int, str] = {}
         self._recategorised: dict[int, tuple[str, ...]] = {}
         self._is_recategorised = bitmap.empty(len(items))  # of these items, the model's categories do not count
         self._recategorised_rows: dict[str, Rows] = {}  # by category
@@ -92,13 +91,6 @@ class LiveCatalogue(TrainedCatalogue):
     def _number(self, category: str) -> int:
         number = self._categories.number(category)
         return self._new_labels[category] if number is None else number
-
-    @override
-    def _titles_of(self, rows: NDArray[np.integer]) -> list[str]:
-        titles = super()._titles_of(rows)
-        if not self._retitled:
-            return titles
-        return [self._retitled.get(row, title) for row, title in zip(rows.tolist(), titles, strict=True)]
 
     @override
     def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:

@@ -54,7 +54,10 @@ class StateReader:
             logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
             self._metrics.count_failed_read()
         unread = set(all_seen).difference(seen)
-        known = {user_id: state for user_id, state in states if state is not None and user_id not in unread}
+        known: dict[str, bytes] = {}
+        for user_id, state in states:
+            if state is not None and user_id not in unread:
+                known[user_id] = state  # noqa: PERF403
         return StoredUsers(known, seen, read_s)
 
     async def _read_states(
