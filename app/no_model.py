@@ -18,7 +18,7 @@ from model.artifact import Artifact
 from model.config import EVENT_WEIGHTS, Config, ModelConfig
 from model.items import Items
 from model.lisa import LisaMini
-from storage.protocol import UserStore
+from storage.protocol import StatisticsStore
 
 NAME = "none"
 TAG = b"no model"
@@ -52,7 +52,7 @@ def artifact() -> Artifact:
     return Artifact(NAME, TAG.hex(), Config(model=SMALLEST), _items({}), model, tables, {})
 
 
-async def popular_catalogue(store: UserStore, tenant: str, overrides: ItemOverrides) -> LiveCatalogue:
+async def popular_catalogue(store: StatisticsStore, tenant: str, overrides: ItemOverrides) -> LiveCatalogue:
     """Make a catalogue of the items that the log has most often now; StorageError when it cannot be read."""
     counts = await store.item_counts(tenant, COUNTED_TYPES)
     return await asyncio.to_thread(lambda: LiveCatalogue(_items(counts), overrides))

@@ -22,7 +22,7 @@ from app.trending import Trending
 from app.users import UserData
 from model.artifact import Artifact
 from storage.errors import StorageError
-from storage.protocol import UserStore
+from storage.protocol import StateStore, UserStore
 
 SWEEP_EVERY_S = 3600.0
 CANCEL_AGAIN_AFTER_S = 0.1
@@ -102,7 +102,7 @@ async def in_background(*work: Coroutine[None, None, None]) -> AsyncIterator[Non
             _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_AFTER_S)
 
 
-async def _sweep(store: UserStore) -> None:
+async def _sweep(store: StateStore) -> None:
     """Drop the states of idle users, now and then."""
     while True:
         with suppress(StorageError):

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidItems, InvalidRequest, ItemNotFound, details_of
 from app.schemas.items import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
 from app.serving import GenerationSwitcher
-from storage.protocol import UserStore
+from storage.protocol import ItemStore
 from storage.records import ItemEntry
 
 REFUSED = "nothing was noted; correct the items named here and send them all again"
@@ -19,7 +19,7 @@ WordsT = TypeVar("WordsT", bound=ItemWords)
 class ItemUpdates:
     """Updates the items of one tenant. This process has applied an update before it answers."""
 
-    def __init__(self, store: UserStore, switcher: GenerationSwitcher, tenant: str) -> None:
+    def __init__(self, store: ItemStore, switcher: GenerationSwitcher, tenant: str) -> None:
         self._store = store
         self._switcher = switcher
         self._tenant = tenant

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from storage.errors import StorageError
-from storage.protocol import UserStore
+from storage.protocol import StatisticsStore
 from storage.records import AppendResult
 from storage.state_event import Event
 from storage.trends import HALF_LIFE_S, count_at, trend_of
@@ -30,7 +30,7 @@ class TrendCounter:
     newest  the items with the highest trends of all processes as last read, highest first; replaced as a whole
     """
 
-    def __init__(self, store: UserStore, tenant: str) -> None:
+    def __init__(self, store: StatisticsStore, tenant: str) -> None:
         self.newest: Mapping[str, float] = {}
         self._store = store
         self._tenant = tenant

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from storage.corrections import INTO, posted_as
 from storage.errors import StorageError
-from storage.protocol import UserStore
+from storage.protocol import EventStore, ItemStore, UserStore
 from storage.records import ItemEntry, LogEntry
 from storage.state_event import Event, digest, event_fields
 
@@ -101,19 +101,19 @@ def _recorded_merge(tenant: str, event: Event) -> dict[tuple[str, str], str]:
     return {} if posted_for == event.user_id else {(tenant, posted_for): event.user_id}
 
 
-async def _append(store: UserStore, events: list[TenantEvent]) -> None:
+async def _append(store: EventStore, events: list[TenantEvent]) -> None:
     if events:
         await store.append(events[0][0], [event for _, event in events])
 
 
-async def _is_empty(store: UserStore) -> bool:
+async def _is_empty(store: EventStore) -> bool:
     async for page in store.log():
         if page.entries:
             return False
     return True
 
 
-async def _complete_logs(store: UserStore) -> AsyncIterator[list[tuple[str, LogEntry]]]:
+async def _complete_logs(store: EventStore) -> AsyncIterator[list[tuple[str, LogEntry]]]:
     entries: list[tuple[str, LogEntry]] = []
     async for page in store.log():
         if page.starts_over:
@@ -127,7 +127,7 @@ async def _complete_logs(store: UserStore) -> AsyncIterator[list[tuple[str, LogE
             entries = []
 
 
-async def _item_entries(store: UserStore) -> AsyncIterator[tuple[str, ItemEntry]]:
+async def _item_entries(store: ItemStore) -> AsyncIterator[tuple[str, ItemEntry]]:
     for tenant in await store.item_tenants():
         changes = await store.item_changes(tenant, 0, BATCH)
         while changes.entries:
