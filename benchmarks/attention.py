@@ -1,4 +1,4 @@
-"""Attention by codeword histograms beside softmax attention and its other replacements, in time and in memory.
+"""Measure attention by codeword histograms beside softmax attention and its other replacements: time and memory.
 
 Stepwise (the paper's figure 6): one more event of a user with L events becomes a query. LISA-Mini's whole step reads a
 histogram; a layer of softmax attention of the same width, with its feed-forward, reads the keys and values of all L.

@@ -43,7 +43,7 @@ def slots_of(number: int, count: int) -> range:
 
 
 class ClusterAdmin:
-    """The operator of the nodes on this machine, who makes a cluster of them and asks how it is."""
+    """Makes a cluster of the nodes on this machine as the operator, and asks how it is."""
 
     def __init__(self, users: RedisUsers) -> None:
         self._users = users

@@ -1,4 +1,4 @@
-"""Items of which nothing is known but their categories: whether they come to those who want them, and what they cost.
+"""Measure whether items of which only the categories are known are recommended to the right users.
 
 Every tenth item of a model that has learned them all gets a twin, an item of another id with the same categories, which
 is put into a running service. Users are then asked for by what they did before their last event. Those whose last item
@@ -36,11 +36,11 @@ POSTED_AT_ONCE = 500
 console = Console()
 
 Case = tuple[list[str], str]
-"""What a user did, oldest first, and the item that came next."""
+"""The items that a user chose, oldest first, and the next one."""
 
 
 def cases_of(trained: Artifact, directory: Path, users: int, seed: int) -> list[Case]:
-    """Of some users whose last item the model knows."""
+    """Return the cases of some users whose last item the model knows."""
     interactions = read_interactions(directory)
     starts, found = interactions.starts, list[Case]()
     for user in np.random.default_rng(seed).permutation(len(interactions.user_ids)).tolist():
@@ -53,7 +53,7 @@ def cases_of(trained: Artifact, directory: Path, users: int, seed: int) -> list[
 async def measure(
     trained: Artifact, model: Path, cases: Sequence[Case]
 ) -> tuple[dict[str, NDArray[np.int64]], list[int]]:
-    """Ranks by what was asked, and how many twins were among the ten best."""
+    """Return ranks by what was asked for, and how many twins were among the ten best."""
     items = trained.items
     twins = {items.ids[row]: list(items.categories[row]) for row in range(0, len(items), EVERY)}
     twins = {name: categories for name, categories in twins.items() if categories}
@@ -86,7 +86,7 @@ async def _ranks(
     excluded: Sequence[list[str]] | None = None,
     shown: list[int] | None = None,
 ) -> NDArray[np.int64]:
-    """Where what came next stands among the ten best; notes how many of these are twins."""
+    """Return the rank of each next item among the ten best; notes in `shown` how many of these are twins."""
     ranks = []
     for number, (history, wanted) in enumerate(cases):
         request = RecommendationRequest(

@@ -1,4 +1,4 @@
-"""Items that training has not seen: how often and how well they are recommended once events introduce them.
+"""Measure how often and how well items are recommended that training has not seen, once events introduce them.
 
 Every tenth item of a data set is held out of training. Then all events come in order of time, as live ones would: they
 are posted to a real service with its embedded store, which gives codes to new items when enough users with a history
@@ -63,7 +63,7 @@ def held_out_items(interactions: Interactions) -> NDArray[np.bool_]:
 
 
 class SilentProgress:
-    """Of training, tells the epochs."""
+    """Prints nothing about the epochs of a training."""
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
         """Say nothing."""
@@ -182,7 +182,7 @@ async def replayed(
 
 
 def never_learned(trained: Artifact, interactions: Interactions, parts: Split) -> RankedAnswers:
-    """What the model answers that leaves new items out, of history and answers; who has no history gets no hit."""
+    """Rank by the model without new items, in history and answers; without a history there is no hit."""
     row_of, shape, engine = (
         {name: row for row, name in enumerate(trained.items.ids)},
         trained.config.model,

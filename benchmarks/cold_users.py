@@ -1,4 +1,4 @@
-"""Users with few events: what they are recommended best, before and while a model knows something of them.
+"""Measure what to recommend to users with few events, before and while a model knows something of them.
 
 Each validation event of the model's own split is asked for as if its user had only the newest n events before it: by
 the model, by training's popularity, by what is used just now (events that halve every HALF_LIFE_S, with popularity as
@@ -40,7 +40,7 @@ console = Console()
 
 
 def used_just_now(interactions: Interactions, asked: NDArray[np.int64], half_life_s: float) -> NDArray[np.float64]:
-    """How often each item was used before each of the positions, events halving with time: (asked, items)."""
+    """Return how often each item was used before each position, events halving with time: (asked, items)."""
     counts, since_us = np.zeros(len(interactions.item_ids)), int(interactions.timestamp_us.min())
     places = {int(position): place for place, position in enumerate(asked)}
     found = np.zeros((len(asked), len(counts)))
@@ -57,7 +57,7 @@ def used_just_now(interactions: Interactions, asked: NDArray[np.int64], half_lif
 def personalised(
     model: Artifact, interactions: Interactions, asked: NDArray[np.int64], newest: int
 ) -> NDArray[np.float32]:
-    """The model's scores for users of whom it knows the newest events before each position: (asked, items)."""
+    """Return the scores for users of whom only the newest events before each position are known: (asked, items)."""
     engine, shape = Engine(model), model.config.model
     scores = []
     for begin in range(0, len(asked), AT_ONCE):
@@ -87,7 +87,7 @@ def ranks_of(scores: NDArray[np.floating], targets: NDArray[np.int64]) -> NDArra
 
 
 def places(scores: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Each item's place among all, from 1: (Q, N)."""
+    """Return each item's place among all, from 1: (Q, N)."""
     found = np.empty(scores.shape, np.float32)
     order = np.argsort(-scores, axis=1, kind="stable")
     np.put_along_axis(found, order, np.arange(1, scores.shape[1] + 1, dtype=np.float32)[None], axis=1)

@@ -28,7 +28,7 @@ DEFAULT_OF_VARIABLE = re.compile(r"\$\{\w+:?-([^}]*)\}")
 
 @dataclass(frozen=True)
 class RedisUsers:
-    """The users that docker/make-secrets makes: where they stand, and the passwords of two of them."""
+    """The file of the users that docker/make-secrets makes, and the passwords of two of them."""
 
     acl_file: Path
     password: str

@@ -1,4 +1,4 @@
-"""Whether a step costs the same, and a state takes as many bytes, after 10 and after 1,000,000 events.
+"""Measure that a step costs the same, and a state takes as many bytes, after 10 and after 1,000,000 events.
 
 Two users, one with a short and one with a long history, in one embedded store; then, turn about, each step of the
 service's path timed for both: append an event (durable), read the state, turn it into a query, find the top 10.
@@ -104,7 +104,7 @@ async def step(store: SQLiteStore, generation: Generation, engine: Engine, event
 
 
 def to_queries(generation: Generation, engine: Engine, values: list[bytes]) -> Queries:
-    """As the service does it: the bins as they lie in the bytes, as the scale of a row is free."""
+    """Compute queries as the service does, from the bins as they lie in the bytes: the scale of a row is free."""
     states = generation.decode_many(values)
     return engine.step(states["bins"], states["last_item"], states["stepped_items"])
 

@@ -1,4 +1,4 @@
-"""The law while connections are cut everywhere, and processes killed and stopped."""
+"""Cut connections everywhere, kill and stop processes, and hold the store against its promise."""
 
 from __future__ import annotations
 

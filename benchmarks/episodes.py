@@ -1,4 +1,4 @@
-"""The law, and clear answers, while something is wrong for some seconds: full disk, slow syncs, stopped, other time."""
+"""Let a disk fill up, syncs take long, a process stop or clocks jump for some seconds; require clear answers."""
 
 from __future__ import annotations
 

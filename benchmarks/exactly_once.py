@@ -1,4 +1,4 @@
-"""Whether every event counts exactly once when it is posted through several replicas on one Redis.
+"""Check that every event counts exactly once when it is posted through several replicas on one Redis.
 
 Senders post batches of overlapping shares of the events through HAProxy, all at a time: every tenth event is sent twice
 by different senders, most events are of a few hot users, and a fifth of the events comes late. In the end the log of
@@ -87,7 +87,7 @@ async def post_all(url: str, events: list[EventJson]) -> tuple[int, int]:
 
 
 async def wrong_users(redis_url: str, generation: Generation, events: list[EventJson]) -> list[str]:
-    """Users whose log is not exactly their events, or whose state is not the fold of their log."""
+    """Return the users whose log is not exactly their events, or whose state is not the fold of their log."""
     expected: dict[str, set[str]] = defaultdict(set)
     for event in events:
         expected[str(event["user_id"])].add(str(event["event_id"]))

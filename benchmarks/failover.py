@@ -1,4 +1,4 @@
-"""A cluster of three primaries, a replica each, that loses primaries under load; and what was acknowledged before.
+"""Kill primaries of a cluster of three under load, each with a replica, and check what was acknowledged before.
 
 Before the first kill, and every other one, the replica lags: it is stopped and its connection is cut, so that for a
 moment events are acknowledged that it does not have, as when a machine or its network dies. Without waiting for
@@ -67,7 +67,7 @@ class ReplicatedPair:
 
 @dataclass
 class Outage:
-    """What clients saw from the kill until a write to the lost slots was acknowledged."""
+    """The answers that clients got from the kill until a write to the lost slots was acknowledged."""
 
     lagged: bool
     until_taken_over_s: float = 0.0
@@ -87,7 +87,7 @@ class Outage:
 
 
 async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed: int) -> StoreVerdict:
-    """Kill primaries so often, waiting for so many replicas before an event is acknowledged."""
+    """Kill primaries so often while a service waits for so many replicas before it acknowledges an event."""
     trained = artifact.load(model)
     ledger, rng = Ledger(trained.items.ids, seed), random.Random(seed)
     with TemporaryDirectory(prefix="lisarec-failover-", ignore_cleanup_errors=True) as directory:
@@ -113,7 +113,7 @@ async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed
 async def _kill(
     pair: ReplicatedPair, address: Address, load: RetryingClients, rng: random.Random, *, lagged: bool
 ) -> Outage:
-    """Returns when the pair is whole again."""
+    """Kill the primary of a pair; returns when the pair is whole again."""
     primary, replica = await asyncio.to_thread(lambda: (pair.primary(), pair.replica()))
     await _acknowledged(load)
     await asyncio.sleep(rng.uniform(*MOMENT_S))
@@ -172,7 +172,7 @@ async def _watch(outage: Outage, pair: ReplicatedPair, address: Address) -> None
 
 
 def _users_of(pair_number: int) -> Iterator[str]:
-    """Users of partitions in the pair's slots, who are in no ledger."""
+    """Yield users of partitions in the pair's slots, who are in no ledger."""
     keys, slots = Keyspace("lisarec", PARTITIONS), slots_of(pair_number, PRIMARIES)
     users = (f"probe-{number}" for number in count())
     return (user_id for user_id in users if key_slot(keys.user(TENANT, user_id).head.encode()) in slots)
@@ -199,7 +199,7 @@ async def _source(connection: HttpConnection, user_id: str) -> str:
 async def _running(
     model: Path, directory: Path, replicas: int, timeout_ms: int
 ) -> AsyncIterator[tuple[list[ReplicatedPair], Address, str]]:
-    """The pairs of nodes, and the address of a service on them; the URL of the cluster."""
+    """Run the nodes and a service on them; yields the pairs, the service's address and the cluster's URL."""
     async with AsyncExitStack() as stack:
         ports = [free_node_port() for _ in range(2 * PRIMARIES)]
         users = make_users(directory)

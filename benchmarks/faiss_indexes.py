@@ -1,4 +1,4 @@
-"""The exact top k beside FAISS, on one thread, turn about in one run.
+"""Measure the exact top k beside FAISS, on one thread, in turns in one run.
 
 FAISS's residual quantizer is given the same codebooks and codes, so it has to find the same items, which is checked.
 The other indexes hold as many items: flat the vectors themselves, product quantizers 8 bytes an item as the scan has,

@@ -1,4 +1,4 @@
-"""Whether events survive faults: none acknowledged is lost, none counts twice, every state is the fold of its log.
+"""Check that events survive faults: none acknowledged is lost, none counts twice, every state is the fold of its log.
 
 Every fault is injected here: connections are cut by proxies, processes killed and stopped, power is cut, disks are full
 and slow, clocks jump. docs/faults.md says how, and what is promised. Exit status 1 where it does not hold.

@@ -1,4 +1,4 @@
-"""What each feature of a recommendation costs beside the plain request, in one process without a network.
+"""Measure what each feature of a recommendation costs beside the plain request, in one process without a network.
 
 Every request goes the whole way, from the ASGI call to the answer's bytes, over the embedded store, in turns.
 

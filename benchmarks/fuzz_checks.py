@@ -1,4 +1,4 @@
-"""What schemathesis has to look at beside its own checks; it imports this by benchmarks/schemathesis.toml."""
+"""Checks for schemathesis beside its own; it imports this module by benchmarks/schemathesis.toml."""
 
 from __future__ import annotations
 

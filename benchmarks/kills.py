@@ -1,4 +1,4 @@
-"""The law while processes are killed at any moment of their work: the app, a writer without HTTP, Redis."""
+"""Kill processes at any moment of their work: the app, a writer without HTTP, Redis."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ console = Console()
 
 
 async def median_us(call: Callable[[], Awaitable[Any]], idle_s: float = 0.0) -> float:
-    """Of calls one behind the other, or with a pause between them."""
+    """Return the median of calls one behind the other, or with a pause between them."""
     taken_s = []
     for _ in range(ROUNDS):
         await asyncio.sleep(idle_s)

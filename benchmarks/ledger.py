@@ -1,4 +1,4 @@
-"""What clients sent and what was acknowledged to them; and the law that the store is held to with it."""
+"""A ledger of what clients sent and what was acknowledged to them, and the judgement of a store by it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Ledger:
 
 @dataclass
 class StoreVerdict:
-    """What is wrong with a store; nothing, if all of the lists are empty."""
+    """Everything that is wrong with a store; nothing, if all of the lists are empty."""
 
     users: int = 0
     logged: int = 0
@@ -143,7 +143,7 @@ def _judge_log(verdict: StoreVerdict, ledger: Ledger, numbers: list[int], log: l
 
 
 def is_fold(generation: Generation, value: bytes | None, log: list[Event]) -> bool:
-    """Whether the encoded state is what folding the log gives; without a log there is none."""
+    """Say whether the encoded state is the fold of the log; without a log there is no state."""
     if value is None or not log:
         return value is None and not log
     folded = generation.empty()

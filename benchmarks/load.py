@@ -1,4 +1,4 @@
-"""Clients that send events until they are told 2xx, whatever happens to their connections."""
+"""Clients that send events until they are answered with 2xx, whatever happens to their connections."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class RetryingClients:
 
 
 class HttpConnection:
-    """One HTTP connection, opened when it is needed and again after every failure."""
+    """An HTTP connection, opened when it is needed and again after every failure."""
 
     def __init__(self, address: Address) -> None:
         self._address = address

@@ -1,4 +1,4 @@
-"""The machine below a process: its disk forgets at a power cut what was not synced, is slow or full, its clock jumps.
+"""A faulty machine below a process: it loses unsynced writes at a power cut, its disk is slow or full, its clock jumps.
 
 machine.c, which is compiled when it is needed, is put below the process with LD_PRELOAD; what it models stands there.
 """
@@ -19,7 +19,7 @@ PAGE = 4096
 
 
 class FaultyMachine:
-    """One machine in a directory; whoever runs on it keeps its files in `live` and has ended before a power cut."""
+    """A machine in a directory; processes keep their files in `live`, and end before a power cut."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -31,17 +31,17 @@ class FaultyMachine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a process that shall run on this machine."""
+        """Return the environment of a process that runs on this machine."""
         return {"LD_PRELOAD": str(library()), "MACHINE_ROOT": str(self.root)}
 
     @property
     def syncs(self) -> int:
-        """How often a file was synced: 0 means that nobody runs on this machine."""
+        """Return how often a file was synced; 0 means that no process runs on this machine."""
         return self._read()[3]
 
     @property
     def refused(self) -> int:
-        """How many writes found the disk full."""
+        """Return how many writes found the disk full."""
         return self._read()[4]
 
     def slow_syncs(self, takes_s: float) -> None:
@@ -111,7 +111,7 @@ class FaultyMachine:
 
 @cache
 def library() -> Path:
-    """machine.c as a shared library.
+    """Compile machine.c to a shared library.
 
     raises  FileNotFoundError  when there is no C compiler
     """
@@ -123,7 +123,7 @@ def library() -> Path:
 
 
 def _torn(synced: bytes, unsynced: bytes, rng: random.Random) -> bytes:
-    """What a disk may hold that was about to bring `synced` to `unsynced`."""
+    """Return what a disk may hold that was about to bring `synced` to `unsynced`."""
     common = min(len(synced), len(unsynced))
     starts = range(0, common, PAGE)
     pages = [rng.choice((unsynced, synced))[start : min(start + PAGE, common)] for start in starts]

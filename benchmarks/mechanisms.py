@@ -1,4 +1,4 @@
-"""Every mechanism side by side: trained, tested by three protocols, weighed and timed. One table, JSON and a plot.
+"""Compare the mechanisms: trained, tested by three protocols, weighed and timed. One table, JSON and a plot.
 
 What is there already is not done again: a training goes on after its last whole epoch, a tested model is not tested
 twice. So the command may be interrupted and given again, and more presets may be added later.

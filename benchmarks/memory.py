@@ -1,4 +1,4 @@
-"""What a user costs in Redis: the state beside a list of the same user's last ids, whatever the length of the history.
+"""Measure what a user costs in Redis: the state, beside a list of the same user's ids, by length of the history.
 
 python -m benchmarks.memory --model models/ml-1m
 """
@@ -33,7 +33,7 @@ console = Console()
 
 
 async def fill(url: str, generation: Generation, item_ids: Sequence[str]) -> None:
-    """One user for each length of history."""
+    """Append the events of one user for each length of history."""
     store = await RedisStore.open(url, [generation], prefix=PREFIX)
     try:
         for length in LENGTHS:

@@ -195,7 +195,7 @@ class ServiceCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCase:
-    """What goes over one connection, piece by piece, and what the client does then."""
+    """The bytes that go over one connection, piece by piece, and what the client does then."""
 
     pieces: tuple[bytes, ...]
     end: Ending
@@ -281,7 +281,7 @@ def _mutate_body(rng: random.Random, call: ServiceCall) -> ServiceCall:
 
 
 def _chunk_body(rng: random.Random, call: ServiceCall) -> ServiceCall:
-    """The body in chunks, some of which say something else than they are."""
+    """Send the body in chunks, some of which state another size."""
     body, chunks = call.body, []
     while body:
         size = rng.randrange(1, len(body) + 1)

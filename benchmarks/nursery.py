@@ -86,7 +86,7 @@ class ForkServer:
 
 
 class SpawnRequest(NamedTuple):
-    """A line on the standard input."""
+    """A line on the standard input: which command to fork, and how."""
 
     arguments: list[str]
     log: str
@@ -97,7 +97,7 @@ class SpawnRequest(NamedTuple):
 
 @cache
 def fork_server() -> ForkServer:
-    """One for all, until this process ends."""
+    """Return the one fork server, which lives until this process ends."""
     made = ForkServer()
     atexit.register(made.close)
     return made
@@ -168,7 +168,7 @@ def become(request: SpawnRequest) -> None:
 
 
 async def come_up(model: Path) -> None:
-    """As a service does, once, so that what is compiled is there for all that are forked."""
+    """Start a service once, so that compiled code is there for all processes that are forked."""
     with TemporaryDirectory() as directory:
         app = create_app(Settings(model_dir=model, data_dir=Path(directory)))
         async with app.router.lifespan_context(app):

@@ -1,4 +1,4 @@
-"""The playground over a large catalogue, in headless Chromium: first paint, a click to the new list, typing a search.
+"""Measure the playground over a large catalogue in headless Chromium: first paint, clicks and searches.
 
 The catalogue has the weights of a trained model, codes like its own, and titles of a shop. Every figure is taken in
 the page: a click or a key from the time that the browser gives the event, to the frame after the one in which the list

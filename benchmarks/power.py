@@ -1,4 +1,4 @@
-"""The law while the power of the machine that keeps the data is cut."""
+"""Cut the power of the machine that keeps the data, and hold the store against its promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many requests the service answers with every write synced, and where their microseconds go.
+"""Measure how many requests the service answers with every write synced, and where their microseconds go.
 
 A closed loop of connections on the same machine sends prepared requests as fast as they are answered. Beside the rate
 stands the CPU time that one request cost each process: the service, Redis and the clients, which share the cores.

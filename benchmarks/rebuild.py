@@ -1,4 +1,4 @@
-"""How fast a generation is rebuilt on one core: the fold alone, and what reading and writing around it costs.
+"""Measure how fast a generation is rebuilt on one core: the fold alone, and reading and writing around it.
 
 Events of many users are appended to a store and folded again for another generation. Fold: from arrays of events to
 states. Prepare: from logged events to those arrays. Read: the log from the store. Keep: states into the store, synced.
@@ -102,7 +102,7 @@ def _is_stepped(generation: Generation, state: np.void, events: list[Event], use
 
 
 class TimedStore:
-    """A store whose reading and keeping is timed; the rest is the store's own."""
+    """A store whose reading and saving is timed; the rest is the store's own."""
 
     def __init__(self, store: UserStore) -> None:
         self._store = store
@@ -159,7 +159,7 @@ async def rebuild_timed(store: UserStore, generation: Generation, events: list[E
 async def filled_stores(
     directory: Path, served: Generation, logged: list[Event], redis: bool
 ) -> AsyncIterator[tuple[str, UserStore]]:
-    """One after the other, with all of the events in it; the last one's are in the archive."""
+    """Yield one store after the other, with all of the events in it; the last one's are in the archive."""
     embedded = await SQLiteStore.open(directory, [served])
     await append(embedded, logged)
     yield "SQLite", embedded

@@ -1,4 +1,4 @@
-"""The whole loop as processes: a shop without a model, its events, the archive, the trainer, the next generation.
+"""Run the whole loop as processes: a shop without a model, its events, the archive, the trainer, a new generation.
 
 A service begins without a model. Shoppers of a made-up shop click; an archiver archives; `lisarec retrain` makes the
 first generation, killed now and then with kill -9. Then taste changes and it makes a second one. Then the items in
@@ -55,7 +55,7 @@ Visit = list[str]  # the items that one shopper clicked, in order
 
 @dataclass
 class LoopSizes:
-    """How much of everything; a test takes less."""
+    """The amount of everything; a test takes less."""
 
     shoppers: int = 1_500  # who click, in each of the two seasons
     judges: int = 300  # who are not posted
@@ -66,7 +66,7 @@ class LoopSizes:
 
 @dataclass
 class LoopTally:
-    """What became of the requests."""
+    """The outcome of the requests, and what the loop came to."""
 
     requests: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -82,7 +82,7 @@ class LoopTally:
 
 
 class RetrainingLoop:
-    """The processes of one shop, and what they say."""
+    """Runs the processes of one shop, and follows what they do."""
 
     def __init__(self, directory: Path, store_options: Sequence[str], replicas: int, sizes: LoopSizes) -> None:
         self.tally = LoopTally()
@@ -146,7 +146,7 @@ class RetrainingLoop:
     # ---- the parts of the story
 
     async def _retrained(self, what: str, kills: int = 0) -> str:
-        """The name of the generation that a round of the trainer has made, once everybody serves it."""
+        """Return the name of the generation that a round of the trainer has made, once all replicas serve it."""
         outcome = await self._trainer(kills)
         self.tally.findings[f"{what} generation"] = outcome
         if outcome["outcome"] != "activated":
@@ -157,7 +157,7 @@ class RetrainingLoop:
         return str(outcome["name"])
 
     async def _trainer(self, kills: int = 0) -> dict[str, Any]:
-        """What a round comes to that is killed so many times; one that is over sooner has come to its end."""
+        """Return the outcome of a round that is killed so many times, or fewer if it ends before."""
         await self._archived()
         for kill in range(kills):
             with self._process(*self._retrain) as process:
@@ -305,7 +305,7 @@ class RetrainingLoop:
 
 
 def seasons_of(directory: Path, sizes: LoopSizes) -> list[list[Visit]]:
-    """The visits of two seasons; in the second one every item has taken the place of another one."""
+    """Return the visits of two seasons; in the second, every item has taken the place of another one."""
     rng = np.random.default_rng(3)
     seasons = []
     for season in range(2):

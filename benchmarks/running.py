@@ -1,4 +1,4 @@
-"""A service of its own process on a free port, for benchmarks; its store is empty at the start and gone at the end."""
+"""A service in its own process on a free port, with a store that is empty at the start and gone at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether clients notice that replicas come and go: requests that fail while the service is scaled and restarted.
+"""Check that clients do not notice how replicas come and go: no request fails while the service is scaled.
 
 Clients post events and ask for recommendations all the time while the processes of benchmarks/topology.py are scaled
 2 -> 8, restarted one by one, one of them killed with kill -9, and scaled 8 -> 2, again and again until enough requests
@@ -44,7 +44,7 @@ console = Console()
 
 @dataclass
 class ScalingTally:
-    """What became of the requests, by what was being done to the replicas when they began."""
+    """The outcome of the requests, by what was being done to the replicas when they began."""
 
     stage: str = "start"
     latencies_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -58,7 +58,7 @@ class ScalingTally:
 
 
 class Visitor:
-    """One user after the other, of which each posts events and asks for recommendations, one request at a time."""
+    """Posts events and asks for recommendations as one user after the other, one request at a time."""
 
     def __init__(self, name: str, item_ids: Sequence[str], client: httpx.AsyncClient, tally: ScalingTally) -> None:
         self._name = name
@@ -95,7 +95,7 @@ class Visitor:
             self._tally.failures[self._tally.stage, "popular items for a known user"] += 1
 
     async def _send(self, method: str, path: str, json: object = None) -> httpx.Response | None:
-        """The answer, or None where there was no success."""
+        """Return the answer, or None where there was no success."""
         stage, begin_s = self._tally.stage, time.perf_counter()
         try:
             answer = await self._client.request(method, path, json=json)
@@ -135,7 +135,7 @@ async def disturb(
 async def measure(
     running: Topology, item_ids: Sequence[str], requests: int, visitors: int, fewest: int, most: int, rest_s: float = 1
 ) -> ScalingTally:
-    """What becomes of so many requests; between two disturbances the replicas are left alone for `rest_s`."""
+    """Send so many requests; between two disturbances the replicas are left alone for `rest_s`."""
     tally, done = ScalingTally(), asyncio.Event()
     async with (
         httpx.AsyncClient(base_url=running.url, timeout=REQUEST_TIMEOUT_S) as lasting,

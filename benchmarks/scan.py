@@ -1,4 +1,4 @@
-"""How long the exact top k takes: each path of the scan beside a dense product in torch and beside reading the codes.
+"""Measure the exact top k: each path of the scan beside a dense product in torch and beside reading the codes.
 
 All are timed turn about in one run on one thread, so that their ratios hold on a machine with other work too; the
 times themselves are as the machine was. A scan begins with the inner products of one query with all codewords, whose

@@ -1,4 +1,4 @@
-"""Whether the running service recommends what the offline evaluation promises.
+"""Check that the running service recommends what the offline evaluation promises.
 
 Replays everything before the last event of some users through ``POST /v1/events``, asks the service for their
 recommendations and counts where the held-out items stand. HR@10 and NDCG@10 must equal those of ``lisarec evaluate``

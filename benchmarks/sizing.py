@@ -1,4 +1,4 @@
-"""How large machines have to be: users, events per second and items, to cores, memory and disk.
+"""Compute how large machines have to be: from users, events per second and items to cores, memory and disk.
 
 What a request, a user, an event and an item cost is measured on this machine: for each size of the catalogue a service
 on a Redis of its own answers two recommendations for each event, at a rate that it keeps up with; then its log is
@@ -58,7 +58,7 @@ SHOPS = (
 
 @dataclass(frozen=True, slots=True)
 class UnitCosts:
-    """Of one size of the catalogue: CPU time of a request, two of three being recommendations, and bytes.
+    """CPU time of a request, two of three being recommendations, and bytes, for one size of the catalogue.
 
     process  of one process of the service, with what it maps of the model
     user     of one user in Redis, the newest state and all that is kept beside the log
@@ -93,7 +93,7 @@ def measure_costs(model: Path, items: int, rate: float, seconds: float) -> UnitC
 
 
 def _bytes_in_redis(url: str) -> Counter[str]:
-    """MEMORY USAGE of all keys of a kind, as storage/redis_layout.py names them."""
+    """Return MEMORY USAGE of all keys of a kind, as storage/redis_layout.py names them."""
     kept: Counter[str] = Counter()
     with redis.Redis.from_url(url, decode_responses=True) as client:
         for key in client.scan_iter(count=1_000):
@@ -103,7 +103,7 @@ def _bytes_in_redis(url: str) -> Counter[str]:
 
 
 def _archived_bytes(url: str) -> int:
-    """What the archive of all that was posted takes."""
+    """Return the bytes that the archive of all posted events takes."""
     with TemporaryDirectory(prefix="lisarec-sizing-") as directory:
         command = [sys.executable, "-m", "app", "archive", "--redis-url", url, "--archive-dir", directory, "--once"]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -112,7 +112,7 @@ def _archived_bytes(url: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MachineSize:
-    """What a shop needs."""
+    """The cores, memory and disk that a shop needs."""
 
     processes: int
     service_cores: float

@@ -1,4 +1,4 @@
-"""What faults happen to: the service on SQLite, or replicas behind HAProxy on Redis, with a proxy in every connection.
+"""The environment of the fault bench: SQLite, or replicas behind HAProxy on Redis, a proxy in every connection.
 
 SQLite   clients - proxy - app - file
 Redis    clients - proxy - HAProxy - proxy of each replica - app - proxy - Redis
@@ -36,7 +36,7 @@ FAULTS_AHEAD = 1.05  # faults run a little ahead of the events, so that none is 
 
 @dataclass(frozen=True)
 class ScenarioSettings:
-    """What every kind of scenario is told."""
+    """The settings that all scenarios have."""
 
     model: Path
     store: StoreKind
@@ -46,7 +46,7 @@ class ScenarioSettings:
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """How the processes run.
+    """Options of the processes that run.
 
     weakness    of the service, which the bench has to notice
     on_machine  run the processes on machines that can fail; else nothing is between them and the real one

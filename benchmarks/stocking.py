@@ -1,4 +1,4 @@
-"""What a change of items costs a process that serves a large catalogue.
+"""Measure what a change of items costs a process that serves a large catalogue.
 
 One process of two on an embedded store says something of items, the other one reads and goes by it, as it does four
 times a second: how long that takes with 1 and with 1,000 items changed, and the longest moment in which its event loop
@@ -46,7 +46,7 @@ class LoopPauses:
 
 
 async def follow(store: SQLiteStore, said: ItemOverrides, catalogue: LiveCatalogue) -> None:
-    """As app/serving.py does."""
+    """Apply the changes of items as app/serving.py does."""
     if (await store.pointers()).items_version == said.version:
         return
     while (changes := await store.item_changes(MAIN_TENANT, said.version, ITEMS_AT_ONCE)).entries:

@@ -1,4 +1,4 @@
-"""Whether clients notice that another model goes live: requests that fail while a generation is rebuilt and switched.
+"""Check that clients do not notice another model going live: no request fails while a generation is switched.
 
 Events and requests for recommendations arrive at fixed rates, whatever the answers do, at every replica itself, so
 that no load balancer hides a failure. Latencies count from when a request was due. Meanwhile the other model is
@@ -51,7 +51,7 @@ console = Console()
 
 @dataclass
 class SwitchTally:
-    """What became of the requests, by what they asked for."""
+    """The outcome of the requests, by what they asked for."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     elapsed_s: float = 0.0
@@ -70,14 +70,14 @@ class SwitchTally:
 
 @dataclass
 class ArrivalRates:
-    """Of arrivals in a second."""
+    """Arrivals per second."""
 
     events: int
     recommendations: int
 
 
 def arrivals(item_ids: Sequence[str], rates: ArrivalRates, is_over: threading.Event) -> Iterator[Due]:
-    """Requests until it is over, as evenly spread as they can be."""
+    """Yield requests until it is over, as evenly spread as they can be."""
     rng = random.Random(0)
 
     def user_id() -> str:
@@ -158,7 +158,7 @@ async def _all_serve(client: httpx.AsyncClient, urls: list[str], name: str) -> f
 
 
 async def wrong_states(running: Topology, models: list[Path], accepted: int) -> list[str]:
-    """Users and models whose state is not the fold of the log; and whether the logs hold what was accepted."""
+    """Return users and models whose state is not the fold of the log, and whether the logs lack accepted events."""
     generations = {model.name: generation_of(artifact.load(model)) for model in models}
     user_ids = [f"user-{number}" for number in range(USERS)]
     store = await open_store(_settings(running))

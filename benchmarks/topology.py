@@ -1,4 +1,4 @@
-"""What docker-compose.yml runs, as processes of this machine: HAProxy, any number of replicas, Redis.
+"""Run the services of docker-compose.yml as processes of this machine: HAProxy, any number of replicas, Redis.
 
 They read the same configuration files (docker/haproxy.cfg, docker/redis.conf). In the place of Docker stand loopback
 addresses, one for each replica, and a name server that knows them from the moment their process is started until it has
@@ -76,7 +76,7 @@ class NameServer:
                 return
 
     def _answer(self, query: bytes) -> bytes:
-        """One question, echoed, and an answer for each address: no compression, no other records (RFC 1035, 4)."""
+        """Return the question and an answer for each address, without compression or other records (RFC 1035, 4)."""
         end = query.index(0, 12) + 5
         question = query[12:end]
         name, kind = question[:-4], question[-4:-2]
@@ -146,11 +146,11 @@ class Topology:
         self._wait_until_ready(self._start())
 
     def targets(self) -> list[str]:
-        """Where the replicas listen that have their name just now."""
+        """Return where the replicas listen that have their name just now."""
         return [f"{address}:{self.replica_port}" for address in sorted(self._names.addresses)]
 
     def resent(self) -> int:
-        """How many requests the load balancer has logged as sent more than once."""
+        """Return how many requests the load balancer has logged as sent more than once."""
         # connections at the end: actconn/feconn/beconn/srv_conn/retries, a + where another replica got it
         return len(re.findall(r" \d+/\d+/\d+/\d+/\+?[1-9]\d* ", self.balancer_log()))
 
@@ -159,7 +159,7 @@ class Topology:
         return (self._directory / BALANCER_LOG).read_text(encoding="utf-8", errors="replace")
 
     def replica_logs(self) -> str:
-        """Of all replicas that there are or were."""
+        """Return the logs of all replicas that there are or were."""
         logs = sorted(self._directory.glob("127.*.log"))
         return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
 
@@ -190,7 +190,7 @@ class Topology:
 
 
 def balancer_environment(bind: str, names: NameServer, replica_port: int) -> dict[str, str]:
-    """What docker/haproxy.cfg reads from the environment."""
+    """Return what docker/haproxy.cfg reads from the environment."""
     return {
         "LISAREC_BIND": bind,
         "LISAREC_METRICS_BIND": f"127.0.0.1:{free_port()}",
@@ -269,7 +269,7 @@ def answers_ping(users: RedisUsers, port: int) -> bool:
 
 
 def program(*names: str) -> str:
-    """The first of the programs that is there; Debian keeps some where only root looks."""
+    """Return the first of the programs that is installed; Debian keeps some where only root looks."""
     # an active virtual environment has the old redis-server of a wheel that is there for tests
     folders = [folder for folder in os.get_exec_path() if Path(folder) != Path(sys.executable).parent]
     path = os.pathsep.join([*folders, "/usr/sbin", "/usr/local/sbin"])

@@ -1,4 +1,4 @@
-"""One run of the fault bench: the environment, the load on it, the faults that are injected, and the verdict."""
+"""A run of the fault bench: the environment, the load on it, the faults that are injected, and the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that faults happen to: whenever it ends it is started again, as Docker does with `restart: always`."""
+"""A supervised process: whenever it ends it is started again, as Docker does with `restart: always`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START_WITHIN_S = 120.0
 
 
 class SupervisedProcess:
-    """One place for a process, and the process that is in it.
+    """A process that is started again whenever it ends.
 
     kind   what it is: others may be of the same kind
     spawn  starts the process and returns its id
@@ -33,7 +33,7 @@ class SupervisedProcess:
         self._supervisor: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when the process is ready."""
+        """Start the process and wait until it is ready."""
         self._may_run.set()
         self._supervisor = self._supervisor or asyncio.create_task(self._supervise())
         await self.is_ready_within(START_WITHIN_S)
@@ -45,7 +45,7 @@ class SupervisedProcess:
                 await asyncio.sleep(0.02)
 
     def runs(self) -> bool:
-        """A pidfd can be read once its process has ended."""
+        """Say whether the process runs: a pidfd can be read once its process has ended."""
         return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
 
     def send(self, number: signal.Signals) -> None:
@@ -107,7 +107,7 @@ class SupervisedProcess:
 
 
 def spawn_program(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> int:
-    """Start a program with a log and in a session of its own; its id."""
+    """Start a program with a log and in a session of its own; returns its process id."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
     output = [
         (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),

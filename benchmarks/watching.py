@@ -1,4 +1,4 @@
-"""Archiver, trainer and Prometheus beside a topology, as docker-compose.yml runs them.
+"""Run archiver, trainer and Prometheus beside a topology, as docker-compose.yml runs them.
 
 Prometheus reads docker/prometheus/prometheus.yml and the rules beside it as they are mounted. In the place of Docker's
 names stands an HTTP server of this process, which tells it who listens where: replicas that come and go, too.
@@ -33,7 +33,7 @@ CONFIG = yaml.safe_load((MOUNTED / "prometheus.yml").read_text())
 
 @dataclass(frozen=True)
 class Prometheus:
-    """One that watches a topology and its archiver."""
+    """A Prometheus that watches a topology and its archiver."""
 
     url: str
 
@@ -45,11 +45,11 @@ class Prometheus:
         return found
 
     def number(self, expression: str) -> float:
-        """The sum over all labels."""
+        """Return the sum of an expression over all labels."""
         return sum(float(one["value"][1]) for one in self.query(expression))
 
     def names(self) -> set[str]:
-        """Of all metrics that were ever scraped."""
+        """Return the names of all metrics that were ever scraped."""
         return set(httpx.get(f"{self.url}/api/v1/label/__name__/values").json()["data"])
 
 

@@ -1,4 +1,4 @@
-"""What a worker with a large catalogue takes: seconds until it is ready, and memory for each item.
+"""Measure what a worker with a large catalogue takes: seconds until it is ready, and memory for each item.
 
 Two workers serve the same model, one after the other. Their own memory (anonymous) is taken by each; what they have
 mapped of the model's files is there once for all, and the kernel takes it back when memory is short. What a worker with
@@ -39,7 +39,7 @@ console = Console(width=140)
 
 
 class Memory(NamedTuple):
-    """Of a process, in bytes: all that is in memory, of that its own, and of that what it has mapped of files."""
+    """Bytes of a process: all that is in memory, of that its own, and of that what it maps of files."""
 
     resident: int
     own: int

@@ -1,4 +1,4 @@
-"""A writer without HTTP: takes events straight into the store, as the service does, until it is killed.
+"""A writer without HTTP: it appends events to the store as the service does, until it is killed.
 
 Runs as a command of a nursery: `writer STORE_ADDRESS MODEL EVENTS TAKEN`. EVENTS has a JSON array of events on each
 line; the number of a line is written to TAKEN once its events are acknowledged.
