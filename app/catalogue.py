@@ -15,7 +15,7 @@ from model.items import Items
 from model.names import UNLIKE
 from model.scan import Boosts
 from model.variety import Categories
-from storage.cold import COLD, cold_row
+from storage.cold import FIRST_COLD_ROW, cold_row
 
 Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
@@ -59,7 +59,7 @@ class TrainedCatalogue:
         """Return the rows of the items that a state names; -1 for items that this catalogue lacks."""
         if not _has_cold(named):
             return named
-        rows = [self._cold_rows.get(name, -1) if name >= COLD else name for name in named.ravel().tolist()]
+        rows = [self._cold_rows.get(name, -1) if name >= FIRST_COLD_ROW else name for name in named.ravel().tolist()]
         return np.array(rows, np.int32).reshape(named.shape)
 
     def known_in_state(self, named: NDArray[np.int32]) -> Rows:
@@ -195,7 +195,7 @@ class TrainedCatalogue:
 
 def _has_cold(named: NDArray[np.int32]) -> bool:
     """Return whether any is of an item without a trained row. Python finds the largest of few numbers before numpy."""
-    return max(named.ravel().tolist(), default=-1) >= COLD
+    return max(named.ravel().tolist(), default=-1) >= FIRST_COLD_ROW
 
 
 def gains_of(boosts: Boosts, rows: Rows) -> NDArray[np.float64]:

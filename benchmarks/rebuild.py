@@ -74,11 +74,12 @@ def fold_alone(generation: Generation, events: list[Event]) -> tuple[float, floa
     row_of = {name: row for row, name in enumerate(names)}
     rows = np.array([row_of[event.user_id] for event in events])
     empty = np.repeat(np.array([generation.empty()]), len(names))
-    fold_many(generation, empty.copy(), rows[:1], EventColumns.of(generation, events[:1]))  # compiled, or read back
+    first = EventColumns.from_events(generation, events[:1])
+    fold_many(generation, empty.copy(), rows[:1], first)  # compiles the fold, or reads it from the cache
     prepare_s, fold_s = [], []
     for _ in range(ROUNDS):
         begin_s = time.process_time()
-        columns = EventColumns.of(generation, events)
+        columns = EventColumns.from_events(generation, events)
         prepare_s.append(time.process_time() - begin_s)
         states = empty.copy()
         begin_s = time.process_time()

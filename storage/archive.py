@@ -209,7 +209,7 @@ class ArchiveWriter:
     def _read_or_make(self) -> Manifest:
         path = self._directory / MANIFEST
         if path.exists():
-            return Manifest.of_json(path.read_text(encoding="utf-8"))
+            return Manifest.from_json(path.read_text(encoding="utf-8"))
         self.manifest = Manifest(uuid4().hex, {}, 1, ())
         self._save()
         return self.manifest

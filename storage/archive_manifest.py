@@ -80,7 +80,7 @@ class Manifest:
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
 
     @classmethod
-    def of_json(cls, text: str) -> Manifest:
+    def from_json(cls, text: str) -> Manifest:
         """Parse the text of a manifest's file.
 
         raises  StorageError  when the text is no manifest of this version

@@ -60,7 +60,7 @@ class ArchiveReader:
             stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
             if self._snapshot is None or stamp != self._stamp:
                 known = self._snapshot.hashes if self._snapshot else {}
-                self._snapshot = ArchiveSnapshot(self._directory, Manifest.of_json(file.read()), known)
+                self._snapshot = ArchiveSnapshot(self._directory, Manifest.from_json(file.read()), known)
                 self._stamp = stamp
             return self._snapshot
 

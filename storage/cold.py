@@ -8,7 +8,8 @@ No client can post that: types from outside have no "!". A generation that has l
 another one uses those of its tag; without either the event does not step. So the meaning of an event stands in the
 event, and does not depend on when a process learned which codes.
 
-A state names such an item by a hash of its id, from COLD on, because there is no row that all processes agree on.
+A state names such an item by a hash of its id, from FIRST_COLD_ROW on, because there is no row that all processes
+agree on.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 MARK = "!"
-COLD = 1 << 30  # no catalogue has as many rows
+FIRST_COLD_ROW = 1 << 30  # no catalogue has as many rows
 TAG_DIGITS = 16
 
 
 def cold_row(item_id: str) -> int:
-    """Return the number of the item in a state: from COLD on, the same in all processes; two items rarely share it."""
-    return COLD | int.from_bytes(blake2b(item_id.encode(), digest_size=4).digest(), "little") & (COLD - 1)
+    """Return the row that a state has for the item, the same in all processes; two items rarely share it."""
+    hashed = int.from_bytes(blake2b(item_id.encode(), digest_size=4).digest(), "little")
+    return FIRST_COLD_ROW | hashed & (FIRST_COLD_ROW - 1)
 
 
 def plain_type(event_type: str) -> str:

@@ -13,17 +13,32 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.cold import COLD, MARK, cold_row, plain_type
+from storage.cold import FIRST_COLD_ROW, MARK, cold_row, plain_type
 from storage.state import MAX_TIME_S, NEGLIGIBLE, Generation
 from storage.state_event import Event, event_hash
 
 UNKNOWN = -1
+FOLDED_FIELDS = (
+    "n",
+    "anchor",
+    "bins",
+    "event_count",
+    "recent_event_ids",
+    "recent_id_times_s",
+    "low_water_s",
+    "item_count",
+    "recent_items",
+    "stepped_items",
+    "last_item",
+    "last_timestamp_us",
+    "last_codes",
+)
 
 
 class EventColumns(NamedTuple):
     """Q events as the fold reads them.
 
-    rows           (Q,) int32    rows of the items in the generation's codes, -1 = unknown, from COLD on = cold
+    rows           (Q,) int32    rows of the items in the generation's codes, -1 = unknown, >= FIRST_COLD_ROW = cold
     cold_codes     (Q, B) uint8  codes that the events bring for cold items; (0, B) where none does
     weights        (Q,) float32  weights of their types, 0 = no step
     seen           (Q,) bool     whether their types count as seen
@@ -41,7 +56,7 @@ class EventColumns(NamedTuple):
     id_hashes: NDArray[np.uint64]
 
     @classmethod
-    def of(
+    def from_events(
         cls, generation: Generation, events: Sequence[Event], id_hashes: Iterable[int] | None = None
     ) -> "EventColumns":
         """Make the columns of events. Their ids are hashed unless their hashes are given."""
@@ -97,7 +112,7 @@ def fold_encoded(
     # One state more: numpy calls the columns of a single record contiguous, and numba would compile for these again.
     encoded = bytearray().join([*values, bytes(size)])
     states = np.frombuffer(encoded, generation.dtype)
-    columns = EventColumns.of(generation, events, id_hashes)
+    columns = EventColumns.from_events(generation, events, id_hashes)
     late = fold_many(generation, states, np.fromiter(users, np.int64, len(users)), columns)
     with memoryview(encoded) as folded:
         return [bytes(folded[size * user : size * (user + 1)]) for user in range(len(values))], late.tolist()
@@ -106,39 +121,6 @@ def fold_encoded(
 def compile_fold(generation: Generation) -> None:
     """Compile the fold, or read it from the cache, so that no request waits some seconds for it."""
     fold_encoded(generation, [generation.encoded_empty], [0], [Event("e", "u", "i", "click", 0, None)])
-
-
-class _StateColumns(NamedTuple):
-    """The fields of U states that the fold changes, as views of their records."""
-
-    n: NDArray[np.uint64]
-    anchor: NDArray[np.uint64]
-    bins: NDArray[np.float32]
-    event_count: NDArray[np.uint64]
-    recent_event_ids: NDArray[np.uint64]
-    recent_id_times_s: NDArray[np.uint32]
-    low_water_s: NDArray[np.uint32]
-    item_count: NDArray[np.uint64]
-    recent_items: NDArray[np.int32]
-    stepped_items: NDArray[np.int32]
-    last_item: NDArray[np.int32]
-    last_timestamp_us: NDArray[np.int64]
-    last_codes: NDArray[np.uint8]
-
-
-class _ItemColumns(NamedTuple):
-    """What a generation knows of its items, and how older steps decay.
-
-    codes   (N, B)
-    shares  (N, B, W), or empty where the generation has none
-    rates   (R,)
-    growth  (ages, R)
-    """
-
-    codes: NDArray[np.uint8]
-    shares: NDArray[np.float32]
-    rates: NDArray[np.float64]
-    growth: NDArray[np.float32]
 
 
 def fold_many(
@@ -151,97 +133,84 @@ def fold_many(
     returns  (Q,)  whether the event stepped and came late
     """
     late = np.zeros(len(users), np.bool_)
-    items = _ItemColumns(
+    items = (
         generation.codes,
         np.empty((0, 0, 0), np.float32) if generation.shares is None else generation.shares,
         np.asarray(generation.decay_rates, np.float64),
-        np.ascontiguousarray(generation.growth[:, :: generation.codes.shape[1]]),
+        generation.growth,
     )
-    _fold_many(late, users, events, items, _StateColumns(*(states[name] for name in _StateColumns._fields)))
+    _fold_many(late, users, tuple(events), items, tuple(map(states.__getitem__, FOLDED_FIELDS)))
     return late
 
 
 @numba.njit(cache=True)
 def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-def]
+    # numba counts a reference whenever an array is taken from a tuple or passed on, so the loop avoids both.
+    rows, cold_codes, weights, seen, timestamps_us, id_times_s, id_hashes = events
+    codes, shares, rates, growth = items
+    n, anchor, bins, event_count, ids, times_s, low_water_s = states[:7]
+    item_count, recent, stepped, last, last_us, last_codes = states[7:]
     for event in range(len(users)):
-        user, row = users[event], events.rows[event]
-        _push_id(states, user, events.id_hashes[event], events.id_times_s[event])
+        user = users[event]
+
+        slot = event_count[user] % ids.shape[1]
+        if times_s[user, slot] > low_water_s[user]:
+            low_water_s[user] = times_s[user, slot]
+        times_s[user, slot] = id_times_s[event]
+        ids[user, slot] = id_hashes[event]
+        event_count[user] += 1
+
+        row, weight = rows[event], weights[event]
         if row < 0:
             continue
-        if events.seen[event]:
-            _push_item(states, user, row)
-        weight = events.weights[event]
+        if seen[event]:
+            recent[user, item_count[user] % recent.shape[1]] = row
+            item_count[user] += 1
         if weight <= 0:
             continue
-        growth = items.growth[_next_age(states, user, items)]
-        is_cold = row >= COLD
-        codes = events.cold_codes[event] if is_cold else items.codes[row]
-        if len(items.shares) and not is_cold:
-            _add_shares(states.bins[user], items.shares[row], weight, growth)
+        n[user] += 1
+        age = n[user] - anchor[user]
+        if age >= len(growth):
+            _rescale(bins, user, age, rates)
+            anchor[user] = n[user]
+            age = np.uint64(0)
+        is_cold = row >= FIRST_COLD_ROW
+        if len(shares) and not is_cold:
+            _add_shares(bins, user, shares, row, weight, growth, age)
         else:
-            _add_codes(states.bins[user], codes, weight, growth)
-        late[event] = events.timestamps_us[event] < states.last_timestamp_us[user]
-        _insert(states.stepped_items[user], row, 1 if late[event] else 0)
+            for rate in range(len(rates)):
+                step = weight * growth[age, rate]
+                for book in range(codes.shape[1]):
+                    word = cold_codes[event, book] if is_cold else codes[row, book]
+                    bins[user, rate, book, word] += step
+
+        late[event] = timestamps_us[event] < last_us[user]
+        first = 1 if late[event] else 0
+        for place in range(stepped.shape[1] - 1, first, -1):
+            stepped[user, place] = stepped[user, place - 1]
+        if first < stepped.shape[1]:
+            stepped[user, first] = row
         if not late[event]:
-            states.last_item[user] = row
-            states.last_timestamp_us[user] = events.timestamps_us[event]
-            states.last_codes[user] = codes
+            last[user] = row
+            last_us[user] = timestamps_us[event]
+            for book in range(codes.shape[1]):
+                last_codes[user, book] = cold_codes[event, book] if is_cold else codes[row, book]
 
 
 @numba.njit
-def _push_id(states, user, id_hash, id_time_s):  # type: ignore[no-untyped-def]
-    slot = states.event_count[user] % states.recent_event_ids.shape[1]
-    if states.recent_id_times_s[user, slot] > states.low_water_s[user]:
-        states.low_water_s[user] = states.recent_id_times_s[user, slot]
-    states.recent_id_times_s[user, slot] = id_time_s
-    states.recent_event_ids[user, slot] = id_hash
-    states.event_count[user] += 1
+def _rescale(bins, user, age, rates):  # type: ignore[no-untyped-def]
+    for rate in range(len(rates)):
+        decay = np.float32(math.exp(-float(age) * rates[rate]))
+        for book in range(bins.shape[2]):
+            for word in range(bins.shape[3]):
+                scaled = bins[user, rate, book, word] * decay
+                bins[user, rate, book, word] = scaled if scaled >= NEGLIGIBLE else np.float32(0)
 
 
 @numba.njit
-def _push_item(states, user, row):  # type: ignore[no-untyped-def]
-    states.recent_items[user, states.item_count[user] % states.recent_items.shape[1]] = row
-    states.item_count[user] += 1
-
-
-@numba.njit
-def _next_age(states, user, items):  # type: ignore[no-untyped-def]
-    """Count a step, rescale the bins where it is due, and return the age at which the step is added."""
-    states.n[user] += 1
-    age = states.n[user] - states.anchor[user]
-    if age < len(items.growth):
-        return age
-    bins = states.bins[user]
-    for rate in range(len(items.rates)):
-        decay = np.float32(math.exp(-float(age) * items.rates[rate]))
-        for book in range(bins.shape[1]):
-            for word in range(bins.shape[2]):
-                scaled = bins[rate, book, word] * decay
-                bins[rate, book, word] = scaled if scaled >= NEGLIGIBLE else np.float32(0)
-    states.anchor[user] = states.n[user]
-    return np.uint64(0)
-
-
-@numba.njit
-def _add_codes(bins, codes, weight, growth):  # type: ignore[no-untyped-def]
-    for rate in range(len(growth)):
-        step = weight * growth[rate]
-        for book in range(len(codes)):
-            bins[rate, book, codes[book]] += step
-
-
-@numba.njit
-def _add_shares(bins, shares, weight, growth):  # type: ignore[no-untyped-def]
-    for rate in range(len(growth)):
-        step = weight * growth[rate]
-        for book in range(shares.shape[0]):
-            for word in range(shares.shape[1]):
-                bins[rate, book, word] += step * shares[book, word]
-
-
-@numba.njit
-def _insert(newest_first, item, place):  # type: ignore[no-untyped-def]
-    for later in range(len(newest_first) - 1, place, -1):
-        newest_first[later] = newest_first[later - 1]
-    if place < len(newest_first):
-        newest_first[place] = item
+def _add_shares(bins, user, shares, row, weight, growth, age):  # type: ignore[no-untyped-def]
+    for rate in range(growth.shape[1]):
+        step = weight * growth[age, rate]
+        for book in range(shares.shape[1]):
+            for word in range(shares.shape[2]):
+                bins[user, rate, book, word] += step * shares[row, book, word]

@@ -103,7 +103,7 @@ class _UserStates:
         self._through_seq.update((name, entry.seq) for name, (_, entry) in zip(names, entries, strict=True))
         self._make_room()
         rows = np.fromiter((self._rows[name] for name in names), np.int64, len(names))
-        columns = EventColumns.of(self._generation, [entry.event for _, entry in entries])
+        columns = EventColumns.from_events(self._generation, [entry.event for _, entry in entries])
         fold_many(self._generation, self._states, rows, columns)
 
     def states(self) -> list[FoldedState]:

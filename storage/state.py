@@ -211,11 +211,15 @@ class Generation:
 
     @cached_property
     def growth(self) -> NDArray[np.float32]:
-        """The weights (ages, R * B) of a new event, exp(rate * age), at the ages that need no rescaling."""
+        """The weights (ages, R) of a new event, exp(rate * age), at the ages that need no rescaling."""
         fastest = max(self.decay_rates)
         ages = min(MAX_AGE, int(MAX_EXPONENT / fastest) + 1) if fastest > 0 else MAX_AGE
-        growth = np.exp(np.multiply.outer(np.arange(ages), self.decay_rates)).astype(np.float32)
-        return np.repeat(growth, self.codes.shape[1], axis=1)
+        return np.exp(np.multiply.outer(np.arange(ages), self.decay_rates)).astype(np.float32)
+
+    @cached_property
+    def growth_of_rows(self) -> NDArray[np.float32]:
+        """The same weights (ages, R * B), one for each row of W codewords in the bins."""
+        return np.repeat(self.growth, self.codes.shape[1], axis=1)
 
     @cached_property
     def first_cells(self) -> NDArray[np.intp]:

@@ -83,7 +83,7 @@ def _step(
         state["anchor"] = n
         age = 0
     state["n"] = n
-    added = weight * generation.growth[age]  # (R * B,)
+    added = weight * generation.growth_of_rows[age]  # (R * B,)
     if shares is not None:
         bins += added.reshape(-1, len(codes), 1) * shares
         return

@@ -30,7 +30,7 @@ def folded(generation: Generation, logs: Sequence[Sequence[Event]], page: int = 
     turns = [(user, log[turn]) for turn in range(longest) for user, log in enumerate(logs) if turn < len(log)]
     for start in range(0, len(turns), page):
         users, events = zip(*turns[start : start + page], strict=True)
-        fold_many(generation, states, np.array(users), EventColumns.of(generation, events))
+        fold_many(generation, states, np.array(users), EventColumns.from_events(generation, events))
     return states
 
 
