@@ -302,11 +302,11 @@ def main(
     by_step = stepwise(steps, rounds)
     report("One more event", by_step, steps, ("µs", 1e6))
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
-        said = {name: processes.apply(forward, (name, lengths, rounds)) for name in FORWARD}
-    for reason in said.values():
+        results = {name: processes.apply(forward, (name, lengths, rounds)) for name in FORWARD}
+    for reason in results.values():
         if isinstance(reason, str):
             console.print(f"left out: {reason}", highlight=False)
-    by_length = {name: found for name, found in said.items() if isinstance(found, Measurement)}
+    by_length = {name: found for name, found in results.items() if isinstance(found, Measurement)}
     report("A whole history", by_length, lengths, ("ms", 1e3))
     if plots is not None:
         plot(plots / "attention-stepwise.svg", by_step, "One more event of a history")

@@ -92,8 +92,8 @@ class ClusterAdmin:
     def client(self, port: int) -> Iterator[Any]:
         """Connect to the node on this port."""
         url = self._users.admin_url(port)
-        with redis.Redis.from_url(url, socket_timeout=5, retry=Retry(NoBackoff(), 0), protocol=2) as made:
-            yield made
+        with redis.Redis.from_url(url, socket_timeout=5, retry=Retry(NoBackoff(), 0), protocol=2) as connection:
+            yield connection
 
     def _replicate(self, primary: int, replica: int) -> None:
         with self.client(primary) as node:

@@ -52,18 +52,18 @@ def filled(index: Any, codes: Any) -> Any:
     return index
 
 
-def ways(items: int, data: tuple[Any, ...], k: int) -> Iterator[Timer]:
+def timers_of(items: int, data: tuple[Any, ...], k: int) -> Iterator[Timer]:
     """Yield what is timed: its name, 0 bytes and a function of the turn."""
     codes, codebooks, queries, _ = data
-    nobody = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
-    nothing = bitmap.empty(items)[None]
+    no_lift = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
+    no_exclusions = bitmap.empty(items)[None]
     books = torch.from_numpy(codebooks)
 
     def scanning(scan: Scan) -> Callable[[int], Any]:
         def run(turn: int) -> Any:
             asked = torch.from_numpy(queries[turn % QUERIES][None])
             products = torch.einsum("qd,bpd->bqp", asked, books).transpose(0, 1).contiguous()
-            return scan.top_k(products, nobody, k, nothing)
+            return scan.top_k(products, no_lift, k, no_exclusions)
 
         return run
 
@@ -108,7 +108,7 @@ def main(
     console.print(f"{cpu()}, one thread, FAISS {faiss.__version__} ({faiss.get_compile_options().strip()})")
     for count in items:
         for name, make in (("random", random_data), ("structured", structured_data)):
-            timers = list(ways(count, make(np.random.default_rng(0), count), k))
+            timers = list(timers_of(count, make(np.random.default_rng(0), count), k))
             check(timers, k)
             seconds = timed(timers, rounds)
             table = Table(

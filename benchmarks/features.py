@@ -63,9 +63,9 @@ def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dic
         "explain",
     ]
     found["all together"] = {
-        name: wish
+        name: value
         for feature in together
-        for name, wish in found[feature].items()
+        for name, value in found[feature].items()
         if feature != "categories, none of two"
     } | {"categories_none": [categories[-1]]}
     return found
@@ -82,8 +82,8 @@ async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, list[tu
             own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]
             await service.ingest.append([{"user_id": f"user-{user}", "item_id": item} for item in own])
 
-        async def answer(wish: dict[str, Any], user: int) -> Any:
-            body, sent = json.dumps({"user_id": f"user-{user}", **wish}).encode(), bytearray()
+        async def answer(options: dict[str, Any], user: int) -> Any:
+            body, sent = json.dumps({"user_id": f"user-{user}", **options}).encode(), bytearray()
 
             async def receive() -> Message:
                 return {"type": "http.request", "body": body, "more_body": False}
@@ -106,14 +106,14 @@ async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, list[tu
         for _ in range(4):
             cursor = (await answer({"cursor": cursor}, 0))["cursor"]
         names = sorted(labels.names, key=lambda name: -len(labels.items_with(name)))
-        wishes = {"plain": {}, **features(names, items[:1000], cursor)}
-        found: dict[str, list[tuple[float, float]]] = {feature: [] for feature in wishes}
+        options_of = {"plain": {}, **features(names, items[:1000], cursor)}
+        found: dict[str, list[tuple[float, float]]] = {feature: [] for feature in options_of}
         rng = np.random.default_rng(0)
         for turn in range(rounds // BURST):
-            for feature in rng.permutation(list(wishes)).tolist():
+            for feature in rng.permutation(list(options_of)).tolist():
                 taken_s.clear()
                 for n in range(1 + BURST):
-                    await answer(wishes[feature], (turn * BURST + n) % USERS)
+                    await answer(options_of[feature], (turn * BURST + n) % USERS)
                 found[feature] += taken_s[1:]  # the first one finds the caches full of something else
     return found
 

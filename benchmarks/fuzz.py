@@ -228,8 +228,8 @@ def run_schemathesis(service: FuzzTarget, count: int, seed: int, found: Findings
     found.cases += asked
 
 
-def _failures(said: str) -> str:
-    return re.sub(r"\n\n+", "\n", said[said.find("FAILURES") : said.find("SUMMARY")])[:6_000]
+def _failures(output: str) -> str:
+    return re.sub(r"\n\n+", "\n", output[output.find("FAILURES") : output.find("SUMMARY")])[:6_000]
 
 
 # ---- afterwards

@@ -54,10 +54,10 @@ async def _kill_writers(run: Scenario, count: int, rng: random.Random) -> None:
     backlog: list[list[int]] = []
     for number in range(count):
         backlog += [_batch(run.load.ledger, rng) for _ in range(BACKLOG - len(backlog))]
-        taken = await _write_and_kill(run, number, backlog, rng)
-        for line in taken:
+        confirmed = await _write_and_kill(run, number, backlog, rng)
+        for line in confirmed:
             run.load.ledger.acknowledge(backlog[line])
-        backlog = [batch for line, batch in enumerate(backlog) if line not in taken]
+        backlog = [batch for line, batch in enumerate(backlog) if line not in confirmed]
         run.faults.note("writer: kill -9")
 
 
@@ -68,13 +68,13 @@ def _batch(ledger: Ledger, rng: random.Random) -> list[int]:
 async def _write_and_kill(run: Scenario, number: int, backlog: Sequence[Sequence[int]], rng: random.Random) -> set[int]:
     """Returns the lines of the backlog that the writer has confirmed."""
     environment, ledger = run.environment, run.load.ledger
-    events, taken = (environment.directory / f"writer-{number}-{name}" for name in ("events", "taken"))
+    events, confirmed = (environment.directory / f"writer-{number}-{name}" for name in ("events", "taken"))
     events.write_text("\n".join(json.dumps([ledger.body(event) for event in batch]) for batch in backlog))
-    taken.touch()
-    arguments = ["writer", environment.store_address, str(environment.model), str(events), str(taken)]
+    confirmed.touch()
+    arguments = ["writer", environment.store_address, str(environment.model), str(events), str(confirmed)]
 
     async def has_written() -> bool:
-        return taken.stat().st_size > 0
+        return confirmed.stat().st_size > 0
 
     writer = SupervisedProcess(
         "writer", lambda: fork_server().spawn(arguments, environment.directory / "writer.log"), has_written
@@ -83,4 +83,4 @@ async def _write_and_kill(run: Scenario, number: int, backlog: Sequence[Sequence
     await asyncio.sleep(rng.uniform(*MOMENT_S))
     await writer.end(signal.SIGKILL)
     await writer.close()
-    return {int(line) for line in taken.read_text().split("\n")[:-1]}  # what is cut off was not confirmed
+    return {int(line) for line in confirmed.read_text().split("\n")[:-1]}  # what is cut off was not confirmed

@@ -86,12 +86,12 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
             scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
             await app({**scope, "headers": [(b"host", b"x")], "state": dict(state)}, receive, send)
 
-        at_hand = await recommender.recommend(requests[1:2])
+        prepared = await recommender.recommend(requests[1:2])
 
-        async def answer_at_hand(*_: object) -> object:
-            return at_hand
+        async def answer_prepared(*_: object) -> object:
+            return prepared
 
-        with patch.object(MicroBatcher, "submit", answer_at_hand):
+        with patch.object(MicroBatcher, "submit", answer_prepared):
             found["HTTP, direct: from the ASGI call to the answer's bytes"] = await median_us(ask)
             with patch.object(direct, "_fast_answer", lambda *_: None):
                 found["HTTP, declared: the same through the framework"] = await median_us(ask)

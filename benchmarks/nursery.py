@@ -167,7 +167,7 @@ def become(request: SpawnRequest) -> None:
         os._exit(status)
 
 
-async def come_up(model: Path) -> None:
+async def start_and_stop_service(model: Path) -> None:
     """Start a service once, so that compiled code is there for all processes that are forked."""
     with TemporaryDirectory() as directory:
         app = create_app(Settings(model_dir=model, data_dir=Path(directory)))
@@ -186,7 +186,7 @@ def main() -> None:
         model = request.arguments[request.arguments.index("--model") + 1] if "--model" in request.arguments else None
         # what is not packed is read by polars, whose threads do not survive a fork
         if model is not None and model not in models and (Path(model) / artifact.PACKED).exists():
-            asyncio.run(come_up(Path(model)))
+            asyncio.run(start_and_stop_service(Path(model)))
             models.add(model)
         child = os.fork()
         if child == 0:

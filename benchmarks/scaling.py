@@ -46,7 +46,7 @@ console = Console()
 class ScalingTally:
     """The outcome of the requests, by what was being done to the replicas when they began."""
 
-    stage: str = "start"
+    phase: str = "start"
     latencies_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     posted: Counter[str] = field(default_factory=Counter)  # events by user
@@ -92,11 +92,11 @@ class Visitor:
 
     def _require_own_items(self, user_id: str, answer: httpx.Response | None) -> None:
         if self._tally.posted[user_id] and answer is not None and answer.json()["source"] == "popular":
-            self._tally.failures[self._tally.stage, "popular items for a known user"] += 1
+            self._tally.failures[self._tally.phase, "popular items for a known user"] += 1
 
     async def _send(self, method: str, path: str, json: object = None) -> httpx.Response | None:
         """Return the answer, or None where there was no success."""
-        stage, begin_s = self._tally.stage, time.perf_counter()
+        phase, begin_s = self._tally.phase, time.perf_counter()
         try:
             answer = await self._client.request(method, path, json=json)
             failure = (
@@ -104,9 +104,9 @@ class Visitor:
             )
         except httpx.TransportError as exc:
             failure = f"{method} {path.split('/')[2]}: {exc!r}"
-        self._tally.latencies_ms[stage].append((time.perf_counter() - begin_s) * 1e3)
+        self._tally.latencies_ms[phase].append((time.perf_counter() - begin_s) * 1e3)
         if failure is not None:
-            self._tally.failures[stage, failure] += 1
+            self._tally.failures[phase, failure] += 1
             return None
         return answer
 
@@ -116,18 +116,18 @@ async def disturb(
 ) -> None:
     """Scale up, restart, kill and scale down until there were enough requests."""
 
-    async def stage(name: str, action: object = None, *args: int) -> None:
-        tally.stage = name
+    async def run_phase(name: str, action: object = None, *args: int) -> None:
+        tally.phase = name
         await asyncio.to_thread(action, *args) if callable(action) else await asyncio.sleep(rest_s)
 
     try:
         while tally.requests < requests:
-            await stage(f"{fewest} of them")
-            await stage(f"{fewest} -> {most}", running.scale, most)
-            await stage(f"{most} of them")
-            await stage("restarting one by one", running.restart_one_by_one)
-            await stage("kill -9 of one", running.kill_one)
-            await stage(f"{most} -> {fewest}", running.scale, fewest)
+            await run_phase(f"{fewest} of them")
+            await run_phase(f"{fewest} -> {most}", running.scale, most)
+            await run_phase(f"{most} of them")
+            await run_phase("restarting one by one", running.restart_one_by_one)
+            await run_phase("kill -9 of one", running.kill_one)
+            await run_phase(f"{most} -> {fewest}", running.scale, fewest)
     finally:
         done.set()
 
@@ -163,19 +163,19 @@ async def check_counts(url: str, tally: ScalingTally) -> None:
 def report(tally: ScalingTally, elapsed_s: float, resent: int) -> None:
     """Print latencies and failures by what was being done to the replicas."""
     table = Table("", "requests", "failed", "p50", "p99", "longest")
-    for stage, latencies_ms in tally.latencies_ms.items():
-        failed = sum(count for (at, _), count in tally.failures.items() if at == stage)
+    for phase, latencies_ms in tally.latencies_ms.items():
+        failed = sum(count for (at, _), count in tally.failures.items() if at == phase)
         p50, p99 = np.percentile(latencies_ms, [50, 99])
         row = [f"{len(latencies_ms):,}", f"{failed:,}", *(f"{ms:.0f} ms" for ms in (p50, p99, max(latencies_ms)))]
-        table.add_row(stage, *row)
+        table.add_row(phase, *row)
     failed = sum(tally.failures.values())
     table.add_row("all", f"{tally.requests:,}", f"{failed:,}")
     console.print(table)
     users, events = len(tally.posted), sum(tally.posted.values())
     console.print(f"{events:,} events of {users:,} users acknowledged; {tally.requests / elapsed_s:.0f} requests/s;")
     console.print(f"{resent:,} requests were sent again by the load balancer")
-    for (stage, failure), count in tally.failures.most_common(SHOWN_FAILURES):
-        console.print(f"[red]{count} x {stage}: {failure}", soft_wrap=True)
+    for (phase, failure), count in tally.failures.most_common(SHOWN_FAILURES):
+        console.print(f"[red]{count} x {phase}: {failure}", soft_wrap=True)
 
 
 def check_archive(archive: Path, prometheus: Prometheus, tally: ScalingTally) -> int:

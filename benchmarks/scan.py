@@ -105,26 +105,26 @@ def trained_data(model: Path, items: int) -> tuple[Any, ...]:
     return trained.target_codes, weights["target_codebooks"].numpy(), queries, weights["bias"].numpy()
 
 
-def ways(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tuple[str, int, Callable[[int], Any]]]:
+def timers_of(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tuple[str, int, Callable[[int], Any]]]:
     """Yield what is timed: its name, the bytes of codes that it reads, and a function of the turn."""
     codes, codebooks, queries, bias = data
     asked, books = torch.from_numpy(queries), torch.from_numpy(codebooks)
     products = torch.einsum("qd,bpd->qbp", asked, books).contiguous()
-    nothing = bitmap.empty(items)[None]
+    no_exclusions = bitmap.empty(items)[None]
     half = bitmap.from_mask(np.random.default_rng(1).random((1, items)) < MASKED)
-    nobody = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
+    no_lift = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
     rows = codes.shape[1] + 1  # the bias is one more
     words: NDArray[np.uint64] = np.zeros(-(-items * rows // 8), np.uint64) + np.uint64(1)
 
     def scanning(scan: Scan, k: int, excluded: Any) -> Callable[[int], Any]:
-        return lambda turn: scan.top_k(products[turn % QUERIES][None], nobody, k, excluded)
+        return lambda turn: scan.top_k(products[turn % QUERIES][None], no_lift, k, excluded)
 
     yield "reading the codes", items * rows, lambda turn: read(words)
     yield "inner products", 0, lambda turn: torch.einsum("qd,bpd->qbp", asked[turn % QUERIES][None], books)
     for path in paths():
         scan = Scan(codes, bias, path)
         for k in ks:
-            yield f"{path}, k {k}", items * rows, scanning(scan, k, nothing)
+            yield f"{path}, k {k}", items * rows, scanning(scan, k, no_exclusions)
         yield f"{path}, k {ks[0]}, half masked", items * rows, scanning(scan, ks[0], half)
     if items <= DENSE_ITEMS:
         vectors = sum(book[torch.from_numpy(column).long()] for book, column in zip(books, codes.T, strict=True))
@@ -191,7 +191,7 @@ def main(
     console.print(f"{cpu()}, one thread, torch {torch.__version__}, numba {numba.__version__}, {rounds} rounds")
     for count in items:
         for name, data in catalogues(model, count):
-            timers = list(ways(count, data, k))
+            timers = list(timers_of(count, data, k))
             report(f"{count:,} {name} items", timers, timed(timers, rounds))
 
 

@@ -81,25 +81,25 @@ def measure_costs(model: Path, items: int, rate: float, seconds: float) -> UnitC
         if row.errors:
             raise RuntimeError(f"the service does not keep up with {rate:g} recommendations/s: {row.errors}")
         events = USERS * HISTORY + round(row.events_per_s * row.seconds)
-        kept = _bytes_in_redis(service.redis_url)
+        bytes_of_kind = _bytes_in_redis(service.redis_url)
         return UnitCosts(
             service_us=row.service_us,
             redis_us=row.redis_us,
             process_bytes=row.resident_mb[0] * 2**20,
-            user_bytes=(kept["head"] + kept["state"]) / USERS,
-            event_bytes=(kept["log"] + kept["index"]) / events,
+            user_bytes=(bytes_of_kind["head"] + bytes_of_kind["state"]) / USERS,
+            event_bytes=(bytes_of_kind["log"] + bytes_of_kind["index"]) / events,
             archived_event_bytes=_archived_bytes(service.redis_url) / events,
         )
 
 
 def _bytes_in_redis(url: str) -> Counter[str]:
     """Return MEMORY USAGE of all keys of a kind, as storage/redis_layout.py names them."""
-    kept: Counter[str] = Counter()
+    bytes_of_kind: Counter[str] = Counter()
     with redis.Redis.from_url(url, decode_responses=True) as client:
         for key in client.scan_iter(count=1_000):
-            told: Any = client.memory_usage(key, samples=0)
-            kept[key.split("}:")[-1].split(":")[0]] += told
-    return kept
+            size_bytes: Any = client.memory_usage(key, samples=0)
+            bytes_of_kind[key.split("}:")[-1].split(":")[0]] += size_bytes
+    return bytes_of_kind
 
 
 def _archived_bytes(url: str) -> int:

@@ -134,51 +134,51 @@ async def fault_environment(
     """Start everything below the directory; it is ready then, and gone afterwards. The proxies inject faults."""
     directory.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        made = FaultEnvironment(settings, directory, options)
+        running = FaultEnvironment(settings, directory, options)
 
         async def proxied(name: str, target: Address, listen: Address = (HOST, 0)) -> Address:
             proxy = TcpProxy(name, target, faults.is_due, faults.note)
             stack.callback(proxy.close)
             return await proxy.listen(listen)
 
-        if made.kind == "sqlite":
-            made.machine = made.app_machine
-            data = made.app_machine.live if made.app_machine else made.data
-            made.store_address = str(data)
+        if running.kind == "sqlite":
+            running.machine = running.app_machine
+            data = running.app_machine.live if running.app_machine else running.data
+            running.store_address = str(data)
             port = free_port()
-            made.apps = [_app(made, HOST, port, ["--data-dir", str(data)])]
-            await _started(stack, *made.apps)
-            made.address = await proxied("clients", (HOST, port))
+            running.apps = [_app(running, HOST, port, ["--data-dir", str(data)])]
+            await _started(stack, *running.apps)
+            running.address = await proxied("clients", (HOST, port))
         else:
             users = make_users(directory)
-            redis_address = await _redis(made, stack, users, options)
+            redis_address = await _redis(running, stack, users, options)
             near_redis = await proxied("redis", redis_address)
-            balancer = await _replicas(made, stack, settings.replicas, users.url(near_redis[1]), proxied)
-            made.address = await proxied("clients", balancer)
-        yield made
+            balancer = await _replicas(running, stack, settings.replicas, users.url(near_redis[1]), proxied)
+            running.address = await proxied("clients", balancer)
+        yield running
 
 
 async def _redis(
-    made: FaultEnvironment, stack: AsyncExitStack, users: RedisUsers, options: EnvironmentOptions
+    running: FaultEnvironment, stack: AsyncExitStack, users: RedisUsers, options: EnvironmentOptions
 ) -> Address:
-    machine = FaultyMachine(made.directory / "redis-machine") if options.on_machine else None
-    made.data.mkdir(parents=True, exist_ok=True)
+    machine = FaultyMachine(running.directory / "redis-machine") if options.on_machine else None
+    running.data.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    made.store_address = users.url(port)
-    data = machine.live if machine else made.data
+    running.store_address = users.url(port)
+    data = machine.live if machine else running.data
     command = redis_command(program("redis-server", "valkey-server"), data, users, port, *options.redis_options)
-    log, environment = made.directory / "redis.log", machine.environment if machine else None
-    made.machine = machine
-    made.clocks += [machine] if machine else []
-    made.redis = SupervisedProcess(
+    log, environment = running.directory / "redis.log", machine.environment if machine else None
+    running.machine = machine
+    running.clocks += [machine] if machine else []
+    running.redis = SupervisedProcess(
         "redis", lambda: spawn_program(command, log, environment), lambda: is_loaded(users, port)
     )
-    await _started(stack, made.redis)
+    await _started(stack, running.redis)
     return HOST, port
 
 
 async def _replicas(
-    made: FaultEnvironment,
+    running: FaultEnvironment,
     stack: AsyncExitStack,
     count: int,
     redis_url: str,
@@ -189,14 +189,14 @@ async def _replicas(
     stack.callback(names.close)
     port, proxy_port, bind = free_port(), free_port(), free_port()
     hosts = [str(FIRST_ADDRESS + number) for number in range(count)]
-    made.apps = [_app(made, host, port, ["--redis-url", redis_url]) for host in hosts]
-    await _started(stack, *made.apps)
+    running.apps = [_app(running, host, port, ["--redis-url", redis_url]) for host in hosts]
+    await _started(stack, *running.apps)
     for number, host in enumerate(hosts):
         await proxied("replicas", (host, port), (host, proxy_port))
         names.addresses.add(FIRST_ADDRESS + number)
     command = [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)]
     environment = balancer_environment(f"{HOST}:{bind}", names, proxy_port)
-    log = made.directory / "haproxy.log"
+    log = running.directory / "haproxy.log"
     balancer = SupervisedProcess(
         "haproxy", lambda: spawn_program(command, log, environment), lambda: is_up((HOST, bind))
     )
@@ -204,12 +204,12 @@ async def _replicas(
     return HOST, bind
 
 
-def _app(made: FaultEnvironment, host: str, port: int, store: Sequence[str]) -> SupervisedProcess:
-    command = ["serve", "--model", str(made.model), "--host", host, "--port", str(port), *store]
-    log = made.directory / f"app-{host}.log"
+def _app(running: FaultEnvironment, host: str, port: int, store: Sequence[str]) -> SupervisedProcess:
+    command = ["serve", "--model", str(running.model), "--host", host, "--port", str(port), *store]
+    log = running.directory / f"app-{host}.log"
 
     def spawn() -> int:
-        return fork_server().spawn(command, log, weakness=made.weakness, machine=made.app_machine)
+        return fork_server().spawn(command, log, weakness=running.weakness, machine=running.app_machine)
 
     return SupervisedProcess("app", spawn, lambda: is_up((host, port)))
 

@@ -45,12 +45,12 @@ class LoopPauses:
             self.longest_s = max(self.longest_s, time.perf_counter() - begin_s - BEAT_S)
 
 
-async def follow(store: SQLiteStore, said: ItemOverrides, catalogue: LiveCatalogue) -> None:
+async def follow(store: SQLiteStore, overrides: ItemOverrides, catalogue: LiveCatalogue) -> None:
     """Apply the changes of items as app/serving.py does."""
-    if (await store.pointers()).items_version == said.version:
+    if (await store.pointers()).items_version == overrides.version:
         return
-    while (changes := await store.item_changes(MAIN_TENANT, said.version, ITEMS_AT_ONCE)).entries:
-        said.apply(changes)
+    while (changes := await store.item_changes(MAIN_TENANT, overrides.version, ITEMS_AT_ONCE)).entries:
+        overrides.apply(changes)
         await asyncio.to_thread(catalogue.catch_up)
 
 
@@ -65,13 +65,13 @@ async def measure(items: int, directory: Path) -> Table:
     categories: list[tuple[str, ...]] = [(f"c{row % CATEGORIES}",) for row in range(items)]
     model = Items(ids, [f"Thing {row}" for row in range(items)], categories, np.zeros(items, np.int64))
     one, other = await SQLiteStore.open(directory, ()), await SQLiteStore.open(directory, ())
-    said = ItemOverrides()
-    catalogue = LiveCatalogue(model, said)
+    overrides = ItemOverrides()
+    catalogue = LiveCatalogue(model, overrides)
     for begin in range(0, items, ITEMS_AT_ONCE):
         rows = range(begin, min(begin + ITEMS_AT_ONCE, items))
         await one.put_items(MAIN_TENANT, [entry(row, 0) for row in rows])
     begin_s = time.perf_counter()
-    await follow(other, said, catalogue)
+    await follow(other, overrides, catalogue)
     table = Table(
         title=f"{cpu()}, {items:,} items; to read all of them at the start: {time.perf_counter() - begin_s:.2f} s"
     )
@@ -88,7 +88,7 @@ async def measure(items: int, directory: Path) -> Table:
             await asyncio.sleep(2 * BEAT_S)
             pauses.longest_s = 0
             begin_s = time.perf_counter()
-            await follow(other, said, catalogue)
+            await follow(other, overrides, catalogue)
             took_s.append(time.perf_counter() - begin_s)
             await asyncio.sleep(2 * BEAT_S)
             paused_s.append(pauses.longest_s)
