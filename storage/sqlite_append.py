@@ -27,6 +27,7 @@ class Append:
     events: Sequence[Event]
 
     def __call__(self, db: sqlite3.Connection) -> "Result":
+        """Append these events alone."""
         (result,) = append_all(db, [self])
         return result
 

@@ -4,8 +4,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -21,22 +19,13 @@ from storage.state import Generation
 from storage.state_event import Event
 from tests.storage.catalogue import START_US, UNSEEN, click, fresh_user, logs, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_state_is, fold
-from tests.storage.stores import open_store
+from tests.storage.stores import open_store, opened
 
 GENERATION = make_generation()
 OTHER_GENERATION = make_generation(tag=b"gen two\0", rates=(0.1,), items=6, seed=1, soft=True)
 ROOT = Path(__file__).parents[2]
 
 laws = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@asynccontextmanager
-async def opened(address: str, generations: Sequence[Generation] = (GENERATION,)) -> AsyncIterator[UserStore]:
-    store = await open_store(address, generations)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def whole_log(store: UserStore, user_id: str, tenant: str = "main") -> list[LogEntry]:
@@ -70,7 +59,7 @@ class TestState:
             user_id = fresh_user()
             naive = NaiveUser(GENERATION)
             log: list[Event] = []
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 for batch in batches:
                     events = [replace(event, user_id=user_id) for event in batch]
                     expected = [naive.receive(event) for event in events]
@@ -96,7 +85,7 @@ class TestState:
             user_id = fresh_user()
             mine = [replace(event, user_id=user_id) for event in events]
             start, end = sorted((first, second))
-            async with opened(address) as old, opened(address, [GENERATION, OTHER_GENERATION]) as both:
+            async with opened(address, GENERATION) as old, opened(address, GENERATION, OTHER_GENERATION) as both:
                 for store, part in ((old, mine[:start]), (both, mine[start:end]), (old, mine[end:])):
                     await store.append("main", part)
                 for store in (old, both):
@@ -110,7 +99,7 @@ class TestState:
         """As a lisarec before or after this one left it; layout 1 did not mark in its ring what has not stepped."""
 
         async def law() -> None:
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 events = [click(f"e{number}", item=number % 12) for number in range(30)]
                 await store.append("main", [replace(event, type="dislike") for event in events[:9]] + events[9:])
                 (value,) = await store.states("main", ["u"], GENERATION)
@@ -135,7 +124,7 @@ class TestState:
 
     def test_users_and_tenants_are_apart(self, address: str) -> None:
         async def law() -> None:
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 await store.append("main", [click("e1", "anna", 1), click("e1", "bert", 2), click("e2", "anna", 3)])
                 (answer,) = await store.append("shop", [click("e1", "anna", 4)])
                 assert not answer.duplicate
@@ -152,7 +141,7 @@ class TestState:
     def test_the_log_is_read_in_pages(self, address: str) -> None:
         async def law() -> None:
             events = [click(f"e{number}", timestamp_us=START_US - number) for number in range(7)]
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 await store.append("main", events)
                 pages, after = [], 0
                 while page := await store.events("main", "u", after=after, limit=3):
@@ -166,7 +155,7 @@ class TestState:
 class TestErasing:
     def test_an_erased_user_is_unknown_and_comes_back_as_a_new_one(self, address: str) -> None:
         async def law() -> None:
-            async with opened(address, [GENERATION, OTHER_GENERATION]) as store:
+            async with opened(address, GENERATION, OTHER_GENERATION) as store:
                 await store.append("main", [click(f"e{n}", user_id, n % 12) for n in range(40) for user_id in "uv"])
                 await store.append("shop", [click("e1", "u", 1)])
                 for _ in range(2):
@@ -191,7 +180,7 @@ class TestErasing:
 
     def test_erasing_and_appending_at_once_leaves_the_fold_of_what_is_logged(self, address: str) -> None:
         async def law() -> None:
-            async with opened(address) as one, opened(address) as two:
+            async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
                 for number in range(8):
                     events = [click(f"e{number}-{n}", item=n % 12) for n in range(10)]
                     sent = [store.append("main", [event]) for event in events for store in (one, two)]
@@ -209,7 +198,7 @@ class TestErasing:
 class TestConcurrency:
     def test_two_stores_appending_at_once_are_both_counted(self, address: str) -> None:
         async def law() -> None:
-            async with opened(address) as one, opened(address) as two:
+            async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
                 events = [click(f"e{number}", item=number % 12) for number in range(40)]
                 sent = [
                     store.append("main", [event])
@@ -232,7 +221,7 @@ class TestConcurrency:
         assert len(acknowledged) == 120
 
         async def law() -> None:
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 assert {entry.event.event_id for entry in await whole_log(store, "u")} == set(acknowledged)
                 await assert_state_is_fold_of_log(store, "u")
 
@@ -240,7 +229,7 @@ class TestConcurrency:
 
     def test_a_cancelled_waiter_does_not_disturb_the_others(self, address: str) -> None:
         async def law() -> None:
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 tasks = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(60)]
                 await asyncio.sleep(0)
                 for task in tasks[::3]:
@@ -266,7 +255,7 @@ class TestDurability:
             acknowledged |= {line.strip() for line in writer.communicate()[0].splitlines(True) if line.endswith("\n")}
 
         async def law() -> None:
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 assert acknowledged <= {entry.event.event_id for entry in await whole_log(store, "u")}
                 await assert_state_is_fold_of_log(store, "u")
                 again = await store.append("main", [click(event_id) for event_id in sorted(acknowledged)])
@@ -278,9 +267,9 @@ class TestDurability:
     def test_a_store_opened_again_goes_on_where_it_was(self, address: str) -> None:
         async def law() -> None:
             for number in range(3):
-                async with opened(address) as store:
+                async with opened(address, GENERATION) as store:
                     await store.append("main", [click(f"e{number}"), click("always the same")])
-            async with opened(address) as store:
+            async with opened(address, GENERATION) as store:
                 assert len(await whole_log(store, "u")) == 4
                 await assert_state_is_fold_of_log(store, "u")
 
@@ -296,7 +285,7 @@ class TestClosing:
             await store.close()
             answers = [answer for (answer,) in await asyncio.gather(*tasks)]
             assert not any(answer.duplicate for answer in answers)
-            async with opened(address) as again:
+            async with opened(address, GENERATION) as again:
                 assert len(await whole_log(again, "u")) == 50
 
         asyncio.run(law())
