@@ -1,4 +1,4 @@
-"""Codes for items that no model has learned, from their categories, as long as no events on them tell more."""
+"""Codes for items that no model has learned, from their categories, until events on them give better ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CategoryCodes:
         self._mark = mark
 
     def _has_categories_alone(self, entry: ItemEntry, known: CodeAssignment | None) -> bool:
-        """Whether neither a model nor events tell more of the item than its categories do."""
+        """Return whether an item has categories, and neither a model nor events have taught its codes."""
         is_learned = entry.item_id in self._trained.items.rows or (known is not None and known.evidence > 0)
         return bool(entry.categories) and not is_learned
 

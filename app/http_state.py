@@ -27,7 +27,7 @@ class Services:
     settings: Settings
     by_tenant: Mapping[str, Service]
     metrics: Metrics
-    keyring: Keyring | None  # None: no keys, and whoever comes works for the only tenant
+    keyring: Keyring | None  # None: no keys; every request is the only tenant's
     rate_limiter: RateLimiter
     draining: bool = False
 

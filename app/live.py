@@ -1,4 +1,4 @@
-"""What live events tell beside the states: trends, click-through of recommendations, codes of new items."""
+"""What live events teach beside the states: trends, click-through of recommendations, codes of new items."""
 
 from __future__ import annotations
 

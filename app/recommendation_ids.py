@@ -66,8 +66,8 @@ class RecommendationIds:
             experiment,
             min(len(item_ids), LONGEST),
         )
-        said = head + b"".join([(crc32(name.encode()) & 0xFFFF).to_bytes(2, "big") for name in item_ids[:PLACES]])
-        return urlsafe_b64encode(said + self._signature(said)).rstrip(b"=").decode()
+        payload = head + b"".join([(crc32(name.encode()) & 0xFFFF).to_bytes(2, "big") for name in item_ids[:PLACES]])
+        return urlsafe_b64encode(payload + self._signature(payload)).rstrip(b"=").decode()
 
     def place(self, recommendation_id: str, item_id: str) -> Place | None:
         """Return where the item stood; None when the id is not valid, or the item was not among the first PLACES."""
@@ -75,15 +75,15 @@ class RecommendationIds:
             read = urlsafe_b64decode(recommendation_id + "=" * (-len(recommendation_id) % 4))
         except ValueError:
             return None
-        said, signature = read[:-SIGNATURE], read[-SIGNATURE:]
-        if len(said) < HEAD.size or signature != self._signature(said):
+        payload, signature = read[:-SIGNATURE], read[-SIGNATURE:]
+        if len(payload) < HEAD.size or signature != self._signature(payload):
             return None
-        _, _, generation, experiment, length = HEAD.unpack(said[: HEAD.size])
-        wanted, items = (crc32(item_id.encode()) & 0xFFFF).to_bytes(2, "big"), said[HEAD.size :]
+        _, _, generation, experiment, length = HEAD.unpack(payload[: HEAD.size])
+        wanted, items = (crc32(item_id.encode()) & 0xFFFF).to_bytes(2, "big"), payload[HEAD.size :]
         for place in range(min(length, PLACES)):
             if items[2 * place : 2 * place + 2] == wanted:
                 return Place(generation, experiment, place + 1)
         return None
 
-    def _signature(self, said: bytes) -> bytes:
-        return blake2b(said, key=self._key, digest_size=SIGNATURE).digest()
+    def _signature(self, payload: bytes) -> bytes:
+        return blake2b(payload, key=self._key, digest_size=SIGNATURE).digest()

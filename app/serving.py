@@ -81,9 +81,9 @@ class GenerationSwitcher:
             await self._follow_experiment(pointers.experiment)
             await self._renew_catalogues()
         except StorageError as exc:
-            logger.debug("cannot look which generation is active: %s", exc)
+            logger.debug("cannot read which generation is active: %s", exc)
         except Exception:
-            logger.exception("looking which generation is active failed")
+            logger.exception("following the active generation failed")
 
     async def refresh_items(self) -> None:
         """Apply all changes of items until now; raises StorageError when they cannot be read."""
@@ -183,7 +183,7 @@ class GenerationSwitcher:
             try:
                 arms = await ExperimentArms.load(self._context, text, self.served())
             except (ValueError, OSError) as exc:
-                logger.error("not going by the experiment: %s", exc)
+                logger.error("not taking part in the experiment: %s", exc)
                 self._retry_experiment_at_s = asyncio.get_running_loop().time() + RETRY_AFTER_S
             else:
                 self._take_part(arms)

@@ -27,7 +27,7 @@ class ItemUpdates:
     async def put(self, item_id: str, body: object) -> Item:
         """Apply the parsed body of ``PUT /v1/items/{item_id}``; return the item as it is then.
 
-        raises  InvalidRequest  when it says something that the service does not take
+        raises  InvalidRequest  when it is not valid
                 StorageError    when the store did not take it; sending it again is safe
         """
         try:

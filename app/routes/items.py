@@ -1,4 +1,4 @@
-"""The catalogue: popular items, search, and what the shop says of its items."""
+"""The catalogue: popular and trending items, search, and the shop's updates of its items."""
 
 import asyncio
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What a shop says of its items: taken as a whole or refused, kept, gone by everywhere."""
+"""A shop's updates of its items: applied as a whole or refused, kept, and followed by every process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ENTRIES = st.builds(
     st.none() | st.sets(st.sampled_from(LABELS)).map(tuple),
     st.none() | st.booleans(),
 )
-MODEL_SAYS = {
+TRAINED = {
     name: {"title": WORDS[n % 5], "categories": (LABELS[n % 3],), "available": True} for n, name in enumerate(NAMES)
 }
 
@@ -49,8 +49,8 @@ MODEL_SAYS = {
 def items() -> Items:
     return Items(
         list(NAMES),
-        [MODEL_SAYS[name]["title"] for name in NAMES],  # type: ignore[misc]
-        [MODEL_SAYS[name]["categories"] for name in NAMES],  # type: ignore[misc]
+        [TRAINED[name]["title"] for name in NAMES],  # type: ignore[misc]
+        [TRAINED[name]["categories"] for name in NAMES],  # type: ignore[misc]
         COUNTS,
     )
 
@@ -69,19 +69,21 @@ class Store:
 
     def item(self, name: str) -> dict[str, Any] | None:
         """As everybody should find it now."""
-        model, said = MODEL_SAYS.get(name), self.newest.get(name)
-        if model is None and said is None:
+        model, update = TRAINED.get(name), self.newest.get(name)
+        if model is None and update is None:
             return None
         found = {"title": "", "categories": (), "available": True, **(model or {})}
-        found.update({part: word for part, word in (said or {}).items() if word is not None})
+        found.update({part: word for part, word in (update or {}).items() if word is not None})
         return found | {"item_id": name, "known": model is not None, "categories": sorted(found["categories"])}
 
 
 def assert_shows(catalogue: LiveCatalogue, store: Store) -> None:
     expected = {name: store.item(name) for name in IDS}
     found = {name: catalogue.item(name) for name in IDS}
-    told = {name: item and item.model_dump() | {"categories": sorted(item.categories)} for name, item in found.items()}
-    assert told == expected
+    described = {
+        name: item and item.model_dump() | {"categories": sorted(item.categories)} for name, item in found.items()
+    }
+    assert described == expected
     for label in LABELS:
         members = np.flatnonzero(bitmap.to_mask(catalogue.in_categories([label]), len(catalogue)))
         assert {NAMES[row] for row in members} == {
@@ -107,24 +109,24 @@ def assert_shows(catalogue: LiveCatalogue, store: Store) -> None:
 
 @given(st.lists(st.one_of(ENTRIES, st.none()), max_size=20))
 @settings(max_examples=40)
-def test_a_shelf_shows_what_was_said_last_and_where_nothing_was_the_model(words: list[ItemEntry | None]) -> None:
+def test_a_catalogue_shows_the_last_update_and_what_the_model_learned_elsewhere(words: list[ItemEntry | None]) -> None:
     """None: a replica that has read all until then brings its catalogue up to date."""
-    said, store = ItemOverrides(), Store()
-    replica = LiveCatalogue(items(), said)
+    overrides, store = ItemOverrides(), Store()
+    replica = LiveCatalogue(items(), overrides)
     for entry in words:
         if entry is None:
             replica.catch_up()
         else:
-            said.apply(store.put(entry))
+            overrides.apply(store.put(entry))
     replica.catch_up()
     assert_shows(replica, store)
-    assert_shows(LiveCatalogue(items(), said), store)  # of another generation, which begins with all that was said
+    assert_shows(LiveCatalogue(items(), overrides), store)  # of another generation, which begins with all of them
 
 
-def test_titles_that_were_said_are_found_closest_first() -> None:
-    said = ItemOverrides()
-    said.apply(ItemChanges([ItemEntry("f", "Pan"), ItemEntry("e", "saucepan"), ItemEntry("new", "frying pan")], 3))
-    assert [item.item_id for item in LiveCatalogue(items(), said).search("pan", 10)] == ["f", "e", "new"]
+def test_titles_that_were_updated_are_found_closest_first() -> None:
+    overrides = ItemOverrides()
+    overrides.apply(ItemChanges([ItemEntry("f", "Pan"), ItemEntry("e", "saucepan"), ItemEntry("new", "frying pan")], 3))
+    assert [item.item_id for item in LiveCatalogue(items(), overrides).search("pan", 10)] == ["f", "e", "new"]
 
 
 def put(client: Client, name: str, **words: object) -> httpx.Response:
