@@ -98,14 +98,14 @@ def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
 
 async def _recommend(scope: Scope, request: RecommendationRequest) -> bytes:
     service = await _authorised_service(scope, "recs:read")
-    (answer,) = await service.recommender.recommend([request], scope["state"].get("is_gone", never))
+    (answer,) = await service.switcher.recommender.recommend([request], scope["state"].get("is_gone", never))
     return orjson.dumps(answer)
 
 
 async def _recommend_for_body(scope: Scope, receive: Receive) -> bytes:
     service = await _authorised_service(scope, "recs:read")
     body = await json_body(Request(scope, receive), scope["state"]["services"])
-    return orjson.dumps(await service.recommender.recommend_body(body, scope["state"].get("is_gone", never)))
+    return orjson.dumps(await service.switcher.recommender.recommend_body(body, scope["state"].get("is_gone", never)))
 
 
 async def _append_events(scope: Scope, receive: Receive) -> bytes:

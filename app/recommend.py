@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from operator import itemgetter
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
+from typing_extensions import override
 
 from app import blending, trace
 from app.batching import MicroBatcher, never
@@ -61,21 +62,20 @@ class RankedItems(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ComputedBatch:
-    """The answers to a batch, how many of them the engine has ranked, and how long its two stages took."""
+    """The answers to a batch, how many of them the engine has ranked, and how long each of its stages took."""
 
     answers: list[Recommendations]
     ranked: int
-    step_s: float
-    scan_s: float
+    stages_s: Mapping[str, float]
 
 
 class BaseRecommender(ABC):
     """Answers recommendation requests."""
 
     @abstractmethod
-    async def recommend(
+    def recommend(
         self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never
-    ) -> list[Recommendations]:
+    ) -> Awaitable[list[Recommendations]]:
         """Return one answer for each request, in order.
 
         is_gone  whether nobody waits for the answers any more
@@ -127,21 +127,22 @@ class Recommender(BaseRecommender):
         self._experiment_hash = hash_of(experiment)
         self._batcher = MicroBatcher(self._answer_batch, max_batch=MAX_BATCH, max_waiting=MAX_WAITING)
 
-    async def recommend(
+    @override
+    def recommend(
         self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never
-    ) -> list[Recommendations]:
-        """Return one answer for each request, in order, from one read of the states and one turn of the engine.
-
-        Popular items are the answer for unknown users, for users whose long history is still to be folded for this
-        generation, and for all users whom the store cannot read now.
-
-        is_gone  whether nobody waits for the answers any more
-        raises   Overloaded, ClientDisconnect
-        """
+    ) -> Awaitable[list[Recommendations]]:
+        # Unknown users get popular items; so do users whose long history is still to be folded for this generation,
+        # and all users whom the store cannot read now.
         if any(request.because is not None for request in requests) and not self._engine.has_measured:
-            await asyncio.to_thread(self._engine.measure)  # the first time that takes a while
+            return self._measure_and_recommend(requests, is_gone)
         request_trace = trace.current.get()
-        return await self._batcher.submit([(request, request_trace) for request in requests], is_gone)
+        return self._batcher.submit([(request, request_trace) for request in requests], is_gone)
+
+    async def _measure_and_recommend(
+        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool]
+    ) -> list[Recommendations]:
+        await asyncio.to_thread(self._engine.measure)  # the first time that takes a while
+        return await self.recommend(requests, is_gone)
 
     async def similar(self, item_id: str, query: SimilarQuery) -> Recommendations:
         """Return the items that are most like the item.
@@ -167,8 +168,8 @@ class Recommender(BaseRecommender):
             self._metrics.engine.in_progress -= 1
         timings = {"store": users.read_s} if users.read_s else {}
         if computed.ranked:
-            timings |= {"step": computed.step_s, "scan": computed.scan_s}
-            self._metrics.engine.observe_batch(computed.ranked, computed.step_s, computed.scan_s)
+            timings |= computed.stages_s
+            self._metrics.engine.observe_batch(computed.ranked, computed.stages_s["step"], computed.stages_s["scan"])
         for _, request_trace in batch:
             if request_trace is not None:
                 request_trace.spans.update(timings)
@@ -180,47 +181,57 @@ class Recommender(BaseRecommender):
     def compute(self, requests: Sequence[RecommendationRequest], users: StoredUsers) -> ComputedBatch:
         """Answer requests from what was read of their users; all that uses a processor."""
         queries = self._builder.build(requests, users)
-        begin_s = time.perf_counter()
-        vectors = self._vectors(queries)
-        step_s = time.perf_counter() - begin_s
-        ranked: dict[CatalogueQuery, RankedItems] = {}
-        for group, theirs in vectors:
-            ranked |= self._rank(group, theirs)
-        scan_s = time.perf_counter() - begin_s - step_s
-        answers = [self._answer(query, ranked.get(query)) for query in queries]
-        return ComputedBatch(answers, len(ranked), step_s, scan_s)
-
-    def _vectors(self, queries: Sequence[CatalogueQuery]) -> list[tuple[list[CatalogueQuery], Queries]]:
-        """Return what the engine ranks by: for users who have stepped, and for items that others are to be like."""
         similar = [query for query in queries if query.like is not None]
         personal = [query for query in queries if query.like is None and query.history.model_input]
-        vectors = []
-        if personal:
-            inputs = [query.history.model_input for query in personal if query.history.model_input]
-            vectors.append((personal, self._engine.step(*stacked(inputs))))
-        if similar:
-            likes = [query.like for query in similar if query.like is not None]
-            vectors.append((similar, self._engine.neighbours_of(likes)))
-        return vectors
-
-    def _rank(self, queries: Sequence[CatalogueQuery], vectors: Queries) -> Mapping[CatalogueQuery, RankedItems]:
-        """Return the best items of each query; the queries have one vector each."""
-        self._engine.asked(vectors)  # once for all
         ranked: dict[CatalogueQuery, RankedItems] = {}
-        depths = [query.depth if query.boosts is None and query.candidates is None else None for query in queries]
-        # a request for few items does not wait for a longer ranking, and boosts are one request's
-        for depth in set(depths):
-            places = [place for place, its_depth in enumerate(depths) if its_depth == depth]
-            if depth is not None:
-                theirs = vectors if len(places) == len(queries) else vectors[places]
-                excluded = np.stack([queries[place].excluded for place in places])
-                rows, scores = self._engine.top_k(theirs, depth, excluded)
-                ranked |= {queries[place]: RankedItems(rows[n], scores[n], theirs, n) for n, place in enumerate(places)}
-                continue
-            for place in places:
-                query, vector = queries[place], vectors.one(place)
-                best = Personal(self._engine, vector, query.boosts, query.candidates).best(query.depth, query.excluded)
-                ranked[query] = RankedItems(*best, vector, 0)
+        stages_s = {"step": 0.0, "scan": 0.0}
+        if personal:
+            ranked |= self._rank(personal, self._user_vectors, stages_s)
+        if similar:
+            ranked |= self._rank(similar, self._item_vectors, stages_s)
+        return ComputedBatch([self._answer(query, ranked.get(query)) for query in queries], len(ranked), stages_s)
+
+    def _user_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
+        return self._engine.step(
+            *stacked([query.history.model_input for query in queries if query.history.model_input])
+        )
+
+    def _item_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
+        return self._engine.neighbours_of([query.like for query in queries if query.like is not None])
+
+    def _rank(
+        self,
+        queries: Sequence[CatalogueQuery],
+        vectors_of: Callable[[Sequence[CatalogueQuery]], Queries],
+        stages_s: dict[str, float],
+    ) -> Mapping[CatalogueQuery, RankedItems]:
+        """Return the best items of each query.
+
+        vectors_of  makes one vector for each query
+        stages_s    to which the time of both stages is added: step makes the vectors, scan ranks the catalogue
+        """
+        together: dict[int, list[int]] = {}  # places of the queries by depth: few items do not wait for many
+        alone: list[int] = []  # as boosts and candidates are one request's
+        for place, query in enumerate(queries):
+            if query.boosts is None and query.candidates is None:
+                together.setdefault(query.depth, []).append(place)
+            else:
+                alone.append(place)
+        excluded = {depth: np.stack([queries[n].excluded for n in places]) for depth, places in together.items()}
+        ranked: dict[CatalogueQuery, RankedItems] = {}
+        begin_s = time.perf_counter()
+        vectors = vectors_of(queries)
+        step_s = time.perf_counter() - begin_s
+        for depth, places in together.items():
+            theirs = vectors if len(places) == len(queries) else vectors[places]
+            rows, scores = self._engine.top_k(theirs, depth, excluded[depth])
+            ranked |= {queries[place]: RankedItems(rows[n], scores[n], theirs, n) for n, place in enumerate(places)}
+        for place in alone:
+            query, vector = queries[place], vectors.one(place)
+            best = Personal(self._engine, vector, query.boosts, query.candidates).best(query.depth, query.excluded)
+            ranked[query] = RankedItems(*best, vector, 0)
+        stages_s["step"] += step_s
+        stages_s["scan"] += time.perf_counter() - begin_s - step_s
         return ranked
 
     def _answer(self, query: CatalogueQuery, ranked: RankedItems | None) -> Recommendations:

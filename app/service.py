@@ -6,11 +6,9 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from app.experiments import ExperimentRecommender
 from app.ingest import Ingest
 from app.live import LiveSignals
 from app.metrics import Metrics
-from app.recommend import Recommender
 from app.schemas.operations import ServedModel
 from app.served_generation import TenantContext, generation_of
 from app.serving import GenerationSwitcher
@@ -47,11 +45,6 @@ class Service:
     def trending(self) -> Trending:
         """The trending items of the current generation's catalogue."""
         return self.switcher.current.trending
-
-    @property
-    def recommender(self) -> Recommender | ExperimentRecommender:
-        """What answers recommendation requests, in an experiment or not."""
-        return self.switcher.recommender
 
     @property
     def users(self) -> UserData:

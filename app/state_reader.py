@@ -47,9 +47,19 @@ class StateReader:
         all_seen = _distinct(request.user_id for request in requests if request.exclude_seen == "all")
         failures: list[StorageError] = []
         begin_s = time.perf_counter()
-        states = await self._read_states(user_ids, failures.append)
-        seen = await self._read_seen(all_seen, failures.append) if all_seen else {}
+        states: Iterable[tuple[str, bytes | None]]
+        try:
+            read = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING)
+            states = zip(user_ids, read, strict=True)
+        except StorageError as exc:
+            failures.append(exc)
+            states = exc.values.items() if isinstance(exc, PartlyRead) else ()
         read_s = time.perf_counter() - begin_s
+        self._metrics.observe("states", read_s, failed=bool(failures))
+        seen: dict[str, set[str]] = {}
+        if all_seen:
+            seen = await self._read_seen(all_seen, failures.append)
+            read_s = time.perf_counter() - begin_s
         if failures:
             logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
             self._metrics.count_failed_read()
@@ -59,17 +69,6 @@ class StateReader:
             if state is not None and user_id not in unread:
                 known[user_id] = state  # noqa: PERF403
         return StoredUsers(known, seen, read_s)
-
-    async def _read_states(
-        self, user_ids: Sequence[str], note: Callable[[StorageError], None]
-    ) -> Iterable[tuple[str, bytes | None]]:
-        try:
-            with self._metrics.timed("states"):
-                states = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING)
-        except StorageError as exc:
-            note(exc)
-            return exc.values.items() if isinstance(exc, PartlyRead) else ()
-        return zip(user_ids, states, strict=True)
 
     async def _read_seen(self, user_ids: Sequence[str], note: Callable[[StorageError], None]) -> dict[str, set[str]]:
         """Return the items of the users' logs, of those that can be read."""

@@ -92,7 +92,7 @@ async def _ranks(
         request = RecommendationRequest(
             history=history, k=K, exclude_seen="all", exclude=[] if excluded is None else excluded[number]
         )
-        (answer,) = await service.recommender.recommend([request])
+        (answer,) = await service.switcher.recommender.recommend([request])
         best = [item["item_id"] for item in answer["items"]]
         ranks.append(_rank(best, wanted))
         if shown is not None:

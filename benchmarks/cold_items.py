@@ -158,7 +158,7 @@ async def replayed(
                 if position in tested:
                     await post()
                     asked = RecommendationRequest(user_id=user_id, k=K, exclude_seen="none")
-                    (answer,) = await service.recommender.recommend([asked])
+                    (answer,) = await service.switcher.recommender.recommend([asked])
                     of_service, of_popularity = by_place[tested[position]]
                     of_service.note([one["item_id"] for one in answer["items"]], item_id, new)
                     most = np.argsort(-counts, kind="stable")[:K].tolist()

@@ -68,7 +68,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
     async with app.router.lifespan_context(app) as state:
         assert state is not None
         service = state["services"].by_tenant["main"]
-        recommender = service.recommender
+        recommender = service.switcher.recommender
         users, items = [f"user-{number}" for number in range(USERS)], service.catalogue.item_ids
         for number, user in enumerate(users):
             own = [items[(number * HISTORY + n) % len(items)] for n in range(HISTORY)]

@@ -83,4 +83,4 @@ async def get_similar_items(
     item_id: ItemId, query: Annotated[SimilarQuery, Query()], service: ServiceDep
 ) -> Recommendations:
     """The items whose codes lie nearest to this item's; minus half the squared distance is the score."""
-    return await service.recommender.similar(item_id, query)
+    return await service.switcher.recommender.similar(item_id, query)

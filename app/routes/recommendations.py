@@ -57,11 +57,13 @@ async def get_recommendations(
     user_id: UserId, query: Annotated[RecommendationQuery, Query()], service: ServiceDep
 ) -> Recommendations:
     """The user's best items; popular ones for who is unknown."""
-    (answer,) = await service.recommender.recommend([RecommendationRequest(user_id=user_id, **query.model_dump())])
+    (answer,) = await service.switcher.recommender.recommend(
+        [RecommendationRequest(user_id=user_id, **query.model_dump())]
+    )
     return answer
 
 
 @router.post("/v1/recommendations", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
 async def post_recommendations(body: JsonBody, service: ServiceDep) -> Recommendations | RecommendationResults:
     """The best items for a user or for a history that is not stored; or for up to 100 of them at once."""
-    return await service.recommender.recommend_body(body)
+    return await service.switcher.recommender.recommend_body(body)

@@ -264,7 +264,7 @@ def test_a_fault_is_answered_and_goes_on_to_the_log(known: Client, monkeypatch: 
     async def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(known.service.recommender, "recommend", fail)
+    monkeypatch.setattr(known.service.switcher.recommender, "recommend", fail)
     with pytest.raises(ZeroDivisionError):
         known.get(GET.format("ada"))
     monkeypatch.setattr(known._http._transport, "raise_app_exceptions", False)
