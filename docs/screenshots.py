@@ -28,6 +28,7 @@ def main(
     url: Annotated[str, typer.Option(help="Address of the demo.")] = "http://127.0.0.1:8000",
     out: Annotated[Path, typer.Option(help="Directory of the screenshots.")] = Path("docs"),
 ) -> None:
+    """Save a screenshot of each kind into the directory."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-dev-shm-usage"]

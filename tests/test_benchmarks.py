@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ import torch
 import typer
 
 from app import enlarged, shop
+from app.bench import Row
 from benchmarks import (
     attention,
     constant,
     exactly_once,
     mechanisms,
     memory,
+    overload,
     rates,
     rebuild,
     scan,
@@ -149,6 +152,14 @@ def test_a_worker_is_weighed(model: Path, tmp_path: Path, capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert "2,000 items" in printed
     assert printed.count(" MB") == 12
+
+
+def test_a_soak_misses_memory_that_grows_and_requests_that_fail() -> None:
+    row = Row(10, 5, 60, 1, 1, 1, 1, {}, 0, 1, 1, 1, resident_mb=[100, 200])
+    assert list(overload.misses_of_soak([row, replace(row, resident_mb=[102, 190])])) == []
+    grown, failed = replace(row, resident_mb=[100, 205]), replace(row, errors={"503": 1})
+    assert len(list(overload.misses_of_soak([row, grown]))) == 1
+    assert len(list(overload.misses_of_soak([row, failed, row]))) == 1
 
 
 def test_attention_is_timed() -> None:
