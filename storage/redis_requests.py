@@ -25,8 +25,7 @@ DUPLICATE = AppendResult(duplicate=True)
 class _Waiting(ABC):
     """Something that waits for a round, until a deadline."""
 
-    def __init__(self, deadline_s: float | None = None) -> None:
-        self.deadline_s = asyncio.get_running_loop().time() + TIMEOUT_S if deadline_s is None else deadline_s
+    deadline_s: float
 
     @abstractmethod
     def fail(self, cause: Exception) -> None: ...
@@ -43,10 +42,11 @@ class Read(_Waiting):
     """A read of keys of one user."""
 
     def __init__(self, keys: list[str]) -> None:
-        super().__init__()
+        loop = asyncio.get_running_loop()
         self.keys = keys
         self.size = len(keys)
-        self.answer: asyncio.Future[list[bytes | None]] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[list[bytes | None]] = loop.create_future()
+        self.deadline_s = loop.time() + TIMEOUT_S
 
     def settle(self, values: list[bytes | None] | Exception) -> None:
         """Answer with the values, or the reason why they cannot be read."""
@@ -114,7 +114,7 @@ class Part(_Waiting):
     """The events of a request in one partition. Those of a user are applied as one, or not at all."""
 
     def __init__(self, request: Request, partition: str, *, refusals: int = 0, deadline_s: float | None = None) -> None:
-        super().__init__(deadline_s)
+        self.deadline_s = asyncio.get_running_loop().time() + TIMEOUT_S if deadline_s is None else deadline_s
         self.request = request
         self.partition = partition  # PREFIX:{p17}
         self.entries: list[tuple[User, Entry]] = []

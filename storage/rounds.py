@@ -165,9 +165,12 @@ class GroupCommitByNode(Generic[RequestT]):
         if name not in self._nodes:
 
             async def work(group: list[RequestT]) -> list[RequestT]:
-                again = self._by_node(await self._work(group))
-                own = again.pop(name, [])
-                self._requeue(again)
+                again = await self._work(group)
+                if not again:
+                    return again  # almost always
+                by_node = self._by_node(again)
+                own = by_node.pop(name, [])
+                self._requeue(by_node)
                 return own
 
             self._nodes[name] = GroupCommit(work, max_size=self._max_size, max_waiting=self._max_waiting)

@@ -36,8 +36,8 @@ class TestRounds:
         newer = make_generation(tag=b"gen two\0", seed=1)
 
         def through_seq() -> int:
-            (*_, key) = [b"", *any_server.client.keys(f"*:state:{newer.tag.hex()}:main/u")]
-            return int(any_server.client.get(key)[:16]) if key else 0
+            keys = any_server.client.keys(f"*:state:{newer.tag.hex()}:main/u")
+            return int(any_server.client.get(keys[0])[:16]) if keys else 0
 
         async def law() -> None:
             async with opened(any_server.url) as store:
@@ -68,7 +68,7 @@ class TestRounds:
                 done = asyncio.Event()
 
                 async def go_on_appending() -> list[str]:
-                    appended = []
+                    appended: list[str] = []
                     while not done.is_set():
                         appended.append(f"old{len(appended)}")
                         await old.append("main", [click(appended[-1])])
