@@ -1,0 +1,94 @@
+"""The playground in a browser: a service that serves it, and what a visitor does on the page."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, expect
+
+from app.main import create_app
+from app.settings import Settings
+from storage.archive import ArchiveWriter
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[str]:
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning", ws="none"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the service did not start"
+        thread.join(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("playground")
+    with ArchiveWriter.open(directory / "archive") as writer:
+        writer.note_through(time.time() - 2 * 3600)
+    settings = Settings(model_dir=model_dir, data_dir=directory, archive_dir=directory / "archive", playground=True)
+    with serving(settings) as url:
+        yield url
+
+
+@contextmanager
+def visiting(browser: Browser, url: str, expected: str = "(?!)", **options: Any) -> Iterator[Page]:
+    """As a visitor who was never there. Errors on the console, and requests to elsewhere, fail the test."""
+    context = browser.new_context(reduced_motion="reduce", **{"viewport": {"width": 1200, "height": 900}, **options})
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    expect.set_options(timeout=30_000)
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith((url, "data:")) else wrong.append(request.url))
+    try:
+        page.goto(f"{url}/playground")
+        yield page
+    finally:
+        context.close()
+    assert [text for text in wrong if not re.search(expected, text)] == []
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    with visiting(browser, url) as page:
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        yield page
+
+
+def recommended(page: Page) -> list[tuple[str, str]]:
+    """Ids and scores as they are shown."""
+    rows = page.locator("#recommendations .item").all()
+    return [(row.get_attribute("data-item-id") or "", row.locator(".figure").inner_text()) for row in rows]
+
+
+def click(page: Page, item_id: str) -> None:
+    page.fill("#query", item_id)
+    page.click(f'#found button[data-item-id="{item_id}"]')
+    expect(page.locator("#history li").first).to_have_attribute("data-item-id", item_id)
+
+
+def open_user(page: Page, user_id: str) -> None:
+    page.fill("#user", user_id)
+    page.keyboard.press("Enter")
+
+
+def touched(page: Page) -> set[tuple[int, int, int]]:
+    """Rate, codebook and codeword of the bins that glow."""
+    cells = page.locator(".touched").all()
+    names = ("data-rate", "data-codebook", "data-codeword")
+    return {tuple(int(cell.get_attribute(name) or -1) for name in names) for cell in cells}  # type: ignore[misc]
