@@ -1,7 +1,7 @@
-"""How many requests a service keeps up with, by the size of its catalogue: rates go up until it does not.
+"""A rate sweep: raises the rate of requests until the service no longer keeps up.
 
 Two thirds of the requests ask for recommendations of known users, one third posts an event each. Service, Redis and
-load generator share one machine, and each is charged for: CPU time of all three stands beside the latencies.
+load generator share one machine, so the CPU time of all three is reported beside the latencies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import redis
 
 from app import enlarged
-from app.load import NO_ANSWER, Address, Due, Load, Outcome, get, post
+from app.load import NO_RESPONSE, Address, LoadGenerator, Responses, ScheduledRequest, get, post
 from app.uuid7 import uuid7
 
 USERS = 2_000
@@ -36,19 +36,19 @@ GROWTH = 1.25  # from rate to rate
 CONNECTIONS = 64  # to each process
 ITEMS_USED = 10_000
 SYNCS = 50
-START_WITHIN_S = 300.0
-STOP_WITHIN_S = 60.0
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
 REDIS_CONFIG = Path(__file__).parent.parent / "docker" / "redis.conf"
 RECOMMENDATIONS, EVENTS = "recommendations", "events"
 
 
 class BenchError(ValueError):
-    """Nothing can be measured; the message says what to do."""
+    """The measurement cannot start; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """What is measured: one address for each process, and item ids that it knows."""
+class BenchTarget:
+    """The service that is measured: an address of each process, and item ids of its catalogue."""
 
     addresses: list[Address]
     item_ids: list[str]
@@ -57,7 +57,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rate. Latencies in ms, from the time a request was due, of what was answered with 200."""
+    """The figures of one rate. Latencies count from the time a request was due, for responses with status 200."""
 
     recommendations_per_s: float
     events_per_s: float
@@ -66,26 +66,29 @@ class Row:
     p90_ms: float
     p99_ms: float
     events_p99_ms: float
-    errors: dict[str, int]  # by status, 0 for no answer
+    errors: dict[str, int]  # by status, 0 for no response
     unannounced: int  # refusals without Retry-After
-    service_us: float  # CPU time for each request, as all that follows
+    service_us: float  # CPU time for each request, as the next two
     redis_us: float
     generator_us: float
     resident_mb: list[int]  # of each process
 
     def keeps_up(self, p90_ms: float) -> bool:
+        """Return whether there were no errors, and the latencies stayed within their bounds."""
         return not self.errors and self.p90_ms <= p90_ms and self.events_p99_ms < 1e3
 
 
 @contextmanager
-def of_size(model: Path, items: int, codes: enlarged.Codes, processes: int, *, on_redis: bool) -> Iterator[Service]:
-    """Processes of `lisarec serve` on an empty store, with the model's weights and so many items.
+def service_of_size(
+    model: Path, items: int, codes: enlarged.Codes, processes: int, *, on_redis: bool
+) -> Iterator[BenchTarget]:
+    """Run `lisarec serve` on an empty store, with the model's weights and a catalogue of this size.
 
     raises  BenchError, ArtifactError, ValueError
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="lisarec-bench-")))
-        enlarged.write(directory / "model", model, items, codes)
+        enlarged.write_enlarged(directory / "model", model, items, codes)
         redis_url = stack.enter_context(_redis(directory)) if on_redis else None
         store = ["--data-dir", str(directory)] if redis_url is None else ["--redis-url", redis_url]
         addresses = [
@@ -93,11 +96,11 @@ def of_size(model: Path, items: int, codes: enlarged.Codes, processes: int, *, o
             for _ in range(processes)
         ]
         used = np.random.default_rng(0).choice(items, min(items, ITEMS_USED), replace=False).tolist()
-        yield Service(addresses, [enlarged.item_id(number) for number in used], redis_url)
+        yield BenchTarget(addresses, [enlarged.item_id(number) for number in used], redis_url)
 
 
 def sync_ms() -> tuple[float, float]:
-    """How long the disk of temporary files takes to sync 4 kB: median and 90th percentile. Events wait for it."""
+    """Return how long the disk takes to sync 4 kB: median and 90th percentile. Every event waits for such a sync."""
     taken_s = []
     with TemporaryFile() as file:
         for _ in range(SYNCS):
@@ -110,41 +113,44 @@ def sync_ms() -> tuple[float, float]:
     return p50 * 1e3, p90 * 1e3
 
 
-def at(url: str) -> Service:
-    """A service that runs already; its store keeps what is posted."""
+def service_at(url: str) -> BenchTarget:
+    """Return the target for a running service; its store keeps the events."""
     found = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}).raise_for_status().json()["items"]
     place = httpx.URL(url)
-    return Service([(place.host, place.port or 80)], [item["item_id"] for item in found])
+    return BenchTarget([(place.host, place.port or 80)], [item["item_id"] for item in found])
 
 
-class Bench:
-    """Makes users known to the service, then measures one rate after the other."""
+class RateSweep:
+    """Gives the service users with a history, then measures one rate after another."""
 
-    def __init__(self, service: Service, connections: int = CONNECTIONS) -> None:
+    def __init__(self, service: BenchTarget, connections: int = CONNECTIONS) -> None:
         self._service = service
         self._random = random.Random(1)  # noqa: S311  # nothing secret
-        self._load = Load(service.addresses, connections * len(service.addresses))
-        # a few at a time: the service is to learn them, not to show what it can do
-        self._load.run(Due(n / 50, EVENTS, post("/v1/events", events)) for n, events in enumerate(self._histories()))
+        self._load = LoadGenerator(service.addresses, connections * len(service.addresses))
+        # slowly: this is preparation, not measurement
+        self._load.run(
+            ScheduledRequest(n / 50, EVENTS, post("/v1/events", events)) for n, events in enumerate(self._histories())
+        )
 
     def close(self) -> None:
+        """Close the connections to the service."""
         self._load.close()
 
     def measure(self, rate: float, seconds: float) -> Row:
-        """Ask for so many recommendations per second, at random times, and post half as many events."""
+        """Request so many recommendations per second, at random times, and post half as many events."""
         requests = list(self._requests(rate, seconds))
         before = self._cpu_s()
         begin_s = time.perf_counter()
         outcomes = self._load.run(requests)
         took_s = time.perf_counter() - begin_s
         spent = [(late - early) / len(requests) * 1e6 for early, late in zip(before, self._cpu_s(), strict=True)]
-        asked, posted = outcomes.get(RECOMMENDATIONS, Outcome()), outcomes.get(EVENTS, Outcome())
-        p50, p90, p99 = np.percentile(asked.latencies_ms or [np.inf], [50, 90, 99]).tolist()
-        statuses = asked.statuses + posted.statuses
-        if NO_ANSWER in asked.statuses or NO_ANSWER in posted.statuses:
-            statuses[NO_ANSWER] = asked.statuses[NO_ANSWER] + posted.statuses[NO_ANSWER]
+        recommended, posted = outcomes.get(RECOMMENDATIONS, Responses()), outcomes.get(EVENTS, Responses())
+        p50, p90, p99 = np.percentile(recommended.latencies_ms or [np.inf], [50, 90, 99]).tolist()
+        statuses = recommended.statuses + posted.statuses
+        if NO_RESPONSE in recommended.statuses or NO_RESPONSE in posted.statuses:
+            statuses[NO_RESPONSE] = recommended.statuses[NO_RESPONSE] + posted.statuses[NO_RESPONSE]
         return Row(
-            recommendations_per_s=len(asked.latencies_ms) / took_s,
+            recommendations_per_s=len(recommended.latencies_ms) / took_s,
             events_per_s=len(posted.latencies_ms) / took_s,
             seconds=took_s,
             p50_ms=p50,
@@ -152,7 +158,7 @@ class Bench:
             p99_ms=p99,
             events_p99_ms=float(np.percentile(posted.latencies_ms or [np.inf], 99)),
             errors={str(status): count for status, count in sorted(statuses.items()) if status != 200},
-            unannounced=asked.unannounced + posted.unannounced,
+            unannounced=recommended.unannounced + posted.unannounced,
             service_us=spent[0],
             redis_us=spent[1],
             generator_us=spent[2],
@@ -160,10 +166,11 @@ class Bench:
         )
 
     def resident_mb(self) -> list[int]:
-        return [int(value) >> 20 for value in self._processes("process_resident_memory_bytes")]
+        """Return the resident memory of each process."""
+        return [int(value) >> 20 for value in self._metric_of_processes("process_resident_memory_bytes")]
 
-    def until_it_breaks(self, rate: float, seconds: float, p90_ms: float) -> Iterator[Row]:
-        """Rates that grow by a quarter, the last one the first that the service did not keep up with."""
+    def until_overloaded(self, rate: float, seconds: float, p90_ms: float) -> Iterator[Row]:
+        """Measure rates that grow by a quarter, up to the first that the service does not keep up with."""
         while True:
             row = self.measure(rate, seconds)
             yield row
@@ -171,14 +178,14 @@ class Bench:
                 return
             rate *= GROWTH
 
-    def _requests(self, rate: float, seconds: float) -> Iterator[Due]:
+    def _requests(self, rate: float, seconds: float) -> Iterator[ScheduledRequest]:
         at_s = self._random.expovariate(rate)
         while at_s < seconds:
             user = f"user-{self._random.randrange(USERS)}"
             path = f"/v1/users/{user}/recommendations"
-            yield Due(at_s, RECOMMENDATIONS, get(path))
+            yield ScheduledRequest(at_s, RECOMMENDATIONS, get(path))
             if self._random.random() < EVENTS_PER_RECOMMENDATION:
-                yield Due(at_s, EVENTS, post("/v1/events", self._event(user)))
+                yield ScheduledRequest(at_s, EVENTS, post("/v1/events", self._event(user)))
             at_s += self._random.expovariate(rate)
 
     def _histories(self) -> Iterator[list[dict[str, str]]]:
@@ -190,18 +197,18 @@ class Bench:
         return {"event_id": uuid7(), "user_id": user, "item_id": self._random.choice(self._service.item_ids)}
 
     def _cpu_s(self) -> tuple[float, float, float]:
-        """Of service, Redis and this process, so far."""
+        """Return the CPU time so far of service, Redis and this process."""
         spent_by_redis = 0.0
         if self._service.redis_url is not None:
             with redis.Redis.from_url(self._service.redis_url) as client:
-                told: Any = client.info("cpu")
-                spent_by_redis = told["used_cpu_user"] + told["used_cpu_sys"]
-        return sum(self._processes("process_cpu_seconds_total")), spent_by_redis, time.process_time()
+                cpu: Any = client.info("cpu")
+                spent_by_redis = cpu["used_cpu_user"] + cpu["used_cpu_sys"]
+        return sum(self._metric_of_processes("process_cpu_seconds_total")), spent_by_redis, time.process_time()
 
-    def _processes(self, metric: str) -> list[float]:
-        """What each process says of itself."""
+    def _metric_of_processes(self, metric: str) -> list[float]:
+        """Return the metric of each process."""
         urls = [f"http://{host}:{port}/metrics" for host, port in self._service.addresses]
-        texts = [httpx.get(url, timeout=STOP_WITHIN_S).text for url in urls]
+        texts = [httpx.get(url, timeout=STOP_TIMEOUT_S).text for url in urls]
         found = [re.search(rf"^{metric} (\S+)$", text, re.MULTILINE) for text in texts]
         return [float(one[1]) if one else 0.0 for one in found]
 
@@ -213,8 +220,10 @@ def _redis(directory: Path) -> Iterator[str]:
         raise BenchError("a Redis needs redis-server and docker/redis.conf of the repository; leave out --redis")
     port = _free_port()
     command = [program, str(REDIS_CONFIG), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)]
-    with _ended(command, directory / "redis.log") as process:
-        _wait(process, directory / "redis.log", lambda: socket.create_connection(("127.0.0.1", port), 1).close())
+    with _running(command, directory / "redis.log") as process:
+        _wait_until_ready(
+            process, directory / "redis.log", lambda: socket.create_connection(("127.0.0.1", port), 1).close()
+        )
         yield f"redis://127.0.0.1:{port}/0"
 
 
@@ -222,30 +231,32 @@ def _redis(directory: Path) -> Iterator[str]:
 def _process(directory: Path, options: Sequence[str]) -> Iterator[Address]:
     port = _free_port()
     log = directory / f"{port}.log"
-    with _ended([sys.executable, "-m", "app", "serve", "--port", str(port), *options], log) as process:
-        _wait(
-            process, log, lambda: httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=STOP_WITHIN_S).raise_for_status()
+    with _running([sys.executable, "-m", "app", "serve", "--port", str(port), *options], log) as process:
+        _wait_until_ready(
+            process,
+            log,
+            lambda: httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=STOP_TIMEOUT_S).raise_for_status(),
         )
         yield "127.0.0.1", port
 
 
 @contextmanager
-def _ended(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block."""
+def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process until the block ends."""
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)  # noqa: S603  # our own command
     try:
         yield process
     finally:
         process.terminate()
-        process.wait(STOP_WITHIN_S)
+        process.wait(STOP_TIMEOUT_S)
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path, look: Any) -> None:
-    give_up_at_s = time.monotonic() + START_WITHIN_S
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, probe: Any) -> None:
+    give_up_at_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < give_up_at_s and process.poll() is None:
         try:
-            look()
+            probe()
             return
         except (OSError, httpx.HTTPError):
             time.sleep(0.1)
@@ -259,4 +270,5 @@ def _free_port() -> int:
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the rows for a JSON file."""
     return [asdict(row) for row in rows]

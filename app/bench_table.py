@@ -1,4 +1,4 @@
-"""What `lisarec bench` prints."""
+"""The table that `lisarec bench` prints."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from app.bench import Row
 
 
 def bench_table(title: str, rows: Sequence[Row], p90_ms: float) -> Table:
-    """A line for each rate; one that was not kept up with is dim."""
+    """Return a table with a line for each rate; a rate that the service did not keep up with is dim."""
     table = Table(
         title=title,
         caption="recommendations and events per second; ms from the time a request was due; CPU µs for each request: "

@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they run: torch takes seconds, ``--help`` should not."""
+"""The command line. Commands import modules when they run, since torch takes seconds and ``--help`` must not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import typer
 
 from app.commands import data, generations, items, keys, log, models, service
-from app.commands.console import complaints
+from app.commands.console import error_console
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": models.train,
@@ -41,18 +41,18 @@ cli.add_typer(keys.cli, name="keys")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. A failure prints one line that says what to do and exits 1; wrong usage exits 2."""
+    """Run a command. A failure prints one line with the way out and exits 1; wrong usage exits 2."""
     try:
         cli(arguments, prog_name="lisarec")
     except Exception as exc:
         if not isinstance(exc, _expected_failures()):
             raise
-        complaints.print(f"lisarec: {exc}", style="red", highlight=False, markup=False, soft_wrap=True)
+        error_console.print(f"lisarec: {exc}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise SystemExit(1) from None
 
 
 def _expected_failures() -> tuple[type[Exception], ...]:
-    """Failures whose message says what to do; the rooms' own errors of data, model and training are ValueErrors."""
+    """Return the exceptions whose message says what to do. Those of data, model and training are ValueErrors."""
     from app.download import DownloadError
     from app.replay import ReplayError
     from storage.errors import StorageError

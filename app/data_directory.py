@@ -1,4 +1,4 @@
-"""Writing data directories: tables that are the same byte for byte, directories that are whole or not there."""
+"""Writes data directories: the same rows give the same bytes, and a directory appears only when it is complete."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Row = tuple[object, ...]
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Give an empty directory that becomes ``target`` when the block ends well and vanishes when it does not.
+    """Give an empty directory, which becomes ``target`` when the block ends without an exception, else is removed.
 
-    raises FileExistsError when there is something at ``target`` already
+    raises  FileExistsError  when ``target`` exists
     """
     if target.exists():
         raise FileExistsError(f"{str(target)!r} exists already; remove it or choose another directory with --out")
@@ -33,18 +33,18 @@ def new_directory(target: Path) -> Iterator[Path]:
 
 
 def write_interactions(directory: Path, rows: Iterable[Row]) -> str:
-    """Write ``interactions.tsv.gz``; returns the SHA-256 of the uncompressed table, in hex."""
+    """Write ``interactions.tsv.gz``; return the SHA-256 of the uncompressed table, in hex."""
     return _write_table(directory / "interactions.tsv.gz", INTERACTION_COLUMNS, rows)
 
 
 def write_items(directory: Path, rows: Iterable[Row]) -> str:
-    """Write ``items.tsv.gz``; returns the SHA-256 of the uncompressed table, in hex."""
+    """Write ``items.tsv.gz``; return the SHA-256 of the uncompressed table, in hex."""
     return _write_table(directory / "items.tsv.gz", ITEM_COLUMNS, rows)
 
 
 def _write_table(path: Path, columns: Row, rows: Iterable[Row]) -> str:
     digest = hashlib.sha256()
-    # neither the name of the file nor the time of writing may enter its bytes
+    # the bytes must not depend on the file's name or the time of writing
     with (
         path.open("wb") as file,
         gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed,

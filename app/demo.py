@@ -1,4 +1,4 @@
-"""From nothing to a recommender that learns from every click: a made-up shop, a quick training, a running service."""
+"""The demo: a synthetic shop, a quick training, and a running service that learns from every click."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from storage.state_event import Event
 HOST = "127.0.0.1"
 DIRECTORY = Path("var/demo")
 EPOCHS = 3
-EVENTS = 10_000  # of users of the data, who are known from the beginning; half a second
-AT_ONCE = 500
+EVENTS = 10_000  # of the data, logged before the start; half a second
+BATCH = 500
 
 
 def demo(data: Path | None, port: int, console: Console, directory: Path = DIRECTORY) -> None:
-    """Train on ``data``, or else on a made-up shop, and serve on 127.0.0.1 until interrupted.
+    """Train on ``data``, or else on a synthetic shop, and serve on 127.0.0.1 until interrupted.
 
-    directory  where the shop, the model and the states of the demo are made anew
+    directory  where the demo writes its shop, model and states; earlier ones are removed
     raises     PortTaken
     """
     require_free(HOST, port, "lisarec demo --port 8001, or make demo PORT=8001")
     data = data or _shop(directory / "shop", console)
-    model, state = _anew(directory / "models") / "demo", _anew(directory / "state")
+    model, state = _emptied(directory / "models") / "demo", _emptied(directory / "state")
     train_quickly(data, model, console)
-    # whatever the environment says, the demo is this machine's alone
+    # only this machine may use the demo, whatever the environment says
     own = Settings(model_dir=model, data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port)
     interactions = read_interactions(data)
-    asyncio.run(bring_in(interactions, own))
-    said = invitation(interactions, read_items(data).titles, port)
-    console.print(said, highlight=False, soft_wrap=True, markup=False)
+    asyncio.run(log_first_events(interactions, own))
+    text = invitation(interactions, read_items(data).titles, port)
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
     serve(own.model_copy(update={"workers": 1, "playground": True}))
 
 
@@ -62,14 +62,14 @@ def train_quickly(data: Path, model: Path, console: Console) -> None:
         train(data, model, config, progress=progress)
 
 
-async def bring_in(interactions: Interactions, settings: Settings) -> None:
-    """Log what the first users of the data did, so that there is somebody to open."""
+async def log_first_events(interactions: Interactions, settings: Settings) -> None:
+    """Log the first events of the data, so that the playground has users to open."""
     assert settings.model_dir is not None
     events = [_event(interactions, row) for row in range(min(EVENTS, len(interactions)))]
     store = await open_store(settings, generation_of(artifact.load(settings.model_dir)))
     try:
-        for begin in range(0, len(events), AT_ONCE):
-            await store.append(settings.tenant, events[begin : begin + AT_ONCE])
+        for begin in range(0, len(events), BATCH):
+            await store.append(settings.tenant, events[begin : begin + BATCH])
     finally:
         await store.close()
 
@@ -87,11 +87,11 @@ def _event(interactions: Interactions, row: int) -> Event:
 
 
 def invitation(interactions: Interactions, titles: Mapping[str, str], port: int) -> str:
-    """Two requests to try, about the item with which most users of the data begin, and whom to look at."""
+    """Return the text with two requests to try, about the item that most users begin with, and a user to open."""
     beginnings = np.bincount(interactions.item[interactions.starts[:-1]])
     item_id = interactions.item_ids[int(beginnings.argmax())]
     title = titles.get(item_id) or item_id
-    click, question = curl_lines(item_id, port)
+    click, recommend = curl_lines(item_id, port)
     user_id = interactions.user_ids[0]
     return f"""
 Once it says that it is running, click on {title!r}:
@@ -100,7 +100,7 @@ Once it says that it is running, click on {title!r}:
 
 and ask what to recommend. Asked before the first click, it offers what is popular:
 
-  {question}
+  {recommend}
 
 Or see what a click does, in a browser: http://{HOST}:{port}/playground
 
@@ -111,7 +111,7 @@ Ctrl-C ends the demo.
 
 
 def curl_lines(item_id: str, port: int) -> tuple[str, str]:
-    """A click of a visitor called ann, and the question what to recommend to her."""
+    """Return the command that posts a click of a visitor called ann, and the one that asks for her recommendations."""
     service = f"http://{HOST}:{port}/v1"
     click = f'{{"user_id": "ann", "item_id": "{item_id}"}}'
     return (
@@ -122,12 +122,12 @@ def curl_lines(item_id: str, port: int) -> tuple[str, str]:
 
 def _shop(directory: Path, console: Console) -> Path:
     console.print("Making up a small shop ...")
-    shop.generate(_anew(directory))
+    shop.generate(_emptied(directory))
     return directory
 
 
-def _anew(directory: Path) -> Path:
-    """The directory, without what an earlier demo left in it."""
+def _emptied(directory: Path) -> Path:
+    """Return the directory, without the files of an earlier demo."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return directory

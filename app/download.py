@@ -1,4 +1,4 @@
-"""Public data sets, fetched from their publishers and turned into data directories."""
+"""Downloads public data sets from their publishers, and converts them into data directories."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ import httpx
 
 from app.data_directory import new_directory, write_interactions, write_items
 
-STALLED_S = 30.0
+READ_TIMEOUT_S = 30.0
 
-Watch = Callable[[int, int | None], None]  # bytes so far, bytes in all where the publisher tells
+OnProgress = Callable[[int, int | None], None]  # bytes so far; bytes in all, if the publisher says
 
 
 class DownloadError(Exception):
-    """A set that could not be had; the message says what to do. Nothing of it was kept."""
+    """A set could not be downloaded; the message says what to do. Nothing of it is kept."""
 
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Where a set comes from, what it must become, and what its publisher asks of those who use it.
+    """A set's source, the checksums of its file and its table, and its publisher's terms of use.
 
-    convert       writes the download into a data directory, returns the SHA-256 of its interactions table
-    table_sha256  what that has to be
-    git_blob      id under which the publisher's repository keeps the file, where there is one
+    convert       writes the download into a data directory, and returns the SHA-256 of its interactions table
+    table_sha256  the expected SHA-256
+    git_blob      the id of the file in the publisher's git repository, if it has one
     """
 
     title: str
@@ -47,20 +47,20 @@ class PublicSet:
 
 
 def download(
-    name: str, target: Path, watch: Watch, *, base_url: str | None = None, stalled_s: float = STALLED_S
+    name: str, target: Path, on_progress: OnProgress, *, base_url: str | None = None, timeout_s: float = READ_TIMEOUT_S
 ) -> PublicSet:
     """Fetch a set and write it to ``target`` as a data directory.
 
-    watch      told the progress
-    base_url   where to fetch from instead of the publisher
-    stalled_s  how long to wait for the next bytes
-    raises     DownloadError; FileExistsError when there is something at ``target`` already
+    on_progress  called with the progress
+    base_url     where to fetch from instead of the publisher
+    timeout_s    how long to wait for the next bytes
+    raises       DownloadError; FileExistsError when ``target`` exists
     """
     public_set = find(name)
     url = f"{base_url or public_set.base_url}/{public_set.file_name}"
     with new_directory(target) as directory, TemporaryDirectory(dir=target.parent, prefix=".download-") as scratch:
         file = Path(scratch) / public_set.file_name
-        _fetch(url, file, watch, stalled_s)
+        _fetch(url, file, on_progress, timeout_s)
         _check_blob(url, file, public_set.git_blob)
         _check_table(url, _convert(url, file, directory, public_set), public_set.table_sha256)
     return public_set
@@ -79,7 +79,7 @@ def git_blob_id(content: bytes) -> str:
 
 
 def convert_sequences(file: Path, directory: Path) -> str:
-    """SASRec's form: a line ``user item`` for every event, users together and in order; the order becomes the time."""
+    """Convert SASRec's format: a line ``user item`` for each event, grouped by user; the order becomes the time."""
     with file.open(encoding="ascii") as lines:
         return write_interactions(
             directory,
@@ -92,7 +92,7 @@ def convert_sequences(file: Path, directory: Path) -> str:
 
 
 def convert_movielens(file: Path, directory: Path) -> str:
-    """MovieLens' zip of csv files: the ratings of each user by time (equal times as they stand), titles and genres."""
+    """Convert MovieLens' zip of csv files: each user's ratings, stably sorted by time, with titles and genres."""
     with zipfile.ZipFile(file) as archive:
         write_items(directory, _read_csv(archive, f"{file.stem}/movies.csv", "movieId", "title", "genres"))
         ratings = _read_csv(archive, f"{file.stem}/ratings.csv", "userId", "movieId", "timestamp")
@@ -112,19 +112,19 @@ def _read_csv(archive: zipfile.ZipFile, name: str, *columns: str) -> Iterator[tu
             yield tuple(row[column] for column in columns)
 
 
-def _fetch(url: str, file: Path, watch: Watch, stalled_s: float) -> None:
+def _fetch(url: str, file: Path, on_progress: OnProgress, timeout_s: float) -> None:
     try:
-        with httpx.stream("GET", url, timeout=stalled_s, follow_redirects=True) as answer, file.open("wb") as out:
+        with httpx.stream("GET", url, timeout=timeout_s, follow_redirects=True) as answer, file.open("wb") as out:
             answer.raise_for_status()
             size = answer.headers.get("content-length")
             for chunk in answer.iter_bytes():
                 out.write(chunk)
-                watch(answer.num_bytes_downloaded, int(size) if size else None)
+                on_progress(answer.num_bytes_downloaded, int(size) if size else None)
     except httpx.HTTPStatusError as exc:
         status = exc.response.status_code
         raise DownloadError(f"{url} answers {status}; try later, or see whether the publisher moved the file") from exc
     except httpx.TimeoutException as exc:
-        raise DownloadError(f"{url} sent nothing for {stalled_s:g} s; run the command again") from exc
+        raise DownloadError(f"{url} sent nothing for {timeout_s:g} s; run the command again") from exc
     except httpx.ConnectError as exc:
         raise DownloadError(f"{url} cannot be reached ({exc}); check the network or HTTPS_PROXY") from exc
     except httpx.HTTPError as exc:

@@ -17,7 +17,7 @@ from model.artifact import ITEMS, OF_ITEMS, WEIGHTS, Artifact
 Codes = Literal["trained", "random"]
 
 
-def write(directory: Path, model: Path, items: int, codes: Codes, seed: int = 0) -> None:
+def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed: int = 0) -> None:
     """Write a model directory with the weights of a trained one and so many items, in rounds of the trained items.
 
     trained  each round copies the trained items; a copy keeps the coarse half of its codes and takes the fine half

@@ -1,8 +1,8 @@
-"""An open-loop load generator: requests go out when they are due, whatever the answers do.
+"""An open-loop load generator: requests go out when they are due, however slow the responses are.
 
-The latency of a request counts from the time at which it was due, so that a service that stalls is charged with all
-that should have been sent meanwhile. It is one thread with plain sockets, since what it costs is taken from the
-service where both run on one machine.
+The latency of a request counts from the time at which it was due, so a service that stalls also pays for the requests
+that should have been sent meanwhile. The generator is one thread with plain sockets, since on one machine its CPU time
+is taken from the service.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import NamedTuple
 
 Address = tuple[str, int]
 
-TICK_S = 0.0005  # between looks at the clock and the sockets; it is part of the latencies
-ANSWER_WITHIN_S = 10.0
-CONNECT_WITHIN_S = 5.0
-RECEIVED_AT_ONCE = 1 << 18
-NO_ANSWER = 0  # in the place of a status
+TICK_S = 0.0005  # between polls of the clock and the sockets; part of the latencies
+RESPONSE_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
+RECEIVE_BYTES = 1 << 18
+NO_RESPONSE = 0  # instead of a status
 HEAD_END = b"\r\n\r\n"
 
 
-class Due(NamedTuple):
-    """A request, and when it is to be sent: seconds from the start."""
+class ScheduledRequest(NamedTuple):
+    """A request, and when to send it, in seconds from the start."""
 
     at_s: float
     kind: str
@@ -35,12 +35,12 @@ class Due(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of the requests of one kind.
+class Responses:
+    """The responses to the requests of one kind.
 
-    latencies_ms  of the answers with status 200
-    statuses      how many answers had which, NO_ANSWER for those that did not come
-    unannounced   refusals with 429 or 503 that did not say when to come back
+    latencies_ms  of the responses with status 200
+    statuses      the number of responses by status; NO_RESPONSE for requests without one
+    unannounced   the number of refusals with 429 or 503 without Retry-After
     """
 
     latencies_ms: list[float] = field(default_factory=list)
@@ -48,6 +48,7 @@ class Outcome:
     unannounced: int = 0
 
     def count(self, status: int, latency_ms: float, head: bytes) -> None:
+        """Count one response."""
         self.statuses[status] += 1
         if status == 200:
             self.latencies_ms.append(latency_ms)
@@ -55,32 +56,33 @@ class Outcome:
             self.unannounced += 1
 
 
-class Load:
-    """Sends over a fixed number of connections, kept alive, to all addresses in turn.
+class LoadGenerator:
+    """Sends requests over a fixed number of kept-alive connections, spread over the addresses.
 
-    A request that finds no connection free waits for one, and its latency goes on counting.
+    A request that finds no free connection waits for one; the wait is part of its latency.
     """
 
     def __init__(self, addresses: Sequence[Address], connections: int) -> None:
         self._epoll = select.epoll()
         self._free = deque(_Connection(addresses[number % len(addresses)]) for number in range(connections))
         self._open: dict[int, _Connection] = {}  # by file descriptor
-        self._at_work = 0
-        self._outcomes: dict[str, Outcome] = {}
+        self._in_progress = 0
+        self._outcomes: dict[str, Responses] = {}
 
     def close(self) -> None:
+        """Close all connections."""
         for connection in list(self._open.values()):
             self._close(connection)
         self._epoll.close()
 
-    def run(self, requests: Iterable[Due]) -> dict[str, Outcome]:
-        """Send all of them, in the order of their times, and wait for the answers; what became of them, by kind."""
+    def run(self, requests: Iterable[ScheduledRequest]) -> dict[str, Responses]:
+        """Send all requests in the order of their times, and return the responses by kind."""
         self._outcomes = {}
         coming = iter(requests)
         following = next(coming, None)
-        waiting: deque[Due] = deque()
-        begin_s = look_s = time.perf_counter()
-        while following is not None or waiting or self._at_work:
+        waiting: deque[ScheduledRequest] = deque()
+        begin_s = checked_s = time.perf_counter()
+        while following is not None or waiting or self._in_progress:
             now_s = time.perf_counter()
             while following is not None and begin_s + following.at_s <= now_s:
                 waiting.append(following)
@@ -90,15 +92,15 @@ class Load:
             time.sleep(TICK_S)
             for descriptor, _ in self._epoll.poll(0):
                 self._receive(self._open[descriptor])
-            if now_s > look_s:
-                self._give_up_those_due_before(now_s - ANSWER_WITHIN_S)
-                look_s = now_s + 1.0
+            if now_s > checked_s:
+                self._fail_due_before(now_s - RESPONSE_TIMEOUT_S)
+                checked_s = now_s + 1.0
         return self._outcomes
 
-    def _send(self, due: Due, begin_s: float) -> None:
+    def _send(self, due: ScheduledRequest, begin_s: float) -> None:
         connection = self._free.popleft()
-        connection.kind, connection.due_s, connection.is_at_work = due.kind, begin_s + due.at_s, True
-        self._at_work += 1
+        connection.kind, connection.due_s, connection.is_busy = due.kind, begin_s + due.at_s, True
+        self._in_progress += 1
         try:
             if connection.socket is None:
                 self._open[connection.connect()] = connection
@@ -109,7 +111,7 @@ class Load:
 
     def _receive(self, connection: _Connection) -> None:
         try:
-            received = connection.connected.recv(RECEIVED_AT_ONCE)
+            received = connection.connected.recv(RECEIVE_BYTES)
         except OSError:
             received = b""
         if not received:
@@ -126,14 +128,14 @@ class Load:
 
     def _fail(self, connection: _Connection) -> None:
         self._close(connection)
-        if connection.is_at_work:
-            self._end(connection, NO_ANSWER)
+        if connection.is_busy:
+            self._end(connection, NO_RESPONSE)
 
     def _end(self, connection: _Connection, status: int, head: bytes = b"") -> None:
         latency_ms = (time.perf_counter() - connection.due_s) * 1e3
-        connection.received, connection.is_at_work = b"", False
-        self._at_work -= 1
-        self._outcomes.setdefault(connection.kind, Outcome()).count(status, latency_ms, head)
+        connection.received, connection.is_busy = b"", False
+        self._in_progress -= 1
+        self._outcomes.setdefault(connection.kind, Responses()).count(status, latency_ms, head)
         self._free.append(connection)
 
     def _close(self, connection: _Connection) -> None:
@@ -142,26 +144,26 @@ class Load:
             connection.socket.close()
             connection.socket = None
 
-    def _give_up_those_due_before(self, time_s: float) -> None:
+    def _fail_due_before(self, time_s: float) -> None:
         for connection in list(self._open.values()):
-            if connection.is_at_work and connection.due_s < time_s:
+            if connection.is_busy and connection.due_s < time_s:
                 self._fail(connection)
 
 
 class _Connection:
-    """One place to send from, with one request at a time."""
+    """A connection, with one request at a time."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self.socket: socket.socket | None = None
         self.kind = ""
         self.due_s = 0.0
-        self.is_at_work = False
+        self.is_busy = False
         self.received = b""
 
     def connect(self) -> int:
-        """The file descriptor."""
-        self.socket = socket.create_connection(self._address, timeout=CONNECT_WITHIN_S)
+        """Connect, and return the file descriptor."""
+        self.socket = socket.create_connection(self._address, timeout=CONNECT_TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         return self.socket.fileno()
@@ -177,12 +179,12 @@ def _content_length(head: bytes) -> int:
 
 
 def get(path: str) -> bytes:
-    """A request."""
+    """Return a GET request."""
     return f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
 
 
 def post(path: str, body: object) -> bytes:
-    """A request with a JSON body."""
+    """Return a POST request with a JSON body."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
     return f"{head}\r\n\r\n".encode() + content

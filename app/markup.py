@@ -1,4 +1,4 @@
-"""HTML from Python, in which text is text: only what ``tag`` made is markup, everything else is escaped."""
+"""HTML from Python: only what ``tag`` returns is markup; all other text is escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Html(str):
 
 
 def tag(name: str, *children: str, **attributes: object) -> Html:
-    """An element; a trailing underscore of an attribute goes (``class_``), others become hyphens (``aria_label``)."""
+    """Return an element. Attribute names lose a trailing underscore (``class_``); others become hyphens."""
     inside = "".join(child if isinstance(child, Html) else escape(child) for child in children)
     named = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
@@ -22,6 +22,6 @@ def tag(name: str, *children: str, **attributes: object) -> Html:
     return Html(f"<{name}{named}>{inside}</{name}>")
 
 
-def together(*parts: Html) -> Html:
-    """Elements one behind the other."""
+def concatenated(*parts: Html) -> Html:
+    """Return the elements one after another."""
     return Html("\n".join(parts))

@@ -14,7 +14,7 @@ from app.markup import Html, tag
 WIDTH, HEIGHT = 680, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 32, 44
 BAR_HEIGHT, BAR_LEFT = 26, 130
-APART = 4  # how far the marks of two lines stand from each other, so that their whiskers do not cover each other
+APART = 4  # between the marks of two lines, so that their whiskers do not overlap
 CELL_HEIGHT = 20
 MOST_LABELS = 16
 LABEL_WIDTH, LINE = 120, 13
@@ -25,7 +25,7 @@ text { fill: #57606a; font: 12px sans-serif; } .grid { stroke: #b9c0c8; } .first
 
 
 class Point(NamedTuple):
-    """A value with its interval, where it has one; ``note`` is shown when the pointer rests on it."""
+    """A value, with its interval if it has one; ``note`` is its tooltip."""
 
     label: str
     value: float
@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """A named value over an amount."""
+    """A named value at an amount of the horizontal axis."""
 
     label: str
     amount: float
@@ -42,14 +42,14 @@ class Spot(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """The vertical axis of a plot: which values stand at its bottom and its top."""
+    """The vertical axis of a plot, by the values at its bottom and its top."""
 
     low: float
     high: float
 
     @classmethod
     def around(cls, values: Sequence[float], from_zero: bool) -> Axis:
-        """From 0, or else a little below the least, to a round number above that no value passes."""
+        """Return an axis from 0, or just below the least value, to a round number above the largest."""
         low = 0.0 if from_zero else math.floor(min(values))
         span = max(values, default=0) - low or 1.0
         power = 10.0 ** math.floor(math.log10(span))
@@ -57,16 +57,17 @@ class Axis(NamedTuple):
 
     @classmethod
     def within(cls, values: Sequence[float]) -> Axis:
-        """A little below the least to a little above the largest, in hundredths."""
+        """Return an axis from just below the least value to just above the largest, in hundredths."""
         return cls(math.floor(min(values) * 100 - 0.5) / 100, math.ceil(max(values) * 100 + 0.5) / 100)
 
     def y(self, value: float) -> float:
+        """Return the vertical position of a value."""
         share = (value - self.low) / (self.high - self.low)
         return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
 
 
 def bars(points: Sequence[Point], title: str) -> Html:
-    """One bar for each value, the first one emphasised, with whiskers for the intervals."""
+    """Return a plot with one bar for each value, the first one emphasised, and whiskers for the intervals."""
     scale = (WIDTH - BAR_LEFT - 90) / max([*_values(points), 1e-9])
     parts = []
     for row, point in enumerate(points):
@@ -84,7 +85,7 @@ def bars(points: Sequence[Point], title: str) -> Html:
 
 
 def lines(series: Sequence[tuple[str, Sequence[Point]]], title: str, x_title: str, *, from_zero: bool = True) -> Html:
-    """At most two named lines over the same labels, in even steps, with whiskers for the intervals."""
+    """Return a plot of at most two named lines over the same labels, with whiskers for the intervals."""
     values = [value for _, points in series for value in _values(points)]
     axis = Axis.around(values, from_zero)
     parts = _frame([point.label for point in series[0][1]], axis, x_title)
@@ -104,7 +105,7 @@ def lines(series: Sequence[tuple[str, Sequence[Point]]], title: str, x_title: st
 
 
 def scatter(spots: Sequence[Spot], title: str, x_title: str) -> Html:
-    """Named values over amounts of any size, whose axis is logarithmic; a file of its own, with its colours."""
+    """Return a plot of named values over a logarithmic axis, as a file of its own with its colours."""
     axis = Axis.within([spot.value for spot in spots])
     powers = [math.log2(spot.amount) for spot in spots]
     first, last = math.floor(min(powers)), math.ceil(max(powers) + 0.5)
@@ -124,7 +125,7 @@ def scatter(spots: Sequence[Spot], title: str, x_title: str) -> Html:
 
 
 def heat_map(shares: NDArray[np.floating], title: str, row_name: str, column_name: str) -> Html:
-    """A grid of shares (rows, columns), darkest at the largest of them."""
+    """Return a grid of shares (rows, columns), darkest at the largest of them."""
     rows, columns = shares.shape
     largest, cell = max(float(shares.max()), 1e-12), (WIDTH - LEFT - RIGHT) / columns
     parts = []
@@ -167,7 +168,7 @@ def _legend(names: Sequence[str]) -> list[Html]:
 
 
 def _mark(x: float, y: float, shade: str, note: Html) -> Html:
-    """Round or square, for those to whom the two colours look the same."""
+    """Return a round or a square mark, for readers to whom the two colours look the same."""
     if shade == "first":
         return tag("circle", note, cx=_number(x), cy=_number(y), r=4, class_="first fill")
     return tag("rect", note, x=_number(x - 4), y=_number(y - 4), width=8, height=8, class_="second fill")

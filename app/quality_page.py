@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.markup import Html, tag, together
+from app.markup import Html, concatenated, tag
 from app.plots import Point, bars, heat_map, lines
 from app.quality_table import interval_text, margin_text, named, number_text, settings_text
 from model.artifact import Artifact
@@ -86,7 +86,7 @@ def _rules(numbers: dict[str, Any]) -> Html:
         "Table": f"SHA-256 {numbers['data_sha256']}",
         "Generation": numbers["generation"],
     }
-    return tag("dl", *(together(tag("dt", name), tag("dd", str(value))) for name, value in rules.items()))
+    return tag("dl", *(concatenated(tag("dt", name), tag("dd", str(value))) for name, value in rules.items()))
 
 
 def _metrics(numbers: dict[str, Any]) -> Html:

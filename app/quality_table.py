@@ -1,4 +1,4 @@
-"""The numbers of an evaluation, drawn on a terminal."""
+"""The tables of an evaluation, for a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def metrics_table(numbers: dict[str, Any]) -> Table:
-    """Every metric with its interval, where there is one; ``numbers`` as ``Report.to_json`` gives them."""
+    """Return a table of every metric with its interval; ``numbers`` are those of ``Report.to_json``."""
     rules = f"ties {numbers['tie_rule']}, seen items left out: {numbers['seen_rule']}"
     about = f"{numbers['users']:,} users, {numbers['items']:,} items, {rules}, table {numbers['data_sha256'][:16]}"
     several = "spread" in numbers
@@ -26,7 +26,7 @@ def metrics_table(numbers: dict[str, Any]) -> Table:
 
 
 def baselines_table(numbers: dict[str, Any]) -> Table:
-    """The model beside the baselines, with paired differences."""
+    """Return a table of the model and the baselines, with paired differences."""
     hit_rate, ndcg = (named(numbers, metric) for metric in ("hr_at_10", "ndcg_at_10"))
     skipped = "; ".join(f"{name} left out: {reason}" for name, reason in numbers["skipped_baselines"].items())
     table = Table("", "HR@10", "NDCG@10", "NDCG@10, model minus baseline", caption=skipped or None)
@@ -38,16 +38,18 @@ def baselines_table(numbers: dict[str, Any]) -> Table:
 
 
 def margin_text(baseline: dict[str, Any], metric: str) -> str:
-    """By how much the model is better than a baseline, with the interval."""
+    """Return by how much the model is better than a baseline, with the interval."""
     margin = baseline["model_minus_baseline"][metric]
     return f"{margin['difference']:+.4f} ({interval_text(margin['interval_95'], '+.4f')})"
 
 
 def interval_text(interval: tuple[float, float] | None, form: str = ".4f") -> str:
+    """Return the bounds of an interval as text; nothing where there is none."""
     return "" if interval is None else " to ".join(format(bound, form) for bound in interval)
 
 
 def settings_text(settings: dict[str, Any]) -> str:
+    """Return settings by name as text."""
     return ", ".join(f"{name} {_setting_text(value)}" for name, value in settings.items())
 
 
@@ -56,7 +58,7 @@ def _setting_text(value: object) -> str:
 
 
 def number_text(value: float) -> str:
-    """Shares with four decimals, counts with one."""
+    """Return a share with four decimals, or a count with one."""
     return f"{value:.4f}" if value < 10 else f"{value:,.1f}"
 
 

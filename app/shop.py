@@ -1,8 +1,8 @@
-"""A small shop that does not exist: goods, shoppers and what they clicked, for the demo and the tests.
+"""A small synthetic shop: goods, shoppers and their clicks, for the demo and the tests.
 
 Shoppers go through a range in the order in which one needs its goods (tent, sleeping bag, camping stove ...), mostly
-stay in one or two departments, and mostly keep to one finish (blue, steel, paperback ...). So there is something to
-learn from the last item, from the whole history, and from both together.
+stay in one or two departments, and mostly keep to one finish (blue, steel, paperback ...). So a model can learn from
+the last item, from the whole history, and from both together.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ OPENING_S = 1_735_689_600  # 1 January 2025
 OPEN_DAYS = 300
 SECONDS_PER_DAY = 86_400
 
-START_SHARES = (0.6, 0.2, 0.1, 0.1, 0.0, 0.0)  # the good of a range at which shoppers come in
-FINISH_LOYALTY = 0.8  # how often a shopper takes the finish that is his or hers
-NEXT_SHARE = 0.85  # the others leave a good out
+START_SHARES = (0.6, 0.2, 0.1, 0.1, 0.0, 0.0)  # of the good of a range that a shopper begins with
+FINISH_LOYALTY = 0.8  # how often a shopper takes the favourite finish
+NEXT_SHARE = 0.85  # the others skip a good
 CHANGE_SHARE = 0.15  # how often a shopper looks at another range in between
 
 # department -> (finishes, range -> goods in the order in which people need them)
@@ -134,8 +134,8 @@ GOODS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
 
 
 @dataclass(frozen=True)
-class Range:
-    """One range of a department: item_ids[good][finish]."""
+class ProductRange:
+    """One range of a department, with the titles of each good in each finish."""
 
     department: str
     name: str
@@ -143,6 +143,7 @@ class Range:
 
     @property
     def item_ids(self) -> list[list[str]]:
+        """The ids of the items: item_ids[good][finish]."""
         return [[_item_id(title) for title in finishes] for finishes in self.titles]
 
 
@@ -153,9 +154,9 @@ def generate(directory: Path, shoppers: int = 1_500, seed: int = 7) -> None:
     write_interactions(directory, _interaction_rows(ranges, shoppers, np.random.default_rng(seed)))
 
 
-def _ranges() -> list[Range]:
+def _ranges() -> list[ProductRange]:
     return [
-        Range(department, name, tuple(tuple(f"{good}, {finish}" for finish in finishes) for good in goods))
+        ProductRange(department, name, tuple(tuple(f"{good}, {finish}" for finish in finishes) for good in goods))
         for department, (finishes, ranges) in GOODS.items()
         for name, goods in ranges.items()
     ]
@@ -165,14 +166,14 @@ def _item_id(title: str) -> str:
     return re.sub("[^a-z0-9]+", "-", title.lower().replace("'", ""))
 
 
-def _item_rows(ranges: list[Range]) -> Iterator[Row]:
-    for shelf in ranges:
-        for finishes in shelf.titles:
+def _item_rows(ranges: list[ProductRange]) -> Iterator[Row]:
+    for product_range in ranges:
+        for finishes in product_range.titles:
             for title in finishes:
-                yield _item_id(title), title, f"{shelf.department}|{shelf.name}"
+                yield _item_id(title), title, f"{product_range.department}|{product_range.name}"
 
 
-def _interaction_rows(ranges: list[Range], shoppers: int, rng: np.random.Generator) -> Iterator[Row]:
+def _interaction_rows(ranges: list[ProductRange], shoppers: int, rng: np.random.Generator) -> Iterator[Row]:
     for number in range(1, shoppers + 1):
         time_s = OPENING_S + int(rng.integers(OPEN_DAYS * SECONDS_PER_DAY))
         for item_id in _visit(ranges, rng):
@@ -180,10 +181,12 @@ def _interaction_rows(ranges: list[Range], shoppers: int, rng: np.random.Generat
             time_s += 20 + int(rng.exponential(90))
 
 
-def _visit(ranges: list[Range], rng: np.random.Generator) -> Iterator[str]:
-    """What one shopper clicks: a few ranges, each from an early good onwards, now and then changing between them."""
+def _visit(ranges: list[ProductRange], rng: np.random.Generator) -> Iterator[str]:
+    """Return the clicks of one shopper: a few ranges, each from an early good on, with changes between them."""
     finish = int(rng.integers(3))
-    open_ranges = [(shelf.item_ids, int(rng.choice(6, p=START_SHARES))) for shelf in _favourites(ranges, rng)]
+    open_ranges = [
+        (product_range.item_ids, int(rng.choice(6, p=START_SHARES))) for product_range in _favourites(ranges, rng)
+    ]
     while open_ranges:
         item_ids, good = open_ranges[0]
         chosen = finish if rng.random() < FINISH_LOYALTY else int(rng.integers(3))
@@ -194,10 +197,10 @@ def _visit(ranges: list[Range], rng: np.random.Generator) -> Iterator[str]:
         open_ranges = rest + still_open if rng.random() < CHANGE_SHARE else still_open + rest
 
 
-def _favourites(ranges: list[Range], rng: np.random.Generator) -> list[Range]:
-    """Two to five ranges; those of the favourite department are four times as likely as they would be by chance."""
+def _favourites(ranges: list[ProductRange], rng: np.random.Generator) -> list[ProductRange]:
+    """Return two to five ranges, mostly of the favourite department."""
     departments = list(GOODS)
     favourite = departments[int(rng.integers(len(departments)))]
-    weights = np.array([10.0 if shelf.department == favourite else 1.0 for shelf in ranges])
+    weights = np.array([10.0 if product_range.department == favourite else 1.0 for product_range in ranges])
     chosen = rng.choice(len(ranges), size=int(rng.integers(2, 6)), replace=False, p=weights / weights.sum())
     return [ranges[index] for index in chosen]

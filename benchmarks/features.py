@@ -126,7 +126,7 @@ def main(
     """Print what each feature costs beside the plain request."""
     with TemporaryDirectory() as directory:
         large = Path(directory) / "large"
-        enlarged.write(large, model, items, "trained")
+        enlarged.write_enlarged(large, model, items, "trained")
         found = asyncio.run(measure(large, Path(directory) / "state", rounds))
     plain = np.array(found["plain"])
     table = Table(f"one of {items:,} items", "median µs", "beside plain", "CPU, median µs", "beside plain")

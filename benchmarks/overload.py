@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from app.bench import Bench, Row, of_size
+from app.bench import RateSweep, Row, service_of_size
 from app.bench_table import bench_table
 
 USUAL_SHARE = 0.5  # of the capacity
@@ -53,8 +53,8 @@ def main(
         # what is sent in the first seconds after the overload shows the recovery, the rest that it lasts
         turns = [(usual, USUAL_S), (OVERLOAD * capacity, seconds), (usual, RECOVERED_AFTER_S), (usual, USUAL_S)]
     rows = []
-    with of_size(model, items, "trained", processes, on_redis=True) as service:
-        bench = Bench(service, CONNECTIONS)
+    with service_of_size(model, items, "trained", processes, on_redis=True) as service:
+        bench = RateSweep(service, CONNECTIONS)
         for rate, length_s in turns:
             rows.append(bench.measure(rate, length_s))
             console.print(rows[-1])

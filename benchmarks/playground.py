@@ -67,7 +67,7 @@ def main(
 
 def name_items(directory: Path, model: Path, count: int) -> Path:
     """Write a model with so many items, each with a title and categories."""
-    enlarged.write(directory / "unnamed", model, count, "trained")
+    enlarged.write_enlarged(directory / "unnamed", model, count, "trained")
     (directory / "shop").mkdir()
     shop.generate(directory / "shop", shoppers=1)
     names = read_items(directory / "shop")

@@ -88,7 +88,7 @@ def catalogues(model: Path | None, items: int) -> Iterator[tuple[str, tuple[Any,
 def trained_data(model: Path, items: int) -> tuple[Any, ...]:
     """Return codes, codebooks and bias of a model of so many items, and queries of users with twenty trained items."""
     with TemporaryDirectory() as directory:
-        enlarged.write(Path(directory), model, items, "trained")
+        enlarged.write_enlarged(Path(directory), model, items, "trained")
         trained = artifact.load(Path(directory))
     shape, rng, engine = trained.config.model, np.random.default_rng(0), Engine(trained)
     first = min(items, len(artifact.load(model).items))

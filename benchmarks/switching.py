@@ -30,7 +30,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from app.load import Due, Load, Outcome, get, post
+from app.load import LoadGenerator, Responses, ScheduledRequest, get, post
 from app.served_generation import generation_of
 from app.settings import StoreSettings
 from app.store_factory import open_store
@@ -53,7 +53,7 @@ console = Console()
 class SwitchTally:
     """The outcome of the requests, by what they asked for."""
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, Responses] = field(default_factory=dict)
     elapsed_s: float = 0.0
     followed_s: list[float] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class ArrivalRates:
     recommendations: int
 
 
-def arrivals(item_ids: Sequence[str], rates: ArrivalRates, is_over: threading.Event) -> Iterator[Due]:
+def arrivals(item_ids: Sequence[str], rates: ArrivalRates, is_over: threading.Event) -> Iterator[ScheduledRequest]:
     """Yield requests until it is over, as evenly spread as they can be."""
     rng = random.Random(0)
 
@@ -84,12 +84,12 @@ def arrivals(item_ids: Sequence[str], rates: ArrivalRates, is_over: threading.Ev
         """Half of all of ten hot users."""
         return f"user-{rng.randrange(10 if rng.random() < 0.5 else USERS)}"
 
-    def events(at_s: float) -> Due:
+    def events(at_s: float) -> ScheduledRequest:
         batch = [{"event_id": uuid7(), "user_id": user_id(), "item_id": rng.choice(item_ids)} for _ in range(BATCH)]
-        return Due(at_s, EVENTS, post("/v1/events", batch))
+        return ScheduledRequest(at_s, EVENTS, post("/v1/events", batch))
 
-    def question(at_s: float) -> Due:
-        return Due(at_s, RECOMMENDATIONS, get(f"/v1/users/{user_id()}/recommendations"))
+    def question(at_s: float) -> ScheduledRequest:
+        return ScheduledRequest(at_s, RECOMMENDATIONS, get(f"/v1/users/{user_id()}/recommendations"))
 
     yield from takewhile(
         lambda _: not is_over.is_set(),
@@ -106,7 +106,7 @@ async def measure(running: Topology, model: Path, other: Path, rates: ArrivalRat
     addresses = [(str(replica.address), running.replica_port) for replica in running.replicas]
     urls = [f"http://{host}:{port}" for host, port in addresses]
     tally, is_over = SwitchTally(), threading.Event()
-    load = Load(addresses, CONNECTIONS)
+    load = LoadGenerator(addresses, CONNECTIONS)
     async with httpx.AsyncClient() as client:
         begin_s = time.perf_counter()
         due = arrivals(artifact.load(model).items.ids, rates, is_over)

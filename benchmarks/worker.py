@@ -104,7 +104,7 @@ def main(
     """Print what workers of the small and of the large model take."""
     with TemporaryDirectory() as temporary:
         if large is None:
-            enlarged.write(large := Path(temporary) / "large", model, items, "trained")
+            enlarged.write_enlarged(large := Path(temporary) / "large", model, items, "trained")
         with worker(model) as one:
             small = Memory.of(one.process)
             small_ready_s = one.ready_s

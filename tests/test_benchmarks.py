@@ -147,7 +147,7 @@ def test_the_state_of_a_long_history_has_the_bytes_of_a_short_one(
 
 
 def test_a_worker_is_weighed(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    enlarged.write(tmp_path, model, 2_000, "trained")
+    enlarged.write_enlarged(tmp_path, model, 2_000, "trained")
     worker.main(model, users=20, large=tmp_path)
     printed = capsys.readouterr().out
     assert "2,000 items" in printed

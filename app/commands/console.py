@@ -1,10 +1,11 @@
-"""Where commands say something: results to standard output, complaints to standard error."""
+"""The consoles of the commands: results go to standard output, errors to standard error."""
 
 from rich.console import Console
 
 console = Console()
-complaints = Console(stderr=True)
+error_console = Console(stderr=True)
 
 
 def say(text: str) -> None:
+    """Print a line as it is, without markup or colours."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Data sets: downloaded, and posted into a running service."""
+"""Commands that download data sets, and post them to a running service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model is served: rebuilt, activated, tried on a share of the users, dropped, made anew."""
+"""Commands about the model that is served: rebuild, activate, experiment, drop, retrain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rebuild(
     from app import generations
 
     settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
-    os.nice(10)  # whoever is served goes first
+    os.nice(10)  # requests have priority
     with Progress(TextColumn("{task.completed:,} events"), TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("events", total=None)
         done = asyncio.run(

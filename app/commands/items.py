@@ -1,4 +1,4 @@
-"""What a shop says of its items."""
+"""The command that imports a shop's items."""
 
 from __future__ import annotations
 

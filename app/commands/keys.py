@@ -1,4 +1,4 @@
-"""Keys are made, listed and removed."""
+"""Commands that add, list and remove keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.commands.console import complaints, say
+from app.commands.console import error_console, say
 from app.commands.options import store_settings
 
 cli = typer.Typer(help="Keys, which say who may call the service, and for which tenant.", no_args_is_help=True)
@@ -45,7 +45,7 @@ def add_key(
     except ValidationError as exc:
         raise typer.BadParameter("; ".join(error["msg"] for error in exc.errors())) from exc
     keyring.add(file, key)
-    complaints.print(f"key {key.id} for {key.tenant}, in '{file}'; it is shown once:", highlight=False, markup=False)
+    error_console.print(f"key {key.id} for {key.tenant}, in '{file}'; it is shown once:", highlight=False, markup=False)
     say(text)
 
 

@@ -1,4 +1,4 @@
-"""The log of events: archived, backed up, restored."""
+"""Commands about the event log: archive, backup, restore."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def archive(
     if metrics is not None:
         numbers.listen(metrics.host, metrics.port)
     run_archiver(
-        settings, ArchiverPlan(None if once else every, keep_tail, keep_days), _line_of_log(settings) or say, numbers
+        settings, ArchiverPlan(None if once else every, keep_tail, keep_days), _log_line(settings) or say, numbers
     )
 
 
-def _line_of_log(settings: StoreSettings) -> Callable[[str], None] | None:
-    """How a process that runs for ever says something where other programs read it; None where people do."""
+def _log_line(settings: StoreSettings) -> Callable[[str], None] | None:
+    """Return what writes a line to the log where programs read it; None where people do."""
     from app import logs
 
     if settings.log_format == "text":

@@ -1,4 +1,4 @@
-"""Models are trained and measured."""
+"""Commands that train and evaluate models."""
 
 from __future__ import annotations
 
@@ -27,44 +27,48 @@ from model.config import (
 )
 from model.config import preset as preset_of
 
+PresetOption = Annotated[
+    str,
+    typer.Option(
+        help="Shape and training settings; docs/mechanisms.md has those beside lisa-mini and lisa-recent.",
+        callback=known_preset_or_mechanism,
+    ),
+]
+LiftOption = Annotated[
+    float | None,
+    typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
+]
+EventWeightOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What an event of a type adds to a user's state; 0: nothing. Own types need one; repeatable.",
+        metavar="TYPE=WEIGHT",
+    ),
+]
+UnseenOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Type whose items do not count as seen: so they may be shown again; repeatable.", metavar="TYPE"),
+]
+CodesFromOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Keep the codes of this model: the paper's codebook migration. One without codes has them made.",
+        metavar="DIR",
+    ),
+]
+
 
 def train(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Model directory to write.", metavar="DIR")],
-    preset: Annotated[
-        str,
-        typer.Option(
-            help="Shape and training settings; docs/mechanisms.md has those beside lisa-mini and lisa-recent.",
-            callback=known_preset_or_mechanism,
-        ),
-    ] = "lisa-mini",
+    preset: PresetOption = "lisa-mini",
     protocol: Annotated[Protocol, typer.Option(help="What to hold out for this protocol's test.")] = "loo_full",
     train_on: Annotated[TrainOn, typer.Option(help="'all' leaves nothing to evaluate; for production.")] = "train",
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
-    lift: Annotated[
-        float | None,
-        typer.Option(min=0, help="Strength of the lift; default: chosen on validation, 1.5 where there is none."),
-    ] = None,
-    event_weight: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What an event of a type adds to a user's state; 0: nothing. Own types need one; repeatable.",
-            metavar="TYPE=WEIGHT",
-        ),
-    ] = None,
-    unseen: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Type whose items do not count as seen: so they may be shown again; repeatable.", metavar="TYPE"
-        ),
-    ] = None,
-    codes_from: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keep the codes of this model: the paper's codebook migration. One without codes has them made.",
-            metavar="DIR",
-        ),
-    ] = None,
+    lift: LiftOption = None,
+    event_weight: EventWeightOption = None,
+    unseen: UnseenOption = None,
+    codes_from: CodesFromOption = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed and number of threads give the same model.")] = 0,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
@@ -79,25 +83,16 @@ def train(
         raise typer.BadParameter("mechanisms lift nothing; leave out --lift")
     if preset in PRESETS and codes_from is not None:
         raise typer.BadParameter("this preset's codes are not learned; leave out --codes-from")
-    chosen: dict[str, Any] = {"epochs": epochs, "seed": seed} if epochs else {"seed": seed}
-    about: dict[str, Any] = _event_types(event_weight or (), unseen or ())
-    if preset in MECHANISMS and not set(about["event_weights"].values()) <= {0, 1}:
-        raise typer.BadParameter("mechanisms count every event alike; give --event-weight 0 or 1")
-    about["data"] = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
-    recipe: Config | MechanismRecipe
-    if preset in MECHANISMS:
-        usual = SERVED_TRAINING if preset in SERVED_MECHANISMS else MechanismTraining()
-        recipe = MechanismRecipe(model=MECHANISMS[preset], training=usual.model_copy(update=chosen), **about)
-    else:
-        shape, training = preset_of(preset)
-        recipe = Config(model=shape, training=training.model_copy(update={**chosen, "lift_strength": lift}), **about)
+    overrides: dict[str, Any] = {"epochs": epochs, "seed": seed} if epochs else {"seed": seed}
+    card = DataCard(split="temporal" if protocol == "temporal" else "loo", train_on=train_on)
+    recipe = _recipe(preset, overrides, lift, {**_event_types(event_weight or (), unseen or ()), "data": card})
     try:
         with TrainingProgress(recipe.training.epochs, console) as progress:
-            how: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
+            options: dict[str, Any] = {"device": device, "resume": resume, "progress": progress}
             if isinstance(recipe, MechanismRecipe):
-                made = mechanisms.train(data, out, recipe, codes_from=codes_from, **how)
+                made = mechanisms.train(data, out, recipe, codes_from=codes_from, **options)
             else:
-                made = train_model(data, out, recipe, **how)
+                made = train_model(data, out, recipe, **options)
     except KeyboardInterrupt:
         say("interrupted; the same command with --resume goes on after the last whole epoch")
         raise typer.Exit(130) from None
@@ -108,17 +103,31 @@ def train(
     say(f"{out}: {then}")
 
 
+def _recipe(
+    preset: str, overrides: dict[str, Any], lift: float | None, about_data: dict[str, Any]
+) -> Config | MechanismRecipe:
+    """Return what the preset or mechanism trains, with the training settings that the command line overrides."""
+    if preset not in MECHANISMS:
+        shape, training = preset_of(preset)
+        training = training.model_copy(update={**overrides, "lift_strength": lift})
+        return Config(model=shape, training=training, **about_data)
+    if not set(about_data["event_weights"].values()) <= {0, 1}:
+        raise typer.BadParameter("mechanisms count every event alike; give --event-weight 0 or 1")
+    usual = SERVED_TRAINING if preset in SERVED_MECHANISMS else MechanismTraining()
+    return MechanismRecipe(model=MECHANISMS[preset], training=usual.model_copy(update=overrides), **about_data)
+
+
 def _event_types(weights: Sequence[str], unseen: Sequence[str]) -> dict[str, Any]:
-    """What the command line says of event types, beside what holds for the others."""
+    """Return the weights of all event types, and the unseen types, with those that the command line names."""
     from pydantic import ValidationError
 
     given = [text.partition("=") for text in weights]
-    said = {
+    fields = {
         "event_weights": EVENT_WEIGHTS | {name: weight for name, _, weight in given},
         "unseen_types": tuple(sorted(set(unseen))),
     }
     try:
-        return Config.model_validate(said).model_dump(include=set(said))
+        return Config.model_validate(fields).model_dump(include=set(fields))
     except ValidationError as exc:
         raise typer.BadParameter(f"{exc.errors()[0]['msg']}; give TYPE=WEIGHT, as purchase=3") from exc
 

@@ -1,4 +1,4 @@
-"""Options that several commands take, and the settings that come of them and of the environment."""
+"""Options that several commands take, and the settings from options and environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the numbe
 
 
 class Address(NamedTuple):
-    """Where something listens."""
+    """An address to listen on."""
 
     host: str
     port: int
@@ -49,16 +49,19 @@ MetricsOption = Annotated[
 
 
 def known_preset(name: str) -> str:
+    """Return the name; raise BadParameter if it is no preset."""
     if name not in PRESETS:
         raise typer.BadParameter(f"{name!r} is none of: {', '.join(sorted(PRESETS))}")
     return name
 
 
 def known_preset_or_mechanism(name: str) -> str:
+    """Return the name; raise BadParameter if it is neither a preset nor a mechanism."""
     return name if name in MECHANISMS else known_preset(name)
 
 
 def service_settings(given: dict[str, object]) -> Settings:
+    """Return the settings of a service; raise BadParameter if they are invalid."""
     from pydantic import ValidationError
 
     from app.settings import Settings
@@ -70,6 +73,7 @@ def service_settings(given: dict[str, object]) -> Settings:
 
 
 def store_settings(**given: object) -> StoreSettings:
+    """Return the settings of a store, from the options that are not None; raise BadParameter if they are invalid."""
     from pydantic import ValidationError
 
     from app.settings import StoreSettings
@@ -81,7 +85,7 @@ def store_settings(**given: object) -> StoreSettings:
 
 
 def _bad_settings(exc: ValidationError) -> typer.BadParameter:
-    """Of what does not go together, no field is at fault."""
+    """Return the error of a command. An error about several fields together names none of them."""
     return typer.BadParameter(
         "; ".join(": ".join((*map(str, error["loc"][:1]), error["msg"])) for error in exc.errors())
     )

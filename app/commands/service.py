@@ -1,4 +1,4 @@
-"""The service runs: in earnest, to be tried, to be measured."""
+"""Commands that run the service: serve, demo, bench."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def bench(
     json_file: JsonOption = None,
 ) -> None:
     """Raise the rate of requests until the service no longer keeps up; service and load share this machine."""
-    from app.bench import Bench, as_json, at, of_size, sync_ms
+    from app.bench import RateSweep, as_json, service_at, service_of_size, sync_ms
     from app.bench_table import bench_table
 
     if (model is None) == (url is None):
@@ -120,14 +120,16 @@ def bench(
         with ExitStack() as stack:
             with console.status(f"{name}: starting"):
                 running = (
-                    at(str(url))
+                    service_at(str(url))
                     if model is None
-                    else stack.enter_context(of_size(model, size, codes, processes if redis else 1, on_redis=redis))
+                    else stack.enter_context(
+                        service_of_size(model, size, codes, processes if redis else 1, on_redis=redis)
+                    )
                 )
-                measured = Bench(running)
+                measured = RateSweep(running)
             stack.callback(measured.close)
             rows = []
-            for row in measured.until_it_breaks(rate, seconds, p90_ms):
+            for row in measured.until_overloaded(rate, seconds, p90_ms):
                 rows.append(row)
                 say(f"{name}: {row.recommendations_per_s:,.0f} recommendations/s, p90 {row.p90_ms:.1f} ms")
         found[name] = as_json(rows)

@@ -1,4 +1,4 @@
-"""For operators: with a key for it, or without keys from the machine that the service runs on."""
+"""The routes of operators: activation and experiments. Without keys only this machine can call them."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The script that a shop's pages load to send their events."""
+"""The route of the script that a shop's pages load to send events."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ from fastapi.responses import Response
 
 from app.access import OPEN
 
-# beside the rooms in the repository and in an installation alike
+# in the repository as in an installation, a sibling of the package
 SCRIPT = (Path(__file__).parents[2] / "clients" / "client.js").read_bytes()
 HEADERS = {
-    "Cache-Control": "public, max-age=3600",  # so that a corrected script is everywhere within an hour
+    "Cache-Control": "public, max-age=3600",  # a corrected script reaches every page within an hour
     "X-Content-Type-Options": "nosniff",
-    # a page of any shop may load it, also one that checks its hash or isolates itself
+    # pages of any shop may load it, also those that check its hash or isolate themselves
     "Access-Control-Allow-Origin": "*",
     "Cross-Origin-Resource-Policy": "cross-origin",
 }

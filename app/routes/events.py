@@ -1,4 +1,4 @@
-"""Events come in."""
+"""The route that takes in events."""
 
 from fastapi import APIRouter
 

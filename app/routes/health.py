@@ -1,4 +1,4 @@
-"""For those who run the service: is it alive, does it want requests, how is it doing."""
+"""The routes of operations: liveness, readiness, metrics."""
 
 import asyncio
 

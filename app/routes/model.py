@@ -1,4 +1,4 @@
-"""What is served, and what came of it."""
+"""The routes of the served model and of the statistics of its recommendations."""
 
 from fastapi import APIRouter
 

@@ -1,4 +1,4 @@
-"""What is known of a user."""
+"""The routes of users: state, log, undo, merge, erasure."""
 
 from typing import Annotated
 

@@ -16,7 +16,7 @@ import pytest
 
 from app import enlarged
 from app.cli import main
-from app.load import NO_ANSWER, Address, Due, Load, Outcome
+from app.load import NO_RESPONSE, Address, LoadGenerator, Responses, ScheduledRequest
 from model import artifact
 from tests.app.conftest import ITEMS
 
@@ -54,9 +54,11 @@ def server(answer: Callable[[bytes], bytes]) -> Iterator[Address]:
         listening.shutdown(socket.SHUT_RDWR)
 
 
-def outcome(answer: Callable[[bytes], bytes], requests: list[Due], connections: int = 4) -> dict[str, Outcome]:
+def outcome(
+    answer: Callable[[bytes], bytes], requests: list[ScheduledRequest], connections: int = 4
+) -> dict[str, Responses]:
     with server(answer) as address:
-        load = Load([address], connections)
+        load = LoadGenerator([address], connections)
         found = load.run(requests)
         load.close()
         return found
@@ -64,13 +66,13 @@ def outcome(answer: Callable[[bytes], bytes], requests: list[Due], connections: 
 
 def test_every_request_has_one_outcome_whatever_the_server_does() -> None:
     answers = {b"a": OK, b"b": BUSY, b"c": BUSY_FOR_NOW, b"d": b""}
-    requests = [Due(n / 1_000, kind.decode(), kind) for n in range(25) for kind in answers]
+    requests = [ScheduledRequest(n / 1_000, kind.decode(), kind) for n in range(25) for kind in answers]
     found = outcome(answers.__getitem__, requests)
     assert {kind: one.statuses for kind, one in found.items()} == {
         "a": Counter({200: 25}),
         "b": Counter({503: 25}),
         "c": Counter({503: 25}),
-        "d": Counter({NO_ANSWER: 25}),
+        "d": Counter({NO_RESPONSE: 25}),
     }
     assert [found[kind].unannounced for kind in "abcd"] == [0, 25, 0, 0]
     assert [len(found[kind].latencies_ms) for kind in "abcd"] == [25, 0, 0, 0]
@@ -84,22 +86,22 @@ def test_a_stall_is_charged_to_all_that_was_due_meanwhile() -> None:
         return OK
 
     due_s = [0.0, 0.05, 0.1, 0.2]
-    found = outcome(answer, [Due(at_s, "x", b"x") for at_s in due_s], connections=1)
+    found = outcome(answer, [ScheduledRequest(at_s, "x", b"x") for at_s in due_s], connections=1)
     assert all(ms >= (STALL_S - at_s) * 1e3 for ms, at_s in zip(found["x"].latencies_ms, due_s, strict=True))
 
 
 def test_nobody_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        load = Load([unused.getsockname()], 2)
-        found = load.run([Due(0, "x", b"x")] * 5)
-    assert found["x"].statuses == {NO_ANSWER: 5}
+        load = LoadGenerator([unused.getsockname()], 2)
+        found = load.run([ScheduledRequest(0, "x", b"x")] * 5)
+    assert found["x"].statuses == {NO_RESPONSE: 5}
 
 
 class TestEnlarged:
     def test_keeps_the_items_and_the_coarse_codes_of_their_copies(self, model_dir: Path, tmp_path: Path) -> None:
         trained = artifact.load(model_dir)
-        enlarged.write(tmp_path / "large", model_dir, 10 * ITEMS + 7, "trained")
+        enlarged.write_enlarged(tmp_path / "large", model_dir, 10 * ITEMS + 7, "trained")
         large = artifact.load(tmp_path / "large")
         original = np.arange(len(large.items)) % ITEMS
         assert len(large.items) == len(set(large.items.ids)) == 10 * ITEMS + 7
@@ -116,7 +118,7 @@ class TestEnlarged:
 
     @pytest.mark.parametrize("codes", ["trained", "random"])
     def test_may_be_smaller_too(self, model_dir: Path, tmp_path: Path, codes: enlarged.Codes) -> None:
-        enlarged.write(tmp_path / "small", model_dir, 5, codes)
+        enlarged.write_enlarged(tmp_path / "small", model_dir, 5, codes)
         assert len(artifact.load(tmp_path / "small").items) == 5
 
 

@@ -69,15 +69,15 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PublicSet:
     return small
 
 
-def fetch(publisher: Publisher, target: Path, name: str = "ml-1m", stalled_s: float = 5) -> None:
-    download(name, target, lambda done, size: None, base_url=publisher.url, stalled_s=stalled_s)
+def fetch(publisher: Publisher, target: Path, name: str = "ml-1m", timeout_s: float = 5) -> None:
+    download(name, target, lambda done, size: None, base_url=publisher.url, timeout_s=timeout_s)
 
 
-def refused(publisher: Publisher, target: Path, reason: str, *, name: str = "ml-1m", stalled_s: float = 5) -> None:
+def refused(publisher: Publisher, target: Path, reason: str, *, name: str = "ml-1m", timeout_s: float = 5) -> None:
     """Hold that the download fails for this reason and leaves nothing behind."""
     before = sorted(target.parent.iterdir())
     with pytest.raises(DownloadError, match=reason):
-        fetch(publisher, target, name, stalled_s)
+        fetch(publisher, target, name, timeout_s)
     assert sorted(target.parent.iterdir()) == before
 
 
@@ -122,7 +122,7 @@ class TestOneFile:
     def test_a_stalled_publisher_is_left(self, publisher: Publisher, tmp_path: Path) -> None:
         publisher.files["ml-1m.txt"] = SEQUENCES
         publisher.lost, publisher.hangs = 5, True
-        refused(publisher, tmp_path / "ml-1m", r"sent nothing for 0\.2 s; run the command again", stalled_s=0.2)
+        refused(publisher, tmp_path / "ml-1m", r"sent nothing for 0\.2 s; run the command again", timeout_s=0.2)
 
     def test_an_unreachable_publisher_is_named(self, tmp_path: Path) -> None:
         nobody = Publisher(url="http://127.0.0.1:9")
