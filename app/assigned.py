@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.cold import Codes
+from model.cold import ColdCodes
 from storage.cold import MARK
 from storage.records import ItemEntry
 
@@ -34,7 +34,7 @@ class CodeAssignment:
 
     item_id: str
     tag: bytes
-    codes: Codes
+    codes: ColdCodes
     evidence: int
 
 
@@ -55,7 +55,7 @@ def assignment_in(entry: ItemEntry) -> CodeAssignment:
     item_id, _, tag = entry.item_id.partition(MARK)
     evidence, bias, *codes = (entry.title or "").split(" ")
     history, target = (np.frombuffer(bytes.fromhex(text), np.uint8) for text in codes)
-    return CodeAssignment(item_id, bytes.fromhex(tag), Codes(history, target, float(bias)), int(evidence))
+    return CodeAssignment(item_id, bytes.fromhex(tag), ColdCodes(history, target, float(bias)), int(evidence))
 
 
 class ColdItemCodes:

@@ -12,7 +12,7 @@ from app.schemas.scored_items import NamedItem, ScoredItem
 from model import bitmap
 from model.bitmap import Bitmap
 from model.items import Items
-from model.names import UNLIKE
+from model.names import NO_MATCH
 from model.scan import Boosts
 from model.variety import Categories
 from storage.cold import FIRST_COLD_ROW, cold_row
@@ -53,7 +53,7 @@ class TrainedCatalogue:
 
     def rows(self, item_ids: Iterable[str]) -> Rows:
         """Return the rows of those ids that are known, in the order given."""
-        return self.row_of.known(list(item_ids))
+        return self.row_of.rows_of(list(item_ids))
 
     def in_state(self, named: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the rows of the items that a state names; -1 for items that this catalogue lacks."""
@@ -177,12 +177,12 @@ class TrainedCatalogue:
         if not wanted:
             return [self._item(row) for row in self.popular_rows[:limit].tolist()]
         popular_first = self._closeness(wanted)[self.popular_rows]
-        places = chain.from_iterable(np.flatnonzero(popular_first == level)[:limit] for level in range(UNLIKE))
+        places = chain.from_iterable(np.flatnonzero(popular_first == level)[:limit] for level in range(NO_MATCH))
         return [self._item(int(self.popular_rows[place])) for place in islice(places, limit)]
 
     def _closeness(self, wanted: str) -> NDArray[np.uint8]:
         """Return how close title or id of each item come to the text: (N,), from WHOLE to UNLIKE."""
-        return np.minimum(self._titles.closeness(wanted), self.item_ids.closeness(wanted))
+        return np.minimum(self._titles.match_levels(wanted), self.item_ids.match_levels(wanted))
 
     def _item(self, row: int) -> Item:
         return Item(

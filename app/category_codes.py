@@ -16,7 +16,7 @@ from app.said import ItemOverrides
 from app.shelf import LiveCatalogue
 from model import bitmap
 from model.artifact import Artifact
-from model.cold import AUDIENCE, VOTERS, Audience, audience, typical
+from model.cold import MAX_SIMILAR_ITEMS, POOLED_QUERIES, QuerySample, codes_of_similar_items, query_sample
 from model.engine import Engine
 from model.histogram import history_histogram
 from storage.protocol import ItemStore
@@ -46,7 +46,7 @@ class CategoryCodes:
         self._tasks = tasks
         self._task: asyncio.Task[None] | None = None
         self._mark = 0  # of the overrides that were looked at
-        self._audience: Audience | None = None
+        self._audience: QuerySample | None = None
 
     def use(self, catalogue: LiveCatalogue, engine: Engine) -> None:
         """Work with this catalogue and engine from now on."""
@@ -85,22 +85,22 @@ class CategoryCodes:
             if len(rows) and everybody is not None:
                 # not the same ones for each of many new items, which would all stand side by side in every list
                 chance = np.random.default_rng(list(entry.item_id.encode()))
-                rows = chance.choice(rows, min(VOTERS, len(rows)), replace=False)
-                codes, before = typical(self._trained, rows, everybody), known.get(entry.item_id)
+                rows = chance.choice(rows, min(MAX_SIMILAR_ITEMS, len(rows)), replace=False)
+                codes, before = codes_of_similar_items(self._trained, rows, everybody), known.get(entry.item_id)
                 one = CodeAssignment(entry.item_id, self._tag, codes, evidence=0)
                 if before is None or entry_of(before) != entry_of(one):
                     changed.append(one)
         return changed
 
-    def _sample_audience(self) -> Audience:
+    def _sample_audience(self) -> QuerySample:
         """Return the queries of users with one event each, as no user of this service may be known yet."""
         trained = self._trained
-        rows = np.random.default_rng(0).permutation(len(trained.items))[:AUDIENCE]
+        rows = np.random.default_rng(0).permutation(len(trained.items))[:POOLED_QUERIES]
         shape, counts = trained.config.model, trained.history_counts[rows]
         histograms = [history_histogram(own[None], shape.decay_rates, shape.history_codewords) for own in counts]
         recent = np.full((len(rows), shape.recent_items), -1)
         recent[:, :1] = rows[:, None]
-        return audience(trained, self._engine.step(np.stack(histograms), rows, recent).vectors.cpu())
+        return query_sample(trained, self._engine.step(np.stack(histograms), rows, recent).vectors.cpu())
 
     def _rows_with_most(self, categories: frozenset[str]) -> Rows:
         """Return the learned items that have most of the categories; none where no item has any."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from model import artifact
-from model.artifact import ITEMS, OF_ITEMS, WEIGHTS, Artifact
+from model.artifact import ITEM_DTYPES, ITEMS, WEIGHTS, Artifact
 
 Codes = Literal["trained", "random"]
 
@@ -31,7 +31,7 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
     rows = np.arange(items)
     original = rows % count
     tensors = load_file(model / WEIGHTS)
-    tensors |= {name: tensors[name][torch.from_numpy(original)] for name in OF_ITEMS if name in tensors}
+    tensors |= {name: tensors[name][torch.from_numpy(original)] for name in ITEM_DTYPES if name in tensors}
     followers = tensors["weights.followers"].numpy()
     of_round = followers + (rows - original).astype(np.int32)[:, None]
     is_there = (followers >= 0) & (of_round < items)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from app.catalogue import NO_ROWS, Rows, TrainedCatalogue, gains_of
 from app.schemas.scored_items import Explanation, HistoryCodeword, RecentItem, TargetCodeword
-from model.engine import Engine, Parts, Queries
+from model.engine import Engine, Queries, ScoreParts
 from model.scan import Boosts
 from storage.state import Generation
 
@@ -42,7 +42,7 @@ class Explainer:
         self._slowest = int(np.argmin(generation.decay_rates))
         self._catalogue = catalogue
         self._engine = engine
-        nothing = Parts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
+        nothing = ScoreParts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
         nobody = Asker(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None, None)
         self._told(NO_ROWS, nothing, nobody)  # compiled before the first request waits for it
 
@@ -85,7 +85,7 @@ class Explainer:
         return explanations
 
     def _told(
-        self, rows: Rows, parts: Parts, asker: Asker
+        self, rows: Rows, parts: ScoreParts, asker: Asker
     ) -> tuple[list[list[int]], list[list[float]], list[list[float]], list[list[int]]]:
         """What there is to say of k items in numbers, as `_tell` fills it in."""
         bins = NO_BINS if asker.histogram is None else asker.histogram[self._slowest]

@@ -22,7 +22,15 @@ from app.background_tasks import BackgroundTasks
 from app.model_inputs import MAX_MISSING, ModelInput, model_inputs, stacked
 from app.shelf import LiveCatalogue
 from model.artifact import Artifact
-from model.cold import CONTEXT, EVIDENCE, SAMPLE, Asked, Chosen, asked, likeliest
+from model.cold import (
+    CONTEXT_ITEMS,
+    FIT_AT_EVENTS,
+    SAMPLED_QUERIES,
+    FirstEvent,
+    SampledQuery,
+    likeliest_codes,
+    sampled_query,
+)
 from model.engine import Engine, Queries
 from storage.cold import plain_type, with_codes
 from storage.errors import StorageError
@@ -46,10 +54,10 @@ class WatchedItem:
     """The number of its first event among all events, and what its users had done before each event on it."""
 
     since: int
-    chosen: list[Chosen] = field(default_factory=list)
+    chosen: list[FirstEvent] = field(default_factory=list)
 
 
-Observations = Mapping[int, Chosen]
+Observations = Mapping[int, FirstEvent]
 """What the users of some events had done before, by the events' places."""
 
 NOTHING: Observations = {}
@@ -82,7 +90,7 @@ class ColdItemLearner:
         self._watched: dict[str, WatchedItem] = {}  # in order of their last use
         self._chosen = 0
         self._events = 0
-        self._sample: deque[Asked] = deque(maxlen=SAMPLE)
+        self._sample: deque[SampledQuery] = deque(maxlen=SAMPLED_QUERIES)
         self._sampled_at_s = 0.0
         self._one_at_a_time = asyncio.Lock()
 
@@ -129,7 +137,7 @@ class ColdItemLearner:
         if self.codes or any(result.unknown_item for result in results):
             for event, result in zip(events, results, strict=True):
                 known = self.codes.get(event.item_id)
-                is_new = result.unknown_item if known is None else known.evidence < EVIDENCE[-1]
+                is_new = result.unknown_item if known is None else known.evidence < FIT_AT_EVENTS[-1]
                 if is_new and event.item_id not in self._generation.item_index and self._weighs(event):
                     yield event
 
@@ -141,24 +149,24 @@ class ColdItemLearner:
         while len(self._watched) > MAX_WATCHED or self._chosen > MAX_CHOSEN:
             self._chosen -= len(self._watched.pop(next(iter(self._watched))).chosen)
 
-    def _add(self, item_id: str, chosen: Chosen) -> None:
+    def _add(self, item_id: str, chosen: FirstEvent) -> None:
         """Add what is known of one event to its item, and begin to assign codes when that is enough."""
         watched = self._watched.get(item_id)
         if watched is None:
             return
         watched.chosen.append(chosen)
         self._chosen += 1
-        if len(watched.chosen) in EVIDENCE and self._sample:
+        if len(watched.chosen) in FIT_AT_EVENTS and self._sample:
             known = self._item_codes.of(self._generation.tag).get(item_id)
             if known is None or known.evidence < len(watched.chosen):
                 self._tasks.start(self._assign(item_id, list(watched.chosen), self._events - watched.since))
-        if len(watched.chosen) == EVIDENCE[-1]:
+        if len(watched.chosen) == FIT_AT_EVENTS[-1]:
             del self._watched[item_id]
             self._chosen -= len(watched.chosen)
 
-    async def _assign(self, item_id: str, chosen: Sequence[Chosen], events: int) -> None:
+    async def _assign(self, item_id: str, chosen: Sequence[FirstEvent], events: int) -> None:
         async with self._one_at_a_time:
-            codes = await asyncio.to_thread(likeliest, self._trained, chosen, list(self._sample), events)
+            codes = await asyncio.to_thread(likeliest_codes, self._trained, chosen, list(self._sample), events)
         assignment = CodeAssignment(item_id, self._generation.tag, codes, len(chosen))
         await self._store.put_items(self._tenant, [entry_of(assignment)])
 
@@ -176,10 +184,10 @@ class ColdItemLearner:
                 loop = asyncio.get_running_loop()
                 self._sample.append(await loop.run_in_executor(self._engine_thread, self._asked, own))
 
-    def _asked(self, own: ModelInput) -> Asked:
+    def _asked(self, own: ModelInput) -> SampledQuery:
         query = self._engine.step(*stacked([own])).vectors
         scores = self._engine.scores(Queries(query, torch.full((1, self._engine.window), -1)))  # nothing is lifted
-        return asked(self._trained, query[0].cpu(), scores[0].cpu())
+        return sampled_query(self._trained, query[0].cpu(), scores[0].cpu())
 
     async def _states(self, user_ids: Sequence[str]) -> dict[str, State]:
         """Return the users' states, empty ones for users without events; nothing when they cannot be read now."""
@@ -200,9 +208,9 @@ class ColdItemLearner:
         learned = len(self._trained.items)
         found = {}
         for query, (place, own) in zip(queries, steps.items(), strict=True):
-            before = own.recent_items[(own.recent_items >= 0) & (own.recent_items < learned)][:CONTEXT]
+            before = own.recent_items[(own.recent_items >= 0) & (own.recent_items < learned)][:CONTEXT_ITEMS]
             if len(before):
-                found[place] = Chosen(tuple(before.tolist()), query)
+                found[place] = FirstEvent(tuple(before.tolist()), query)
         return found
 
 

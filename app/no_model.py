@@ -46,7 +46,7 @@ def artifact() -> Artifact:
         torch.zeros((0, books), dtype=torch.uint8) for books in (SMALLEST.history_codebooks, SMALLEST.target_codebooks)
     )
     model = LisaMini(SMALLEST, history_codes, target_codes).eval()
-    model.settle()
+    model.fold_norms_and_round()
     with torch.no_grad():
         tables = model.tables()
     return Artifact(NAME, TAG.hex(), Config(model=SMALLEST), _items({}), model, tables, {})

@@ -13,8 +13,9 @@ from app.markup import Html, concatenated, tag
 from app.plots import Point, bars, heat_map, lines
 from app.quality_table import interval_text, margin_text, named, number_text, settings_text
 from model.artifact import Artifact
-from model.evaluate import Report, Result
 from model.metrics import Bucket
+from model.report import Report
+from model.trial import Result
 
 MOST_RECOMMENDED = 10
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -11,7 +11,7 @@ from model import bitmap
 from model.bitmap import Bitmap
 from model.engine import Engine, Queries
 from model.scan import Boosts
-from model.variety import Codes
+from model.variety import TargetCodes
 
 Scores = NDArray[np.floating]
 Ranked = tuple[Rows, Scores]
@@ -38,7 +38,7 @@ class Ranking(Protocol):
     def scores(self, rows: Rows) -> Scores:
         """Of any different items, in order, candidates or not."""
 
-    def codes(self, rows: Rows) -> Codes:
+    def codes(self, rows: Rows) -> TargetCodes:
         """Target codes, whose likeness is that of the items."""
 
 
@@ -62,7 +62,7 @@ class Personal:
     def scores(self, rows: Rows) -> Scores:
         return self._engine.scores_of(self._query, rows, self._boosts)
 
-    def codes(self, rows: Rows) -> Codes:
+    def codes(self, rows: Rows) -> TargetCodes:
         return self._engine.target_codes.take(rows, axis=0)
 
 
@@ -83,7 +83,7 @@ class Popular:
     def scores(self, rows: Rows) -> Scores:
         return self._trending.scores(rows, self._boosts)
 
-    def codes(self, rows: Rows) -> Codes:
+    def codes(self, rows: Rows) -> TargetCodes:
         """None where there is no model: nothing is like anything then."""
         codes = self._engine.target_codes
         return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)

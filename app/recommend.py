@@ -133,7 +133,7 @@ class Recommender(BaseRecommender):
     ) -> Awaitable[list[Recommendations]]:
         # Unknown users get popular items; so do users whose long history is still to be folded for this generation,
         # and all users whom the store cannot read now.
-        if any(request.because is not None for request in requests) and not self._engine.has_measured:
+        if any(request.because is not None for request in requests) and not self._engine.has_distances:
             return self._measure_and_recommend(requests, is_gone)
         request_trace = trace.current.get()
         return self._batcher.submit([(request, request_trace) for request in requests], is_gone)
@@ -141,7 +141,7 @@ class Recommender(BaseRecommender):
     async def _measure_and_recommend(
         self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool]
     ) -> list[Recommendations]:
-        await asyncio.to_thread(self._engine.measure)  # the first time that takes a while
+        await asyncio.to_thread(self._engine.prepare_distances)  # the first time that takes a while
         return await self.recommend(requests, is_gone)
 
     async def similar(self, item_id: str, query: SimilarQuery) -> Recommendations:

@@ -37,10 +37,11 @@ from model import artifact
 from model.artifact import MANIFEST, Artifact
 from model.config import EVENT_WEIGHTS, Config, DataCard, TrainConfig, preset
 from model.data_table import SUFFIXES
-from model.exam import Exam, cut
-from model.followers import STRENGTH, STRENGTHS
+from model.exam import HoldoutComparison, split_for_comparison
+from model.followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
+from model.loop import CHECKPOINT, LAST_CHECKPOINT
 from model.metrics import difference, difference_interval_95, metrics
-from model.train import CHECKPOINT, LAST, train
+from model.train import train
 from storage.archive_events import TrainingEvents
 from storage.archive_manifest import MANIFEST as ARCHIVE
 from storage.records import KnownGeneration
@@ -169,7 +170,7 @@ class RetrainingRound:
             return self._outcome("waiting", reason, served, events=entries)
         kinds = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
         events = archived.newest(self._plan.max_events).filter(pl.col("type").is_in(kinds))
-        past, exam = cut(events, _trained_at_ms(self._folder, served))
+        past, exam = split_for_comparison(events, _trained_at_ms(self._folder, served))
         if len(exam) < MIN_QUESTIONS:
             reason = f"{len(exam)} users have done something new, {MIN_QUESTIONS} are needed to compare models"
             return self._outcome("waiting", reason, served, events=len(events), questions=len(exam))
@@ -190,8 +191,10 @@ class RetrainingRound:
             if (self._archive_dir / f"items{suffix}").is_file():
                 shutil.copy(self._archive_dir / f"items{suffix}", directory)
 
-    def _hold_out(self, served: Artifact | None) -> tuple[pl.DataFrame, Exam]:
-        return cut(pl.read_parquet(self._work / "events.parquet"), _trained_at_ms(self._folder, served))
+    def _hold_out(self, served: Artifact | None) -> tuple[pl.DataFrame, HoldoutComparison]:
+        return split_for_comparison(
+            pl.read_parquet(self._work / "events.parquet"), _trained_at_ms(self._folder, served)
+        )
 
     def _train(self, name: str, lift_strength: float | None) -> Artifact:
         """Return a model trained on these data, which an earlier run may have trained."""
@@ -201,7 +204,9 @@ class RetrainingRound:
         config = self._plan.config(lift_strength)
         print_line(self._console, f"training on {'everything' if name == 'all' else 'the past'}")
         with TrainingProgress(config.training.epochs, self._console) as progress:
-            return train(self._work / name / "data", out, config, resume=(out / LAST).exists(), progress=progress)
+            return train(
+                self._work / name / "data", out, config, resume=(out / LAST_CHECKPOINT).exists(), progress=progress
+            )
 
     def _compare(self, ranks: Ranks, served: Ranks, *, is_first: bool) -> ModelComparison:
         """Compare the models. The first one must be better than popular items.
@@ -219,7 +224,7 @@ class RetrainingRound:
         return ModelComparison(passes, numbers, new, old, interval)
 
     def _check_final_model(
-        self, model: Artifact, judging: Exam, tried: Ranks, so_far: ModelComparison
+        self, model: Artifact, judging: HoldoutComparison, tried: Ranks, so_far: ModelComparison
     ) -> ModelComparison:
         """Refuse a model that training on all events made worse on the held-out ones, which it has now seen."""
         found = metrics(judging.ranks(model))["ndcg_at_10"]
@@ -285,24 +290,24 @@ class RetrainingRound:
         shutil.rmtree(self._work, ignore_errors=True)
 
 
-def _served_ranks(judging: Exam, served: Artifact | None, past: pl.DataFrame) -> Ranks:
+def _served_ranks(judging: HoldoutComparison, served: Artifact | None, past: pl.DataFrame) -> Ranks:
     if served is not None:
         return judging.ranks(served)
     return judging.ranks_by_counts(dict(past.group_by("item_id").len().sort("item_id").iter_rows()))
 
 
-def _with_best_lift(model: Artifact, choosing: Exam) -> Artifact:
+def _with_best_lift(model: Artifact, choosing: HoldoutComparison) -> Artifact:
     """Return the model with the strength of its lift that is best on the held-out events.
 
     The best strength depends on how rare items are, and training on all events leaves no validation to choose it.
     """
-    lift_of_one = model.model.lift / (_lift_strength(model) or STRENGTH)
+    lift_of_one = model.model.lift / (_lift_strength(model) or DEFAULT_LIFT_STRENGTH)
 
     def ndcg_with(strength: float) -> float:
         model.model.lift = lift_of_one * strength  # not into the memory that is mapped from the file
         return metrics(choosing.ranks(model))["ndcg_at_10"]
 
-    best = max(STRENGTHS, key=ndcg_with)
+    best = max(LIFT_STRENGTHS, key=ndcg_with)
     model.model.lift = lift_of_one * best
     training = model.config.training.model_copy(update={"lift_strength": best})
     return replace(model, config=model.config.model_copy(update={"training": training}))

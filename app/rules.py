@@ -19,7 +19,7 @@ from app.schemas.recommendations import RecommendationRequest
 from model import bitmap
 from model.bitmap import Bitmap
 from model.scan import Boosts
-from model.variety import NO_VARIETY, Categories, Codes, Variety, choose, count
+from model.variety import NO_DIVERSITY, Candidates, Categories, Diversity, TargetCodes, category_counts, select_diverse
 
 
 class Listed(NamedTuple):
@@ -35,7 +35,7 @@ class Listed(NamedTuple):
     goes_on: bool
 
 
-NO_CODES: Codes = np.zeros((0, 0), np.uint8)
+NO_CODES: TargetCodes = np.zeros((0, 0), np.uint8)
 # Items that are skipped for each that is chosen, as their categories are full: that many are expected, as a place of a
 # scan costs less than another scan.
 SKIPPED, MOST_SKIPPED = 15, 700
@@ -54,7 +54,7 @@ class Rules:
 
     catalogue: TrainedCatalogue
     boosts: Boosts | None
-    variety: Variety
+    variety: Diversity
     k: int
     wanted: int
     shown: Sequence[str]
@@ -68,7 +68,7 @@ class Rules:
         return self._depth(self.wanted)
 
     def _depth(self, missing: int) -> int:
-        skipped = min(SKIPPED * missing, MOST_SKIPPED) if self.variety.most else 0
+        skipped = min(SKIPPED * missing, MOST_SKIPPED) if self.variety.max_per_category else 0
         return missing + skipped + self.variety.window - 1
 
     def applied(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Listed:
@@ -97,17 +97,19 @@ class Rules:
     def _chosen(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Ranked:
         """The best items with regard to variety: as many as are wanted, if they are there."""
         rows, scores = found_of(best)
-        if self.variety == NO_VARIETY:
+        if self.variety == NO_DIVERSITY:
             return rows[: self.wanted], scores[: self.wanted]
-        codes_of = ranking.codes if self.variety.diversity else _no_codes
+        codes_of = ranking.codes if self.variety.strength else _no_codes
         before, taken_before = codes_of(self.elsewhere), self._taken(self.elsewhere)
         is_all, further = len(rows) < self.depth, 0
         while True:
             categories = self._categories(rows)
-            taken = np.zeros(self.catalogue.labels if self.variety.most else 0, np.int64)  # the shop may say new ones
+            taken = np.zeros(
+                self.catalogue.labels if self.variety.max_per_category else 0, np.int64
+            )  # the shop may say new ones
             taken[: len(taken_before)] = taken_before
-            relevance, codes = ranking.relevance(scores), codes_of(rows)
-            places, left = choose(self.variety, self.wanted, relevance, codes, categories, before, taken, is_all)
+            candidates = Candidates(ranking.relevance(scores), codes_of(rows), categories, is_all)
+            places, left = select_diverse(self.variety, self.wanted, candidates, before, taken)
             if is_all or len(places) == self.wanted:
                 return rows[places], scores[places]
             # more each time, or it could take long
@@ -118,29 +120,29 @@ class Rules:
 
     def _categories(self, rows: Rows) -> Categories:
         """Of the items, where they matter."""
-        if self.variety.most:
+        if self.variety.max_per_category:
             return self.catalogue.categories_of(rows)
         return Categories(NO_ROWS, np.zeros(len(rows) + 1, np.int64))
 
     def _taken(self, rows: Rows) -> NDArray[np.int64]:
         """How many of the items each category has."""
-        if not self.variety.most:
+        if not self.variety.max_per_category:
             return NO_ROWS
         if not len(rows):
             return np.zeros(self.catalogue.labels, np.int64)
-        return count(self.catalogue.categories_of(rows), self.catalogue.labels)
+        return category_counts(self.catalogue.categories_of(rows), self.catalogue.labels)
 
     def _further(self, ranking: Ranking, count: int, excluded: Bitmap, known: Rows, taken: NDArray[np.int64]) -> Ranked:
         """So many of the next best items, without those of full categories."""
         outside = excluded.copy()
         bitmap.add(outside, known)
-        if self.variety.most:
-            for number in np.flatnonzero(taken >= self.variety.most).tolist():
+        if self.variety.max_per_category:
+            for number in np.flatnonzero(taken >= self.variety.max_per_category).tolist():
                 outside |= self.catalogue.in_category(self.catalogue.label(number))
         return ranking.best(count, outside)
 
 
-def _no_codes(rows: Rows) -> Codes:
+def _no_codes(rows: Rows) -> TargetCodes:
     """Where likeness does not count."""
     return NO_CODES
 
@@ -157,7 +159,7 @@ def rules_of(request: RecommendationRequest, catalogue: TrainedCatalogue, filter
     return Rules(
         catalogue=catalogue,
         boosts=boosts,
-        variety=Variety(request.diversity, request.max_per_category or 0),
+        variety=Diversity(request.diversity, request.max_per_category or 0),
         k=request.k,
         wanted=request.k + (request.cursor is not None),
         shown=shown,

@@ -23,7 +23,7 @@ from app.state_reader import StateReader
 from app.trending import Trending
 from app.users import UserData
 from model.artifact import Artifact
-from model.cold import fits, with_cold
+from model.cold import codes_fit, with_cold_items
 from model.engine import Engine
 from storage.protocol import UserStore
 from storage.records import NamedGeneration
@@ -116,8 +116,10 @@ class ServedGeneration:
     def grow(self) -> ServedGeneration:
         """Make the same generation anew, with all items that have codes now."""
         assignments = self.context.item_codes.of(self.named.tag)
-        cold_items = {item_id: one for item_id, one in assignments.items() if fits(self.artifact, item_id, one.codes)}
-        grown = with_cold(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
+        cold_items = {
+            item_id: one for item_id, one in assignments.items() if codes_fit(self.artifact, item_id, one.codes)
+        }
+        grown = with_cold_items(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
         return replace(
             self,
             assignments=assignments,

@@ -17,7 +17,7 @@ from app.schemas.scored_items import ScoredItem
 from model import bitmap
 from model.bitmap import Bitmap
 from model.items import Items
-from model.names import UNLIKE, Names
+from model.names import NO_MATCH, StringTable
 from model.variety import Categories
 from storage.records import ItemEntry
 
@@ -104,7 +104,7 @@ class LiveCatalogue(TrainedCatalogue):
         unknown = list(self._unknown.values()) if len(found) < limit else []
         close = _closeness([(entry.title or "", entry.item_id) for entry in unknown], wanted).tolist()
         near = [(level, entry.item_id, entry) for level, entry in zip(close, unknown, strict=True)]
-        closest = sorted((one for one in near if one[0] < UNLIKE), key=lambda one: one[:2])
+        closest = sorted((one for one in near if one[0] < NO_MATCH), key=lambda one: one[:2])
         return found + [_unknown_item(entry) for _, _, entry in closest[: limit - len(found)]]
 
     @override
@@ -169,5 +169,5 @@ def _unknown_item(entry: ItemEntry) -> Item:
 
 def _closeness(titles_and_ids: Sequence[tuple[str, str]], wanted: str) -> NDArray[np.uint8]:
     """Return how close the title or the id comes, whichever is closer."""
-    titles, item_ids = (Names.of(pair[place] for pair in titles_and_ids) for place in range(2))
-    return np.minimum(titles.closeness(wanted), item_ids.closeness(wanted))
+    titles, item_ids = (StringTable.of(pair[place] for pair in titles_and_ids) for place in range(2))
+    return np.minimum(titles.match_levels(wanted), item_ids.match_levels(wanted))

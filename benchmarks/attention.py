@@ -62,7 +62,7 @@ def random_model() -> tuple[LisaMini, NDArray[np.uint8]]:
     history = rng.integers(0, shape.history_codewords, (ITEMS, shape.history_codebooks), np.uint8)
     target = rng.integers(0, shape.target_codewords, (ITEMS, shape.target_codebooks), np.uint8)
     model = LisaMini(shape, torch.from_numpy(history), torch.from_numpy(target))
-    model.settle()
+    model.fold_norms_and_round()
     return model.eval(), history
 
 

@@ -41,11 +41,12 @@ from model.data import Interactions
 from model.data_readers import read_items
 from model.data_splits import Split
 from model.engine import Engine
-from model.evaluate import prepare
+from model.evaluate import prepare_trial
 from model.histogram import history_histogram
 from model.items import Items
+from model.loop import EpochReport
 from model.metrics import difference, difference_interval_95, interval_95, metrics
-from model.train import EpochReport, Trainer
+from model.train import Trainer
 
 EVERY = 10
 NEVER = 1 << 30  # the rank of what is not recommended
@@ -211,7 +212,7 @@ def main(
 ) -> None:
     """Compare."""
     of_all = artifact.load(plain)
-    trial = prepare(of_all, data_dir, "temporal", "none")
+    trial = prepare_trial(of_all, data_dir, "temporal", "none")
     interactions, parts = trial.interactions, trial.parts
     if not artifact.exists(without):
         train_without(data_dir, interactions, parts, of_all, without)

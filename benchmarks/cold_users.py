@@ -25,7 +25,7 @@ from model import artifact
 from model.artifact import Artifact
 from model.data import Interactions
 from model.engine import Engine
-from model.evaluate import prepare
+from model.evaluate import prepare_trial
 from model.histogram import history_histogram
 from model.metrics import difference, difference_interval_95, metrics
 from storage.trends import HALF_LIFE_S
@@ -107,7 +107,7 @@ def main(
 ) -> None:
     """Compare."""
     trained = artifact.load(model)
-    trial = prepare(trained, data_dir, None, "none")
+    trial = prepare_trial(trained, data_dir, None, "none")
     interactions = trial.interactions
     if list(trained.items.ids) != list(interactions.item_ids):
         raise typer.BadParameter("the model has other items than the data", param_hint="--model")

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.scan import BOOKS, QUERIES, WIDTH, console, cpu, random_data, ratio, structured_data, timed
 from model import bitmap
-from model.scan import Lifted, Scan, paths
+from model.scan import Lifted, Scan, supported_paths
 
 Timer = tuple[str, int, Callable[[int], Any]]
 RESIDUAL = "FAISS residual quantizer, the same codes"
@@ -70,7 +70,7 @@ def timers_of(items: int, data: tuple[Any, ...], k: int) -> Iterator[Timer]:
     def searching(index: Any) -> Callable[[int], Any]:
         return lambda turn: index.search(queries[turn % QUERIES][None], k)
 
-    for path in paths():
+    for path in supported_paths():
         yield path, 0, scanning(Scan(codes, np.zeros(items, np.float32), path))
     yield RESIDUAL, 0, searching(residual_quantizer(codes, codebooks))
     yield "FAISS product quantizer, 8 x 8 bits", 0, searching(product_quantizer(codes, 8, 8))
@@ -87,7 +87,7 @@ def check(timers: list[Timer], k: int) -> None:
     """The scan and the residual quantizer find the same scores, and the same items where no two are equal."""
     runs = {name: run for name, _, run in timers}
     for turn in range(QUERIES):
-        items, scores = (part[0] for part in runs[paths()[-1]](turn))
+        items, scores = (part[0] for part in runs[supported_paths()[-1]](turn))
         theirs, their_items = (part[0] for part in runs[RESIDUAL](turn))
         np.testing.assert_allclose(np.sort(scores), np.sort(theirs), rtol=1e-4, atol=1e-4)
         apart = np.abs(np.diff(scores, append=-np.inf, prepend=np.inf)) > 1e-3
@@ -112,10 +112,13 @@ def main(
             check(timers, k)
             seconds = timed(timers, rounds)
             table = Table(
-                "", "median", *(f"times slower than {path}" for path in paths()), title=f"{count:,} {name} items"
+                "",
+                "median",
+                *(f"times slower than {path}" for path in supported_paths()),
+                title=f"{count:,} {name} items",
             )
             for way, _, _ in timers:
-                slower = [f"{ratio(seconds[way], seconds[path]):.1f}" for path in paths()]
+                slower = [f"{ratio(seconds[way], seconds[path]):.1f}" for path in supported_paths()]
                 table.add_row(way, f"{np.median(seconds[way]) * 1e3:,.2f} ms", *slower)
             console.print(table)
 

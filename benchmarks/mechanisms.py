@@ -32,12 +32,12 @@ from model import artifact, evaluate
 from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
 from model.data import Histories
 from model.data_readers import read_interactions
-from model.loop import CHECKPOINT, LAST, MOMENTS, EpochReport
+from model.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, EpochReport
 from model.mechanisms import train as mechanisms
 from model.mechanisms.network import MechanismNetwork
-from model.mechanisms.quantiser import compression_ratio
 from model.metrics import interval_95, metrics
-from model.ranking import Draw, Scorer, ranks_sampled
+from model.ranking import NegativeSampling, Scorer, ranks_sampled
+from model.trial import scorer_of
 
 MIGRATED = {  # a preset that keeps the codes of another one's model
     "lisa-base-migrated": ("lisa-base-paper", "transformer-codes"),
@@ -56,10 +56,10 @@ PAPERS_HR_AT_10 = {  # HR@10 on ML-1M, of its tables 4 and 6
 }
 PAPERS = MechanismTraining()
 DRAWS = {
-    "sampled100": Draw(),
-    "ties": Draw(ties_favour_the_target=True),
-    "replacement": Draw(with_replacement=True),
-    "paper100": Draw(with_replacement=True, ties_favour_the_target=True),
+    "sampled100": NegativeSampling(),
+    "ties": NegativeSampling(ties_favour_the_target=True),
+    "replacement": NegativeSampling(with_replacement=True),
+    "paper100": NegativeSampling(with_replacement=True, ties_favour_the_target=True),
 }
 DRAWN_AGAIN = 5  # a single draw moves HR@10 by some 0.004
 STEPPED_EVENTS = 200
@@ -77,14 +77,14 @@ class TrainingRecorder:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._begun_s = time.process_time()
-        self._codes = codes_at(directory / LAST) if (directory / LAST).exists() else None
+        self._codes = codes_at(directory / LAST_CHECKPOINT) if (directory / LAST_CHECKPOINT).exists() else None
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
         """Record nothing of a batch."""
 
     def epoch(self, report: EpochReport) -> None:
         """Record the epoch, and print it."""
-        before, self._codes = self._codes, codes_at(self._directory / LAST)
+        before, self._codes = self._codes, codes_at(self._directory / LAST_CHECKPOINT)
         changed = None
         if before is not None and self._codes is not None:
             changed = float((self._codes != before).float().mean())
@@ -108,7 +108,7 @@ def codes_at(checkpoint: Path) -> torch.Tensor | None:
     """Return the hard codes of all items, of histories beside those of targets, (N, B + B'); None where are none."""
     with safe_open(checkpoint, "pt") as opened:
         recipe = MechanismRecipe.model_validate_json(opened.metadata()["config"])
-        names = [name for name in opened.keys() if not name.startswith(MOMENTS)]  # noqa: SIM118 (no mapping)
+        names = [name for name in opened.keys() if not name.startswith(OPTIMIZER_PREFIX)]  # noqa: SIM118 (no mapping)
         weights = {name: opened.get_tensor(name) for name in names}
     with torch.random.fork_rng(), torch.no_grad():
         network = MechanismNetwork(recipe.model, len(weights["embedding.weight"]))
@@ -118,14 +118,14 @@ def codes_at(checkpoint: Path) -> torch.Tensor | None:
     return torch.cat(codes, dim=1) if codes else None
 
 
-Trained = mechanisms.Compared | artifact.Artifact
+Trained = mechanisms.TrainedMechanism | artifact.Artifact
 
 
 def trained_model(name: str, data: Path, runs: Path, recipe: MechanismRecipe) -> Trained:
     """Return the model of a run, trained to its end first."""
     out = runs / name
     if artifact.exists(out):
-        return evaluate.load(out)
+        return evaluate.load_model(out)
     resume = (out / CHECKPOINT / "last.safetensors").exists()
     codes_from = runs / MIGRATED[name][1] if name in MIGRATED else None
     out.mkdir(parents=True, exist_ok=True)
@@ -161,8 +161,8 @@ def cached_figures(model: Trained, file: Path, make: Callable[[], dict[str, Any]
 
 def test_quality(model: Trained, data: Path) -> dict[str, Any]:
     """Return the quality under every protocol."""
-    trial = evaluate.prepare(model, data, "loo_full", None)
-    scorer = cached_scorer(evaluate.scorer_of(model))
+    trial = evaluate.prepare_trial(model, data, "loo_full", None)
+    scorer = cached_scorer(scorer_of(model))
     ranks = {"full": trial.test(model.name, {}, scorer).ranks}
     ranks |= {name: ranks_sampled(trial.events, scorer, 0, draw) for name, draw in DRAWS.items()}
     found: dict[str, Any] = {"users": len(trial.events), "items": trial.items}
@@ -176,8 +176,8 @@ def test_quality(model: Trained, data: Path) -> dict[str, Any]:
 
 def quality_over_draws(model: Trained, data: Path) -> dict[str, Any]:
     """Return what negatives with replacement, and the paper's whole protocol, come to over several draws."""
-    trial = evaluate.prepare(model, data, "loo_full", None)
-    scorer = cached_scorer(evaluate.scorer_of(model))
+    trial = evaluate.prepare_trial(model, data, "loo_full", None)
+    scorer = cached_scorer(scorer_of(model))
 
     def hr_at_10(name: str) -> NDArray[np.float64]:
         draws = range(1, DRAWN_AGAIN + 1)
@@ -239,6 +239,19 @@ def microseconds(run: Callable[[], Any], rounds: int) -> float:
         run()
         took.append(time.perf_counter() - begun)
     return median(took[1:]) * 1e6
+
+
+def compression_ratio(items: int, width: int, codebooks: list[tuple[int, int]], embeddings: bool = False) -> float:
+    """How many times smaller the item table becomes: floats of four bytes against codewords and packed indices.
+
+    codebooks   (B, W) of each set of codebooks that an item is encoded by
+    embeddings  whether the original embeddings have to be kept beside them
+
+    Source: Wu et al., LISA, WWW 2021, table 2: an index takes log2(W) bits.
+    """
+    table = 32 * items * width
+    packed = sum(books * (32 * words * width + items * math.log2(words)) for books, words in codebooks)
+    return table / (packed + table * embeddings)
 
 
 def item_table_ratio(shape: MechanismConfig, items: int) -> float:

@@ -34,7 +34,7 @@ from app import enlarged
 from model import artifact, bitmap
 from model.engine import Engine
 from model.histogram import history_histogram
-from model.scan import Lifted, Scan, paths
+from model.scan import Lifted, Scan, supported_paths
 
 BOOKS, WORDS, WIDTH = 8, 256, 128
 QUERIES = 32  # different ones, one asked at a time
@@ -111,7 +111,8 @@ def timers_of(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tupl
     asked, books = torch.from_numpy(queries), torch.from_numpy(codebooks)
     products = torch.einsum("qd,bpd->qbp", asked, books).contiguous()
     no_exclusions = bitmap.empty(items)[None]
-    half = bitmap.from_mask(np.random.default_rng(1).random((1, items)) < MASKED)
+    half = bitmap.empty(items)[None]
+    bitmap.add(half[0], np.flatnonzero(np.random.default_rng(1).random(items) < MASKED))
     no_lift = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
     rows = codes.shape[1] + 1  # the bias is one more
     words: NDArray[np.uint64] = np.zeros(-(-items * rows // 8), np.uint64) + np.uint64(1)
@@ -121,7 +122,7 @@ def timers_of(items: int, data: tuple[Any, ...], ks: list[int]) -> Iterator[tupl
 
     yield "reading the codes", items * rows, lambda turn: read(words)
     yield "inner products", 0, lambda turn: torch.einsum("qd,bpd->qbp", asked[turn % QUERIES][None], books)
-    for path in paths():
+    for path in supported_paths():
         scan = Scan(codes, bias, path)
         for k in ks:
             yield f"{path}, k {k}", items * rows, scanning(scan, k, no_exclusions)

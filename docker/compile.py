@@ -20,7 +20,8 @@ from app.main import create_app
 from app.settings import Settings
 from model.config import Config, ModelConfig, TrainConfig
 from model.data_readers import read_interactions
-from model.train import EpochReport, train
+from model.loop import EpochReport
+from model.train import train
 
 
 class Silent:

@@ -1,13 +1,13 @@
-"""A model directory: the one way to save a trained model and the one way to load it. Never pickle.
+"""A model directory: the one way to save a trained model and the one way to load it, without pickle.
 
 ``model.safetensors``  weights, codes and tables
 ``config.json``        what ``model.config.ServedRecipe`` says
 ``items.parquet``      item_id, title, categories, count: the catalogue in item order
-``items.safetensors``  the same as it is served, so that nothing has to be made of it; ``model.items`` has its layout
+``items.safetensors``  the same in the layout of ``model.items``, which is mapped and used as it is
 ``metrics.json``       how training went
 ``manifest.json``      SHA-256 of each file above; those of the first three together name the generation
 
-Models of earlier versions have no ``items.safetensors``; theirs is made when they are loaded.
+Models of earlier versions have no ``items.safetensors``; loading computes its content.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WEIGHTS, CONFIG, ITEMS, PACKED, METRICS, MANIFEST = (
     "manifest.json",
 )
 FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, METRICS)
-OF_ITEMS = {
+ITEM_DTYPES = {
     "codes.history": torch.uint8,
     "codes.target": torch.uint8,
     "weights.shares": torch.float32,
@@ -54,11 +54,11 @@ OF_ITEMS = {
     "weights.followers": torch.int32,
     "weights.lift": torch.float32,
 }
-BROKEN = (
+BROKEN_FILE_ERRORS = (
     ValidationError,
     SafetensorError,
     pl.exceptions.PolarsError,
-    pl.exceptions.PanicException,  # no Exception, but all that a broken table may come to
+    pl.exceptions.PanicException,  # not an Exception, but what polars raises for some broken tables
     KeyError,
     TypeError,
     RuntimeError,
@@ -69,7 +69,7 @@ BROKEN = (
 
 
 class ArtifactError(ValueError):
-    """A model directory that cannot be used; the message names the way out."""
+    """A model directory cannot be used; the message names the way out."""
 
 
 @dataclass(frozen=True)
@@ -84,22 +84,22 @@ class Artifact:
     tables: AttentionTables
     metrics: dict[str, Any]
 
-    def let_go(self) -> None:
-        """Give back the memory of what was looked at in the mapped file; who looks again finds what is in the file."""
+    def release_pages(self) -> None:
+        """Give back the memory of the mapped file's pages; a later access reads the file again."""
         model = self.model
         of_items = model.history_codes, model.target_codes, model.shares, model.bias, model.followers, model.lift
         for tensor in of_items:
             if tensor is not None:
-                _let_go(tensor)
+                release_pages(tensor)
 
     @property
     def history_codes(self) -> NDArray[np.uint8]:
-        """(N, B) codes of what a user did."""
+        """History codes (N, B), which a state counts."""
         return self.model.history_codes.numpy()
 
     @property
     def history_shares(self) -> NDArray[np.float32] | None:
-        """(N, B, W) shares of the history codewords in each item; None where it is one of each codebook."""
+        """Shares (N, B, W) of the history codewords in each item; None where an item has one of each codebook."""
         return None if self.model.shares is None else self.model.shares.numpy()
 
     @property
@@ -109,7 +109,7 @@ class Artifact:
 
     @property
     def target_codes(self) -> NDArray[np.uint8]:
-        """(N, B') codes of what can be recommended."""
+        """Target codes (N, B'), which a query scores."""
         return self.model.target_codes.numpy()
 
 
@@ -120,7 +120,7 @@ def save(directory: Path, model: Lisa, config: ServedRecipe, items: Items, metri
     tensors = {f"weights.{name}": tensor for name, tensor in model.state_dict().items() if not name.endswith("_codes")}
     tensors |= {"tables.match": tables.match, "tables.values": tables.values}
     tensors |= {"codes.history": model.history_codes, "codes.target": model.target_codes}
-    write(directory, tensors, config, items.frame(), metrics)
+    write(directory, tensors, config, items.to_frame(), metrics)
 
 
 def write(
@@ -132,7 +132,7 @@ def write(
     (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n")
     (directory / METRICS).write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     items.write_parquet(directory / ITEMS)
-    _save(directory / PACKED, Items.of_frame(items).packed(), {"layout": LAYOUT})
+    _save(directory / PACKED, Items.from_frame(items).to_tensors(), {"layout": LAYOUT})
     _save(directory / WEIGHTS, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
     hashes = {name: _sha256(directory / name) for name in FILES}
     unfinished = directory / f"{MANIFEST}.unfinished"
@@ -141,7 +141,7 @@ def write(
 
 
 def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Not over a file that a process may have mapped."""
+    """Replace the file instead of writing over it, as processes may have it mapped."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     save_file(tensors, unfinished, metadata)
     shutil.copymode(path.with_name(CONFIG), unfinished)  # safetensors lets only the owner read
@@ -151,20 +151,20 @@ def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | Non
 def load(directory: Path) -> Artifact:
     """Read a model that can be served onto the CPU; raises ArtifactError when a file is missing, changed or misfits.
 
-    What belongs to single items stays in the file, which is mapped: only pages that are looked at take memory, and they
-    take it once for all processes. So the file may be replaced, as ``write`` does, but not be written over.
+    Tensors of single items stay in the file, which is mapped: only pages that are read take memory, and all processes
+    share it. So the file may be replaced, as ``write`` does, but must not be written over.
     """
-    hashes = _hashes(directory)
-    with ThreadPoolExecutor() as beside:
-        tag = beside.submit(_checked_tag, directory, hashes, beside)
+    hashes = _read_manifest(directory)
+    with ThreadPoolExecutor() as pool:
+        tag = pool.submit(_checked_tag, directory, hashes, pool)
         _require_served(directory)
         try:
             config = ServedRecipe.model_validate_json((directory / CONFIG).read_bytes())
             metrics = json.loads((directory / METRICS).read_text())
             model, tables = _assemble(config, load_file(directory / WEIGHTS))
-            items = _items(directory, PACKED in hashes)
-        except BROKEN as exc:
-            tag.result()  # a changed file is the better reason
+            items = _load_items(directory, PACKED in hashes)
+        except BROKEN_FILE_ERRORS as exc:
+            tag.result()  # a changed file explains more
             raise ArtifactError(
                 f"model directory {str(directory)!r} was made by another version: {str(exc)[:1000]}"
             ) from exc
@@ -176,19 +176,19 @@ def load(directory: Path) -> Artifact:
         return Artifact(directory.resolve().name, tag.result(), config, items, model, tables, metrics)
 
 
-def class_of(shape: ModelConfig) -> type[Lisa]:
-    """What a model of this shape is made as."""
+def model_class(shape: ModelConfig) -> type[Lisa]:
+    """Return the class of models of this shape."""
     return LisaPaper if shape.block == "post-norm" else LisaMini
 
 
-def verified(directory: Path) -> str:
-    """The tag of a model directory whose files are those of its manifest; raises ArtifactError otherwise."""
-    with ThreadPoolExecutor() as beside:
-        return _checked_tag(directory, _hashes(directory), beside)
+def verified_tag(directory: Path) -> str:
+    """Compare a model directory's files with its manifest, and return its tag; raises ArtifactError."""
+    with ThreadPoolExecutor() as pool:
+        return _checked_tag(directory, _read_manifest(directory), pool)
 
 
-def is_compared(directory: Path) -> bool:
-    """Whether the model that stands there is one of ``model.mechanisms``, which are not served."""
+def is_mechanism(directory: Path) -> bool:
+    """Tell whether the directory holds one of ``model.mechanisms``, which are compared and not served."""
     try:
         return "mechanism" in json.loads((directory / CONFIG).read_bytes())["model"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -196,7 +196,7 @@ def is_compared(directory: Path) -> bool:
 
 
 def _require_served(directory: Path) -> None:
-    if is_compared(directory):
+    if is_mechanism(directory):
         raise ArtifactError(
             f"model directory {str(directory)!r} holds a mechanism that is compared, not served; 'lisarec evaluate' "
             "takes it, and for serving train with --preset lisa-mini"
@@ -204,11 +204,11 @@ def _require_served(directory: Path) -> None:
 
 
 def exists(directory: Path) -> bool:
-    """Whether a complete model stands there."""
+    """Tell whether the directory holds a complete model."""
     return (directory / MANIFEST).is_file()
 
 
-def _hashes(directory: Path) -> dict[str, str]:
+def _read_manifest(directory: Path) -> dict[str, str]:
     if not exists(directory):
         raise ArtifactError(
             f"model directory {str(directory)!r} has no {MANIFEST}; run 'lisarec train --out {directory}'"
@@ -221,19 +221,21 @@ def _hashes(directory: Path) -> dict[str, str]:
     if not is_whole:
         raise ArtifactError(f"{directory / MANIFEST} is broken; copy or train the model again")
     for name in FILES:
-        if name in hashes and not (directory / name).is_file():  # whoever opened a pipe would wait for ever
+        if name in hashes and not (directory / name).is_file():  # opening a pipe would block for ever
             raise ArtifactError(
                 f"model directory {str(directory)!r} lacks {directory / name}; copy or train the model again"
             )
     return hashes
 
 
-def _checked_tag(directory: Path, hashes: dict[str, str], beside: Executor) -> str:
+def _checked_tag(directory: Path, hashes: dict[str, str], pool: Executor) -> str:
     named = [name for name in FILES if name in hashes]
-    for name, found in zip(named, beside.map(_sha256, [directory / name for name in named]), strict=True):
+    for name, found in zip(named, pool.map(_sha256, [directory / name for name in named]), strict=True):
         if found != hashes[name]:
             raise ArtifactError(f"{directory / name} is not the file its manifest names; copy or train the model again")
-    served = json.dumps([hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)])  # how long training took is no matter
+    served = json.dumps(
+        [hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)]
+    )  # the metrics do not matter: they hold training times
     return hashlib.sha256(served.encode()).hexdigest()[:16]
 
 
@@ -263,7 +265,7 @@ def _assemble(config: ServedRecipe, tensors: dict[str, Tensor]) -> tuple[Lisa, A
     misfit = [name for name, expected in shapes.items() if tensors[name].shape != expected]
     if misfit:
         raise ValueError(f"{misfit[0]} does not have the shape that {CONFIG} tells")
-    mistyped = [name for name, kind in OF_ITEMS.items() if name in shapes and tensors[name].dtype != kind]
+    mistyped = [name for name, kind in ITEM_DTYPES.items() if name in shapes and tensors[name].dtype != kind]
     if mistyped:
         raise ValueError(f"{mistyped[0]} is of another type")
     beyond = (_largest(history) >= shape.history_codewords, _largest(target) >= shape.target_codewords)
@@ -274,16 +276,16 @@ def _assemble(config: ServedRecipe, tensors: dict[str, Tensor]) -> tuple[Lisa, A
     if shape.followers and _largest(tensors["weights.followers"]) >= len(target):
         raise ValueError("followers point beyond the catalogue")
     weights = {
-        name.removeprefix("weights."): tensor if name in OF_ITEMS else tensor.clone()
+        name.removeprefix("weights."): tensor if name in ITEM_DTYPES else tensor.clone()
         for name, tensor in tensors.items()
         if name.startswith("weights.")
     } | {"history_codes": history, "target_codes": target}
-    model = class_of(shape)(shape, history[:0], target[:0])  # what belongs to items is there already
+    model = model_class(shape)(shape, history[:0], target[:0])  # the tensors of items are assigned below
     for name in ("history_codes", "target_codes", "shares", "followers", "lift"):
         setattr(model, name, weights.get(name))
     model.bias = torch.nn.Parameter(weights["bias"])
     model.load_state_dict(weights, assign=True)
-    model.settle()
+    model.fold_norms_and_round()
     return model.eval(), AttentionTables(tensors["tables.match"].clone(), tensors["tables.values"].clone())
 
 
@@ -298,15 +300,16 @@ def _largest(tensor: Tensor) -> int:
     return int(tensor.amax()) if tensor.numel() else 0
 
 
-def _let_go(tensor: Tensor) -> None:
+def release_pages(tensor: Tensor) -> None:
+    """Give back the memory of a tensor's pages if a file is mapped there; a later access reads the file again."""
     begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     size = tensor.data_ptr() + tensor.nbytes - begin
-    if size >= mmap.PAGESIZE and _is_in_a_file(begin):
+    if size >= mmap.PAGESIZE and _is_file_backed(begin):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
-def _is_in_a_file(address: int) -> bool:
-    """Whether a file is mapped there: other memory would be lost. Only Linux tells."""
+def _is_file_backed(address: int) -> bool:
+    """Tell whether a file is mapped at the address, as other memory would lose its content. Only Linux can tell."""
     maps = Path("/proc/self/maps")
     for line in maps.read_text().splitlines() if maps.exists() else []:
         span, _, _, _, inode, *_ = line.split()
@@ -316,10 +319,10 @@ def _is_in_a_file(address: int) -> bool:
     return False
 
 
-def _items(directory: Path, is_packed: bool) -> Items:
+def _load_items(directory: Path, is_packed: bool) -> Items:
     if is_packed:
         with safe_open(directory / PACKED, "pt") as file:
             is_packed = (file.metadata() or {}).get("layout") == LAYOUT
     if is_packed:
-        return Items.unpacked(load_file(directory / PACKED))
-    return Items.of_frame(pl.read_parquet(directory / ITEMS))
+        return Items.from_tensors(load_file(directory / PACKED))
+    return Items.from_frame(pl.read_parquet(directory / ITEMS))

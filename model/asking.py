@@ -7,21 +7,21 @@ import torch
 from numpy.typing import NDArray
 
 from model import step_kernel
-from model.lisa import Lisa, fading
-from model.step import COMPILING, aligned, panels
+from model.lisa import Lisa, follower_decay
+from model.step import COMPILE_LOCK, aligned_copy, panels
 from model.step_kernel import ASKING
 
 
-class Asking:
+class QueryProducts:
     """Of one model, whose target codewords it copies. Several threads may ask at once; it releases the GIL."""
 
     def __init__(self, model: Lisa) -> None:
         self._books, self._words, self._width = model.target_codebooks.shape
         with torch.no_grad():
-            self._codebooks = aligned(panels(model.target_codebooks.flatten(0, 1).T).flatten())
+            self._codebooks = aligned_copy(panels(model.target_codebooks.flatten(0, 1).T).flatten())
         self._padded = len(self._codebooks) // self._width
         self._followers, self._lift = model.followers.numpy(), model.lift.numpy()
-        self._fading = fading(model.config.recent_items).numpy()
+        self._fading = follower_decay(model.config.recent_items).numpy()
         _compile()
 
     def __call__(
@@ -54,7 +54,7 @@ class Asking:
 
 def _compile() -> None:
     """Before the first user waits for it; and never for another type of array, which numba would do unasked."""
-    with COMPILING:
+    with COMPILE_LOCK:
         if not step_kernel.ask.signatures:
             step_kernel.ask.compile(ASKING)
             step_kernel.ask.disable_compile()

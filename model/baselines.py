@@ -1,8 +1,8 @@
 """Baselines: what a recommender has to beat, each a few lines of counting or linear algebra.
 
-A baseline is a frozen dataclass of its hyperparameters. ``fit`` learns from training histories and gives a scorer, by
-which ``model.ranking`` ranks exactly as by the model. ``GRIDS`` holds the hyperparameters that validation chooses from.
-Wherever a baseline has a ``query_decay``, the history it is asked about fades by that rate per step; 0 is the
+A baseline is a frozen dataclass of its hyperparameters. ``fit`` learns from training histories and returns a scorer,
+which ``model.ranking`` ranks by exactly as by the model. ``GRIDS`` holds the hyperparameters that validation chooses
+from. Where a baseline has a ``query_decay``, the events of a query's history decay by that rate per step; 0 is the
 method as published.
 """
 
@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from typing_extensions import override
 
 from model import codes
 from model.data import Histories
 from model.ranking import Scorer
 
-FADED = 1e-4  # events that weigh less than this share of their weight are left out
+SMALLEST_FADE = 1e-4  # events that have decayed to less than this share of their weight are left out
 EASE_MAX_ITEMS = 10_000  # a matrix of N x N float64 takes 0.8 GB there
 ITEMS_PER_BLOCK = 1024
 POSITIONS_PER_BLOCK = 16_384
@@ -45,17 +46,18 @@ class Baseline(Protocol):
 
 
 @dataclass(frozen=True)
-class Popularity:
-    """Everybody gets what occurred most often in training."""
+class Popularity(Baseline):
+    """The items that occurred most often in training, for every user."""
 
+    @override
     def fit(self, histories: Histories, items: int) -> Scorer:
         share = popularity(histories, items)
         return lambda prefixes: np.tile(share, (len(prefixes), 1))
 
 
 @dataclass(frozen=True)
-class Markov:
-    """What followed the last item most often; ``smoothing`` of the popularity decides between items that never did.
+class Markov(Baseline):
+    """The items that followed the last item most often; ``smoothing`` of the popularity ranks those that never did.
 
     Source: first-order chain as in Rendle, Freudenthaler and Schmidt-Thieme, 2010 (its unfactorised MC); smoothing of
     Jelinek and Mercer, 1980.
@@ -63,20 +65,21 @@ class Markov:
 
     smoothing: float
 
+    @override
     def fit(self, histories: Histories, items: int) -> Scorer:
-        transitions = _row_shares(codes.followers(histories.item, histories.starts, items, window=1, decay=0.0))
+        transitions = _row_shares(codes.follower_counts(histories.item, histories.starts, items, window=1, decay=0.0))
         rest = self.smoothing * popularity(histories, items)
         return lambda prefixes: transitions[prefixes.last_items].toarray() + rest
 
 
 @dataclass(frozen=True)
-class CoVisitation:
-    """What followed the history's items, the counts and the history both fading with distance.
+class CoVisitation(Baseline):
+    """The items that followed the history's items, where counts and history both decay with distance.
 
     ``score(i) = sum over the history's items j of exp(-query_decay * steps ago) * P(i | j)``; P shares out how often i
     followed j within ``window`` events, each time weighing ``exp(-count_decay * events in between)``.
 
-    Source: sequential rules with decay, Ludewig and Jannach, 2018, asked about the whole history, not its last item.
+    Source: sequential rules with decay, Ludewig and Jannach, 2018, here with the whole history for a query.
     """
 
     window: int
@@ -84,14 +87,15 @@ class CoVisitation:
     query_decay: float
     smoothing: float = 0.001
 
+    @override
     def fit(self, histories: Histories, items: int) -> Scorer:
-        counts = codes.followers(histories.item, histories.starts, items, self.window, self.count_decay)
+        counts = codes.follower_counts(histories.item, histories.starts, items, self.window, self.count_decay)
         transitions, rest = _row_shares(counts), self.smoothing * popularity(histories, items)
         return lambda prefixes: (decayed(prefixes, self.query_decay, items) @ transitions).toarray() + rest
 
 
 @dataclass(frozen=True)
-class Ridge:
+class Ridge(Baseline):
     """Linear least squares from decayed sums of item vectors to the next item, in closed form.
 
     Features are the sums of the history's unit item vectors at every rate of ``decay_rates``, scaled to comparable
@@ -108,6 +112,7 @@ class Ridge:
     discount: float
     decay_rates: tuple[float, ...] = (0.02, 0.1, 0.3, 0.6, 1.2, 10.0)
 
+    @override
     def fit(self, histories: Histories, items: int) -> Scorer:
         vectors = codes.item_vectors(codes.cooccurrence(histories.item, histories.starts, items), self.width, seed=0)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -166,7 +171,7 @@ class Ridge:
 
 
 @dataclass(frozen=True)
-class Ease:
+class Ease(Baseline):
     """Item-item weights with a zero diagonal that reproduce each user's items best, in closed form.
 
     Source: Steck, Embarrassingly shallow autoencoders for sparse data, WWW 2019, equation 8.
@@ -175,6 +180,7 @@ class Ease:
     l2: float
     query_decay: float
 
+    @override
     def fit(self, histories: Histories, items: int) -> Scorer:
         if items > EASE_MAX_ITEMS:
             raise TooManyItems(
@@ -189,7 +195,7 @@ class Ease:
 
 
 @dataclass(frozen=True)
-class ItemKnn:
+class ItemKnn(Baseline):
     """Sum of cosine similarities to the history's items, of which every item keeps its nearest ``neighbours``.
 
     Source: Deshpande and Karypis, 2004; the shrinkage of rare pairs of Bell and Koren, 2007, as in Ferrari Dacrema,
@@ -200,6 +206,7 @@ class ItemKnn:
     shrinkage: float
     query_decay: float
 
+    @override
     def fit(self, histories: Histories, items: int) -> Scorer:
         used = used_items(histories, items)
         norms = np.sqrt(np.asarray(used.sum(axis=0)).ravel())
@@ -238,7 +245,7 @@ def decayed(histories: Histories, rate: float, items: int) -> sparse.csr_array:
     rows = histories.rows
     steps_ago = histories.starts[1:][rows] - 1 - np.arange(len(rows))
     fade = np.exp(-rate * steps_ago)
-    kept = fade > FADED
+    kept = fade > SMALLEST_FADE
     weights = (fade[kept] * histories.weights[kept]).astype(np.float32)
     return sparse.coo_array((weights, (rows[kept], histories.item[kept])), shape=(len(histories), items)).tocsr()
 

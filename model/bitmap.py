@@ -1,4 +1,4 @@
-"""Sets of items, one bit each: leaving one out costs a scan one operation for 64 items."""
+"""Sets of items, one bit each: excluding a set costs a scan one operation for 64 items."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from model.kernels import BLOCK
 
 Bitmap = NDArray[np.uint64]
-"""(words,): item i is bit i % 64 of word i // 64. Words are there for whole blocks; bits past the end mean nothing."""
+"""(words,): item i is bit i % 64 of word i // 64. The words fill whole blocks; bits past the last item mean nothing."""
 
 
 def empty(items: int) -> Bitmap:
+    """Return an empty set of so many items."""
     return np.zeros(-(-items // BLOCK) * (BLOCK // 64), np.uint64)
 
 
@@ -23,7 +24,7 @@ def _add(bitmap, rows):  # type: ignore[no-untyped-def]
 
 
 def add(bitmap: Bitmap, rows: NDArray[np.signedinteger]) -> None:
-    """Put the rows, which are those of items, into the bitmap."""
+    """Add the items of these rows to the bitmap, in place."""
     _add(bitmap, rows)
 
 
@@ -34,7 +35,7 @@ def _discard(bitmap, rows):  # type: ignore[no-untyped-def]
 
 
 def discard(bitmap: Bitmap, rows: NDArray[np.int64]) -> None:
-    """Take the rows, which are those of items, out of the bitmap."""
+    """Remove the items of these rows from the bitmap, in place."""
     _discard(bitmap, rows)
 
 
@@ -45,7 +46,7 @@ def _has(bitmap, rows, found):  # type: ignore[no-untyped-def]
 
 
 def has(bitmap: Bitmap, rows: NDArray[np.signedinteger]) -> NDArray[np.bool_]:
-    """Which of the rows are in the bitmap: (rows,)."""
+    """Tell which of the rows are in the bitmap: (rows,)."""
     found = np.empty(len(rows), np.bool_)
     _has(bitmap, rows, found)
     return found
@@ -64,19 +65,11 @@ def _first_outside(bitmap, rows, places):  # type: ignore[no-untyped-def]
 
 
 def first_outside(bitmap: Bitmap, rows: NDArray[np.int32], count: int) -> NDArray[np.int32]:
-    """The first of the rows that are not in the bitmap, at most so many."""
+    """Return the first rows that are not in the bitmap, at most `count`."""
     found = np.empty(min(count, len(rows)), np.int32)
     return found[: _first_outside(bitmap, rows, found)]
 
 
-def from_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """(..., N) -> (..., words)"""
-    words = np.zeros((*mask.shape[:-1], len(empty(mask.shape[-1]))), np.uint64)
-    packed = np.packbits(mask, axis=-1, bitorder="little")
-    words.view(np.uint8)[..., : packed.shape[-1]] = packed
-    return words
-
-
 def to_mask(bitmaps: NDArray[np.uint64], items: int) -> NDArray[np.bool_]:
-    """(..., words) -> (..., N)"""
+    """Unpack bitmaps: (..., words) -> (..., N)."""
     return np.unpackbits(bitmaps.view(np.uint8), axis=-1, count=items, bitorder="little").astype(np.bool_)

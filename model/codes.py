@@ -22,7 +22,7 @@ KMEANS_SAMPLE = 65_536  # more points than this do not move 256 means
 
 
 @dataclass(frozen=True)
-class Quantised:
+class Quantisation:
     """Codes and the codewords they point to.
 
     codes      (N, books)            uint8
@@ -37,8 +37,8 @@ class Quantised:
 class ItemCodes:
     """What an item is to the model: history codes psi (N, B) and target codes phi (N, B')."""
 
-    history: Quantised
-    target: Quantised
+    history: Quantisation
+    target: Quantisation
 
 
 def item_codes(
@@ -52,20 +52,20 @@ def item_codes(
     vectors = item_vectors(cooccurrence(item, starts, items), config.width, seed)
     history = residual_kmeans(vectors, config.history_codebooks, config.history_codewords, seed)
     target = residual_kmeans(vectors, config.target_codebooks, config.target_codewords, seed + 1)
-    distinct = separate(target.codes, config.target_codewords)
-    return ItemCodes(history, Quantised(distinct, target.codewords))
+    distinct = make_distinct(target.codes, config.target_codewords)
+    return ItemCodes(history, Quantisation(distinct, target.codewords))
 
 
 def cooccurrence(item: NDArray[np.int32], starts: NDArray[np.int64], items: int) -> sparse.csr_array:
     """How often two items stand near each other in a history, nearer counting more: symmetric (N, N)."""
-    counts = followers(item, starts, items, WINDOW, DECAY_PER_EVENT)
+    counts = follower_counts(item, starts, items, WINDOW, DECAY_PER_EVENT)
     counts = sparse.csr_array(counts + counts.T)
     counts.setdiag(0)
     counts.eliminate_zeros()
     return counts
 
 
-def followers(
+def follower_counts(
     item: NDArray[np.int32], starts: NDArray[np.int64], items: int, window: int, decay: float
 ) -> sparse.csr_array:
     """How often the column's item follows the row's within ``window`` events, fading with each in between: (N, N)."""
@@ -106,7 +106,7 @@ def _positive_mutual_information(counts: sparse.csr_array) -> sparse.csr_array:
     return sparse.csr_array((information, (pairs.row, pairs.col)), shape=counts.shape)
 
 
-def residual_kmeans(vectors: NDArray[np.float32], books: int, words: int, seed: int) -> Quantised:
+def residual_kmeans(vectors: NDArray[np.float32], books: int, words: int, seed: int) -> Quantisation:
     """Quantise vectors codebook by codebook, each encoding what the ones before left over."""
     rng = np.random.default_rng(seed)
     residual = vectors.copy()
@@ -114,9 +114,9 @@ def residual_kmeans(vectors: NDArray[np.float32], books: int, words: int, seed: 
     codewords = np.empty((books, words, vectors.shape[1]), np.float32)
     for book in range(books):
         codewords[book] = _kmeans(residual, words, rng)
-        codes[:, book] = _nearest(residual, codewords[book])
+        codes[:, book] = _nearest_means(residual, codewords[book])
         residual -= codewords[book][codes[:, book]]
-    return Quantised(codes, codewords)
+    return Quantisation(codes, codewords)
 
 
 def _kmeans(points: NDArray[np.float32], words: int, rng: np.random.Generator) -> NDArray[np.float32]:
@@ -127,7 +127,7 @@ def _kmeans(points: NDArray[np.float32], words: int, rng: np.random.Generator) -
     start = rng.choice(len(points), min(words, len(points)), replace=False)
     means[: len(start)] = points[start]
     for _ in range(KMEANS_ITERATIONS):
-        assigned = _nearest(points, means)
+        assigned = _nearest_means(points, means)
         sums = sparse.csr_array(
             (np.ones(len(points), np.float32), (assigned, np.arange(len(points)))), shape=(words, len(points))
         )
@@ -140,7 +140,7 @@ def _kmeans(points: NDArray[np.float32], words: int, rng: np.random.Generator) -
     return means
 
 
-def _nearest(points: NDArray[np.float32], means: NDArray[np.float32]) -> NDArray[np.uint8]:
+def _nearest_means(points: NDArray[np.float32], means: NDArray[np.float32]) -> NDArray[np.uint8]:
     squares = (means**2).sum(axis=1)
     nearest = np.empty(len(points), np.uint8)
     for begin in range(0, len(points), 16_384):
@@ -149,7 +149,7 @@ def _nearest(points: NDArray[np.float32], means: NDArray[np.float32]) -> NDArray
     return nearest
 
 
-def separate(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
+def make_distinct(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
     """Make equal codes distinct by counting up their last places, since items of equal codes would tie for ever.
 
     raises ValueError when there are more items than code tuples.
@@ -164,13 +164,13 @@ def separate(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
     for row in np.setdiff1d(np.arange(len(codes)), first):
         candidate = reached.setdefault(codes[row].tobytes(), codes[row].copy())
         while candidate.tobytes() in taken:
-            _count_up(candidate, words)
+            _increment(candidate, words)
         taken.add(candidate.tobytes())
         distinct[row] = candidate
     return distinct
 
 
-def _count_up(codes: NDArray[np.uint8], words: int) -> None:
+def _increment(codes: NDArray[np.uint8], words: int) -> None:
     for place in range(len(codes) - 1, -1, -1):
         codes[place] = (int(codes[place]) + 1) % words
         if codes[place]:

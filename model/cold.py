@@ -22,20 +22,24 @@ from torch import Tensor
 
 from model.artifact import Artifact
 
-EVIDENCE = (10, 30, 100)  # events with known items before them, at which an item's codes are voted for
-PRIOR = 5.0  # how many events the votes are worth; of 1, 5 and 20, the best on validation
-SAMPLE = 600  # queries that stand for those of all users
-CONTEXT = 5  # known items before an event that vote
-FADING = 0.2  # of their votes, per item further back
-USUAL_EVENTS = 10.0  # an item's vote counts as 1 / sqrt(its training events + this), or the popular ones decide alone
+FIT_AT_EVENTS = (10, 30, 100)  # events with known items before them, at which an item's codes are voted for
+PRIOR_EVENTS = 5.0  # how many events the votes are worth; of 1, 5 and 20, the best on validation
+SAMPLED_QUERIES = 600  # queries that stand for those of all users
+CONTEXT_ITEMS = 5  # known items before an event that vote
+CONTEXT_DECAY = 0.2  # of their votes, per item further back
+POPULARITY_OFFSET = (
+    10.0  # an item's vote counts as 1 / sqrt(its training events + this), or the popular ones decide alone
+)
 SWEEPS = 3  # over the codebooks
-VOTERS = 30  # items of the same categories that vote for one that nobody has chosen
-UNPROVEN = 0.25  # where it stands among these by how likely it is, over all: what is in the middle crowds out the known
-AUDIENCE = 100  # users of a single event that stand for all
-COMPARED = 4096  # items that stand for all
+MAX_SIMILAR_ITEMS = 30  # items of the same categories that vote for one that nobody has chosen
+UNPROVEN_QUANTILE = (
+    0.25  # where it stands among these by how likely it is, over all: what is in the middle crowds out the known
+)
+POOLED_QUERIES = 100  # users of a single event that stand for all
+POOLED_ITEMS = 4096  # items that stand for all
 
 
-class Codes(NamedTuple):
+class ColdCodes(NamedTuple):
     """Of one item: history (B,) and target (B',) codes, uint8, and the bias."""
 
     history: NDArray[np.uint8]
@@ -43,29 +47,29 @@ class Codes(NamedTuple):
     bias: float
 
 
-class Chosen(NamedTuple):
+class FirstEvent(NamedTuple):
     """Before an event on the item: rows of the newest known items, newest first, and the user's query (D,)."""
 
     before: tuple[int, ...]
     query: Tensor
 
 
-class Asked(NamedTuple):
+class SampledQuery(NamedTuple):
     """What some user asked: the query (D,), and the logarithm of the softmax's sum over all items."""
 
     query: Tensor
     log_sum: float
 
 
-def with_cold(trained: Artifact, codes: Mapping[str, Codes]) -> Artifact:
+def with_cold_items(trained: Artifact, codes: Mapping[str, ColdCodes]) -> Artifact:
     """The model with these items, by id, behind those that training has seen."""
     if not codes:
         return trained
-    model = trained.model.with_cold(list(codes.values()))
-    return replace(trained, items=trained.items.with_cold(list(codes)), model=model)
+    model = trained.model.with_cold_items(list(codes.values()))
+    return replace(trained, items=trained.items.with_cold_items(list(codes)), model=model)
 
 
-def fits(trained: Artifact, item_id: str, codes: Codes) -> bool:
+def codes_fit(trained: Artifact, item_id: str, codes: ColdCodes) -> bool:
     """Whether `with_cold` takes them: the model has not learned the item, and has such codebooks."""
     shape = trained.config.model
     for own, books, words in (
@@ -77,13 +81,15 @@ def fits(trained: Artifact, item_id: str, codes: Codes) -> bool:
     return item_id not in trained.items.rows and math.isfinite(codes.bias)
 
 
-def asked(trained: Artifact, query: Tensor, scores: Tensor) -> Asked:
+def sampled_query(trained: Artifact, query: Tensor, scores: Tensor) -> SampledQuery:
     """Of a query (D,) and the scores (N,) it gives to the items that training has seen."""
-    return Asked(query, float(torch.logsumexp(scores[: len(trained.items)], 0)))
+    return SampledQuery(query, float(torch.logsumexp(scores[: len(trained.items)], 0)))
 
 
 @torch.inference_mode()
-def likeliest(trained: Artifact, chosen: Sequence[Chosen], sample: Sequence[Asked], events: int) -> Codes:
+def likeliest_codes(
+    trained: Artifact, chosen: Sequence[FirstEvent], sample: Sequence[SampledQuery], events: int
+) -> ColdCodes:
     """The item's codes.
 
     chosen  its first events
@@ -93,7 +99,7 @@ def likeliest(trained: Artifact, chosen: Sequence[Chosen], sample: Sequence[Aske
     shape, model = trained.config.model, trained.model
     before = [one.before for one in chosen]
     votes = _votes(trained, before, trained.target_codes, shape.target_codewords)  # (B', W')
-    log_prior = torch.from_numpy(PRIOR * np.log((votes + 1) / (votes + 1).sum(axis=1, keepdims=True))).float()
+    log_prior = torch.from_numpy(PRIOR_EVENTS * np.log((votes + 1) / (votes + 1).sum(axis=1, keepdims=True))).float()
     by_users, by_all = (
         torch.einsum("qd,bwd->bqw", torch.stack([one.query for one in some]), model.target_codebooks)
         for some in (chosen, sample)
@@ -114,12 +120,12 @@ def likeliest(trained: Artifact, chosen: Sequence[Chosen], sample: Sequence[Aske
     bias = float(np.log(len(chosen) / each_stands_for) - torch.logsumexp(of_all, dim=0))
     history = _votes(trained, before, trained.history_codes, shape.history_codewords).argmax(axis=1)
     learned = model.bias.detach()
-    return Codes(
+    return ColdCodes(
         history.astype(np.uint8), codes.astype(np.uint8), min(max(bias, float(learned.min())), float(learned.max()))
     )
 
 
-class Audience(NamedTuple):
+class QuerySample(NamedTuple):
     """What Q users ask, who stand for all.
 
     products  (Q, B', W')  with the target codewords
@@ -131,19 +137,19 @@ class Audience(NamedTuple):
 
     def log_shares(self, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Logarithms of the softmax's sum over users for items of codes (n, B') without a bias: (n,)."""
-        return _log_sum(_added_up(self.products, codes) - self.log_sums[:, None])
+        return _log_sum(_summed_products(self.products, codes) - self.log_sums[:, None])
 
 
 @torch.inference_mode()
-def audience(trained: Artifact, queries: Tensor) -> Audience:
+def query_sample(trained: Artifact, queries: Tensor) -> QuerySample:
     """Of queries (Q, D)."""
     products = torch.einsum("qd,bwd->qbw", queries, trained.model.target_codebooks).numpy()
-    items = np.random.default_rng(0).permutation(len(trained.items))[:COMPARED]
-    scores = _added_up(products, trained.target_codes[items]) + trained.model.bias.detach().numpy()[items]
-    return Audience(products, _log_sum(scores.T))
+    items = np.random.default_rng(0).permutation(len(trained.items))[:POOLED_ITEMS]
+    scores = _summed_products(products, trained.target_codes[items]) + trained.model.bias.detach().numpy()[items]
+    return QuerySample(products, _log_sum(scores.T))
 
 
-def typical(trained: Artifact, alike: NDArray[np.int64], asked: Audience) -> Codes:
+def codes_of_similar_items(trained: Artifact, alike: NDArray[np.int64], asked: QuerySample) -> ColdCodes:
     """Codes of an item that nobody has chosen yet: those that most of the items have which are of its kind.
 
     What most of them have suits more users than each of them does. So the bias is the one with which the item is as
@@ -152,10 +158,10 @@ def typical(trained: Artifact, alike: NDArray[np.int64], asked: Audience) -> Cod
     alike  (voters,)  their rows; they have one vote each, whoever is popular
     """
     shape, target = trained.config.model, trained.target_codes[alike]
-    own = _commonest(target, shape.target_codewords)
+    own = _most_common(target, shape.target_codewords)
     likely = asked.log_shares(target) + trained.model.bias.detach().numpy()[alike]
-    bias = np.quantile(likely, UNPROVEN) - asked.log_shares(own[None])[0]
-    return Codes(_commonest(trained.history_codes[alike], shape.history_codewords), own, float(bias))
+    bias = np.quantile(likely, UNPROVEN_QUANTILE) - asked.log_shares(own[None])[0]
+    return ColdCodes(_most_common(trained.history_codes[alike], shape.history_codewords), own, float(bias))
 
 
 def _log_sum(scores: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -165,7 +171,7 @@ def _log_sum(scores: NDArray[np.float32]) -> NDArray[np.float32]:
     return found
 
 
-def _added_up(products: NDArray[np.float32], codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _summed_products(products: NDArray[np.float32], codes: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Scores without a bias: (Q, B', W'), (n, B') -> (Q, n)."""
     scores = np.zeros((len(products), len(codes)), np.float32)
     for book, words in enumerate(codes.T):
@@ -173,7 +179,7 @@ def _added_up(products: NDArray[np.float32], codes: NDArray[np.uint8]) -> NDArra
     return scores
 
 
-def _commonest(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
+def _most_common(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
     """(voters, books) -> (books,)"""
     return np.array([np.bincount(book, minlength=words).argmax() for book in codes.T], np.uint8)
 
@@ -183,8 +189,8 @@ def _votes(
 ) -> NDArray[np.float64]:
     """Of the items before, for each codeword: (books, words)."""
     rows = np.array([row for items in before for row in items])
-    fading = np.array([np.exp(-FADING * place) for items in before for place in range(len(items))])
-    weights = fading / np.sqrt(trained.items.counts[rows] + USUAL_EVENTS)
+    fading = np.array([np.exp(-CONTEXT_DECAY * place) for items in before for place in range(len(items))])
+    weights = fading / np.sqrt(trained.items.counts[rows] + POPULARITY_OFFSET)
     return np.array([np.bincount(book, weights, words) for book in codes[rows].T])
 
 

@@ -11,23 +11,23 @@ SplitName = Literal["loo", "temporal"]
 TrainOn = Literal["train", "validation", "all"]
 SeenRule = Literal["none", "recent", "all"]
 
-# of an event's type: what it adds to the histogram; 0 does not step. Positive ones lie in the range.
+# What an event adds to the histogram, by its type. One of weight 0 does not step; positive weights lie in the range.
 EVENT_WEIGHTS = {"view": 1.0, "click": 1.0, "cart": 1.0, "purchase": 1.0, "like": 1.0, "dislike": 0.0}
-
-
 WEIGHT_RANGE = (1e-6, 1e6)
 ID_PATTERN = r"[A-Za-z0-9_.:@-]{1,128}"  # of users, items and event types; "." and ".." are no ids
 EventType = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 
 
 class Frozen(BaseModel):
+    """Immutable settings; an unknown key or a number that is not finite is an error."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(Frozen):
     """Shape of a model that is served; the letters are those of the dimension legend.
 
-    The bounds are far beyond what is of use: nobody is to run out of memory over a file that is broken.
+    The bounds lie far beyond useful values; they keep a broken file from exhausting the memory.
     """
 
     preset: str = "lisa-mini"
@@ -40,15 +40,15 @@ class ModelConfig(Frozen):
     target_codebooks: int = Field(8, ge=1, le=256)  # B'
     target_codewords: int = Field(256, ge=2, le=256)  # W'
     ffn_multiple: int = Field(4, ge=1, le=64)
-    hops: int = Field(1, ge=0, le=64)  # looks at the histogram after the one by codes
-    recent_items: int = Field(5, ge=1, le=1024)  # K, the newest items that a step knows, from the state's ring
-    recent_heads: int = Field(0, ge=0, le=256)  # 0: no attention to them, only their followers are lifted
-    followers: int = Field(16, ge=0, le=1024)  # K', exact followers of each item whose scores it lifts
+    hops: int = Field(1, ge=0, le=64)  # further attention to the histogram, after that by codes
+    recent_items: int = Field(5, ge=1, le=1024)  # K, the newest items that a step reads from the state
+    recent_heads: int = Field(0, ge=0, le=256)  # 0: their followers are lifted, but no head attends to them
+    followers: int = Field(16, ge=0, le=1024)  # K', followers of each item whose scores it lifts
     block: Literal["pre-norm", "post-norm"] = "pre-norm"  # post-norm: the paper's, whose codes were learned
     soft: bool = False  # an item is shares of all history codewords, instead of one of each codebook
 
     @model_validator(mode="after")
-    def _the_block_reads_them(self) -> Self:
+    def _require_post_norm_for_soft_codes(self) -> Self:
         if self.soft and self.block == "pre-norm":
             raise ValueError("soft codes are read by the post-norm block alone")
         return self
@@ -57,7 +57,7 @@ class ModelConfig(Frozen):
 
 
 class TrainConfig(Frozen):
-    """How the weights are found. A batch is a number of positions, from many users' histories."""
+    """Settings of a training. A batch has positions of many users' histories."""
 
     epochs: int = Field(7, ge=1)
     batch_size: int = Field(2048, ge=1)
@@ -96,7 +96,7 @@ class MechanismConfig(Frozen):
 
 
 class MechanismTraining(Frozen):
-    """How the weights of a mechanism are found; the defaults are those of the paper, but for the schedule."""
+    """Settings of a mechanism's training; the defaults are those of the paper, but for the schedule."""
 
     epochs: int = Field(200, ge=1)
     histories_per_batch: int = Field(128, ge=1)
@@ -111,7 +111,7 @@ class MechanismTraining(Frozen):
 
 
 class DataCard(Frozen):
-    """What the model was trained on, so that an evaluation can hold it to it."""
+    """What the model was trained on; an evaluation compares it with the data that it is given."""
 
     sha256: str = ""  # of the uncompressed interactions table
     split: SplitName = "loo"
@@ -122,13 +122,13 @@ class DataCard(Frozen):
 
 
 class Recipe(Frozen):
-    """Everything ``config.json`` of a model directory says."""
+    """The content of a model directory's ``config.json``."""
 
     model: ModelConfig | MechanismConfig
     training: TrainConfig | MechanismTraining
     data: DataCard = DataCard()
     event_weights: dict[EventType, float] = EVENT_WEIGHTS
-    unseen_types: tuple[EventType, ...] = ()  # whose items the seen rule does not hide; every other event's are seen
+    unseen_types: tuple[EventType, ...] = ()  # events of these types do not make an item seen
 
     @field_validator("event_weights")
     @classmethod
@@ -141,19 +141,19 @@ class Recipe(Frozen):
 
 
 class ServedRecipe(Recipe):
-    """Of a model that is served, however it was trained."""
+    """The recipe of a model that is served, however it was trained."""
 
     model: ModelConfig = ModelConfig()
 
 
 class Config(ServedRecipe):
-    """Of a model that is served, whose codes are fixed before it is trained."""
+    """The recipe of a served model whose codes are fixed before its training."""
 
     training: TrainConfig = TrainConfig()
 
 
 class MechanismRecipe(Recipe):
-    """Of a model that is compared."""
+    """The recipe of a mechanism that is compared."""
 
     model: MechanismConfig
     training: MechanismTraining = MechanismTraining()
@@ -191,8 +191,8 @@ MECHANISMS: dict[str, MechanismConfig] = {
     )
 }
 
-# those of them that are served, once they are trained; it takes fewer epochs of this loss to learn as much, and fewer
-# still where codes soon stay as they are
+# The mechanisms that are served after their training. The softmax loss learns as much in fewer epochs, and in still
+# fewer where the codes are frozen early.
 SERVED_MECHANISMS = {"lisa-base", "lisa-soft"}
 SERVED_TRAINING = MechanismTraining(
     epochs=20, loss="softmax", histories_per_batch=16, learning_rate=0.002, codes_learned_share=0.2

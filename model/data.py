@@ -14,17 +14,17 @@ REPEAT_SHARE_OF_SHOPS = 0.05
 
 
 class DataError(ValueError):
-    """A data directory that cannot be read; the message names the file, the line and the way out."""
+    """A data directory cannot be read; the message names the file, the line and the way out."""
 
 
 @dataclass(frozen=True)
 class Interactions:
-    """Events grouped by user, each user's in order of time (equal times keep the order of the file).
+    """Events grouped by user, each user's in order of time; equal times keep the order of the file.
 
     user, item, type  (events,)  int32, indices into user_ids, item_ids, type_names
     timestamp_us      (events,)  int64, microseconds since the epoch
     value             (events,)  float64, NaN where the table has none
-    time_is_order     whether the timestamps only count the events of a user instead of telling a time
+    time_is_order     whether the timestamps only number the events of a user
     sha256            hex digest of the uncompressed table as it lay in the file
     """
 
@@ -48,7 +48,7 @@ class Interactions:
         return np.searchsorted(self.user, np.arange(len(self.user_ids) + 1)).astype(np.int64)
 
     def weights(self, event_weights: Mapping[str, float]) -> NDArray[np.float32]:
-        """Weight of every event by its type; raises DataError for a type without one."""
+        """Return the weight of every event by its type; raises DataError for a type without a weight."""
         missing = sorted(set(self.type_names) - set(event_weights))
         if missing:
             known = ", ".join(sorted(event_weights))
@@ -59,7 +59,7 @@ class Interactions:
         return np.array([event_weights[name] for name in self.type_names], np.float32)[self.type]
 
     def stepping(self, event_weights: Mapping[str, float]) -> Interactions:
-        """Only the events that step a state: those of positive weight."""
+        """Drop the events that do not step a state: those of weight 0."""
         keep = self.weights(event_weights) > 0
         if keep.all():
             return self
@@ -90,7 +90,7 @@ class Histories:
         return len(self.starts) - 1
 
     def __getitem__(self, rows: slice) -> Histories:
-        """Some of the histories that stand side by side."""
+        """Return a slice of the histories."""
         begin, end, step = rows.indices(len(self))
         assert step == 1
         starts = self.starts[begin : end + 1]
@@ -98,7 +98,7 @@ class Histories:
         return Histories(self.item[events], self.weights[events], starts - starts[0])
 
     def __iter__(self) -> Iterator[NDArray[np.int32]]:
-        """The items of each history."""
+        """Iterate over the items of each history."""
         return (self.item[begin:end] for begin, end in pairwise(self.starts))
 
     @property
@@ -108,29 +108,29 @@ class Histories:
 
     @property
     def last_items(self) -> NDArray[np.int32]:
-        """(histories,), none of which may be empty."""
+        """The last item of each history, none of which may be empty: (histories,)."""
         return self.item[self.starts[1:] - 1]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """(histories,)"""
+        """Events of each history: (histories,)."""
         return np.diff(self.starts)
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Which history each event belongs to: (events,)."""
+        """The history that each event belongs to: (events,)."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def positions(self) -> int:
-        """How many events have a successor of the same user."""
+        """The number of events that have a successor of the same user."""
         return int(np.maximum(self.lengths - 1, 0).sum())
 
 
 def training_histories(
     interactions: Interactions, train: NDArray[np.bool_], event_weights: Mapping[str, float]
 ) -> Histories:
-    """The training events of every user, with their weights; ``train`` as in a Split."""
+    """Return the training events of every user, with their weights; ``train`` as in a Split."""
     weights = interactions.weights(event_weights)
     lengths = np.bincount(interactions.user[train], minlength=len(interactions.user_ids))
     return Histories(interactions.item[train], weights[train], _starts(lengths))
@@ -139,7 +139,7 @@ def training_histories(
 def histories_before(
     interactions: Interactions, positions: NDArray[np.int64], event_weights: Mapping[str, float]
 ) -> Histories:
-    """What precedes each of the given positions in its user's history."""
+    """Return the history before each of the given positions."""
     weights = interactions.weights(event_weights)
     begins = interactions.starts[interactions.user[positions]]
     lengths = positions - begins
@@ -151,14 +151,14 @@ def histories_before(
 def seen_before(
     interactions: Interactions, positions: NDArray[np.int64], unseen_types: Collection[str]
 ) -> list[NDArray[np.int32]]:
-    """The items before each of the given positions in its user's history, without those of some types."""
+    """Return the items before each of the given positions, without those of events of some types."""
     is_seen = np.array([name not in unseen_types for name in interactions.type_names])[interactions.type]
     begins = interactions.starts[interactions.user[positions]]
     return [interactions.item[begin:end][is_seen[begin:end]] for begin, end in zip(begins, positions, strict=True)]
 
 
 def repeat_share(interactions: Interactions) -> float:
-    """Share of the events whose item the same user had before: high in shops, near 0 for ratings."""
+    """Return the share of events whose item the same user had before: high in shops, near 0 for ratings."""
     pairs = interactions.user.astype(np.int64) * len(interactions.item_ids) + interactions.item
     return 1.0 - len(np.unique(pairs)) / max(len(pairs), 1)
 

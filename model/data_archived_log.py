@@ -25,9 +25,10 @@ ARCHIVE_COLUMNS_AS_TEXT = {
 
 
 def read_archive(directory: Path) -> Table | None:
-    """The events that 'lisarec archive' has put there, or those of one tenant: DIR or DIR/tenant=NAME; else None.
+    """Read the events of an archive, DIR, or of one of its tenants, DIR/tenant=NAME; None where there is no archive.
 
-    Each user's stand in log order. The digest is that of the table as text, which merging files does not change.
+    Each user's events keep the order of the log. The digest is that of the table as text, which does not depend on how
+    the archive is cut into files.
     """
     root, tenant = (directory.parent, directory.name) if directory.name.startswith("tenant=") else (directory, "")
     manifest = root / ARCHIVE_MANIFEST
@@ -37,17 +38,17 @@ def read_archive(directory: Path) -> Table | None:
         paths = _archived_files(manifest, tenant)
         try:
             frames = [pl.read_parquet(root / path, columns=[*ARCHIVE_COLUMNS]) for path in paths]
-        except FileNotFoundError:  # merged by the archiver meanwhile
+        except FileNotFoundError:  # the archiver has merged files meanwhile
             continue
         except (OSError, pl.exceptions.PolarsError) as exc:
             raise DataError(f"archive {str(root)!r} cannot be read: {str(exc)[:200]}") from exc
-        table = _counted(pl.concat(frames)).sort("user_id", "seq").select(**ARCHIVE_COLUMNS_AS_TEXT)
+        table = _valid_events(pl.concat(frames)).sort("user_id", "seq").select(**ARCHIVE_COLUMNS_AS_TEXT)
         return Table(directory, table, hashlib.sha256(table.write_csv(separator="\t").encode()).hexdigest())
     raise DataError(f"archive {str(root)!r} lacks files that its {ARCHIVE_MANIFEST} names")
 
 
-def _counted(log: pl.DataFrame) -> pl.DataFrame:
-    """The events that no undo takes back, without those of users who became another one, whose log has copies."""
+def _valid_events(log: pl.DataFrame) -> pl.DataFrame:
+    """Drop undone events, and those of users who were merged into another one, whose log has copies."""
     is_undo, is_into = pl.col("type") == UNDO, pl.col("type") == INTO
     undone = log.filter(is_undo).select("user_id", event_id="item_id")
     merged = log.filter(is_into).select("user_id")
@@ -57,7 +58,7 @@ def _counted(log: pl.DataFrame) -> pl.DataFrame:
 
 
 def _archived_files(manifest: Path, folder: str) -> list[str]:
-    """Paths of the Parquet files that the archive's list names, of one tenant's folder if it has several."""
+    """Return the paths of the Parquet files in the manifest, of one tenant's folder if there are several."""
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
         paths = [Path(file["path"]) for file in files]

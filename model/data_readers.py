@@ -58,7 +58,7 @@ def read_interactions(directory: Path) -> Interactions:
 
 
 def read_items(directory: Path) -> ItemTexts:
-    """Read ``items.*`` of a data directory; without such a file no item has a title."""
+    """Read ``items.*`` of a data directory; without such a file no item has a title. Raises DataError."""
     path = find_table(directory, "items")
     if path is None:
         return ItemTexts({}, {})
@@ -74,7 +74,10 @@ def read_items(directory: Path) -> ItemTexts:
 
 
 def read_item_table(path: Path) -> pl.DataFrame:
-    """The columns item_id, title, categories and available of a file, as texts, as many as it has; no id twice."""
+    """Read the columns item_id, title, categories and available of a file as text, as far as it has them.
+
+    raises DataError, also for an id that stands there twice
+    """
     table = read_table(path, ("item_id",), ("title", "categories", "available"))
     table.require_ids("item_id")
     ids = table.frame["item_id"]
@@ -87,7 +90,7 @@ def read_item_table(path: Path) -> pl.DataFrame:
 
 
 def categories_in(text: str) -> tuple[str, ...]:
-    """Those of a cell."""
+    """Split a cell into its distinct categories."""
     return tuple(dict.fromkeys(part for part in text.split("|") if part))
 
 
@@ -99,7 +102,7 @@ def _read_interactions_table(directory: Path) -> Table:
 
 
 def _indices(column: pl.Series) -> tuple[NDArray[np.int32], list[str]]:
-    """Indices in order of first appearance, and the names."""
+    """Number the names in order of their first appearance: the index of each row, and the distinct names."""
     names = column.unique(maintain_order=True)
     index = pl.DataFrame({"name": names, "index": np.arange(len(names), dtype=np.int32)})
     joined = pl.DataFrame({"name": column}).join(index, on="name", how="left", maintain_order="left")
@@ -107,6 +110,6 @@ def _indices(column: pl.Series) -> tuple[NDArray[np.int32], list[str]]:
 
 
 def _only_counts(user: NDArray[np.int32], timestamp_us: NDArray[np.int64]) -> bool:
-    """Whether every event of a user stands one second after the one before."""
+    """Tell whether every event of a user stands one second after the one before."""
     same_user = user[1:] == user[:-1]
     return bool(np.all(np.diff(timestamp_us)[same_user] == 1_000_000))

@@ -13,7 +13,7 @@ from model.data import DataError, Interactions
 
 @dataclass(frozen=True)
 class Split:
-    """What trains and what is held out. The input of a held-out event is everything before it of the same user.
+    """Training events and held-out events. A held-out event is predicted from all earlier events of its user.
 
     train       (events,) bool   events the model may learn from; a prefix of every user
     validation  (users',) int64  positions of the held-out validation events
@@ -26,13 +26,13 @@ class Split:
 
 
 def split(interactions: Interactions, name: SplitName, train_on: TrainOn = "train") -> Split:
-    """Split as the protocols of the same name do.
+    """Split the interactions as the protocol of that name does; raises DataError.
 
     loo       the last event of each user with at least 3 is the test event, the one before it validation
     temporal  trains before the 90 % quantile of time, tests each later user's last event; the last earlier event of
               each user with at least 3 earlier ones is validation; refused where timestamps are only an order
 
-    train_on ``validation`` trains on the validation events too, ``all`` on everything.
+    With train_on ``validation`` the validation events are training events too, with ``all`` every event is.
     """
     parts = _split_temporal(interactions) if name == "temporal" else _split_loo(interactions)
     if train_on == "all":

@@ -24,7 +24,7 @@ LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text columns; row i stands in line i + 2 of a text file."""
+    """A table of text columns; row i stands in line i + 2 of a text file."""
 
     path: Path
     frame: pl.DataFrame
@@ -41,6 +41,7 @@ class Table:
             raise DataError(f"{self.path}, {place}: " + reason.format("" if cell is None else str(cell)[:80]))
 
     def require_ids(self, *columns: str) -> None:
+        """Raise DataError for the first cell of these columns that is not an id."""
         for column in columns:
             cells = self.frame[column]
             self.refuse(cells.eq_missing(column), "the header is repeated; remove this line", column)
@@ -48,7 +49,7 @@ class Table:
             self.refuse(bad, f"{column} {{!r}} is not an id (1 to 128 of A-Z a-z 0-9 _ . : @ -)", column)
 
     def numbers(self, column: str) -> NDArray[np.float64]:
-        """The column as floats, NaN where a cell is empty."""
+        """Parse the column as floats, NaN where a cell is empty; raises DataError."""
         cells = self.frame[column]
         numbers = cells.cast(pl.Float64, strict=False)
         bad = (numbers.is_null() | ~numbers.is_finite()) & cells.is_not_null() & (cells != "")
@@ -56,7 +57,7 @@ class Table:
         return numbers.fill_null(np.nan).to_numpy().astype(np.float64)
 
     def timestamps_us(self) -> NDArray[np.int64]:
-        """Unix seconds or RFC 3339 times as microseconds."""
+        """Parse the timestamps, Unix seconds or RFC 3339 times, as microseconds; raises DataError."""
         cells = self.frame["timestamp"]
         seconds = cells.cast(pl.Float64, strict=False)
         seconds = seconds.set(~seconds.is_finite(), None)
@@ -72,6 +73,7 @@ class Table:
 
 
 def find_table(directory: Path, stem: str) -> Path | None:
+    """Return the path of the directory's table of that name, None without one; raises DataError for two of them."""
     if not directory.is_dir():
         raise DataError(f"data directory {str(directory)!r} does not exist; 'lisarec data NAME' makes one")
     found = [directory / f"{stem}{suffix}" for suffix in SUFFIXES if (directory / f"{stem}{suffix}").is_file()]
@@ -81,6 +83,7 @@ def find_table(directory: Path, stem: str) -> Path | None:
 
 
 def read_table(path: Path, required: Sequence[str], optional: Sequence[str]) -> Table:
+    """Read a table with these columns from a file of any supported format; raises DataError."""
     raw = _uncompressed(path)
     if path.suffix == ".parquet":
         try:

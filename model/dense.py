@@ -1,4 +1,4 @@
-"""Every item's score by torch, and the best by its ``topk``: what a GPU does, and what a scan is tested against."""
+"""The catalogue scan by torch: all scores, then the best by ``topk``. GPUs use it, and it is an oracle of ``Scan``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from model import bitmap
 from model.scan import Boosts, Lifted, Ranked
 
 
-class Dense:
-    """N items on the device of their codes: the same answers as a ``Scan``, from the same arguments.
+class TorchScan:
+    """Scans N items on the device of their codes: the same answers as a ``Scan``, from the same arguments.
 
     codes  (N, B')  uint8
     bias   (N,)     float32
@@ -27,17 +27,18 @@ class Dense:
         self.bias = bias
 
     def bias_of(self, items: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the bias of some items: (len(items),)."""
         bias: NDArray[np.float32] = self.bias[torch.from_numpy(items).to(self.bias.device)].cpu().numpy()
         return bias
 
-    def biased(self, bias: Tensor) -> Dense:
-        """The same items with another bias."""
+    def biased(self, bias: Tensor) -> TorchScan:
+        """Return a scan of the same items with another bias."""
         other = copy.copy(self)
         other.bias = bias
         return other
 
     def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
-        """(Q, B', W') -> (Q, N)"""
+        """Score every item: (Q, B', W') -> (Q, N)."""
         scores = self.bias.expand(len(products), -1).clone()
         for book, codes in enumerate(self._codes_by_book):
             scores += products[:, book].index_select(1, codes)
@@ -46,6 +47,7 @@ class Dense:
     def top_k(
         self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
     ) -> Ranked:
+        """Find the k best items of each query, as ``Scan.top_k`` does."""
         scores = self.scores(products, lifted).cpu()
         for members, gain in zip(*boosts, strict=True) if boosts else ():
             scores[:, torch.from_numpy(bitmap.to_mask(members, self.items))] += gain
@@ -70,6 +72,7 @@ class Dense:
         candidates: Sequence[NDArray[np.int64]],
         boosts: Boosts | None = None,
     ) -> list[Ranked]:
+        """Rank each query's own candidates, as ``Scan.rank`` does."""
         ranked = []
         for table, followers, gains, indices in zip(products, *lifted, candidates, strict=True):
             distinct = np.unique(indices)
@@ -81,6 +84,7 @@ class Dense:
     def scores_of(
         self, products: Tensor, lifted: Lifted, items: NDArray[np.int64], boosts: Boosts | None = None
     ) -> NDArray[np.float32]:
+        """Score some items for one query, as ``Scan.scores_of`` does."""
         chosen = torch.from_numpy(items).to(self.bias.device)
         scores = self.bias[chosen].clone()
         for row, codes in zip(products[0], self._codes_by_book[:, chosen], strict=True):
@@ -94,7 +98,7 @@ class Dense:
 
 
 def best_first(values: NDArray[np.float32], chosen: NDArray[np.int64], k: int) -> Ranked:
-    """The k best of the chosen places, which ascend; places at minus infinity are left out."""
+    """Return the k best of the chosen places, which ascend, and their values; places at minus infinity are left out."""
     chosen = chosen[~np.isneginf(values[chosen])]
     order = chosen[np.argsort(-values[chosen], kind="stable")][:k]
     return order, values[order]

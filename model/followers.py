@@ -17,10 +17,10 @@ from model import codes
 
 WINDOW = 10  # how many events later still counts as following
 DECAY_PER_EVENT = 0.4
-UNSURE = 5.0  # weight of follow-ups that an item has to have before its shares are believed
-FAINT = 0.01  # shares far below it lift nothing
-STRENGTH = 1.5  # of the lift, in units of log(1 + share / FAINT), where no validation chooses it
-STRENGTHS = (0.0, 0.75, STRENGTH, 3.0, 6.0, 12.0)
+SHRINKAGE = 5.0  # weight of follow-ups that an item has to have before its shares are believed
+FAINT_SHARE = 0.01  # shares far below it lift nothing
+DEFAULT_LIFT_STRENGTH = 1.5  # of the lift, in units of log(1 + share / FAINT), where no validation chooses it
+LIFT_STRENGTHS = (0.0, 0.75, DEFAULT_LIFT_STRENGTH, 3.0, 6.0, 12.0)
 LIFTING_ITEMS = 5  # how many of a user's newest items lift their followers
 DECAY_PER_ITEM = 0.7  # each item less than the one after it
 
@@ -36,15 +36,15 @@ class Followers(NamedTuple):
     lift: NDArray[np.float32]
 
 
-def strongest(item: NDArray[np.int32], starts: NDArray[np.int64], items: int, count: int) -> Followers:
+def strongest_followers(item: NDArray[np.int32], starts: NDArray[np.int64], items: int, count: int) -> Followers:
     """The ``count`` strongest followers of every item in packed histories.
 
     item    (events,)     item of every event, users one behind the other
     starts  (users + 1,)  where each user's events begin, and the end
     """
-    counts = codes.followers(item, starts, items, WINDOW, DECAY_PER_EVENT)
+    counts = codes.follower_counts(item, starts, items, WINDOW, DECAY_PER_EVENT)
     totals = np.asarray(counts.sum(axis=1)).ravel()
-    shares = sparse.csr_array(sparse.diags_array(1 / (totals + UNSURE)) @ counts)
+    shares = sparse.csr_array(sparse.diags_array(1 / (totals + SHRINKAGE)) @ counts)
     rows = np.repeat(np.arange(items), np.diff(shares.indptr))
     strongest_first = np.lexsort((shares.indices, -shares.data, rows))
     place = np.arange(len(rows)) - shares.indptr[rows]
@@ -52,5 +52,5 @@ def strongest(item: NDArray[np.int32], starts: NDArray[np.int64], items: int, co
     found = Followers(np.full((items, count), -1, np.int32), np.zeros((items, count), np.float32))
     cells = rows[kept], place[place < count]
     found.items[cells] = shares.indices[kept]
-    found.lift[cells] = STRENGTH * np.log1p(shares.data[kept] / FAINT)
+    found.lift[cells] = DEFAULT_LIFT_STRENGTH * np.log1p(shares.data[kept] / FAINT_SHARE)
     return found

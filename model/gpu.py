@@ -1,8 +1,8 @@
 """The catalogue scan on a GPU: exact top k that reads each code once, 8 bytes and the bias for an item.
 
 A first pass finds the best score of each block of items and writes nothing else. The k best items lie in the k blocks
-whose best are highest (of equal ones the first), so only these are scored again, and ranked by torch. An item's score
-is added up in the order in which all other paths add it up, the bias first, then book by book.
+with the highest best scores (the first ones of equal blocks), so only these are scored again, and ranked by torch. All
+paths add up an item's score in the same order: the bias first, then book by book.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -15,9 +15,10 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 from triton import language as tl
+from typing_extensions import override
 
 from model import bitmap
-from model.dense import Dense, best_first
+from model.dense import TorchScan, best_first
 from model.scan import Boosts, Lifted, Ranked
 
 BLOCK = 1024  # items
@@ -75,17 +76,18 @@ def _scores_of_blocks(
     tl.store(out + (q * count + place) * size + offset, score)
 
 
-class Fused(Dense):
-    """As ``Dense``, with another way to the top k."""
+class TritonScan(TorchScan):
+    """Scans on a GPU as ``TorchScan`` does, with fused kernels for the top k."""
 
     def __init__(self, codes: Tensor, bias: Tensor) -> None:
         super().__init__(codes, bias)
         self._codes = codes.T.contiguous()  # (B', N) uint8
 
+    @override
     def top_k(
         self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
     ) -> Ranked:
-        if k * BLOCK > self.items or boosts is not None:  # nothing would be left out, or too little is known of a block
+        if k * BLOCK > self.items or boosts is not None:  # blocks save nothing, or do not bound scores
             return super().top_k(products, lifted, k, excluded, boosts)
         if not products.isfinite().all():
             raise ValueError("a query's scores are not finite, or beyond float32; train the model again")
@@ -110,7 +112,7 @@ class Fused(Dense):
 
 
 def _merged(rows: NDArray[np.int64], scores: NDArray[np.float32], apart: list[Ranked], k: int) -> Ranked:
-    """The k best of the blocks' items (Q, ...), which ascend, and of those that are lifted."""
+    """Merge the blocks' items (Q, ...), which ascend, with the lifted items: the k best of both."""
     items, best = np.full((len(rows), k), -1, np.int64), np.full((len(rows), k), -np.inf, np.float32)
     for q, (lifted, lifted_scores) in enumerate(apart):
         order = np.argsort(both := np.concatenate([rows[q], lifted]), kind="stable")

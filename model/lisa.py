@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from model.codes import ItemCodes
 from model.config import ModelConfig
-from model.feed_forward import FeedForward, in_sixteen_bits, settle
+from model.feed_forward import FeedForward, fold_norm_and_round, round_to_bfloat16
 from model.followers import DECAY_PER_ITEM, LIFTING_ITEMS, Followers
 from model.recent import RecentItems
 
@@ -55,7 +55,7 @@ def attend(histogram: Tensor, last_codes: Tensor, tables: AttentionTables) -> Te
     return share.flatten(1) @ tables.values.reshape(-1, width)  # (Q, R B W) -> (Q, D)
 
 
-class Fading(NamedTuple):
+class DecayedHistory(NamedTuple):
     """One history as its parallel form sees it: codes (L, B) and log weights (R, 1, L, L) of every event at every step.
 
     An event that lies in a step's future weighs nothing: minus infinity.
@@ -89,7 +89,7 @@ class Hop(nn.Module):
         share = (self._logits(hidden) + histogram.log()).softmax(dim=-1)
         return self._add(hidden, share.flatten(1) @ self.values.flatten(0, 2))
 
-    def parallel(self, hidden: Tensor, history: Fading) -> Tensor:
+    def parallel(self, hidden: Tensor, history: DecayedHistory) -> Tensor:
         """The same after every event of one history, without its histograms: (L, D) -> (L, D)."""
         books = torch.arange(history.codes.shape[1], device=hidden.device)
         logits = self._logits(hidden)[:, :, books, history.codes]  # (L, R, L, B)
@@ -97,10 +97,10 @@ class Hop(nn.Module):
         values = self.values[:, books, history.codes].transpose(1, 2)  # (R, B, L, D)
         return self._add(hidden, (share @ values).sum(dim=(0, 1)))
 
-    def settle(self) -> None:
-        settle(self.norm, self.keys, self.prior)
-        in_sixteen_bits(self.values)
-        self.feed_forward.settle()
+    def fold_norms_and_round(self) -> None:
+        fold_norm_and_round(self.norm, self.keys, self.prior)
+        round_to_bfloat16(self.values)
+        self.feed_forward.fold_norms_and_round()
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """How well each codeword answers: (Q, D) -> (Q, R, B, W)."""
@@ -152,7 +152,7 @@ class Lisa(nn.Module, ABC):
         """
 
     @abstractmethod
-    def settle(self) -> None:
+    def fold_norms_and_round(self) -> None:
         """Make a trained model what is evaluated and served; again, it changes nothing."""
 
     def tables(self) -> AttentionTables:
@@ -161,7 +161,7 @@ class Lisa(nn.Module, ABC):
         similarity = similarity - similarity.amax(dim=-1, keepdim=True).detach()
         return AttentionTables(similarity if self.config.soft else torch.exp(similarity), self.codebooks @ self.value)
 
-    def with_cold(self, codes: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8], float]]) -> Self:
+    def with_cold_items(self, codes: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8], float]]) -> Self:
         """This model, whose weights it shares, with items behind its own: history codes, target codes and bias of each.
 
         They have no followers, and are nobody's.
@@ -182,12 +182,12 @@ class Lisa(nn.Module, ABC):
         """Sums of the items' target codewords: (N, D), or (len(items), D) for the items asked for."""
         return sum_of_codewords(self.target_codes if items is None else self.target_codes[items], self.target_codebooks)
 
-    def lifts(self, recent: Tensor) -> tuple[Tensor, Tensor]:
+    def follower_gains(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """What followed the newest items before: (Q, K) -> items (Q, F) int64 and what their scores gain (Q, F)."""
         newest = recent[:, :LIFTING_ITEMS]
         if len(self.followers) < len(self.target_codes):
             newest = newest.masked_fill(newest >= len(self.followers), -1)
-        rows, faded = newest.clamp_min(0), fading(newest.shape[1]).to(recent.device) * (newest >= 0)
+        rows, faded = newest.clamp_min(0), follower_decay(newest.shape[1]).to(recent.device) * (newest >= 0)
         followers = self.followers[rows].long().clamp_min(0)
         return followers.flatten(1), (self.lift[rows] * faded[:, :, None]).flatten(1)
 
@@ -243,17 +243,17 @@ class LisaMini(Lisa):
         found: Tensor = self.norm(hidden)
         return found
 
-    def settle(self) -> None:
+    def fold_norms_and_round(self) -> None:
         """Make a trained model what is evaluated and served; again, it changes nothing.
 
         A step's time is that of reading the matrices of its feed-forwards and looks, so they are kept in sixteen bits
         (bfloat16), with what can be computed once.
         """
-        self.feed_forward.settle()
+        self.feed_forward.fold_norms_and_round()
         for hop in cast(list[Hop], list(self.hops)):
-            hop.settle()
+            hop.fold_norms_and_round()
         if self.recent is not None:
-            self.recent.settle()
+            self.recent.fold_norms_and_round()
 
     def _first(self, last: Tensor, attention: Tensor) -> Tensor:
         """The last item, by its history codes and by its finer target codes, and what it attends to: (Q, D)."""
@@ -262,16 +262,16 @@ class LisaMini(Lisa):
         hidden: Tensor = self.feed_forward(self.dropout(embedded) + self.dropout(attention))
         return hidden
 
-    def _fading(self, items: Tensor, weights: Tensor | None) -> Fading:
+    def _fading(self, items: Tensor, weights: Tensor | None) -> DecayedHistory:
         position = torch.arange(len(items), device=items.device)
         age = position[:, None] - position[None, :]  # (L, L), negative for the future
         rates = torch.tensor(self.config.decay_rates, dtype=self.bias.dtype, device=items.device)
         log_weight = torch.zeros_like(self.bias[:1]) if weights is None else weights.to(self.bias.dtype).log()
         fading = log_weight - rates[:, None, None, None] * age
-        return Fading(self.history_codes[items].long(), fading.masked_fill(age < 0, -torch.inf))
+        return DecayedHistory(self.history_codes[items].long(), fading.masked_fill(age < 0, -torch.inf))
 
 
-def fading(recent_items: int) -> Tensor:
+def follower_decay(recent_items: int) -> Tensor:
     """How much the followers of each of the newest items count: (at most LIFTING_ITEMS,), the newest first."""
     return torch.exp(-DECAY_PER_ITEM * torch.arange(min(recent_items, LIFTING_ITEMS)))
 
@@ -283,7 +283,7 @@ def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:
     return F.embedding_bag(codes + offsets, codebooks.flatten(0, 1), mode="sum")
 
 
-def build(config: ModelConfig, codes: ItemCodes, followers: Followers) -> LisaMini:
+def build_lisa_mini(config: ModelConfig, codes: ItemCodes, followers: Followers) -> LisaMini:
     """A model with fresh weights on fixed codes; its history codewords start as the means that the codes stand for."""
     model = LisaMini(config, torch.from_numpy(codes.history.codes), torch.from_numpy(codes.target.codes))
     means = torch.from_numpy(codes.history.codewords)

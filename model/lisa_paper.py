@@ -37,7 +37,7 @@ class LisaPaper(Lisa):
         queries: Tensor = self.norms[1](hidden + self.feed_forward(hidden))
         return queries
 
-    def settle(self) -> None:
+    def fold_norms_and_round(self) -> None:
         """There is nothing to be done."""
 
 

@@ -20,11 +20,11 @@ from model import metrics, ranking
 from model.config import Recipe
 from model.data import Histories, Interactions
 from model.data_splits import Split
-from model.ranking import HeldOut, Scorer
+from model.ranking import HeldOutEvents, Scorer
 
 CHECKPOINT = "checkpoint"
-BEST, LAST = f"{CHECKPOINT}/best.safetensors", f"{CHECKPOINT}/last.safetensors"
-MOMENTS = "optimizer."
+BEST_CHECKPOINT, LAST_CHECKPOINT = f"{CHECKPOINT}/best.safetensors", f"{CHECKPOINT}/last.safetensors"
+OPTIMIZER_PREFIX = "optimizer."
 
 Batch = TypeVar("Batch")
 
@@ -50,7 +50,7 @@ class Progress(Protocol):
     def epoch(self, report: EpochReport) -> None: ...
 
 
-class Loop(ABC, Generic[Batch]):
+class TrainingLoop(ABC, Generic[Batch]):
     """Trains one network on one split; every epoch ends with a checkpoint that ``fit`` can go on from.
 
     All randomness of an epoch comes from (seed, epoch), so a resumed run equals one that was never interrupted.
@@ -60,7 +60,7 @@ class Loop(ABC, Generic[Batch]):
         self,
         network: nn.Module,
         histories: Histories,
-        validation: HeldOut | None,
+        validation: HeldOutEvents | None,
         recipe: Recipe,
         directory: Path,
         device: str,
@@ -98,7 +98,7 @@ class Loop(ABC, Generic[Batch]):
             self._save_checkpoint()
             progress.epoch(report)
         if self.validation is not None:
-            self.network.load_state_dict(load_file(self.directory / BEST))
+            self.network.load_state_dict(load_file(self.directory / BEST_CHECKPOINT))
         self._finish()
         self.network.to("cpu").eval()
 
@@ -114,14 +114,15 @@ class Loop(ABC, Generic[Batch]):
         done, losses = 0.0, []
         for batch, share in self._batches(seed):
             self._set_learning_rate((epoch + done) / training.epochs)
-            losses.append(self._step(batch))
+            losses.append(self.train_batch(batch))
             done += share
             progress.batch(epoch, min(done, 1.0), losses[-1])
         found = self._validate()
         elapsed_s = time.monotonic() - started
         return EpochReport(epoch, sum(losses) / len(losses), found.get("ndcg_at_10"), found.get("hr_at_10"), elapsed_s)
 
-    def _step(self, batch: Batch) -> float:
+    def train_batch(self, batch: Batch) -> float:
+        """Learn from one batch; returns its loss."""
         loss = self._loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -156,7 +157,7 @@ class Loop(ABC, Generic[Batch]):
         weights = {name: tensor.cpu() for name, tensor in self.network.state_dict().items()}
         names = [name for name, _ in self.network.named_parameters()]
         moments = {
-            f"{MOMENTS}{names[index]}.{key}": tensor.cpu()
+            f"{OPTIMIZER_PREFIX}{names[index]}.{key}": tensor.cpu()
             for index, state in self.optimizer.state_dict()["state"].items()
             for key, tensor in state.items()
         }
@@ -166,11 +167,11 @@ class Loop(ABC, Generic[Batch]):
         }
         (self.directory / CHECKPOINT).mkdir(parents=True, exist_ok=True)
         if self._best() == len(self.reports) - 1:
-            _replace(self.directory / BEST, weights, {})
-        _replace(self.directory / LAST, weights | moments, about)
+            _replace_file(self.directory / BEST_CHECKPOINT, weights, {})
+        _replace_file(self.directory / LAST_CHECKPOINT, weights | moments, about)
 
     def _load_checkpoint(self) -> None:
-        path = self.directory / LAST
+        path = self.directory / LAST_CHECKPOINT
         if not path.is_file():
             raise TrainError(f"there is no checkpoint {path} to resume from; train without --resume")
         with safe_open(path, "pt") as checkpoint:
@@ -180,12 +181,12 @@ class Loop(ABC, Generic[Batch]):
             raise TrainError(f"the checkpoint {path} was trained with other options; give the same ones to resume")
         self._require_own(path, tensors)
         self.reports = [EpochReport(**report) for report in json.loads(about["reports"])]
-        self.network.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(MOMENTS)})
+        self.network.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(OPTIMIZER_PREFIX)})
         names = [name for name, _ in self.network.named_parameters()]
         state = {
-            index: {key: tensors[f"{MOMENTS}{name}.{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+            index: {key: tensors[f"{OPTIMIZER_PREFIX}{name}.{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
             for index, name in enumerate(names)
-            if f"{MOMENTS}{name}.step" in tensors  # none where something is frozen
+            if f"{OPTIMIZER_PREFIX}{name}.step" in tensors  # none where something is frozen
         }
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
 
@@ -194,14 +195,14 @@ class Loop(ABC, Generic[Batch]):
         return
 
 
-def held_out_for(interactions: Interactions, parts: Split, recipe: Recipe) -> HeldOut | None:
+def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) -> HeldOutEvents | None:
     """What epochs are judged by; None where the model trains on it."""
     if recipe.data.train_on != "train":
         return None
-    return ranking.held_out(interactions, parts.validation, recipe)
+    return ranking.held_out_events(interactions, parts.validation, recipe)
 
 
-def _replace(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+def _replace_file(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     unfinished = path.with_suffix(".unfinished")
     save_file(tensors, unfinished, metadata)
     os.replace(unfinished, path)

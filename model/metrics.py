@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 CUTOFFS = (1, 5, 10, 50)
 HEADLINES = ("hr_at_10", "ndcg_at_10", "mrr_at_10")  # those that get intervals
-DRAWS = 1000
+BOOTSTRAP_DRAWS = 1000
 HISTORY_EDGES = (1, 5, 10, 20, 50, 100, 200, 500)
 FREQUENCY_EDGES = (0, 1, 5, 20, 50, 100, 200, 500, 1000, 2000)
 
@@ -49,7 +49,7 @@ def metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
     return {name: float(gains(ranks, name).mean()) for name in names}
 
 
-def interval_95(ranks: NDArray[np.int64], metric: str, draws: int = DRAWS, seed: int = 0) -> Interval:
+def interval_95(ranks: NDArray[np.int64], metric: str, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> Interval:
     """Bootstrap interval of a metric over users: the 2.5 and 97.5 percentiles."""
     return _bootstrap(gains(ranks, metric), draws, seed)
 
@@ -60,7 +60,7 @@ def difference(ranks: NDArray[np.int64], others: NDArray[np.int64], metric: str)
 
 
 def difference_interval_95(
-    ranks: NDArray[np.int64], others: NDArray[np.int64], metric: str, draws: int = DRAWS, seed: int = 0
+    ranks: NDArray[np.int64], others: NDArray[np.int64], metric: str, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> Interval:
     """Paired bootstrap interval of ``difference``: users are drawn, each with both of their ranks."""
     return _bootstrap(gains(ranks, metric) - gains(others, metric), draws, seed)

@@ -17,17 +17,17 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-DECODED_AT_ONCE = 4096
-CHECKED_AT_ONCE = 1 << 24
-FULL = 0.8  # of an index: the share of its places that are taken, at most
-FREE = -1
-WHOLE, BEGINNING, WORD, ANYWHERE, UNLIKE = range(5)  # where in a name something stands
-BASIS, PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of FNV-1a
-SHIFT = np.uint64(29)
+DECODE_CHUNK = 4096
+CHECK_CHUNK = 1 << 24
+MAX_LOAD = 0.8  # of an index: the share of its places that are taken, at most
+FREE_SLOT = -1
+EXACT, PREFIX, WORD_PREFIX, SUBSTRING, NO_MATCH = range(5)  # where in a name something stands
+FNV_BASIS, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of FNV-1a
+HASH_SHIFT = np.uint64(29)
 SPACE = ord(" ")
 
 
-class Names(Sequence[str]):
+class StringTable(Sequence[str]):
     """N strings in one buffer.
 
     buffer  (bytes,)  uint8, UTF-8, one behind the other
@@ -39,7 +39,7 @@ class Names(Sequence[str]):
         self._bytes = buffer.data  # a part of it is made sooner than one of an array
 
     @classmethod
-    def of(cls, strings: Iterable[str] | pl.Series) -> Names:
+    def of(cls, strings: Iterable[str] | pl.Series) -> StringTable:
         series = strings if isinstance(strings, pl.Series) else pl.Series(list(strings), dtype=pl.String)
         buffer = np.frombuffer((series.str.join().item() or "").encode(), np.uint8)
         return cls(buffer, ends_of(series.str.len_bytes().to_numpy()))
@@ -65,8 +65,8 @@ class Names(Sequence[str]):
         return [str(self._bytes[begin:end], "utf-8") for begin, end in zip(begins, ends, strict=True)]
 
     def __iter__(self) -> Iterator[str]:
-        for begin in range(0, len(self), DECODED_AT_ONCE):
-            ends = self.ends[begin : begin + DECODED_AT_ONCE + 1]
+        for begin in range(0, len(self), DECODE_CHUNK):
+            ends = self.ends[begin : begin + DECODE_CHUNK + 1]
             part = self.buffer[ends[0] : ends[-1]].tobytes()
             yield from (part[one:other].decode() for one, other in pairwise((ends - ends[0]).tolist()))
 
@@ -76,39 +76,39 @@ class Names(Sequence[str]):
         if not len(ends) or ends[-1] != len(self.buffer) or not is_ascending(ends):
             raise ValueError("names do not end where they should")
         decoder = getincrementaldecoder("utf-8")()
-        for begin in range(0, len(self.buffer), CHECKED_AT_ONCE):
-            decoder.decode(self.buffer[begin : begin + CHECKED_AT_ONCE].tobytes())
+        for begin in range(0, len(self.buffer), CHECK_CHUNK):
+            decoder.decode(self.buffer[begin : begin + CHECK_CHUNK].tobytes())
         decoder.decode(b"", final=True)
         begins = ends[:-1][ends[:-1] < len(self.buffer)]
         if (self.buffer[begins] & 0xC0 == 0x80).any():
             raise ValueError("a name begins within a letter")
 
-    def closeness(self, wanted: str) -> NDArray[np.uint8]:
+    def match_levels(self, wanted: str) -> NDArray[np.uint8]:
         """Where in each name, whatever the case, something stands that is not empty: (N,), from WHOLE to UNLIKE."""
         found = np.empty(len(self), np.uint8)
         folded = self._folded
-        _stands(folded.buffer, folded.ends, np.frombuffer(wanted.casefold().encode(), np.uint8), found)
+        _match_levels(folded.buffer, folded.ends, np.frombuffer(wanted.casefold().encode(), np.uint8), found)
         return found
 
     @cached_property
-    def _folded(self) -> Names:
+    def _folded(self) -> StringTable:
         plain = self.buffer.tobytes()
         if not plain.isascii():
-            return Names.of(name.casefold() for name in self)
+            return StringTable.of(name.casefold() for name in self)
         lower = plain.lower()
-        return self if lower == plain else Names(np.frombuffer(lower, np.uint8), self.ends)
+        return self if lower == plain else StringTable(np.frombuffer(lower, np.uint8), self.ends)
 
 
-class Rows(Mapping[str, int]):
+class StringIndex(Mapping[str, int]):
     """Places of names that are all different, in a table of hashes with open addressing."""
 
-    def __init__(self, names: Names, table: NDArray[np.int32]) -> None:
+    def __init__(self, names: StringTable, table: NDArray[np.int32]) -> None:
         self._names, self.table = names, table
-        self.get("x"), self.known(["x"])  # compiles what a request would wait for
+        self.get("x"), self.rows_of(["x"])  # compiles what a request would wait for
 
     @classmethod
-    def of(cls, names: Names) -> Rows:
-        table = np.full(max(int(len(names) / FULL), 1) + 1, FREE, np.int32)
+    def of(cls, names: StringTable) -> StringIndex:
+        table = np.full(max(int(len(names) / MAX_LOAD), 1) + 1, FREE_SLOT, np.int32)
         _fill(names.buffer, names.ends, table)
         return cls(names, table)
 
@@ -120,16 +120,16 @@ class Rows(Mapping[str, int]):
 
     def __getitem__(self, name: str) -> int:
         row: int = _find(self._names.buffer, self._names.ends, self.table, name.encode())
-        if row == FREE:
+        if row == FREE_SLOT:
             raise KeyError(name)
         return row
 
     def get(self, name: str, default: int | None = None) -> int | None:  # type: ignore[override]
         """As of any mapping, without an exception for each unknown name."""
         row: int = _find(self._names.buffer, self._names.ends, self.table, name.encode())
-        return default if row == FREE else row
+        return default if row == FREE_SLOT else row
 
-    def known(self, names: Sequence[str]) -> NDArray[np.int64]:
+    def rows_of(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Rows of those names that are known, in the order given."""
         if not names:
             return np.empty(0, np.int64)
@@ -139,7 +139,7 @@ class Rows(Mapping[str, int]):
         ends = np.fromiter(accumulate(map(len, parts), initial=0), np.int64, len(parts) + 1)
         asked = np.frombuffer(text.encode(), np.uint8)
         rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, asked, ends)
-        known: NDArray[np.int64] = rows[rows != FREE]
+        known: NDArray[np.int64] = rows[rows != FREE_SLOT]
         return known
 
 
@@ -153,7 +153,11 @@ class Labels(Sequence[tuple[str, ...]]):
     """
 
     def __init__(
-        self, names: Names, codes: NDArray[np.integer], ends: NDArray[np.unsignedinteger], items: NDArray[np.int32]
+        self,
+        names: StringTable,
+        codes: NDArray[np.integer],
+        ends: NDArray[np.unsignedinteger],
+        items: NDArray[np.int32],
     ) -> None:
         self.names, self.codes, self.ends, self.items = names, codes, ends, items
         self._code_of = {name: code for code, name in enumerate(names)}
@@ -170,7 +174,7 @@ class Labels(Sequence[tuple[str, ...]]):
         kind_of_code = np.uint8 if len(names) <= 256 else np.int32
         owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         items = owners[np.argsort(codes, kind="stable")]
-        return cls(Names.of(names), codes.astype(kind_of_code), ends_of(counts), items)
+        return cls(StringTable.of(names), codes.astype(kind_of_code), ends_of(counts), items)
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -194,7 +198,7 @@ class Labels(Sequence[tuple[str, ...]]):
     def of_rows(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Codes (M,) of these items, one behind the other, and where each item's end (rows + 1,)."""
         ends = np.zeros(len(rows) + 1, np.int64)
-        return _gathered(self.codes, self.ends, rows, ends), ends
+        return _gather(self.codes, self.ends, rows, ends), ends
 
     def items_with(self, label: str) -> NDArray[np.int32]:
         """Rows of the items that have the label; none for an unknown one."""
@@ -218,22 +222,22 @@ def ends_of(lengths: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
 
 
 @numba.njit(nogil=True)
-def _slot(buffer, begin, end, slots):  # type: ignore[no-untyped-def]
+def _first_slot(buffer, begin, end, slots):  # type: ignore[no-untyped-def]
     """Where to look first: FNV-1a, whose low bits go into the high ones, which choose."""
-    found = BASIS
+    found = FNV_BASIS
     for place in range(begin, end):
-        found = (found ^ np.uint64(buffer[place])) * PRIME
-    found ^= found >> SHIFT
+        found = (found ^ np.uint64(buffer[place])) * FNV_PRIME
+    found ^= found >> HASH_SHIFT
     return np.int64(((found & np.uint64(0xFFFFFFFF)) * np.uint64(slots)) >> np.uint64(32))
 
 
 @numba.njit(nogil=True)
-def _look(buffer, ends, table, asked, begin, end):  # type: ignore[no-untyped-def]
-    slot = _slot(asked, begin, end, len(table))
+def _probe(buffer, ends, table, asked, begin, end):  # type: ignore[no-untyped-def]
+    slot = _first_slot(asked, begin, end, len(table))
     while True:
         row = table[slot]
-        if row == FREE:
-            return np.int64(FREE)
+        if row == FREE_SLOT:
+            return np.int64(FREE_SLOT)
         first, last = np.int64(ends[row]), np.int64(ends[row + 1])
         if last - first == end - begin:
             place = 0
@@ -246,32 +250,32 @@ def _look(buffer, ends, table, asked, begin, end):  # type: ignore[no-untyped-de
 
 @numba.njit(cache=True, nogil=True)
 def _find(buffer, ends, table, name):  # type: ignore[no-untyped-def]
-    return _look(buffer, ends, table, name, 0, len(name))
+    return _probe(buffer, ends, table, name, 0, len(name))
 
 
 @numba.njit(cache=True, nogil=True)
 def _find_each(buffer, ends, table, asked, asked_ends):  # type: ignore[no-untyped-def]
     rows = np.empty(len(asked_ends) - 1, np.int64)
     for n in range(len(rows)):
-        rows[n] = _look(buffer, ends, table, asked, np.int64(asked_ends[n]), np.int64(asked_ends[n + 1]))
+        rows[n] = _probe(buffer, ends, table, asked, np.int64(asked_ends[n]), np.int64(asked_ends[n + 1]))
     return rows
 
 
 @numba.njit(cache=True, nogil=True)
 def _fill(buffer, ends, table):  # type: ignore[no-untyped-def]
     for row in range(len(ends) - 1):
-        slot = _slot(buffer, np.int64(ends[row]), np.int64(ends[row + 1]), len(table))
-        while table[slot] != FREE:
+        slot = _first_slot(buffer, np.int64(ends[row]), np.int64(ends[row + 1]), len(table))
+        while table[slot] != FREE_SLOT:
             slot = slot + 1 if slot + 1 < len(table) else 0
         table[slot] = row
 
 
 @numba.njit(cache=True, nogil=True)
-def _stands(buffer, ends, wanted, found):  # type: ignore[no-untyped-def]
+def _match_levels(buffer, ends, wanted, found):  # type: ignore[no-untyped-def]
     size = len(wanted)
     for row in range(len(found)):
         begin, end = np.int64(ends[row]), np.int64(ends[row + 1])
-        found[row] = UNLIKE
+        found[row] = NO_MATCH
         for place in range(begin, end - size + 1):
             same = 0
             while same < size and buffer[place + same] == wanted[same]:
@@ -279,15 +283,15 @@ def _stands(buffer, ends, wanted, found):  # type: ignore[no-untyped-def]
             if same < size:
                 continue
             if place == begin:
-                found[row] = WHOLE if end - begin == size else BEGINNING
+                found[row] = EXACT if end - begin == size else PREFIX
                 break
-            closeness = WORD if buffer[place - 1] == SPACE else ANYWHERE
+            closeness = WORD_PREFIX if buffer[place - 1] == SPACE else SUBSTRING
             if closeness < found[row]:
                 found[row] = closeness
 
 
 @numba.njit(cache=True, nogil=True)
-def _gathered(codes, ends, rows, own):  # type: ignore[no-untyped-def]
+def _gather(codes, ends, rows, own):  # type: ignore[no-untyped-def]
     for place in range(len(rows)):
         row = rows[place]
         own[place + 1] = own[place] + np.int64(ends[row + 1]) - np.int64(ends[row])

@@ -16,7 +16,7 @@ from model.data import Histories, Interactions, histories_before, seen_before
 from model.dense import best_first
 from model.histogram import history_histogram
 from model.metrics import CUTOFFS
-from model.recent import windows
+from model.recent import recent_windows
 
 RECENT_ITEMS = 24  # what a served state remembers as recently seen
 USERS_PER_BLOCK = 256
@@ -30,7 +30,7 @@ StateScorer = Callable[[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutEvents:
     """Held-out events and what each is predicted from.
 
     targets    (Q,)         int64  the held-out items
@@ -48,14 +48,14 @@ class HeldOut:
         return len(self.targets)
 
 
-def held_out(interactions: Interactions, positions: NDArray[np.int64], config: Recipe) -> HeldOut:
+def held_out_events(interactions: Interactions, positions: NDArray[np.int64], config: Recipe) -> HeldOutEvents:
     """The events at the given positions, which need at least one event of the same user before them."""
     histories = histories_before(interactions, positions, config.event_weights)
     seen = seen_before(interactions, positions, config.unseen_types) if config.unseen_types else None
-    return HeldOut(interactions.item[positions].astype(np.int64), histories, interactions.user[positions], seen)
+    return HeldOutEvents(interactions.item[positions].astype(np.int64), histories, interactions.user[positions], seen)
 
 
-def ranks_full(events: HeldOut, scorer: Scorer, seen_rule: SeenRule) -> NDArray[np.int64]:
+def ranks_full(events: HeldOutEvents, scorer: Scorer, seen_rule: SeenRule) -> NDArray[np.int64]:
     """Rank of each held-out item among the whole catalogue, best 1: (Q,).
 
     raises  ValueError for scores that are not finite
@@ -65,7 +65,7 @@ def ranks_full(events: HeldOut, scorer: Scorer, seen_rule: SeenRule) -> NDArray[
 
 
 def ranks_and_recommendations(
-    events: HeldOut, scorer: Scorer, seen_rule: SeenRule, k: int
+    events: HeldOutEvents, scorer: Scorer, seen_rule: SeenRule, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """``ranks_full``, and the items each user is recommended: (Q, k), best first, -1 where fewer may be shown."""
     ranks = np.empty(len(events), np.int64)
@@ -80,7 +80,7 @@ def ranks_and_recommendations(
 
 
 @dataclass(frozen=True)
-class Draw:
+class NegativeSampling:
     """How the negatives of a sampled ranking are drawn, and for whom a tie counts.
 
     The defaults are the rules of this project. Those of the paper let an item be drawn twice, so that there are fewer
@@ -91,10 +91,12 @@ class Draw:
     ties_favour_the_target: bool = False
 
 
-PAPERS_DRAW = Draw(with_replacement=True, ties_favour_the_target=True)
+PAPER_SAMPLING = NegativeSampling(with_replacement=True, ties_favour_the_target=True)
 
 
-def ranks_sampled(events: HeldOut, scorer: Scorer, seed: int, draw: Draw = Draw()) -> NDArray[np.int64]:
+def ranks_sampled(
+    events: HeldOutEvents, scorer: Scorer, seed: int, draw: NegativeSampling = NegativeSampling()
+) -> NDArray[np.int64]:
     """Rank of each held-out item among itself and 100 uniform negatives outside the user's history: (Q,).
 
     The same seed draws the same negatives for every scorer.
@@ -132,7 +134,9 @@ def _ranks(scores: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[n
     return ranks
 
 
-def _shown_scores(events: HeldOut, scorer: Scorer, seen_rule: SeenRule) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+def _shown_scores(
+    events: HeldOutEvents, scorer: Scorer, seen_rule: SeenRule
+) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     """Scores block by block, minus infinity for what may not be shown."""
     for block, scores in _score_blocks(events, scorer):
         seen = events.histories[block] if events.seen is None else events.seen[block]
@@ -141,7 +145,7 @@ def _shown_scores(events: HeldOut, scorer: Scorer, seen_rule: SeenRule) -> Itera
         yield block, scores
 
 
-def _score_blocks(events: HeldOut, scorer: Scorer) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+def _score_blocks(events: HeldOutEvents, scorer: Scorer) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     for begin in range(0, len(events), USERS_PER_BLOCK):
         block = slice(begin, min(begin + USERS_PER_BLOCK, len(events)))
         scores = scorer(events.histories[block])
@@ -150,7 +154,7 @@ def _score_blocks(events: HeldOut, scorer: Scorer) -> Iterator[tuple[slice, NDAr
         yield block, scores
 
 
-def from_states(score: StateScorer, codes: NDArray[np.uint8] | NDArray[np.float32], shape: ModelConfig) -> Scorer:
+def state_scorer(score: StateScorer, codes: NDArray[np.uint8] | NDArray[np.float32], shape: ModelConfig) -> Scorer:
     """Score histories by the states they lead to, in the given history codes (N, B), or shares (N, B, W)."""
 
     def scorer(histories: Histories) -> NDArray[np.float32]:
@@ -158,7 +162,7 @@ def from_states(score: StateScorer, codes: NDArray[np.uint8] | NDArray[np.float3
             history_histogram(codes[items], shape.decay_rates, shape.history_codewords, weights)
             for items, weights in zip(histories, histories.weights_of_each, strict=True)
         ]
-        recent = windows(histories.item, histories.starts, histories.starts[1:] - 1, shape.recent_items)
+        recent = recent_windows(histories.item, histories.starts, histories.starts[1:] - 1, shape.recent_items)
         return score(np.stack(states), histories.last_items.astype(np.int64), recent.astype(np.int64))
 
     return scorer

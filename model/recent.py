@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.feed_forward import FeedForward, in_sixteen_bits, settle
+from model.feed_forward import FeedForward, fold_norm_and_round, round_to_bfloat16
 
 NEVER = -1e9  # a logit whose share is exactly zero, yet finite where a whole row has no other
 ROWS_PER_BLOCK = 64  # the window's vectors of a block stay in the processor's cache
 
 
-def windows(
+def recent_windows(
     items: NDArray[np.int32], starts: NDArray[np.int64], at: NDArray[np.int64], length: int
 ) -> NDArray[np.int32]:
     """The newest items of packed histories at the chosen events.
@@ -71,10 +71,10 @@ class RecentItems(nn.Module):
             )
         return self._add(hidden, found + share @ self.positions)
 
-    def settle(self) -> None:
-        settle(self.norm, self.query.weight, self.query.bias)
-        in_sixteen_bits(self.out.weight)
-        self.feed_forward.settle()
+    def fold_norms_and_round(self) -> None:
+        fold_norm_and_round(self.norm, self.query.weight, self.query.bias)
+        round_to_bfloat16(self.out.weight)
+        self.feed_forward.fold_norms_and_round()
 
     def parallel(self, hidden: Tensor, vectors: Tensor) -> Tensor:
         """The same after every event of one history: hidden (L, D) and the vectors of its items (L, D) -> (L, D)."""

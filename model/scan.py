@@ -32,10 +32,10 @@ from model.kernels import BLOCK, SMALLEST
 ScanPath = Literal["portable", "avx2", "vbmi"]
 Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
 
-LEVELS = 256  # of the bias
-SAMPLED = 1 << 18  # items at most that say where they lie
+BIAS_LEVELS = 256  # of the bias
+SAMPLED_BIASES = 1 << 18  # items at most that say where they lie
 CACHE_LINE = 64
-NEEDED: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, "vbmi": {"+avx512bw", "+avx512vbmi"}}
+CPU_FEATURES: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, "vbmi": {"+avx512bw", "+avx512vbmi"}}
 
 
 class Lifted(NamedTuple):
@@ -71,15 +71,15 @@ class Scan:
 
     def __init__(self, codes: NDArray[np.uint8], bias: NDArray[np.float32], path: ScanPath | None = None) -> None:
         self.items, books = codes.shape
-        self._path = path or paths()[-1]
-        if self._path not in paths():
-            raise ValueError(f"this CPU has no {self._path}; it has: {', '.join(paths())}")
+        self._path = path or supported_paths()[-1]
+        if self._path not in supported_paths():
+            raise ValueError(f"this CPU has no {self._path}; it has: {', '.join(supported_paths())}")
         blocks = -(-self.items // BLOCK)
         padded = np.full(blocks * BLOCK, -np.inf, np.float32)  # what is past the end is never shown
         padded[: self.items] = bias
         edges = _bias_edges(bias)
         lanes = _aligned((blocks, books + (len(edges) > 0), BLOCK))
-        levels = np.full(LEVELS if len(edges) else 0, -np.inf, np.float32)
+        levels = np.full(BIAS_LEVELS if len(edges) else 0, -np.inf, np.float32)
         kernels.lay_out(np.ascontiguousarray(codes), bias, edges, lanes, levels)
         self._catalogue = kernels.Catalogue(
             lanes, padded, levels, float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
@@ -168,10 +168,10 @@ class Scan:
         kernels.scores_of(self._catalogue, table, lifted, gains, *self._none, candidates, scores)
 
 
-def paths() -> tuple[ScanPath, ...]:
+def supported_paths() -> tuple[ScanPath, ...]:
     """The paths that this CPU has, the fastest last."""
     _, _, features = cpu_target.target_context.codegen().magic_tuple()  # of the CPU that numba compiles for
-    return tuple(path for path in get_args(ScanPath) if NEEDED[path] <= set(features.split(",")))
+    return tuple(path for path in get_args(ScanPath) if CPU_FEATURES[path] <= set(features.split(",")))
 
 
 def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -182,10 +182,10 @@ def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:
     """
     if (bias == bias[:1]).all():  # also of no items at all
         return np.empty(0, np.float32)
-    ascending = np.sort(bias[:: -(-len(bias) // SAMPLED)])
+    ascending = np.sort(bias[:: -(-len(bias) // SAMPLED_BIASES)])
     spread = np.cumsum(np.sqrt(np.diff(ascending.astype(np.float64), prepend=ascending[0])))
     place = spread / max(spread[-1], SMALLEST) + np.arange(len(ascending)) / len(ascending)  # 0 to below 2
-    first = np.searchsorted(place * (LEVELS / 2), np.arange(1, LEVELS))
+    first = np.searchsorted(place * (BIAS_LEVELS / 2), np.arange(1, BIAS_LEVELS))
     return np.append(ascending, np.float32(np.inf))[first]
 
 

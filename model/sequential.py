@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,37 +20,20 @@ from torch.nn import functional as F
 
 from model.data import Histories
 from model.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
+from model.padding import PaddedBatch, padded_batches, padded_rows
 from model.ranking import Scorer
 
 FULL_SOFTMAX_ITEMS = 20_000
 SAMPLED_NEGATIVES = 4_096
 DENSE_EVENTS_PER_USER = 30
 WARMUP_SHARE = 0.05
-POSITIONS_PER_BATCH = 4_096  # small data gets smaller batches, down to SMALLEST_BATCH, rather than few steps
-SMALLEST_BATCH = 256
-STEPS_PER_EPOCH = 256
 CPU = torch.device("cpu")
 
-Say = Callable[[str], None]
-Judge = Callable[[Scorer], float]
+Notify = Callable[[str], None]
+Validate = Callable[[Scorer], float]
 
 
-class Batch(NamedTuple):
-    """Segments of histories, padded behind to the longest one.
-
-    items    (S, L)  int64
-    real     (S, L)  bool, false where padded
-    targets  (Q,)    int64, what came after each of the Q real positions
-    users    (S,)    int64, whose histories they are
-    """
-
-    items: Tensor
-    real: Tensor
-    targets: Tensor
-    users: NDArray[np.int64]
-
-
-class Network(nn.Module):
+class SequenceNetwork(nn.Module):
     """Reads histories into queries; the items' vectors are those it is read with and those it is scored with."""
 
     dtype = torch.float32  # of the products when training
@@ -67,7 +49,7 @@ class Network(nn.Module):
         raise NotImplementedError
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     """Causal self-attention of several heads."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -87,13 +69,13 @@ class Attention(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then a feed-forward layer at every position, each added to what it is given."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.attention = Attention(width, heads, dropout)
+        self.attention = CausalSelfAttention(width, heads, dropout)
         self.feed_forward = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
         self.dropout = nn.Dropout(dropout)
 
@@ -104,14 +86,14 @@ class Block(nn.Module):
         return added
 
 
-class Transformer(Network):
+class Transformer(SequenceNetwork):
     """Positions count from the first event of the window."""
 
     def __init__(self, items: int, width: int, dropout: float, window: int, layers: int, heads: int) -> None:
         super().__init__(items, width, dropout)
         self.dtype = matmul_dtype(CPU)
         self.positions = nn.Embedding(window, width)
-        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -126,7 +108,7 @@ class Transformer(Network):
         return queries
 
 
-class Recurrence(Network):
+class RecurrentNetwork(SequenceNetwork):
     """One layer of gated recurrent units."""
 
     def __init__(self, items: int, width: int, dropout: float) -> None:
@@ -141,7 +123,7 @@ class Recurrence(Network):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neural:
+class NeuralBaseline:
     """What both have in common.
 
     window          events that are read at most, the newest ones
@@ -159,11 +141,13 @@ class Neural:
     learning_rate: float = 0.001
     seed: int = 0
 
-    def network(self, items: int, dropout: float) -> Network:
+    def network(self, items: int, dropout: float) -> SequenceNetwork:
         """An untrained network."""
         raise NotImplementedError
 
-    def fit(self, histories: Histories, items: int, say: Say = lambda _: None, judge: Judge = lambda _: 0.0) -> Scorer:
+    def fit(
+        self, histories: Histories, items: int, say: Notify = lambda _: None, judge: Validate = lambda _: 0.0
+    ) -> Scorer:
         """Learn from training histories; the epoch that ``judge`` likes best stays, of equals the last one.
 
         say    is told about every epoch
@@ -172,15 +156,15 @@ class Neural:
         started = time.monotonic()
         best, best_quality = None, -math.inf
         for epoch, (network, loss) in enumerate(self.training(histories, items), start=1):
-            quality = judge(scorer_of(network, self.window))
+            quality = judge(network_scorer(network, self.window))
             if quality >= best_quality:
                 best, best_quality = copy.deepcopy(network), quality
             about = f"epoch {epoch} of {self.epochs}, loss {loss:.3f}, validation NDCG@10 {quality:.4f}"
             say(f"{type(self).__name__}: {about}, {(time.monotonic() - started) / 60:.1f} minutes")
         assert best is not None
-        return scorer_of(best, self.window)
+        return network_scorer(best, self.window)
 
-    def training(self, histories: Histories, items: int) -> Iterator[tuple[Network, float]]:
+    def training(self, histories: Histories, items: int) -> Iterator[tuple[SequenceNetwork, float]]:
         """The network, which goes on learning, and its mean loss after every epoch.
 
         All randomness of an epoch comes from (seed, epoch); torch's own generator is left as it was.
@@ -197,13 +181,15 @@ class Neural:
                 loss = self._epoch(network.train(), optimizer, histories, epoch)
             yield network, loss
 
-    def _epoch(self, network: Network, optimizer: torch.optim.Optimizer, histories: Histories, epoch: int) -> float:
+    def _epoch(
+        self, network: SequenceNetwork, optimizer: torch.optim.Optimizer, histories: Histories, epoch: int
+    ) -> float:
         done, total = 0, 0.0
-        for batch in batches(histories, self.window, np.random.default_rng((self.seed, epoch))):
+        for batch in padded_batches(histories, self.window, np.random.default_rng((self.seed, epoch))):
             share = (epoch + done / histories.positions) / self.epochs
             for group in optimizer.param_groups:
-                group["lr"] = self.learning_rate * schedule(share)
-            loss = loss_of(network, batch)
+                group["lr"] = self.learning_rate * learning_rate_factor(share)
+            loss = batch_loss(network, batch)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -214,7 +200,7 @@ class Neural:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SasRec(Neural):
+class SasRec(NeuralBaseline):
     """A causal transformer.
 
     Source: Kang and McAuley, Self-attentive sequential recommendation, ICDM 2018, with the norms before the layers;
@@ -224,32 +210,32 @@ class SasRec(Neural):
     layers: int = 2
     heads: int = 2
 
-    def network(self, items: int, dropout: float) -> Network:
+    def network(self, items: int, dropout: float) -> SequenceNetwork:
         return Transformer(items, self.width, dropout, self.window, self.layers, self.heads)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gru4Rec(Neural):
+class Gru4Rec(NeuralBaseline):
     """A recurrent network.
 
     Source: Hidasi and Karatzoglou, Recurrent neural networks with top-k gains, CIKM 2018, with cross-entropy over the
     catalogue and the items' vectors shared by input and output.
     """
 
-    def network(self, items: int, dropout: float) -> Network:
-        return Recurrence(items, self.width, dropout)
+    def network(self, items: int, dropout: float) -> SequenceNetwork:
+        return RecurrentNetwork(items, self.width, dropout)
 
 
-NEURAL_GRIDS: Mapping[str, Sequence[Neural]] = {"sasrec": [SasRec()], "gru4rec": [Gru4Rec()]}
+NEURAL_GRIDS: Mapping[str, Sequence[NeuralBaseline]] = {"sasrec": [SasRec()], "gru4rec": [Gru4Rec()]}
 
 
-def schedule(share: float) -> float:
+def learning_rate_factor(share: float) -> float:
     """Factor of the learning rate when a share of the training is done: linear warm-up, then a cosine down to 1 %."""
     warm = min(1.0, (share + 1e-4) / WARMUP_SHARE)
     return max(warm * (0.5 + 0.5 * math.cos(math.pi * share)), 0.01)
 
 
-def loss_of(network: Network, batch: Batch) -> Tensor:
+def batch_loss(network: SequenceNetwork, batch: PaddedBatch) -> Tensor:
     """Mean cross-entropy over the real positions of a batch."""
     dtype, vectors = matmul_dtype(CPU), network.vectors
     with torch.autocast("cpu", torch.bfloat16, enabled=network.dtype is torch.bfloat16):
@@ -261,68 +247,16 @@ def loss_of(network: Network, batch: Batch) -> Tensor:
     return sampled_softmax_loss(queries, vectors, network.bias, batch.targets, negatives, dtype)
 
 
-def batches(
-    histories: Histories, window: int, rng: np.random.Generator, segments_each: int | None = None
-) -> Iterator[Batch]:
-    """Every position of an epoch that has a next item, once, in segments of similar length, the batches shuffled.
-
-    segments_each  how many a batch has; None: as many as have some thousand positions
-    """
-    begins, lengths = segments(histories, window, rng)
-    by_length = np.lexsort((rng.random(len(lengths)), lengths))
-    if segments_each is None:
-        size = min(max(histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH), POSITIONS_PER_BATCH)
-        batch_of = np.cumsum(lengths[by_length]) // size
-    else:
-        batch_of = np.arange(len(lengths)) // segments_each
-    chosen = np.split(by_length, np.flatnonzero(np.diff(batch_of)) + 1)
-    for index in rng.permutation(len(chosen)):
-        if len(chosen[index]):
-            yield _padded(histories, begins[chosen[index]], lengths[chosen[index]])
-
-
-def segments(
-    histories: Histories, window: int, rng: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where segments begin and how many events they have, the target of the last one not counted.
-
-    A history that fits the window stays whole; a longer one is cut every ``window`` events from a random event on.
-    """
-    begins, ends = histories.starts[:-1], histories.starts[1:] - 1
-    first = np.where(ends - begins > window, rng.integers(1, window + 1, len(begins)), window)
-    cuts = [
-        np.r_[begin, np.arange(begin + cut, end, window)] for begin, cut, end in zip(begins, first, ends, strict=True)
-    ]
-    users = np.repeat(np.arange(len(cuts)), [len(cut) for cut in cuts])
-    flat = np.concatenate([np.empty(0, np.int64), *cuts])
-    following = np.where(np.diff(users, append=-1) == 0, np.roll(flat, -1), ends[users])
-    lengths = following - flat
-    return flat[lengths > 0], lengths[lengths > 0]
-
-
-def scorer_of(network: Network, window: int) -> Scorer:
+def network_scorer(network: SequenceNetwork, window: int) -> Scorer:
     """Score by what is read last of each history; in float32, as neighbours in a block would round otherwise."""
 
     @torch.inference_mode()
     def scorer(prefixes: Histories) -> NDArray[np.float32]:
         lengths = np.minimum(prefixes.lengths, window)
-        items = rows_of(prefixes.item, prefixes.starts[1:] - lengths, lengths)
+        items = padded_rows(prefixes.item, prefixes.starts[1:] - lengths, lengths)
         read = network.eval()(torch.from_numpy(items))
         queries = read[torch.arange(len(lengths)), torch.from_numpy(lengths - 1)]
         scores: NDArray[np.float32] = (queries @ network.vectors.weight.T + network.bias).numpy()
         return scores
 
     return scorer
-
-
-def _padded(histories: Histories, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Batch:
-    real = np.arange(lengths.max()) < lengths[:, None]
-    items, targets = (rows_of(histories.item, begin, lengths) for begin in (begins, begins + 1))
-    users = np.searchsorted(histories.starts, begins, side="right") - 1
-    return Batch(torch.from_numpy(items), torch.from_numpy(real), torch.from_numpy(targets[real]), users)
-
-
-def rows_of(item: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Stretches of events, one a row; what stands behind a shorter one is its last event again."""
-    steps = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
-    return item[begins[:, None] + steps].astype(np.int64)

@@ -24,7 +24,7 @@ from model.recent import RecentItems
 from model.step_kernel import EMPTY_ROW, PANEL, SIGNATURE, UNKNOWN_ITEM, Sizes
 
 CACHE_LINE = 64
-COMPILING = Lock()
+COMPILE_LOCK = Lock()
 
 
 class Step:
@@ -48,7 +48,7 @@ class Step:
         self._cells = sizes.rates, sizes.books, sizes.words
         self._sizes_array = np.array(sizes, np.int64)
         with torch.no_grad():
-            self._tape = aligned(torch.cat([part.flatten() for part in _tape(model, tables)]))
+            self._tape = aligned_copy(torch.cat([part.flatten() for part in _tape(model, tables)]))
         self._codes, self._last_codes = (codes.numpy().ravel() for codes in (model.history_codes, model.target_codes))
         _compile()
 
@@ -86,7 +86,7 @@ class Step:
 
 def _compile() -> None:
     """Before the first user waits for it; and never for another type of array, which numba would do unasked."""
-    with COMPILING:
+    with COMPILE_LOCK:
         if not step_kernel.step.signatures:
             step_kernel.step.compile(SIGNATURE)
             step_kernel.step.disable_compile()
@@ -97,12 +97,12 @@ def _tape(model: LisaMini, tables: AttentionTables) -> Iterator[Tensor]:
     looked_up = [tables.match, model.codebooks, model.last_codebooks]
     if model.recent is not None:
         looked_up.append(model.recent.codebooks)
-    yield _full(torch.cat([table.flatten() for table in looked_up]))
+    yield _padded_to_panels(torch.cat([table.flatten() for table in looked_up]))
     yield panels(tables.values.flatten(0, 2))
     yield from _feed_forward(model.feed_forward)
     for hop in cast(list[Hop], list(model.hops)):
         yield from _matrix(hop.keys.flatten(0, 2).T, hop.prior.flatten())
-        yield _halves(panels(hop.values.flatten(0, 2)))
+        yield _packed_bfloat16(panels(hop.values.flatten(0, 2)))
         yield from _feed_forward(hop.feed_forward)
     if model.recent is not None:
         yield from _recent(model.recent)
@@ -114,43 +114,43 @@ def _recent(recent: RecentItems) -> Iterator[Tensor]:
     yield recent.norm_memory.weight
     yield recent.positions + recent.norm_memory.bias
     yield recent.age_bias
-    yield _full(recent.out.bias)
-    yield _halves(panels(recent.out.weight.T))
+    yield _padded_to_panels(recent.out.bias)
+    yield _packed_bfloat16(panels(recent.out.weight.T))
     yield from _feed_forward(recent.feed_forward)
 
 
 def _feed_forward(block: FeedForward) -> Iterator[Tensor]:
     yield from _matrix(block.up.weight.T, block.up.bias)
-    yield _full(block.down.bias)
-    yield _halves(panels(block.down.weight.T))
+    yield _padded_to_panels(block.down.bias)
+    yield _packed_bfloat16(panels(block.down.weight.T))
 
 
 def _matrix(matrix: Tensor, bias: Tensor) -> Iterator[Tensor]:
     """Of outputs that are computed, not added to others: matrix (inputs, outputs), bias (outputs,)."""
-    yield _full(bias)
-    yield _halves(panels(matrix))
+    yield _padded_to_panels(bias)
+    yield _packed_bfloat16(panels(matrix))
 
 
-def _halves(panels: Tensor) -> Tensor:
+def _packed_bfloat16(panels: Tensor) -> Tensor:
     """(..., 2 n) of sixteen bits -> (..., n): the first half of a row in the lower bits, the second in the upper."""
     bits = panels.contiguous().view(torch.int32)
     if (bits & 0xFFFF).any():
-        raise ValueError("a step takes weights of sixteen bits; 'LisaMini.settle' makes them so")
+        raise ValueError("a step takes weights of sixteen bits; 'LisaMini.fold_norms_and_round' makes them so")
     first, second = bits.chunk(2, dim=-1)
     return ((first >> 16) & 0xFFFF | second).view(torch.float32)
 
 
 def panels(matrix: Tensor) -> Tensor:
     """(inputs, outputs) -> (panels, inputs, 32), zeros behind the last output."""
-    return _full(matrix).reshape(len(matrix), -1, PANEL).transpose(0, 1)
+    return _padded_to_panels(matrix).reshape(len(matrix), -1, PANEL).transpose(0, 1)
 
 
-def _full(rows: Tensor) -> Tensor:
+def _padded_to_panels(rows: Tensor) -> Tensor:
     """(..., outputs) -> (..., whole panels of outputs)."""
     return nn.functional.pad(rows, (0, -rows.shape[-1] % PANEL))
 
 
-def aligned(tensor: Tensor) -> NDArray[np.float32]:
+def aligned_copy(tensor: Tensor) -> NDArray[np.float32]:
     """A copy whose panels begin where lines of the cache do."""
     space = np.empty(tensor.numel() + CACHE_LINE // 4, np.float32)
     begin = -space.ctypes.data % CACHE_LINE // 4

@@ -20,27 +20,21 @@ from model.config import Config, DataCard, ModelConfig, Recipe
 from model.data import REPEAT_SHARE_OF_SHOPS, DataError, Histories, Interactions, repeat_share, training_histories
 from model.data_readers import ItemTexts, read_interactions, read_items
 from model.data_splits import Split, split
-from model.followers import STRENGTH, STRENGTHS, strongest
+from model.followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS, strongest_followers
 from model.histogram import running_histograms
 from model.items import Items
-from model.lisa import build
-from model.loop import BEST as BEST
-from model.loop import CHECKPOINT as CHECKPOINT
-from model.loop import LAST as LAST
-from model.loop import EpochReport as EpochReport
-from model.loop import Loop, held_out_for
-from model.loop import Progress as Progress
-from model.loop import TrainError as TrainError
+from model.lisa import build_lisa_mini
+from model.loop import CHECKPOINT, LAST_CHECKPOINT, Progress, TrainError, TrainingLoop, validation_events
 from model.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
 from model.ranking import Scorer
-from model.recent import windows
+from model.recent import recent_windows
 
 POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histograms
 STEPS_PER_EPOCH = 256  # small data gets smaller batches, down to SMALLEST_BATCH, rather than few steps
 SMALLEST_BATCH = 64
 
 
-class Batch(NamedTuple):
+class PositionBatch(NamedTuple):
     """Positions of histories and what came next: histogram (Q, R, B, W), last (Q,), recent (Q, K), targets (Q,)."""
 
     histogram: Tensor
@@ -49,9 +43,9 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
-def batches(
+def position_batches(
     histories: Histories, history_codes: NDArray[np.uint8], config: ModelConfig, batch_size: int, seed: int
-) -> Iterator[Batch]:
+) -> Iterator[PositionBatch]:
     """All positions of an epoch in random order, near enough: shuffled within pools of some hundred random users."""
     rng = np.random.default_rng(seed)
     lengths = np.diff(histories.starts)
@@ -71,15 +65,15 @@ def batches(
         has_next[starts[1:] - 1] = False
         shuffled = rng.permutation(np.flatnonzero(has_next))
         for chosen in np.array_split(shuffled, max(1, round(len(shuffled) / batch_size))):
-            yield Batch(
+            yield PositionBatch(
                 torch.from_numpy(histograms[chosen]),
                 torch.from_numpy(item[chosen].astype(np.int64)),
-                torch.from_numpy(windows(item, starts, chosen, config.recent_items).astype(np.int64)),
+                torch.from_numpy(recent_windows(item, starts, chosen, config.recent_items).astype(np.int64)),
                 torch.from_numpy(item[chosen + 1].astype(np.int64)),
             )
 
 
-class Trainer(Loop[Batch]):
+class Trainer(TrainingLoop[PositionBatch]):
     """Trains LISA-Mini; then validation chooses how strong the lift is."""
 
     def __init__(self, interactions: Interactions, parts: Split, config: Config, directory: Path, device: str) -> None:
@@ -89,37 +83,44 @@ class Trainer(Loop[Batch]):
         items = len(interactions.item_ids)
         self.item_codes = codes.item_codes(histories.item, histories.starts, items, config.model, config.training.seed)
         torch.manual_seed(config.training.seed)
-        followers = strongest(histories.item, histories.starts, items, config.model.followers)
-        self.model = build(config.model, self.item_codes, followers)
-        super().__init__(self.model, histories, held_out_for(interactions, parts, config), config, directory, device)
+        followers = strongest_followers(histories.item, histories.starts, items, config.model.followers)
+        self.model = build_lisa_mini(config.model, self.item_codes, followers)
+        super().__init__(
+            self.model, histories, validation_events(interactions, parts, config), config, directory, device
+        )
         self.config = config
         if config.training.lift_strength is not None:
-            self.model.lift.mul_(config.training.lift_strength / STRENGTH)
+            self.model.lift.mul_(config.training.lift_strength / DEFAULT_LIFT_STRENGTH)
         self.ndcg_at_10_by_strength: dict[float, float] = {}  # of the lift, after training
         wanted = max(self.histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH)
         self._batch_size = min(config.training.batch_size, wanted)
         self._dtype = matmul_dtype(self.device)
 
     def _finish(self) -> None:
-        self.model.settle()
+        self.model.fold_norms_and_round()
         if self.validation is not None and len(self.validation) and self.config.training.lift_strength is None:
             self._choose_strength()
 
     def _choose_strength(self) -> None:
         """Scale what followers gain to what validation likes best: it depends on how rare the items are."""
-        unit = self.model.lift / STRENGTH
-        for strength in STRENGTHS:
+        unit = self.model.lift / DEFAULT_LIFT_STRENGTH
+        for strength in LIFT_STRENGTHS:
             self.model.lift.copy_(unit * strength)
             self.ndcg_at_10_by_strength[strength] = self._validate().get("ndcg_at_10", 0.0)
-        best = max(STRENGTHS, key=self.ndcg_at_10_by_strength.__getitem__)
+        best = max(LIFT_STRENGTHS, key=self.ndcg_at_10_by_strength.__getitem__)
         self.model.lift.copy_(unit * best)
 
-    def _batches(self, seed: int) -> Iterator[tuple[Batch, float]]:
-        made = batches(self.histories, self.item_codes.history.codes, self.config.model, self._batch_size, seed)
+    def _batches(self, seed: int) -> Iterator[tuple[PositionBatch, float]]:
+        made = position_batches(
+            self.histories, self.item_codes.history.codes, self.config.model, self._batch_size, seed
+        )
         for batch in made:
-            yield Batch(*(part.to(self.device) for part in batch)), len(batch.targets) / self.histories.positions
+            yield (
+                PositionBatch(*(part.to(self.device) for part in batch)),
+                len(batch.targets) / self.histories.positions,
+            )
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss(self, batch: PositionBatch) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
             queries = self.model.read(batch.histogram, batch.last, batch.recent).float()
         items = len(self.model.bias)
@@ -137,9 +138,9 @@ class Trainer(Loop[Batch]):
             histograms, last, recent = (torch.from_numpy(part).to(self.device) for part in state)
             queries = self.model.read(histograms, last, recent, tables)
             scores = queries @ vectors.T + self.model.bias
-            return scores.scatter_add_(1, *self.model.lifts(recent)).cpu().numpy()
+            return scores.scatter_add_(1, *self.model.follower_gains(recent)).cpu().numpy()
 
-        return ranking.from_states(score, self.item_codes.history.codes, self.config.model)
+        return ranking.state_scorer(score, self.item_codes.history.codes, self.config.model)
 
     def _require_own(self, path: Path, tensors: dict[str, Tensor]) -> None:
         if not torch.equal(tensors["history_codes"], self.model.history_codes.cpu()):
@@ -149,7 +150,7 @@ class Trainer(Loop[Batch]):
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
-class Begun(NamedTuple, Generic[AnyRecipe]):
+class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
     """What a training starts from: ``recipe`` says of the data what is known now."""
 
     recipe: AnyRecipe
@@ -164,17 +165,19 @@ class Begun(NamedTuple, Generic[AnyRecipe]):
         return Items(ids, [titles.get(name, "") for name in ids], [categories.get(name, ()) for name in ids], counts)
 
 
-def begin(directory: Path, out: Path, recipe: AnyRecipe, device: str, resume: bool) -> Begun[AnyRecipe]:
+def prepare_training(
+    directory: Path, out: Path, recipe: AnyRecipe, device: str, resume: bool
+) -> TrainingInputs[AnyRecipe]:
     """Read the data of a training; raises as ``train``."""
     if artifact.exists(out):
         raise TrainError(f"{str(out)!r} holds a model already; choose another --out or remove it")
-    if (out / LAST).exists() and not resume:
+    if (out / LAST_CHECKPOINT).exists() and not resume:
         raise TrainError(f"{str(out)!r} holds an unfinished training; go on with --resume, or remove it")
     require_device(device)
     interactions = read_interactions(directory).stepping(recipe.event_weights)
     texts = read_items(directory)
     recipe = recipe.model_copy(update={"data": data_card(interactions, recipe.data)})
-    return Begun(recipe, interactions, split(interactions, recipe.data.split, recipe.data.train_on), texts)
+    return TrainingInputs(recipe, interactions, split(interactions, recipe.data.split, recipe.data.train_on), texts)
 
 
 def train(
@@ -186,7 +189,7 @@ def train(
     raises  DataError   when the data cannot be read or split
             TrainError  when ``out`` holds a model or an unfinished training, or a checkpoint of other options
     """
-    begun = begin(directory, out, config, device, resume)
+    begun = prepare_training(directory, out, config, device, resume)
     trainer = Trainer(begun.interactions, begun.parts, begun.recipe, out, device)
     trainer.fit(progress, resume)
     reports = [report._asdict() for report in trainer.reports]

@@ -30,9 +30,10 @@ from benchmarks import (
 from benchmarks.topology import program
 from model import artifact
 from model.config import MECHANISMS, Config, DataCard, MechanismRecipe, MechanismTraining, ModelConfig, TrainConfig
+from model.loop import EpochReport
 from model.mechanisms.train import train as train_mechanism
-from model.scan import paths
-from model.train import EpochReport, train
+from model.scan import supported_paths
+from model.train import train
 
 
 class Silent:
@@ -182,14 +183,22 @@ def test_attention_by_parts_of_a_history_is_that_of_the_whole(monkeypatch: pytes
 def test_every_path_of_the_scan_is_timed_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
     scan.main([3_000], [10], rounds=2)
     printed = capsys.readouterr().out
-    assert all(printed.count(f"{path}, k 10 ") == 2 for path in (*paths(), "torch"))
+    assert all(printed.count(f"{path}, k 10 ") == 2 for path in (*supported_paths(), "torch"))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("lisa-base-paper", 3.19), ("lisa-mini-paper", 2.51)])
+def test_compression_is_that_of_the_papers_table_2(name: str, expected: float) -> None:
+    shape = MECHANISMS[name]
+    books = [(shape.codebooks, shape.codewords), (shape.target_codebooks, shape.target_codewords)]
+    kept = [each for each in books if each[1]]
+    assert round(mechanisms.compression_ratio(3_416, shape.width, kept), 2) == expected
 
 
 def test_the_scan_of_a_models_own_items_is_timed_too(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scan.main([3_000], [10], rounds=2, model=model)
     printed = capsys.readouterr().out
     assert f"3,000 {model.name}'s items" in printed
-    assert all(printed.count(f"{path}, k 10 ") == 1 for path in (*paths(), "torch"))
+    assert all(printed.count(f"{path}, k 10 ") == 1 for path in (*supported_paths(), "torch"))
 
 
 def test_mechanisms_are_trained_tested_and_weighed_once(

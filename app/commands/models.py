@@ -155,8 +155,9 @@ def evaluate(
     from app.quality_page import write_page
     from app.quality_table import baselines_table, metrics_table
     from model.baselines import GRIDS
-    from model.evaluate import Compared, load
     from model.evaluate import evaluate as evaluate_models
+    from model.evaluate import load_model
+    from model.mechanisms.train import TrainedMechanism
     from model.sequential import NEURAL_GRIDS
 
     every_grid = {**GRIDS, **NEURAL_GRIDS}
@@ -165,9 +166,9 @@ def evaluate(
         raise typer.BadParameter(f"no baseline {unknown[0]!r}; there are: {', '.join(every_grid)}")
     chosen = {*(GRIDS if baselines else ()), *(baseline or ())}
     grids = {name: grid for name, grid in every_grid.items() if name in chosen}
-    loaded = [load(directory) for directory in model]
+    loaded = [load_model(directory) for directory in model]
     first = loaded[0]
-    if report is not None and isinstance(first, Compared):
+    if report is not None and isinstance(first, TrainedMechanism):
         raise typer.BadParameter("pages are written of models that are served; leave out --report, or see --json")
     with console.status("reading") as status:
         found = evaluate_models(loaded, data, protocol, seen, grids, status.update)
@@ -176,7 +177,7 @@ def evaluate(
         json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     if ranks is not None:
         found.write_ranks(ranks)
-    if report is not None and not isinstance(first, Compared):
+    if report is not None and not isinstance(first, TrainedMechanism):
         say(f"{write_page(report, found, first)} is ready; open it in a browser")
     console.print(metrics_table(numbers))
     if grids:

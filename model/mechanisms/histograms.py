@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from model.mechanisms import prefix
 from model.mechanisms.mechanism import Events, Mechanism
-from model.mechanisms.quantiser import Quantiser, mixed
+from model.mechanisms.quantiser import Quantiser, code_product
 
 DECAY_RATE = 0.1  # lambda, per step
 
@@ -66,4 +66,4 @@ class Histograms(Mechanism):
     def _logits(self, codes: Tensor, match: Tensor) -> Tensor:
         """How well each codeword matches the items' codes: (U, B, W) -> (U, B, W)."""
         books = zip(codes.unbind(1), match, strict=True)
-        return torch.stack([mixed(code, table, self.soft) for code, table in books], dim=1)
+        return torch.stack([code_product(code, table, self.soft) for code, table in books], dim=1)

@@ -22,7 +22,7 @@ from model.mechanisms.quantiser import Encoded, Quantiser
 from model.mechanisms.softmax import Softmax
 
 
-class Distinct:
+class DistinctItems:
     """The distinct items of a batch, encoded once however often they stand there.
 
     items    (U,)     int64, sorted
@@ -84,7 +84,7 @@ class MechanismNetwork(nn.Module):
                 assert self.quantiser is not None
                 return Histograms(config.width, self.quantiser)
 
-    def distinct(self, *items: Tensor) -> Distinct:
+    def distinct(self, *items: Tensor) -> DistinctItems:
         """Encode all items that stand in the given tensors; nothing given: all items there are."""
         if items:
             rows = torch.unique(torch.cat([part.flatten() for part in items]))
@@ -93,13 +93,13 @@ class MechanismNetwork(nn.Module):
         vectors = self.vectors(rows)
         history = Encoded(None, vectors)
         if self.quantiser is not None:
-            history = _encoded(self.quantiser, vectors, self.frozen_codes, rows)
+            history = _encode(self.quantiser, vectors, self.frozen_codes, rows)
         targets = vectors
         if self.target_quantiser is not None:
-            targets = _encoded(self.target_quantiser, vectors, self.frozen_target_codes, rows).vectors
+            targets = _encode(self.target_quantiser, vectors, self.frozen_target_codes, rows).vectors
         elif self.config.quantised_targets:
             targets = history.vectors
-        return Distinct(rows, history, targets, self.mechanism.tables())
+        return DistinctItems(rows, history, targets, self.mechanism.tables())
 
     def vectors(self, rows: Tensor | None = None) -> Tensor:
         """Of the given items, or of all: (U, D), what is encoded and recommended.
@@ -165,7 +165,7 @@ class MechanismNetwork(nn.Module):
                 setattr(self, name, torch.empty_like(state_dict[name]))
         return super().load_state_dict(state_dict, strict, assign)
 
-    def forward(self, items: Tensor, lengths: Tensor, distinct: Distinct) -> Tensor:
+    def forward(self, items: Tensor, lengths: Tensor, distinct: DistinctItems) -> Tensor:
         """Queries for what comes after each event, which know nothing of later events.
 
         items    (S, L)     int64, padded behind with any item of ``distinct``
@@ -178,7 +178,7 @@ class MechanismNetwork(nn.Module):
             hidden, self.mechanism(Events(hidden, distinct.history.codes, places, lengths), distinct.tables)
         )
 
-    def step(self, state: Tensor, count: Tensor, items: Tensor, distinct: Distinct) -> tuple[Tensor, Tensor]:
+    def step(self, state: Tensor, count: Tensor, items: Tensor, distinct: DistinctItems) -> tuple[Tensor, Tensor]:
         """One more event of each user: the state with it, and the query for what comes next.
 
         state    (Q, *state_shape)  all 0 before the first event
@@ -192,7 +192,7 @@ class MechanismNetwork(nn.Module):
         state = self.mechanism.decay * state + self.mechanism.feature(seen)
         return state, self._block(hidden, self.mechanism.read(state, seen, distinct.tables))
 
-    def _hidden(self, distinct: Distinct, places: Tensor, before: Tensor) -> Tensor:
+    def _hidden(self, distinct: DistinctItems, places: Tensor, before: Tensor) -> Tensor:
         """Of items that so many events stand before."""
         hidden = F.embedding(places, distinct.history.vectors) * self.scale_of_read
         if self.position is not None:
@@ -206,5 +206,5 @@ class MechanismNetwork(nn.Module):
         return added
 
 
-def _encoded(quantiser: Quantiser, vectors: Tensor, frozen: Tensor | None, rows: Tensor) -> Encoded:
+def _encode(quantiser: Quantiser, vectors: Tensor, frozen: Tensor | None, rows: Tensor) -> Encoded:
     return quantiser(vectors) if frozen is None else quantiser.decode(frozen[rows])

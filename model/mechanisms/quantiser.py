@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.codes import residual_kmeans, separate
+from model.codes import make_distinct, residual_kmeans
 
 TEMPERATURE = 0.7
 
@@ -59,7 +59,7 @@ class Quantiser(nn.Module):
         for words, similarity in zip(self.codebooks, similarities, strict=True):
             share = (left @ (similarity @ words.T) / TEMPERATURE).softmax(dim=-1)
             code = share if self.soft else StraightThrough.apply(share)  # type: ignore[no-untyped-call]
-            left = left - mixed(code, words, self.soft)
+            left = left - code_product(code, words, self.soft)
             codes.append(code)
         return Encoded(torch.stack(codes, dim=1), vectors - left)
 
@@ -69,7 +69,7 @@ class Quantiser(nn.Module):
         books, words = self.codebooks.shape[:2]
         found = residual_kmeans(vectors.numpy(force=True), books, words, seed=0)
         self.codebooks.copy_(torch.from_numpy(found.codewords))
-        return torch.from_numpy(separate(found.codes, words)).to(vectors.device)
+        return torch.from_numpy(make_distinct(found.codes, words)).to(vectors.device)
 
     def decode(self, codes: Tensor) -> Encoded:
         """Codes that are no longer learned, (U, B) integers, and what they stand for."""
@@ -90,13 +90,13 @@ class StraightThrough(torch.autograd.Function):
         return gradient
 
 
-def mixed(code: Tensor, table: Tensor, soft: bool) -> Tensor:
+def code_product(code: Tensor, table: Tensor, soft: bool) -> Tensor:
     """``code @ table``, which is a look-up where codes are one-hot: (U, W) and (W, K) -> (U, K)."""
-    found: Tensor = code @ table if soft else _Looked.apply(code, table)  # type: ignore[no-untyped-call]
+    found: Tensor = code @ table if soft else _LookUp.apply(code, table)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Looked(torch.autograd.Function):
+class _LookUp(torch.autograd.Function):
     """A product with one-hot rows, of which only the gradient of the codes is a product."""
 
     @staticmethod
@@ -110,16 +110,3 @@ class _Looked(torch.autograd.Function):
         chosen, table = ctx.saved_tensors
         of_code = gradient @ table.T if ctx.needs_input_grad[0] else None
         return of_code, torch.zeros_like(table).index_add_(0, chosen, gradient)
-
-
-def compression_ratio(items: int, width: int, codebooks: list[tuple[int, int]], embeddings: bool = False) -> float:
-    """How many times smaller the item table becomes: floats of four bytes against codewords and packed indices.
-
-    codebooks   (B, W) of each set of codebooks that an item is encoded by
-    embeddings  whether the original embeddings have to be kept beside them
-
-    Source: Wu et al., LISA, WWW 2021, table 2: an index takes log2(W) bits.
-    """
-    table = 32 * items * width
-    packed = sum(books * (32 * words * width + items * math.log2(words)) for books, words in codebooks)
-    return table / (packed + table * embeddings)

@@ -12,7 +12,7 @@ from model.mechanisms.network import MechanismNetwork
 SMALLEST_SHARE = 1e-9  # of a codeword in an item: what is below changes no query, and sums of it would be slow
 
 
-def recipe_of(recipe: MechanismRecipe) -> ServedRecipe:
+def served_recipe(recipe: MechanismRecipe) -> ServedRecipe:
     """What the model directory says of it."""
     shape = recipe.model
     has_own_targets = shape.target_codewords > 0
@@ -36,7 +36,7 @@ def recipe_of(recipe: MechanismRecipe) -> ServedRecipe:
 
 
 @torch.no_grad()
-def served(network: MechanismNetwork) -> LisaPaper:
+def served_model(network: MechanismNetwork) -> LisaPaper:
     """The same answers from a stored state, of a network of histograms without positions whose targets have codes."""
     mechanism, history = network.mechanism, network.quantiser
     assert isinstance(mechanism, Histograms)
@@ -46,7 +46,7 @@ def served(network: MechanismNetwork) -> LisaPaper:
     targets, target_codes = history, codes.clone()
     if network.target_quantiser is not None:
         targets, target_codes = network.target_quantiser, network.target_codes()
-    shape = recipe_of(MechanismRecipe(model=network.config)).model
+    shape = served_recipe(MechanismRecipe(model=network.config)).model
     model = LisaPaper(shape, codes, target_codes)
     if model.shares is not None:
         assert encoded.codes is not None

@@ -24,19 +24,19 @@ from model.artifact import Artifact
 from model.config import SERVED_MECHANISMS, MechanismRecipe
 from model.data import DataError, Histories, Interactions, training_histories
 from model.data_splits import Split
-from model.loop import CHECKPOINT, EpochReport, Loop, Progress, TrainError, held_out_for
+from model.loop import CHECKPOINT, EpochReport, Progress, TrainError, TrainingLoop, validation_events
 from model.loss import sampled_softmax_loss
 from model.mechanisms.network import MechanismNetwork
-from model.mechanisms.served import recipe_of, served
+from model.mechanisms.served import served_model, served_recipe
+from model.padding import padded_batches, padded_rows
 from model.ranking import Scorer
-from model.sequential import batches, rows_of
-from model.train import begin
+from model.train import prepare_training
 
 POSITIONS_AT_ONCE = 8_192  # when scoring
 
 
 @dataclass(frozen=True)
-class Compared:
+class TrainedMechanism:
     """A model directory that holds a mechanism, loaded. ``tag`` as that of a model that is served."""
 
     name: str
@@ -46,7 +46,7 @@ class Compared:
     metrics: dict[str, Any]
 
 
-class Batch(NamedTuple):
+class MechanismBatch(NamedTuple):
     """Histories and what came next.
 
     items      (S, L)  padded behind
@@ -61,7 +61,7 @@ class Batch(NamedTuple):
     negatives: Tensor
 
 
-class MechanismTrainer(Loop[Batch]):
+class MechanismTrainer(TrainingLoop[MechanismBatch]):
     """Trains one mechanism; ``network`` may have codes that are frozen already."""
 
     def __init__(
@@ -77,7 +77,7 @@ class MechanismTrainer(Loop[Batch]):
         if not histories.positions:
             raise DataError("no user has two training events, so there is nothing to learn; add interactions")
         newest = newest_events(histories, recipe.model.window + 1)
-        super().__init__(network, newest, held_out_for(interactions, parts, recipe), recipe, directory, device)
+        super().__init__(network, newest, validation_events(interactions, parts, recipe), recipe, directory, device)
         self._net = network
         self._window = recipe.model.window
         self._items = len(interactions.item_ids)
@@ -90,18 +90,21 @@ class MechanismTrainer(Loop[Batch]):
             self._net.freeze_codes()
         return super()._epoch(epoch, progress)
 
-    def _batches(self, seed: int) -> Iterator[tuple[Batch, float]]:
+    def _batches(self, seed: int) -> Iterator[tuple[MechanismBatch, float]]:
         rng = np.random.default_rng(seed)
-        for batch in batches(self.histories, self._window, rng, self._training.histories_per_batch):
+        for batch in padded_batches(self.histories, self._window, rng, self._training.histories_per_batch):
             lengths = batch.real.sum(dim=1)
             if self._is_binary:
-                negatives = self._negatives(np.repeat(batch.users, lengths.numpy()), rng)
+                negatives = self.draw_negatives(np.repeat(batch.users, lengths.numpy()), rng)
             else:
                 negatives = rng.permutation(self._items)[: self._training.sampled_negatives]
             tensors = (batch.items, lengths, batch.targets, torch.from_numpy(negatives))
-            yield Batch(*(part.to(self.device) for part in tensors)), len(batch.targets) / self.histories.positions
+            yield (
+                MechanismBatch(*(part.to(self.device) for part in tensors)),
+                len(batch.targets) / self.histories.positions,
+            )
 
-    def _negatives(self, users: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    def draw_negatives(self, users: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """One item for each position that its user never had in training: uniform, drawn again until it is."""
         drawn = rng.integers(0, self._items, len(users))
         for _ in range(100):  # a user who had everything is given what comes
@@ -113,7 +116,7 @@ class MechanismTrainer(Loop[Batch]):
             drawn[again] = rng.integers(0, self._items, len(again))
         return drawn
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss(self, batch: MechanismBatch) -> Tensor:
         distinct = self._net.distinct(batch.items, batch.targets, batch.negatives)
         read = self._net(batch.items, batch.lengths, distinct)
         real = torch.arange(read.shape[1], device=read.device) < batch.lengths[:, None]
@@ -129,10 +132,10 @@ class MechanismTrainer(Loop[Batch]):
         return sampled_softmax_loss(queries, vectors, bias, batch.targets, batch.negatives, torch.float32)
 
     def _scorer(self) -> Scorer:
-        return scorer_of(self._net)
+        return mechanism_scorer(self._net)
 
 
-def scorer_of(network: MechanismNetwork) -> Scorer:
+def mechanism_scorer(network: MechanismNetwork) -> Scorer:
     """Score by what is read at the newest event of each history."""
     with torch.inference_mode():
         distinct = network.eval().distinct()
@@ -143,7 +146,9 @@ def scorer_of(network: MechanismNetwork) -> Scorer:
         queries = torch.empty(len(lengths), network.config.width)
         order = np.argsort(lengths, kind="stable")
         for chosen in np.split(order, np.flatnonzero(np.diff(np.cumsum(lengths[order]) // POSITIONS_AT_ONCE)) + 1):
-            items = torch.from_numpy(rows_of(prefixes.item, (prefixes.starts[1:] - lengths)[chosen], lengths[chosen]))
+            items = torch.from_numpy(
+                padded_rows(prefixes.item, (prefixes.starts[1:] - lengths)[chosen], lengths[chosen])
+            )
             length = torch.from_numpy(lengths[chosen])
             read = network(items.to(distinct.items.device), length.to(distinct.items.device), distinct)
             queries[chosen] = read[torch.arange(len(chosen)), length - 1].cpu()
@@ -170,7 +175,7 @@ def train(
     device: str = "cpu",
     resume: bool = False,
     progress: Progress,
-) -> Compared | Artifact:
+) -> TrainedMechanism | Artifact:
     """Train a mechanism on a data directory and save it as a model directory: of a preset that is served, ready for it.
 
     codes_from  a model directory of the same codebooks and items, whose codes are kept as they are: the codebook
@@ -178,7 +183,7 @@ def train(
     raises      DataError   when the data cannot be read or split
                 TrainError  when ``out`` holds a model or an unfinished training, or the codes do not fit
     """
-    begun = begin(directory, out, recipe, device, resume)
+    begun = prepare_training(directory, out, recipe, device, resume)
     torch.manual_seed(recipe.training.seed)
     network = MechanismNetwork(recipe.model, len(begun.interactions.item_ids))
     if codes_from is not None:
@@ -188,31 +193,31 @@ def train(
     found = {"epochs": [report._asdict() for report in trainer.reports]}
     is_served = recipe.model.preset in SERVED_MECHANISMS
     if is_served:
-        artifact.save(out, served(network), recipe_of(begun.recipe), begun.catalogue(), found)
+        artifact.save(out, served_model(network), served_recipe(begun.recipe), begun.catalogue(), found)
     else:
         weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
-        artifact.write(out, weights, begun.recipe, begun.catalogue().frame(), found)
+        artifact.write(out, weights, begun.recipe, begun.catalogue().to_frame(), found)
     shutil.rmtree(out / CHECKPOINT)
     return artifact.load(out) if is_served else load(out)
 
 
-def load(directory: Path) -> Compared:
+def load(directory: Path) -> TrainedMechanism:
     """Read a mechanism that was trained; raises ArtifactError when a file is missing, changed or does not fit."""
-    tag = artifact.verified(directory)
+    tag = artifact.verified_tag(directory)
     try:
         recipe = MechanismRecipe.model_validate_json((directory / artifact.CONFIG).read_bytes())
         weights = load_file(directory / artifact.WEIGHTS)
         network = MechanismNetwork(recipe.model, len(weights["embedding.weight"]))
         network.load_state_dict(weights)
         metrics = json.loads((directory / artifact.METRICS).read_text())
-    except artifact.BROKEN as exc:
+    except artifact.BROKEN_FILE_ERRORS as exc:
         raise artifact.ArtifactError(
             f"model directory {str(directory)!r} holds no mechanism of this version: {str(exc)[:1000]}"
         ) from exc
-    return Compared(directory.resolve().name, tag, recipe, network.eval(), metrics)
+    return TrainedMechanism(directory.resolve().name, tag, recipe, network.eval(), metrics)
 
 
-def _migrate(source: Compared, network: MechanismNetwork, recipe: MechanismRecipe) -> None:
+def _migrate(source: TrainedMechanism, network: MechanismNetwork, recipe: MechanismRecipe) -> None:
     if source.config.data.sha256 != recipe.data.sha256 or source.config.data.train_on != recipe.data.train_on:
         raise TrainError(f"the codes of {source.name!r} were learned from other events; train it on the same ones")
     try:

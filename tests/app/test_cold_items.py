@@ -16,7 +16,7 @@ from app.served_generation import generation_of
 from app.settings import Settings
 from app.store_factory import open_store
 from model import artifact
-from model.cold import VOTERS, Codes
+from model.cold import MAX_SIMILAR_ITEMS, ColdCodes
 from storage.backup import backup, restore
 from storage.records import ItemEntry
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
@@ -132,7 +132,7 @@ class TestByCategories:
         client.click("u0", "item-1", "item-5")
         shared = {row: len({"tea", "cup"}.intersection(categories_of(row))) for row in range(ITEMS)}
         alike = [row for row in range(ITEMS) if shared[row] == 2]
-        assert 1 < len(alike) <= VOTERS
+        assert 1 < len(alike) <= MAX_SIMILAR_ITEMS
         put(client, title="New tea cup", categories=["tea", "cup"])
 
         found = everything(client)
@@ -342,7 +342,7 @@ def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Clie
 )
 def test_an_assignment_that_cannot_be_read_is_left_out(entry: ItemEntry) -> None:
     assigned = ColdItemCodes()
-    good = CodeAssignment("y", b"\0", Codes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25), 10)
+    good = CodeAssignment("y", b"\0", ColdCodes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25), 10)
     assigned.apply([entry, entry_of(good)])
     (found,) = assigned.of(b"\0").values()
     assert (found.item_id, found.evidence, found.codes.bias) == ("y", 10, -1.25)

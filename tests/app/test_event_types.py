@@ -16,7 +16,7 @@ from model.config import EVENT_WEIGHTS
 from model.data import DataError
 from model.data_readers import read_interactions
 from model.data_splits import split
-from model.ranking import held_out, ranks_full
+from model.ranking import held_out_events, ranks_full
 from tests.app.conftest import Client, item_id
 from tests.storage.naive_fold import assert_histogram_is, fold
 
@@ -92,7 +92,7 @@ def test_an_evaluation_hides_what_the_service_would(data: Path, model_dir: Path,
     )
     table = read_interactions(data)
     positions = split(table, "loo").test
-    events = held_out(table, positions, config)
+    events = held_out_events(table, positions, config)
     ranks = ranks_full(events, lambda histories: np.zeros((len(histories), len(table.item_ids)), np.float32), "all")
     for position, rank in zip(positions.tolist(), ranks.tolist(), strict=True):
         before = range(table.starts[table.user[position]], position)

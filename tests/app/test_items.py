@@ -23,7 +23,7 @@ from app.said import ItemOverrides
 from app.settings import Settings
 from app.shelf import LiveCatalogue
 from model import artifact, bitmap
-from model.artifact import Items
+from model.items import Items
 from storage.records import ItemChanges, ItemEntry
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
 from tests.storage.redis_servers import RedisServer

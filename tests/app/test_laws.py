@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from app import newcomers
 from app.assigned import CodeAssignment, entry_of
-from model.cold import Codes
+from model.cold import ColdCodes
 from tests.app.conftest import SHAPE, Client, item_id
 from tests.storage.redis_servers import new_server
 
@@ -48,7 +48,7 @@ def service(
             (SHAPE.target_codebooks, SHAPE.target_codewords),
         )
     )
-    assignment = CodeAssignment("new-1", client.service.switcher.current.named.tag, Codes(history, target, 0.5), 10)
+    assignment = CodeAssignment("new-1", client.service.switcher.current.named.tag, ColdCodes(history, target, 0.5), 10)
     client.runner.run(client.service.store.put_items("main", [entry_of(assignment)]))
     client.service.switcher.rebuild_at_s = 0.0
     client.runner.run(client.service.switcher.poll())

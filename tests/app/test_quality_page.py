@@ -23,9 +23,11 @@ from app.shop import generate
 from model.artifact import Artifact
 from model.baselines import Ease, Markov, Popularity
 from model.config import Config, ModelConfig, TrainConfig
-from model.evaluate import Report, evaluate
+from model.evaluate import evaluate
 from model.items import Items
-from model.train import EpochReport, train
+from model.loop import EpochReport
+from model.report import Report
+from model.train import train
 
 GRIDS = {"popularity": [Popularity()], "markov": [Markov(0.1), Markov(0.5)], "ease": [Ease(10.0, 0.0)]}
 WICKED = "</td></table><script>alert('&')</script>"

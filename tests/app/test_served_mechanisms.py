@@ -17,8 +17,8 @@ from model.data import Histories
 from model.histogram import history_histogram
 from model.items import Items
 from model.mechanisms.network import MechanismNetwork
-from model.mechanisms.served import recipe_of, served
-from model.mechanisms.train import scorer_of
+from model.mechanisms.served import served_model, served_recipe
+from model.mechanisms.train import mechanism_scorer
 from tests.app.conftest import Client, item_id
 from tests.app.test_cold_items import finish
 from tests.storage.redis_servers import RedisServer
@@ -46,8 +46,8 @@ def trained(request: pytest.FixtureRequest) -> MechanismNetwork:
 def service(request: pytest.FixtureRequest, trained: MechanismNetwork, tmp_path: Path) -> Iterator[Client]:
     names = [item_id(row) for row in range(ITEMS)]
     items = Items(names, names, [()] * ITEMS, np.arange(ITEMS))
-    recipe = recipe_of(MechanismRecipe(model=trained.config, data=DataCard(train_on="all")))
-    artifact.save(tmp_path / "model", served(trained), recipe, items, {})
+    recipe = served_recipe(MechanismRecipe(model=trained.config, data=DataCard(train_on="all")))
+    artifact.save(tmp_path / "model", served_model(trained), recipe, items, {})
     store = {}
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
@@ -63,7 +63,7 @@ def test_what_is_served_is_what_was_trained(service: Client, trained: MechanismN
     history = {"history": [item_id(row) for row in WALK], "k": ITEMS, "exclude_seen": "none"}
     of_history = service.post("/v1/recommendations", json=history).json()
     histories = Histories(np.array(WALK, np.int32), np.ones(len(WALK), np.float32), np.array([0, len(WALK)]))
-    expected = scorer_of(trained)(histories)[0]
+    expected = mechanism_scorer(trained)(histories)[0]
     for answer in (of_user, of_history):
         assert answer["source"] == "personalised"
         scores = {item["item_id"]: item["score"] for item in answer["items"]}
@@ -109,9 +109,9 @@ def test_a_new_item_is_recommended_by_its_categories(service: Client) -> None:
 
 
 def test_an_item_that_was_not_learned_counts_by_its_codes(trained: MechanismNetwork) -> None:
-    model = served(trained)
+    model = served_model(trained)
     history, target = np.array([1, 0, 8], np.uint8), model.target_codes[5].numpy()
-    wider = model.with_cold([(history, target, 0.25)])
+    wider = model.with_cold_items([(history, target, 0.25)])
     if wider.shares is not None:
         assert wider.shares[ITEMS].argmax(dim=-1).tolist() == history.tolist()
         assert wider.shares[ITEMS].sum() == len(history)

@@ -10,7 +10,7 @@ from model.config import MECHANISMS, SERVED_MECHANISMS, ModelConfig
 from model.histogram import history_histogram
 from model.lisa import LisaMini
 from model.mechanisms.network import MechanismNetwork
-from model.mechanisms.served import served
+from model.mechanisms.served import served_model
 from storage.state import ITEM_RING, Generation
 from storage.state_event import Event
 from storage.state_fold import fold_event
@@ -70,7 +70,7 @@ def test_stored_steps_of_learned_codes_equal_the_parallel_forward(name: str, len
     network = MechanismNetwork(MECHANISMS[name].model_copy(update={"width": 12, "codewords": 7}), ITEMS).eval()
     for weights in network.parameters():
         weights += 0.3 * torch.randn_like(weights)
-    model = served(network)
+    model = served_model(network)
     shares = None if model.shares is None else model.shares.numpy()
     index = {f"item-{row}": row for row in range(ITEMS)}
     rates, codes = model.config.decay_rates, model.history_codes.numpy()

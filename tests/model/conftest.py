@@ -13,6 +13,7 @@ import torch
 from model import artifact, config, train
 from model.items import Items
 from model.lisa import LisaMini
+from model.loop import EpochReport
 
 TINY_MODEL = config.ModelConfig(
     width=16,
@@ -42,13 +43,13 @@ class Silent:
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.stop_after = stop_after
-        self.reports: list[train.EpochReport] = []
+        self.reports: list[EpochReport] = []
 
     def batch(self, epoch: int, share: float, loss: float) -> None:
         assert 0 < share <= 1
         assert np.isfinite(loss)
 
-    def epoch(self, report: train.EpochReport) -> None:
+    def epoch(self, report: EpochReport) -> None:
         self.reports.append(report)
         if self.stop_after == report.epoch:
             raise KeyboardInterrupt
@@ -132,7 +133,7 @@ def random_model(shape: config.ModelConfig, items: int, seed: int = 0) -> LisaMi
         model.followers[:, : distinct.shape[1]] = distinct.int()
         model.followers[torch.rand(model.followers.shape) < 0.3] = -1
         model.lift.copy_(torch.rand(model.lift.shape) * (model.followers >= 0))
-    model.settle()
+    model.fold_norms_and_round()
     return model.eval()
 
 

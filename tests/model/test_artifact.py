@@ -142,11 +142,11 @@ def test_a_catalogue_of_names_alone_comes_back(tmp_path: Path, random_model: Cal
 def test_memory_that_no_file_holds_is_kept(saved: Path, model: LisaMini) -> None:
     loaded = artifact.load(saved)
     before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
-    loaded.let_go()
+    loaded.release_pages()
     for name, tensor in loaded.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     own = torch.ones(100_000)
-    artifact._let_go(own)
+    artifact.release_pages(own)
     assert own.all()
 
 

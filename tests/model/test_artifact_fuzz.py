@@ -18,6 +18,7 @@ import pytest
 
 from model import artifact, config
 from model.artifact import CONFIG, ITEMS, MANIFEST, METRICS, PACKED, WEIGHTS, ArtifactError
+from model.items import Items
 from model.lisa import LisaMini
 
 CASES = 400  # of each kind of file
@@ -40,7 +41,7 @@ ODD_VALUES = (*ODD_NUMBERS, None, True, "", "none", [], {}, [[]], "\0", "\ud83d\
 @pytest.fixture(scope="module")
 def whole(random_model: Callable[..., LisaMini], tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "whole"
-    items = artifact.Items(["a", "b", "c"], ["A", "", "C"], [("p",), (), ("p", "q")], np.array([3, 2, 1]))
+    items = Items(["a", "b", "c"], ["A", "", "C"], [("p",), (), ("p", "q")], np.array([3, 2, 1]))
     artifact.save(directory, random_model(SHAPE, 3), config.Config(model=SHAPE), items, {"loss": 1.5})
     return directory
 

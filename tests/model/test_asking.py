@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import step_kernel
-from model.asking import Asking
+from model.asking import QueryProducts
 from model.config import ModelConfig
 from model.lisa import LisaMini
 
@@ -44,14 +44,16 @@ def test_what_is_asked_is_what_the_model_says(
     model = with_followers(random_model(shape, ITEMS, seed), seed)
     if not known:  # the last items have come later: they have no followers
         cold = np.zeros(shape.history_codebooks, np.uint8), np.zeros(shape.target_codebooks, np.uint8), 0.0
-        model = model.with_cold([cold, cold])
+        model = model.with_cold_items([cold, cold])
     rng = np.random.default_rng(seed)
     queries = rng.standard_normal((users, shape.width)).astype(np.float32)
     recent = rng.integers(-1, len(model.target_codes), (users, int(rng.integers(0, shape.recent_items + 1))))
     with torch.inference_mode():
         products = torch.einsum("qd,bpd->qbp", torch.from_numpy(queries), model.target_codebooks).numpy()
-        gained = torch.zeros(users, len(model.target_codes)).scatter_add_(1, *model.lifts(torch.from_numpy(recent)))
-    found, items, gains = Asking(model)(queries, recent)
+        gained = torch.zeros(users, len(model.target_codes)).scatter_add_(
+            1, *model.follower_gains(torch.from_numpy(recent))
+        )
+    found, items, gains = QueryProducts(model)(queries, recent)
     np.testing.assert_allclose(found, products, rtol=1e-5, atol=1e-4)
     again = torch.zeros(users, len(model.target_codes))
     again.scatter_add_(1, torch.from_numpy(items), torch.from_numpy(gains))
@@ -60,7 +62,7 @@ def test_what_is_asked_is_what_the_model_says(
 
 def test_a_user_alone_asks_what_the_same_user_asks_among_others(random_model: Make) -> None:
     model = with_followers(random_model(ModelConfig(), ITEMS), 0)
-    asking, rng = Asking(model), np.random.default_rng(0)
+    asking, rng = QueryProducts(model), np.random.default_rng(0)
     queries = rng.standard_normal((67, model.config.width)).astype(np.float32)
     recent = rng.integers(-1, ITEMS, (67, 5))
     together = asking(queries, recent)
@@ -72,7 +74,7 @@ def test_a_user_alone_asks_what_the_same_user_asks_among_others(random_model: Ma
 @pytest.mark.parametrize("rows", [[[-1, ITEMS - 1]], [[ITEMS - 1, -1]]])
 def test_no_other_types_are_compiled(random_model: Make, rows: list[list[int]]) -> None:
     model = random_model(ModelConfig(), ITEMS)
-    asking = Asking(model)
+    asking = QueryProducts(model)
     queries = np.zeros((1, model.config.width), np.float32)
     queries.setflags(write=False)  # as of a message
     asking(queries, np.array(rows))

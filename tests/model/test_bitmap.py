@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import bitmap
+from tests.model.bitmaps import from_mask
 
 
 @given(items=st.integers(1, 700), data=st.data())
@@ -18,13 +19,13 @@ def test_a_bitmap_holds_what_was_put_in(items: int, data: st.DataObject) -> None
     assert set(every[bitmap.has(filled, every)]) == set(rows)
     mask = bitmap.to_mask(filled, items)
     assert set(np.flatnonzero(mask)) == set(rows)
-    assert np.array_equal(bitmap.from_mask(mask), filled)
+    assert np.array_equal(from_mask(mask), filled)
 
 
 def test_bitmaps_of_many_users_are_packed_one_by_one() -> None:
     masks = np.random.default_rng(0).random((5, 300)) < 0.5
-    packed = bitmap.from_mask(masks)
+    packed = from_mask(masks)
     assert packed.shape == (5, len(bitmap.empty(300)))
     assert np.array_equal(bitmap.to_mask(packed, 300), masks)
     for mask, row in zip(masks, packed, strict=True):
-        assert np.array_equal(bitmap.from_mask(mask), row)
+        assert np.array_equal(from_mask(mask), row)

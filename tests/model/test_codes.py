@@ -132,7 +132,7 @@ def test_separated_codes_are_distinct_and_the_first_of_equals_keeps_its_own(
 ) -> None:
     words, rows = drawn
     before = np.array(rows, np.uint8)
-    after = codes.separate(before, words)
+    after = codes.make_distinct(before, words)
     assert len({tuple(row) for row in after.tolist()}) == len(rows)
     assert after.max() < words
     for row, code in enumerate(rows):
@@ -142,18 +142,18 @@ def test_separated_codes_are_distinct_and_the_first_of_equals_keeps_its_own(
 
 
 def test_separate_counts_through_whole_bytes() -> None:
-    after = codes.separate(np.full((300, 2), 255, np.uint8), 256)
+    after = codes.make_distinct(np.full((300, 2), 255, np.uint8), 256)
     assert len(np.unique(after, axis=0)) == 300
 
 
 def test_separate_is_quick_where_thousands_of_items_are_equal() -> None:
-    after = codes.separate(np.zeros((20_000, 3), np.uint8), 32)
+    after = codes.make_distinct(np.zeros((20_000, 3), np.uint8), 32)
     assert len(np.unique(after, axis=0)) == 20_000
 
 
 def test_more_items_than_codes_are_refused() -> None:
     with pytest.raises(ValueError, match="9 items do not fit into 3 codebooks of 2 codewords"):
-        codes.separate(np.zeros((9, 3), np.uint8), 2)
+        codes.make_distinct(np.zeros((9, 3), np.uint8), 2)
 
 
 def test_the_same_seed_gives_the_same_codes() -> None:

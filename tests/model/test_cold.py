@@ -6,7 +6,15 @@ import numpy as np
 import torch
 
 from model.artifact import Artifact
-from model.cold import Chosen, Codes, asked, audience, likeliest, typical, with_cold
+from model.cold import (
+    ColdCodes,
+    FirstEvent,
+    codes_of_similar_items,
+    likeliest_codes,
+    query_sample,
+    sampled_query,
+    with_cold_items,
+)
 from model.config import Config, ModelConfig
 from model.engine import Engine
 from model.items import Items
@@ -35,7 +43,7 @@ def model_of(items: int, seed: int = 3) -> Artifact:
         model.lift[:10] = torch.rand(10, SHAPE.followers)
         tables = model.tables()
     labels = [("a",) if row % 2 else () for row in range(items)]
-    model.settle()
+    model.fold_norms_and_round()
     ids = Items([f"i{row}" for row in range(items)], [f"t{row}" for row in range(items)], labels, np.arange(items))
     return Artifact("m", "00" * 8, Config(model=SHAPE), ids, model, tables, {})
 
@@ -53,10 +61,10 @@ def test_a_cold_item_scores_like_a_trained_one_of_its_codes_without_followers() 
     with torch.no_grad():
         whole.model.lift[LEARNED:] = 0
     codes = {
-        f"i{row}": Codes(whole.history_codes[row], whole.target_codes[row], whole.model.bias[row].item())
+        f"i{row}": ColdCodes(whole.history_codes[row], whole.target_codes[row], whole.model.bias[row].item())
         for row in range(LEARNED, ITEMS)
     }
-    grown = with_cold(learned, codes)
+    grown = with_cold_items(learned, codes)
     for engine, name in ((Engine(grown), "grown"), (Engine(learned), "learned")):
         items = len(grown.items) if name == "grown" else LEARNED
         asked = states(50, items)
@@ -71,7 +79,7 @@ def test_a_cold_item_scores_like_a_trained_one_of_its_codes_without_followers() 
     assert grown.items.categories[LEARNED:] == [()] * (ITEMS - LEARNED)
     assert grown.items.categories.items_with("a").tolist() == list(range(1, LEARNED, 2))
     assert grown.items.popular_first.tolist() == [*range(LEARNED - 1, -1, -1), *range(LEARNED, ITEMS)]
-    assert with_cold(learned, {}) is learned
+    assert with_cold_items(learned, {}) is learned
 
 
 @torch.inference_mode()
@@ -81,15 +89,15 @@ def test_who_chose_an_item_tells_its_place_and_how_often_its_bias() -> None:
     vectors = trained.model.item_vectors()
     rng = np.random.default_rng(1)
     sample = [
-        asked(trained, query, vectors @ query + trained.model.bias)
+        sampled_query(trained, query, vectors @ query + trained.model.bias)
         for query in torch.from_numpy(rng.normal(size=(200, SHAPE.width)).astype(np.float32))
     ]
     near = 0
     for row in range(8):
         wanted = vectors[row] / vectors[row].norm()
         queries = [wanted + 0.3 * torch.from_numpy(rng.normal(size=SHAPE.width).astype(np.float32)) for _ in range(30)]
-        chosen = [Chosen((row, (row + 1) % ITEMS), query) for query in queries]
-        found, rarest = (likeliest(trained, chosen, sample, events=10**n) for n in (3, 99))
+        chosen = [FirstEvent((row, (row + 1) % ITEMS), query) for query in queries]
+        found, rarest = (likeliest_codes(trained, chosen, sample, events=10**n) for n in (3, 99))
         assert found.bias > rarest.bias == trained.model.bias.min()
         assert (found.history.shape, found.target.shape, found.target.dtype) == ((3,), (3,), np.uint8)
         vector = trained.model.target_codebooks[torch.arange(3), torch.from_numpy(found.target).long()].sum(0)
@@ -106,7 +114,7 @@ def test_an_item_of_a_kind_is_as_likely_as_the_less_likely_of_its_kind() -> None
     shares = torch.softmax(queries.double() @ vectors.T + bias, dim=1)  # (Q, N)
     sums = torch.logsumexp(queries.double() @ vectors.T + bias, dim=1)
     for alike in ([3], [5, 6, 7, 8], list(range(0, ITEMS, 3))):
-        found = typical(trained, np.array(alike), audience(trained, queries))
+        found = codes_of_similar_items(trained, np.array(alike), query_sample(trained, queries))
         for own, learned in ((found.history, trained.history_codes), (found.target, trained.target_codes)):
             for word, voted in zip(own.tolist(), learned[alike].T.tolist(), strict=True):
                 assert voted.count(word) == max(map(voted.count, voted))

@@ -17,6 +17,7 @@ from model.artifact import Artifact
 from model.config import ModelConfig
 from model.engine import Engine, Queries
 from model.lisa import LisaMini
+from tests.model.bitmaps import from_mask
 
 SHAPE = ModelConfig(
     width=16,
@@ -130,7 +131,7 @@ def test_top_k_equals_a_stable_sort(
     chosen = tying if ties else engine
     queries = random_queries(chosen, 3, seed)
     excluded = None if excluded_share is None else np.random.default_rng(seed).random((3, ITEMS)) < excluded_share
-    items, scores = chosen.top_k(queries, k, None if excluded is None else bitmap.from_mask(excluded))
+    items, scores = chosen.top_k(queries, k, None if excluded is None else from_mask(excluded))
     assert items.shape == scores.shape == (3, min(k, ITEMS))
     assert (items.dtype, scores.dtype) == (np.int64, np.float32)
     every_score = chosen.scores(queries).cpu().numpy()
@@ -147,7 +148,7 @@ def test_top_k_equals_a_stable_sort(
 def test_the_mask_of_one_user_leaves_the_others_alone(engine: Engine) -> None:
     queries = random_queries(engine, 2)
     plain, _ = engine.top_k(queries, 5)
-    excluded = bitmap.from_mask(np.array([[True], [False]]).repeat(ITEMS, axis=1))
+    excluded = from_mask(np.array([[True], [False]]).repeat(ITEMS, axis=1))
     items, _ = engine.top_k(queries, 5, excluded)
     assert items[0].tolist() == [-1] * 5
     assert items[1].tolist() == plain[1].tolist()
@@ -168,7 +169,7 @@ def test_ranked_candidates_equal_the_top_k_of_nothing_else(
     excluded = np.ones((len(candidates), ITEMS), bool)
     for row, items in enumerate(candidates):
         excluded[row, items] = False
-    expected_items, expected_scores = chosen.top_k(queries, k, bitmap.from_mask(excluded))
+    expected_items, expected_scores = chosen.top_k(queries, k, from_mask(excluded))
     ranked = chosen.rank_candidates(queries, [np.array(items, np.int64) for items in candidates], k)
     for row, (items, scores) in enumerate(ranked):
         shown = min(k, len(set(candidates[row])))
@@ -181,7 +182,7 @@ def test_ranked_candidates_equal_the_top_k_of_nothing_else(
 def test_neighbours_are_the_nearest_of_all(engine: Engine, model: LisaMini, k: int) -> None:
     wanted = [0, 17, 17, ITEMS - 1]
     excluded = np.random.default_rng(k).random((len(wanted), ITEMS)) < 0.3
-    items, scores = engine.top_k(engine.neighbours_of(wanted), k, bitmap.from_mask(excluded))
+    items, scores = engine.top_k(engine.neighbours_of(wanted), k, from_mask(excluded))
     every_score = engine.scores(engine.neighbours_of(wanted)).cpu().numpy()
     vectors = model.cpu().item_vectors().detach().double()
     for row, item in enumerate(wanted):

@@ -23,7 +23,9 @@ from model.config import DataCard, SeenRule
 from model.data import DataError, Histories
 from model.data_readers import read_interactions
 from model.data_splits import split
+from model.loop import Progress
 from model.metrics import metrics
+from model.report import Report
 from model.sequential import Gru4Rec
 
 
@@ -108,7 +110,7 @@ class TestRefusals:
         tmp_path: Path,
         write_rows: Callable[..., Path],
         tiny_config: Callable[..., Any],
-        silent: Callable[[], train.Progress],
+        silent: Callable[[], Progress],
     ) -> None:
         directory = write_rows(tmp_path / "data", [("u", "a", 1), ("u", "b", 2), ("v", "a", 7), ("v", "b", 9)])
         made = train.train(directory, tmp_path / "out", tiny_config(), progress=silent())
@@ -117,7 +119,7 @@ class TestRefusals:
 
 
 def test_a_temporal_model_is_tested_on_the_later_events(
-    shop: Path, tmp_path: Path, tiny_config: Callable[..., Any], silent: Callable[[], train.Progress]
+    shop: Path, tmp_path: Path, tiny_config: Callable[..., Any], silent: Callable[[], Progress]
 ) -> None:
     config = tiny_config(epochs=1).model_copy(update={"data": DataCard(split="temporal")})
     made = train.train(shop, tmp_path / "out", config, progress=silent())
@@ -134,13 +136,13 @@ GRIDS = {
 
 
 @pytest.fixture(scope="module")
-def report(shop: Path, trained: Path) -> evaluate.Report:
+def report(shop: Path, trained: Path) -> Report:
     """The tiny model beside the baselines of GRIDS."""
     return evaluate.evaluate([artifact.load(trained)], shop, None, None, GRIDS)
 
 
 class TestBaselines:
-    def test_are_chosen_on_validation_without_training_on_it(self, report: evaluate.Report, shop: Path) -> None:
+    def test_are_chosen_on_validation_without_training_on_it(self, report: Report, shop: Path) -> None:
         interactions = read_interactions(shop)
         users = [interactions.item[begin:end] for begin, end in pairwise(interactions.starts)]
         histories = [items[:-2] if len(items) >= 3 else items for items in users]
@@ -156,14 +158,14 @@ class TestBaselines:
         assert len(set(found.values())) == 3
         assert report.baselines[1].settings == asdict(max(found, key=found.__getitem__))
 
-    def test_are_tested_on_the_events_and_by_the_rules_of_the_model(self, report: evaluate.Report) -> None:
+    def test_are_tested_on_the_events_and_by_the_rules_of_the_model(self, report: Report) -> None:
         popularity, trial = report.baselines[0], report.trial
         scores = trial.counts.astype(np.float32)
         assert popularity.ranks.tolist() == [(scores >= scores[target]).sum() for target in trial.events.targets]
         assert popularity.recommended is not None
         assert (popularity.recommended == np.argsort(-scores, kind="stable")).all()
 
-    def test_stand_in_the_report_with_paired_differences(self, report: evaluate.Report) -> None:
+    def test_stand_in_the_report_with_paired_differences(self, report: Report) -> None:
         numbers = report.to_json()
         json.dumps(numbers, allow_nan=False)
         assert list(numbers["baselines"]) == ["popularity", "ease"]
@@ -182,7 +184,7 @@ class TestBaselines:
         assert "40 items" in numbers["skipped_baselines"]["ease"]
 
     def test_train_on_the_validation_events_when_the_model_does(
-        self, shop: Path, tmp_path: Path, tiny_config: Callable[..., Any], silent: Callable[[], train.Progress]
+        self, shop: Path, tmp_path: Path, tiny_config: Callable[..., Any], silent: Callable[[], Progress]
     ) -> None:
         config = tiny_config(epochs=1).model_copy(update={"data": DataCard(train_on="validation")})
         made = train.train(shop, tmp_path / "out", config, progress=silent())
@@ -261,7 +263,7 @@ def test_cold_items_are_counted(
     tmp_path: Path,
     write_rows: Callable[..., Path],
     tiny_config: Callable[..., Any],
-    silent: Callable[[], train.Progress],
+    silent: Callable[[], Progress],
 ) -> None:
     rows = [(f"u{user}", item, time) for user in range(4) for time, item in enumerate("abcd")]
     rows += [("w", item, time) for time, item in enumerate(("a", "new-too", "new"))]

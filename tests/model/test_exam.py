@@ -13,11 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.artifact import Artifact, Items
+from model.artifact import Artifact
 from model.config import Config, ModelConfig
 from model.engine import Engine
-from model.exam import Exam, cut
+from model.exam import HoldoutComparison, split_for_comparison
 from model.histogram import history_histogram
+from model.items import Items
 from model.lisa import LisaMini
 
 SHAPE = ModelConfig(
@@ -42,7 +43,7 @@ def make_model(names: str, seed: int = 0) -> Artifact:
         for words in (SHAPE.history_codewords, SHAPE.target_codewords)
     )
     model = LisaMini(SHAPE, history, target)
-    model.settle()
+    model.fold_norms_and_round()
     model.eval()
     with torch.no_grad():
         model.target_codebooks.normal_()
@@ -98,15 +99,15 @@ class TestRanks:
             ]
             for n in rng.integers(1, 6, 60)
         ]
-        exam = Exam(histories, [str(item) for item in rng.choice(list("abcdefgh"), 60)], seen_rule)
+        exam = HoldoutComparison(histories, [str(item) for item in rng.choice(list("abcdefgh"), 60)], seen_rule)
         for model in (make_model("abcdef"), make_model("fedcxyz", seed=1)):
-            expected = [rank_by_hand(model, *asked, seen_rule) for asked in zip(histories, exam.answers, strict=True)]
+            expected = [rank_by_hand(model, *asked, seen_rule) for asked in zip(histories, exam.targets, strict=True)]
             assert exam.ranks(model).tolist() == expected
         first, second = exam.halves()
-        assert (len(first), len(second), second.answers[0]) == (30, 30, exam.answers[1])
+        assert (len(first), len(second), second.targets[0]) == (30, 30, exam.targets[1])
 
     def test_popular_items_stand_by_their_counts_and_a_tie_counts_against_them(self) -> None:
-        exam = Exam(
+        exam = HoldoutComparison(
             [[("a", "click")], [("a", "click")], [("b", "click")], [("a", "click")]], ["b", "c", "c", "z"], "none"
         )
         assert exam.ranks_by_counts({"a": 5, "b": 3, "c": 3}).tolist() == [3, 3, 3, MISS]
@@ -122,8 +123,8 @@ class TestCut:
     def test_nobody_was_trained_on_an_answer(self, rows: list[tuple[str, str, int]], seen_ms: int) -> None:
         """Each is the last event of a user, logged since, and asked for with all that was before it."""
         events = table(*((*row, logged_ms) for logged_ms, row in enumerate(rows)))
-        past, exam = cut(events, seen_ms)
-        asked = list(zip(exam.histories, exam.answers, strict=True))
+        past, exam = split_for_comparison(events, seen_ms)
+        asked = list(zip(exam.histories, exam.targets, strict=True))
         trained = {row[-1] for row in past.iter_rows()}  # every row has a millisecond of its own
         for _, of_user in groupby(events.iter_rows(), lambda row: row[0]):
             own = list(of_user)
@@ -137,7 +138,7 @@ class TestCut:
     def test_the_past_ends_where_the_last_tenth_or_what_is_unseen_begins(self) -> None:
         rows = [(f"u{n % 10}", "a", n, n) for n in range(100)]
         for seen_ms, end in ((-1, 89), (50, 89), (94, 95)):
-            past, exam = cut(table(*rows), seen_ms)
+            past, exam = split_for_comparison(table(*rows), seen_ms)
             assert (len(past), len(exam)) == (end, min(10, 100 - max(end, seen_ms + 1)))
 
     def test_of_times_that_only_count_the_last_new_event_is_asked_for(self) -> None:
@@ -146,15 +147,18 @@ class TestCut:
             for user in "uvw"
             for n, item in enumerate("abc"[: 2 + (user != "w")])
         ]
-        past, exam = cut(table(*rows), -1)
-        assert (len(past), sorted(exam.answers)) == (6, ["c", "c"])
-        past, exam = cut(table(*rows), 5)
+        past, exam = split_for_comparison(table(*rows), -1)
+        assert (len(past), sorted(exam.targets)) == (6, ["c", "c"])
+        past, exam = split_for_comparison(table(*rows), 5)
         assert (len(past), exam.histories) == (7, [[("a", "click"), ("b", "click")]])
 
     def test_seen_items_stay_where_people_buy_again(self) -> None:
         again = table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)])
         once = table(*[(f"u{n % 9}", f"i{n}", n * n, n) for n in range(60)])
-        assert (cut(again, -1)[1].seen_rule, cut(once, -1)[1].seen_rule) == ("none", "all")
+        assert (split_for_comparison(again, -1)[1].seen_rule, split_for_comparison(once, -1)[1].seen_rule) == (
+            "none",
+            "all",
+        )
 
     def test_without_anything_new_nobody_is_asked(self) -> None:
-        assert len(cut(table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)]), 1_000)[1]) == 0
+        assert len(split_for_comparison(table(*[(f"u{n % 9}", "a", n * n, n) for n in range(60)]), 1_000)[1]) == 0

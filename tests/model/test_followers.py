@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.followers import DECAY_PER_EVENT, FAINT, STRENGTH, UNSURE, WINDOW, strongest
+from model.followers import DECAY_PER_EVENT, DEFAULT_LIFT_STRENGTH, FAINT_SHARE, SHRINKAGE, WINDOW, strongest_followers
 
 ITEMS = 12
 Histories = list[list[int]]
@@ -23,7 +23,7 @@ def shares_of(histories: Histories) -> dict[int, dict[int, float]]:
             for distance, later in enumerate(history[place + 1 : place + 1 + WINDOW]):
                 weights[item][later] += math.exp(-DECAY_PER_EVENT * distance)
     return {
-        item: {later: weight / (sum(row.values()) + UNSURE) for later, weight in row.items()}
+        item: {later: weight / (sum(row.values()) + SHRINKAGE) for later, weight in row.items()}
         for item, row in weights.items()
     }
 
@@ -35,7 +35,7 @@ def shares_of(histories: Histories) -> dict[int, dict[int, float]]:
 def test_the_strongest_followers_lift_as_their_shares_tell(histories: Histories, count: int) -> None:
     packed = np.array([item for history in histories for item in history], np.int32)
     starts = np.cumsum([0, *map(len, histories)])
-    found = strongest(packed, starts, ITEMS, count)
+    found = strongest_followers(packed, starts, ITEMS, count)
     assert found.items.shape == found.lift.shape == (ITEMS, count)
     expected = shares_of(histories)
     for item in range(ITEMS):
@@ -44,9 +44,9 @@ def test_the_strongest_followers_lift_as_their_shares_tell(histories: Histories,
         assert len(set(followers)) == len(followers) == min(count, len(shares))
         assert found.items[item, len(followers) :].tolist() == [-1] * (count - len(followers))
         assert not found.lift[item, len(followers) :].any()
-        lifts = [STRENGTH * math.log1p(shares[follower] / FAINT) for follower in followers]
+        lifts = [DEFAULT_LIFT_STRENGTH * math.log1p(shares[follower] / FAINT_SHARE) for follower in followers]
         np.testing.assert_allclose(found.lift[item, : len(followers)], lifts, rtol=1e-4)
         strongest_shares = sorted(shares.values(), reverse=True)[:count]
         np.testing.assert_allclose(
-            lifts, [STRENGTH * math.log1p(share / FAINT) for share in strongest_shares], rtol=1e-4
+            lifts, [DEFAULT_LIFT_STRENGTH * math.log1p(share / FAINT_SHARE) for share in strongest_shares], rtol=1e-4
         )

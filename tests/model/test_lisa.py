@@ -215,10 +215,10 @@ def test_what_is_settled_answers_as_before_and_is_of_sixteen_bits(name: str) -> 
             weights += 0.05 * torch.randn_like(weights)
         items = torch.randint(50, (12,))
         before = model(items)
-        model.settle()
+        model.fold_norms_and_round()
         settled = {name: weights.clone() for name, weights in model.named_parameters()}
         torch.testing.assert_close(model(items), before, rtol=0.02, atol=0.03)
-        model.settle()
+        model.fold_norms_and_round()
     assert all(torch.equal(settled[name], weights) for name, weights in model.named_parameters())
     matrices = [name for name in settled if name.endswith(("up.weight", "down.weight", "keys", "hops.0.values"))]
     assert matrices

@@ -15,19 +15,19 @@ from safetensors.torch import load_file
 from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
 
-from model import artifact, evaluate, train
+from model import artifact, evaluate
 from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
 from model.data import DataError, Histories, training_histories
 from model.data_readers import read_interactions
 from model.data_splits import split
-from model.loop import MOMENTS
+from model.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, TrainError
 from model.mechanisms import linear, prefix
 from model.mechanisms import train as mechanisms
 from model.mechanisms.interests import Interests
 from model.mechanisms.linear import Linear
 from model.mechanisms.mechanism import Events
-from model.mechanisms.network import Distinct, MechanismNetwork
-from model.mechanisms.quantiser import TEMPERATURE, Quantiser, StraightThrough, compression_ratio
+from model.mechanisms.network import DistinctItems, MechanismNetwork
+from model.mechanisms.quantiser import TEMPERATURE, Quantiser, StraightThrough
 from model.mechanisms.softmax import Softmax
 
 Make = Callable[..., Any]
@@ -91,7 +91,7 @@ def test_gradients_equal_those_of_stepping(name: str) -> None:
             torch.testing.assert_close(found[name], weights.grad, rtol=1e-6, atol=1e-9, msg=name)
 
 
-def steps(net: MechanismNetwork, items: torch.Tensor, distinct: Distinct) -> list[torch.Tensor]:
+def steps(net: MechanismNetwork, items: torch.Tensor, distinct: DistinctItems) -> list[torch.Tensor]:
     """The queries after each event of histories of the same length, from the state alone."""
     assert net.mechanism.state_shape is not None
     state, queries = distinct.targets.new_zeros(len(items), *net.mechanism.state_shape), []
@@ -256,14 +256,6 @@ class TestQuantiser:
         torch.testing.assert_close(decoded.vectors, encoded.vectors)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("lisa-base-paper", 3.19), ("lisa-mini-paper", 2.51)])
-def test_compression_is_that_of_the_papers_table_2(name: str, expected: float) -> None:
-    shape = MECHANISMS[name]
-    books = [(shape.codebooks, shape.codewords), (shape.target_codebooks, shape.target_codewords)]
-    kept = [each for each in books if each[1]]
-    assert round(compression_ratio(3_416, shape.width, kept), 2) == expected
-
-
 def events(hidden: torch.Tensor) -> Events:
     rows, length = hidden.shape[:2]
     return Events(hidden, None, torch.zeros(rows, length, dtype=torch.int64), torch.full((rows,), length))
@@ -292,17 +284,17 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     torch.rand(100)
     mechanisms.train(shop, tmp_path / "parts", wanted, resume=True, progress=silent())
     assert same_weights(tmp_path / "whole", tmp_path / "parts")
-    assert not (tmp_path / "parts" / train.CHECKPOINT).exists()
+    assert not (tmp_path / "parts" / CHECKPOINT).exists()
 
 
 def test_codes_stay_after_their_share_of_the_epochs(shop: Path, silent: Make, tmp_path: Path) -> None:
     wanted = recipe("lisa-mini-paper", epochs=4, codes_learned_share=0.5)
     with pytest.raises(KeyboardInterrupt):
         mechanisms.train(shop, tmp_path / "model", wanted, progress=silent(stop_after=1))
-    before = load_file(tmp_path / "model" / train.LAST)
+    before = load_file(tmp_path / "model" / LAST_CHECKPOINT)
     mechanisms.train(shop, tmp_path / "model", wanted, resume=True, progress=silent())
     net = MechanismNetwork(wanted.model, len(before["embedding.weight"])).eval()
-    net.load_state_dict({name: tensor for name, tensor in before.items() if not name.startswith(MOMENTS)})
+    net.load_state_dict({name: tensor for name, tensor in before.items() if not name.startswith(OPTIMIZER_PREFIX)})
     after = mechanisms.load(tmp_path / "model").network
     assert net.frozen_codes is None
     assert torch.equal(after.distinct().history.indices(), net.distinct().history.indices())
@@ -333,7 +325,7 @@ def test_negatives_are_never_of_the_users_own_items(shop: Path, tmp_path: Path) 
     whole = training_histories(interactions, parts.train, wanted.event_weights)
     had = [set(items.tolist()) for items in whole]
     users = np.repeat([user for user, items in enumerate(had) if len(items) < 30], 50)
-    drawn = trainer._negatives(users, np.random.default_rng(0))
+    drawn = trainer.draw_negatives(users, np.random.default_rng(0))
     assert all(item not in had[user] for user, item in zip(users, drawn, strict=True))
     assert len(set(drawn.tolist())) == len(interactions.item_ids)
 
@@ -352,7 +344,7 @@ def test_scores_are_those_of_each_history_alone(name: str, monkeypatch: pytest.M
     item = rng.integers(0, ITEMS, lengths.sum()).astype(np.int32)
     histories = Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *lengths]))
     monkeypatch.setattr(mechanisms, "POSITIONS_AT_ONCE", 20)
-    together = mechanisms.scorer_of(net)(histories)
+    together = mechanisms.mechanism_scorer(net)(histories)
     for row, items in enumerate(histories):
         newest = torch.from_numpy(items[-40:].astype(np.int64))[None]
         with torch.inference_mode():
@@ -395,7 +387,7 @@ class TestMigration:
         assert (vectors - before).square().sum() < 0.8 * before.square().sum()
         out = tmp_path / "model"
         mechanisms.train(shop, out, recipe(name), codes_from=tmp_path / "source", progress=silent())
-        after = evaluate.load(out)
+        after = evaluate.load_model(out)
         kept = after.model.history_codes if isinstance(after, artifact.Artifact) else after.network.frozen_codes
         assert torch.equal(kept, codes)
 
@@ -418,14 +410,14 @@ class TestMigration:
         assert lost.square().sum() < 0.8 * before.embedding.weight.square().sum()
 
     def test_codes_that_do_not_fit_are_refused(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
-        with pytest.raises(train.TrainError, match="needs codes"):
+        with pytest.raises(TrainError, match="needs codes"):
             mechanisms.train(shop, tmp_path / "m", recipe("linear"), codes_from=source, progress=silent())
         other = recipe("lisa-base-paper")
         other = other.model_copy(update={"model": other.model.model_copy(update={"codewords": 5})})
-        with pytest.raises(train.TrainError, match="other codebooks or items"):
+        with pytest.raises(TrainError, match="other codebooks or items"):
             mechanisms.train(shop, tmp_path / "m", other, codes_from=source, progress=silent())
         card = other.model_copy(update={"data": DataCard(train_on="train")})
-        with pytest.raises(train.TrainError, match="learned from other events"):
+        with pytest.raises(TrainError, match="learned from other events"):
             mechanisms.train(shop, tmp_path / "m", card, codes_from=source, progress=silent())
 
 
@@ -440,7 +432,7 @@ class TestModelDirectory:
     def test_it_is_compared_and_not_served(self, made: Path) -> None:
         with pytest.raises(artifact.ArtifactError, match="compared, not served; 'lisarec evaluate' takes it"):
             artifact.load(made)
-        assert isinstance(evaluate.load(made), mechanisms.Compared)
+        assert isinstance(evaluate.load_model(made), mechanisms.TrainedMechanism)
 
     def test_a_broken_one_is_refused(self, made: Path, tmp_path: Path) -> None:
         copy = shutil.copytree(made, tmp_path / "copy")
@@ -449,11 +441,11 @@ class TestModelDirectory:
             mechanisms.load(copy)
 
     def test_the_papers_protocol_has_a_name(self, shop: Path, made: Path) -> None:
-        found = evaluate.evaluate([evaluate.load(made)], shop, "loo_paper100").to_json()
+        found = evaluate.evaluate([evaluate.load_model(made)], shop, "loo_paper100").to_json()
         assert found["tie_rule"] == "in the model's favour"
         assert found["metrics"]["hr_at_10_paper100"] >= 0
         with pytest.raises(DataError, match="negatives of loo_paper100 lie outside the history"):
-            evaluate.evaluate([evaluate.load(made)], shop, "loo_paper100", "none")
+            evaluate.evaluate([evaluate.load_model(made)], shop, "loo_paper100", "none")
 
     @pytest.mark.parametrize("name", sorted(SERVED_MECHANISMS))
     def test_a_preset_that_is_served_is_trained_ready_for_it(
@@ -462,7 +454,7 @@ class TestModelDirectory:
         wanted = recipe(name, epochs=12, loss="softmax")
         model = mechanisms.train(shop, tmp_path / "model", wanted, progress=silent())
         assert isinstance(model, artifact.Artifact)
-        assert isinstance(evaluate.load(tmp_path / "model"), artifact.Artifact)
+        assert isinstance(evaluate.load_model(tmp_path / "model"), artifact.Artifact)
         assert model.config.training == wanted.training
         found = evaluate.evaluate([model], shop, "loo_full", "none").to_json()
         assert found["metrics"]["hr_at_10_full"] > 0.6

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.names import ANYWHERE, BEGINNING, UNLIKE, WHOLE, WORD, Labels, Names, Rows
+from model.names import EXACT, NO_MATCH, PREFIX, SUBSTRING, WORD_PREFIX, Labels, StringIndex, StringTable
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
 
 
 @given(strings=st.lists(TEXTS, max_size=40))
 def test_names_are_the_strings_that_were_packed(strings: list[str]) -> None:
-    for names in (Names.of(strings), Names.of(pl.Series(strings, dtype=pl.String))):
+    for names in (StringTable.of(strings), StringTable.of(pl.Series(strings, dtype=pl.String))):
         assert list(names) == [names[place] for place in range(len(names))] == names[:] == strings
         assert names[1:3] == strings[1:3]
         for place in (-1, len(strings)):
@@ -25,24 +25,24 @@ def test_names_are_the_strings_that_were_packed(strings: list[str]) -> None:
 
 def test_more_names_than_are_decoded_at_once() -> None:
     strings = [f"{number:b}" for number in range(10_000)]
-    names = Names.of(strings)
+    names = StringTable.of(strings)
     assert list(names) == strings
-    assert dict(Rows.of(names)) == {name: row for row, name in enumerate(strings)}
+    assert dict(StringIndex.of(names)) == {name: row for row, name in enumerate(strings)}
 
 
 @given(known=st.lists(TEXTS, max_size=60, unique=True), asked=st.lists(TEXTS, max_size=20))
 def test_rows_are_those_of_a_dict(known: list[str], asked: list[str]) -> None:
-    rows, oracle = Rows.of(Names.of(known)), {name: row for row, name in enumerate(known)}
+    rows, oracle = StringIndex.of(StringTable.of(known)), {name: row for row, name in enumerate(known)}
     assert dict(rows) == oracle
     asked += known[::3]
     assert [rows.get(name) for name in asked] == [oracle.get(name) for name in asked]
     assert [name in rows for name in asked] == [name in oracle for name in asked]
-    assert rows.known(asked).tolist() == [oracle[name] for name in asked if name in oracle]
+    assert rows.rows_of(asked).tolist() == [oracle[name] for name in asked if name in oracle]
 
 
 def test_an_unknown_name_is_no_key() -> None:
     with pytest.raises(KeyError, match="pot"):
-        Rows.of(Names.of(["pan"]))["pot"]
+        StringIndex.of(StringTable.of(["pan"]))["pot"]
 
 
 @given(strings=st.lists(st.text("aAbB ßé", max_size=8), max_size=30), wanted=st.text("aB ßé", min_size=1, max_size=3))
@@ -51,13 +51,13 @@ def test_closeness_is_where_the_words_stand(strings: list[str], wanted: str) -> 
 
     def closeness(text: str) -> int:
         if text == folded:
-            return WHOLE
+            return EXACT
         if text.startswith(folded):
-            return BEGINNING
-        return WORD if f" {folded}" in text else ANYWHERE if folded in text else UNLIKE
+            return PREFIX
+        return WORD_PREFIX if f" {folded}" in text else SUBSTRING if folded in text else NO_MATCH
 
     expected = [closeness(name.casefold()) for name in strings]
-    assert Names.of(strings).closeness(wanted).tolist() == expected
+    assert StringTable.of(strings).match_levels(wanted).tolist() == expected
 
 
 @given(labels=st.lists(st.lists(TEXTS, max_size=4, unique=True), max_size=20))
@@ -69,10 +69,10 @@ def test_labels_are_found_by_item_and_items_by_label(labels: list[list[str]]) ->
 
 
 def test_names_take_their_bytes_and_four_more() -> None:
-    names = Names.of([f"item-{number:07}" for number in range(10_000)])
-    table = Rows.of(names).table
+    names = StringTable.of([f"item-{number:07}" for number in range(10_000)])
+    table = StringIndex.of(names).table
     assert names.buffer.nbytes == 12 * 10_000
     assert names.ends.nbytes == 4 * 10_001
     assert table.nbytes <= 5 * 10_000 + 8
-    assert Names.of([""] * 10_000).ends.base.nbytes == 4
+    assert StringTable.of([""] * 10_000).ends.base.nbytes == 4
     assert Labels.of([()] * 10_000).items_with("x").dtype == np.int32

@@ -13,31 +13,31 @@ from model.data import Histories
 from model.histogram import history_histogram
 from model.metrics import metrics
 from model.ranking import (
-    Draw,
-    HeldOut,
+    HeldOutEvents,
+    NegativeSampling,
     Scorer,
-    from_states,
     ranks_and_recommendations,
     ranks_full,
     ranks_sampled,
+    state_scorer,
 )
 
 USERS, ITEMS = 300, 40  # more users than one block holds
 
 
-def held_out(targets: Any, history: list[Any]) -> HeldOut:
+def held_out(targets: Any, history: list[Any]) -> HeldOutEvents:
     """Held-out events whose weights carry nothing but the number of their row, for the scorer to find."""
     lengths = [len(items) for items in history]
     weights = np.repeat(np.arange(len(history)), lengths).astype(np.float32)
     histories = Histories(np.concatenate(history), weights, np.cumsum([0, *lengths]))
-    return HeldOut(np.asarray(targets, np.int64), histories, np.arange(len(targets), dtype=np.int32))
+    return HeldOutEvents(np.asarray(targets, np.int64), histories, np.arange(len(targets), dtype=np.int32))
 
 
 def scorer(scores: Any) -> Scorer:
     return lambda histories: scores[histories.weights[histories.starts[:-1]].astype(int)].astype(np.float32)
 
 
-def random_events(seed: int, score_levels: int) -> tuple[HeldOut, Any]:
+def random_events(seed: int, score_levels: int) -> tuple[HeldOutEvents, Any]:
     rng = np.random.default_rng(seed)
     scores = rng.integers(0, score_levels, (USERS, ITEMS))
     history = [rng.integers(0, ITEMS, rng.integers(1, 60)).astype(np.int32) for _ in range(USERS)]
@@ -96,7 +96,7 @@ class TestSampledNegatives:
     HISTORY = np.arange(0, 50, dtype=np.int32)
     TARGET = 50
 
-    def events(self, users: int = 20) -> HeldOut:
+    def events(self, users: int = 20) -> HeldOutEvents:
         return held_out([self.TARGET] * users, [self.HISTORY] * users)
 
     def ranks(self, scores: Any, users: int = 20, seed: int = 0) -> Any:
@@ -120,14 +120,14 @@ class TestSampledNegatives:
         scores = np.zeros(151)
         scores[51:81], scores[self.TARGET] = 9, 1
         events, everyone = self.events(400), scorer(np.tile(scores, (400, 1)))
-        beaten_by = ranks_sampled(events, everyone, 0, Draw(with_replacement=True)) - 1
+        beaten_by = ranks_sampled(events, everyone, 0, NegativeSampling(with_replacement=True)) - 1
         assert abs(beaten_by.mean() - 30) < 1
         assert 16 < beaten_by.var() < 27
 
     @pytest.mark.parametrize(("favour", "expected"), [(False, 101), (True, 1)])
     def test_a_tie_counts_as_the_draw_says(self, favour: bool, expected: int) -> None:
         for with_replacement in (False, True):
-            draw = Draw(with_replacement, ties_favour_the_target=favour)
+            draw = NegativeSampling(with_replacement, ties_favour_the_target=favour)
             ranks = ranks_sampled(self.events(), scorer(np.zeros((20, 400))), 0, draw)
             assert ranks.tolist() == [expected] * 20
 
@@ -156,7 +156,7 @@ def test_a_state_scorer_sees_the_state_and_the_newest_items_of_every_history() -
         given.extend(zip(states, last, recent, strict=True))
         return np.zeros((len(states), ITEMS), np.float32)
 
-    assert from_states(score, codes, shape)(histories).shape == (4, ITEMS)
+    assert state_scorer(score, codes, shape)(histories).shape == (4, ITEMS)
     for row, (state, last, recent) in enumerate(given):
         items = events.histories.item[events.histories.starts[3 + row] : events.histories.starts[4 + row]]
         weights = np.full(len(items), 3 + row, np.float32)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model import bitmap
-from model.dense import Dense
-from model.scan import Boosts, Lifted, Scan, ScanPath, paths
+from model.dense import TorchScan
+from model.scan import Boosts, Lifted, Scan, ScanPath, supported_paths
+from tests.model.bitmaps import from_mask
 
 Floats = NDArray[np.float32]
 
@@ -48,7 +49,7 @@ BIASES = {
 
 @pytest.fixture(scope="module", params=get_args(ScanPath))
 def path(request: pytest.FixtureRequest) -> ScanPath:
-    if request.param not in paths():
+    if request.param not in supported_paths():
         pytest.skip(f"this CPU has no {request.param}")
     return request.param  # type: ignore[no-any-return]
 
@@ -100,7 +101,7 @@ def test_top_k_equals_brute_force(path: ScanPath, seed: int, items: int, k: int,
     expected = scores_one_by_one(codes, bias, products, lifted)
     scan = Scan(codes, bias, path)
     assert np.array_equal(scan.scores(products, lifted).numpy(), expected)
-    found, scores = scan.top_k(products, lifted, k, bitmap.from_mask(mask))
+    found, scores = scan.top_k(products, lifted, k, from_mask(mask))
     assert (found.dtype, scores.dtype) == (np.int64, np.float32)
     for row in range(len(products)):
         assert (found[row].tolist(), scores[row].tolist()) == sorted_best(expected[row], mask[row], k)
@@ -113,7 +114,7 @@ def boosted(expected: Floats, gains: list[float], seed: int) -> tuple[Boosts, Fl
     scores = expected.copy()
     for of_set, gain in zip(members, np.array(gains, np.float32), strict=True):
         scores[:, of_set] += gain
-    return Boosts(bitmap.from_mask(members), np.array(gains, np.float32)), scores
+    return Boosts(from_mask(members), np.array(gains, np.float32)), scores
 
 
 @settings(max_examples=30)
@@ -133,9 +134,9 @@ def test_boosted_top_k_equals_brute_force(
     codes, bias, products, lifted, mask = make(seed, items, books=4, words=128, **shape)
     boosts, expected = boosted(scores_one_by_one(codes, bias, products, lifted), gains, seed)
     scan = Scan(codes, bias, path)
-    found, scores = scan.top_k(products, lifted, k, bitmap.from_mask(mask), boosts)
-    dense = Dense(torch.from_numpy(codes), torch.from_numpy(bias)).top_k(
-        products, lifted, min(k, items), bitmap.from_mask(mask), boosts
+    found, scores = scan.top_k(products, lifted, k, from_mask(mask), boosts)
+    dense = TorchScan(torch.from_numpy(codes), torch.from_numpy(bias)).top_k(
+        products, lifted, min(k, items), from_mask(mask), boosts
     )
     candidates = [np.flatnonzero(~row) for row in mask]
     narrow = scan.rank(products, lifted, k, candidates, boosts)
@@ -160,7 +161,7 @@ def test_a_sample_that_is_scanned_first_changes_nothing(
 ) -> None:
     codes, bias_of, products, lifted, mask = make(seed, 70_000, 4, 256, 2, table, bias, 10**6)
     expected = scores_one_by_one(codes, bias_of, products, lifted)
-    found, _ = Scan(codes, bias_of, path).top_k(products, lifted, k, bitmap.from_mask(mask))
+    found, _ = Scan(codes, bias_of, path).top_k(products, lifted, k, from_mask(mask))
     for row in range(len(products)):
         order = np.lexsort((np.arange(len(codes)), -expected[row]))
         best = order[~mask[row, order]][:k].tolist()
@@ -201,7 +202,7 @@ def test_candidates_are_ranked_as_if_there_was_nothing_else(path: ScanPath, seed
 
 def test_a_batch_equals_its_queries_alone(path: ScanPath) -> None:
     codes, bias, products, lifted, mask = make(3, 40_000, 8, 256, 20, "normal", "normal", 10**6)
-    scan, excluded = Scan(codes, bias, path), bitmap.from_mask(mask)
+    scan, excluded = Scan(codes, bias, path), from_mask(mask)
     items, scores = scan.top_k(products, lifted, 10, excluded)
     for row in range(20):
         one = slice(row, row + 1)
@@ -211,7 +212,7 @@ def test_a_batch_equals_its_queries_alone(path: ScanPath) -> None:
 
 def test_threads_do_not_disturb_each_other(path: ScanPath) -> None:
     codes, bias, products, lifted, mask = make(4, 40_000, 8, 256, 64, "normal", "normal", 10**6)
-    scan, excluded = Scan(codes, bias, path), bitmap.from_mask(mask)
+    scan, excluded = Scan(codes, bias, path), from_mask(mask)
     expected, _ = scan.top_k(products, lifted, 10, excluded)
 
     def alone(row: int) -> list[int]:
@@ -228,10 +229,10 @@ def test_threads_do_not_disturb_each_other(path: ScanPath) -> None:
 def test_the_paths_and_torch_agree() -> None:
     codes, bias, products, lifted, mask = make(5, 5_000, 8, 256, 7, "normal", "normal", 10**6)
     catalogues = [
-        Dense(torch.from_numpy(codes).long(), torch.from_numpy(bias)),
-        *(Scan(codes, bias, p) for p in paths()),
+        TorchScan(torch.from_numpy(codes).long(), torch.from_numpy(bias)),
+        *(Scan(codes, bias, p) for p in supported_paths()),
     ]
-    answers = [catalogue.top_k(products, lifted, 50, bitmap.from_mask(mask)) for catalogue in catalogues]
+    answers = [catalogue.top_k(products, lifted, 50, from_mask(mask)) for catalogue in catalogues]
     for (items, scores), (other_items, other_scores) in pairwise(answers):
         assert np.array_equal(items, other_items)
         assert np.array_equal(scores, other_scores)
@@ -242,7 +243,7 @@ def test_a_broken_model_is_told_and_not_ranked(path: ScanPath, broken: float) ->
     codes, bias, products, lifted, _ = make(6, 300, 3, 16, 2, "normal", "normal", 10**6)
     products[1, 2, 7] = broken
     with pytest.raises(ValueError, match="train the model again"):
-        Scan(codes, bias, path).top_k(products, lifted, 5, bitmap.from_mask(np.zeros((2, 300), bool)))
+        Scan(codes, bias, path).top_k(products, lifted, 5, from_mask(np.zeros((2, 300), bool)))
     if not np.isfinite(broken):
         with pytest.raises(ValueError, match="train the model again"):
             Scan(codes, bias, path).rank(products, lifted, 5, [np.arange(300)] * 2)
@@ -251,4 +252,4 @@ def test_a_broken_model_is_told_and_not_ranked(path: ScanPath, broken: float) ->
 def test_a_path_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="this CPU has no abacus; it has: portable"):
         Scan(np.zeros((1, 1), np.uint8), np.zeros(1, np.float32), "abacus")  # type: ignore[arg-type]
-    assert paths()[0] == "portable"
+    assert supported_paths()[0] == "portable"

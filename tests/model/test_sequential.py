@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from model import sequential
+from model import padding, sequential
 from model.baselines import Popularity
 from model.data import Histories
-from model.sequential import Gru4Rec, Neural, SasRec, scorer_of
+from model.padding import padded_batches, segments
+from model.sequential import Gru4Rec, NeuralBaseline, SasRec, network_scorer
 
 ITEMS = 30
 SMALL = {"width": 16, "window": 8, "epochs": 2, "dropout": 0.2, "sparse_dropout": 0.2}
@@ -37,7 +38,7 @@ def chains(seed: int, users: int = 150) -> Items:
 
 @pytest.mark.parametrize("neural", BOTH, ids=lambda neural: type(neural).__name__)
 class TestBoth:
-    def test_score_a_prefix_whatever_else_is_in_the_block(self, neural: Neural) -> None:
+    def test_score_a_prefix_whatever_else_is_in_the_block(self, neural: NeuralBaseline) -> None:
         scorer = neural.fit(packed(chains(0)), ITEMS)
         prefixes = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [7, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
         together = scorer(packed(prefixes))
@@ -45,14 +46,14 @@ class TestBoth:
         for prefix, expected in zip(prefixes, together, strict=True):
             np.testing.assert_allclose(scorer(packed([prefix]))[0], expected, rtol=1e-4, atol=1e-5)
 
-    def test_read_the_newest_events_that_fit_the_window(self, neural: Neural) -> None:
+    def test_read_the_newest_events_that_fit_the_window(self, neural: NeuralBaseline) -> None:
         scorer = neural.fit(packed(chains(0)), ITEMS)
         long = list(range(20))
         scores = scorer(packed([long, long[-8:], long[-7:]]))
         np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4, atol=1e-5)
         assert np.abs(scores[0] - scores[2]).max() > 1e-3
 
-    def test_know_nothing_of_later_events(self, neural: Neural) -> None:
+    def test_know_nothing_of_later_events(self, neural: NeuralBaseline) -> None:
         torch.manual_seed(0)
         network = neural.network(ITEMS, 0.0).eval()
         items = torch.arange(8)[None]
@@ -63,7 +64,7 @@ class TestBoth:
         torch.testing.assert_close(before[:5], after[:5])
         assert ((before[5:] - after[5:]).abs().amax(dim=1) > 1e-4).all()
 
-    def test_one_seed_gives_one_model(self, neural: Neural) -> None:
+    def test_one_seed_gives_one_model(self, neural: NeuralBaseline) -> None:
         histories, prefixes = packed(chains(0)), packed([[1, 2], [4]])
         other = type(neural)(**{**SMALL, "seed": 1})  # type: ignore[arg-type]
         first = neural.fit(histories, ITEMS)(prefixes)
@@ -71,22 +72,24 @@ class TestBoth:
         assert np.array_equal(neural.fit(histories, ITEMS)(prefixes), first)
         assert not np.allclose(other.fit(histories, ITEMS)(prefixes), first)
 
-    def test_keep_the_epoch_that_is_judged_best(self, neural: Neural) -> None:
+    def test_keep_the_epoch_that_is_judged_best(self, neural: NeuralBaseline) -> None:
         histories, prefixes = packed(chains(0)), packed([[1, 2], [5]])
         longer = replace(neural, epochs=3)
-        after_each = [scorer_of(network, longer.window)(prefixes) for network, _ in longer.training(histories, ITEMS)]
+        after_each = [
+            network_scorer(network, longer.window)(prefixes) for network, _ in longer.training(histories, ITEMS)
+        ]
         for best in range(3):
             qualities = iter([float(epoch == best) for epoch in range(3)])
             scores = longer.fit(histories, ITEMS, judge=lambda _, left=qualities: next(left))(prefixes)
             np.testing.assert_array_equal(scores, after_each[best])
 
-    def test_leave_the_generator_of_others_alone(self, neural: Neural) -> None:
+    def test_leave_the_generator_of_others_alone(self, neural: NeuralBaseline) -> None:
         before = torch.random.get_rng_state()
         neural.fit(packed(chains(0, users=5)), ITEMS)
         assert torch.equal(torch.random.get_rng_state(), before)
 
     @pytest.mark.parametrize("sampled", [False, True])
-    def test_learn_an_order(self, neural: Neural, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_learn_an_order(self, neural: NeuralBaseline, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         if sampled:
             monkeypatch.setattr(sequential, "FULL_SOFTMAX_ITEMS", ITEMS - 1)
             monkeypatch.setattr(sequential, "SAMPLED_NEGATIVES", ITEMS // 2)
@@ -102,19 +105,19 @@ class TestBoth:
         assert len(losses) == 15
         assert losses[-1] < 0.6 * losses[0]
 
-    def test_histories_without_a_next_item_teach_nothing(self, neural: Neural) -> None:
+    def test_histories_without_a_next_item_teach_nothing(self, neural: NeuralBaseline) -> None:
         assert np.isfinite(neural.fit(packed([[1], [], [2]]), ITEMS)(packed([[3, 4]]))).all()
 
 
 @pytest.mark.parametrize("smallest", [1, 20, 100_000])
 def test_an_epoch_has_every_position_once(smallest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequential, "SMALLEST_BATCH", smallest)
-    monkeypatch.setattr(sequential, "POSITIONS_PER_BATCH", smallest)
+    monkeypatch.setattr(padding, "SMALLEST_BATCH", smallest)
+    monkeypatch.setattr(padding, "POSITIONS_PER_BATCH", smallest)
     # every event has its own item, so that a pair tells the position
     lengths = np.array([0, 1, 2, 8, 9, 10, 17, 40, 0])
     histories = Histories(np.arange(87, dtype=np.int32), np.ones(87, np.float32), np.r_[0, np.cumsum(lengths)])
     found: Counter[Any] = Counter()
-    for batch in sequential.batches(histories, 8, np.random.default_rng(0)):
+    for batch in padded_batches(histories, 8, np.random.default_rng(0)):
         assert batch.items.shape == batch.real.shape
         assert batch.items.shape[1] <= 8
         found.update(zip(batch.items[batch.real].tolist(), batch.targets.tolist(), strict=True))
@@ -124,7 +127,7 @@ def test_an_epoch_has_every_position_once(smallest: int, monkeypatch: pytest.Mon
 
 def test_a_long_history_is_cut_elsewhere_every_time() -> None:
     histories, rng = packed([list(range(25))]), np.random.default_rng(0)
-    begins = {tuple(sequential.segments(histories, 8, rng)[0].tolist()) for _ in range(50)}
+    begins = {tuple(segments(histories, 8, rng)[0].tolist()) for _ in range(50)}
     assert len(begins) == 8
 
 

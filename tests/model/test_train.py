@@ -18,11 +18,14 @@ from model.config import Config, DataCard, ModelConfig
 from model.data import DataError, Histories
 from model.data_readers import read_interactions
 from model.data_splits import split
+from model.followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
 from model.histogram import history_histogram
 from model.lisa import LisaMini
+from model.loop import BEST_CHECKPOINT, LAST_CHECKPOINT, EpochReport, TrainError
+from model.trial import model_scorer
 
 Make = Callable[..., Any]
-CHECKPOINT_FILES = (train.BEST, train.LAST)
+CHECKPOINT_FILES = (BEST_CHECKPOINT, LAST_CHECKPOINT)
 
 
 def same_files(one: Path, other: Path) -> bool:
@@ -74,7 +77,7 @@ class TestBatches:
         histories = self.histories()
         codes = np.random.default_rng(1).integers(0, 5, (self.ITEMS, 2)).astype(np.uint8)
         found: Counter[Any] = Counter()
-        for batch in train.batches(histories, codes, self.SHAPE, batch_size, seed=0):
+        for batch in train.position_batches(histories, codes, self.SHAPE, batch_size, seed=0):
             for histogram, last, recent, target in zip(*batch, strict=True):
                 found[np.round(histogram.numpy(), 3).tobytes(), int(last), tuple(recent.tolist()), int(target)] += 1
         assert found == self.expected(histories, codes)
@@ -83,7 +86,9 @@ class TestBatches:
     def test_the_seed_decides_the_order(self) -> None:
         codes = np.zeros((self.ITEMS, 2), np.uint8)
         orders = [
-            torch.cat([batch.targets for batch in train.batches(self.histories(), codes, self.SHAPE, 8, seed)]).tolist()
+            torch.cat(
+                [batch.targets for batch in train.position_batches(self.histories(), codes, self.SHAPE, 8, seed)]
+            ).tolist()
             for seed in (1, 1, 2)
         ]
         assert orders[0] == orders[1] != orders[2]
@@ -168,28 +173,28 @@ class TestResuming:
             )
             for name, part in (("model", config.model), ("training", config.training), ("data", config.data))
         }
-        with pytest.raises(train.TrainError, match="trained with other options; give the same ones to resume"):
+        with pytest.raises(TrainError, match="trained with other options; give the same ones to resume"):
             train.train(shop, interrupted, config.model_copy(update=parts), resume=True, progress=silent())
 
     def test_another_table_is_refused(
         self, config: Config, interrupted: Path, silent: Make, tmp_path: Path, write_rows: Make, rows: list[Any]
     ) -> None:
         other = write_rows(tmp_path / "other", [*rows, ("u1", "i1", 99_999_999)])
-        with pytest.raises(train.TrainError, match="other options"):
+        with pytest.raises(TrainError, match="other options"):
             train.train(other, interrupted, config, resume=True, progress=silent())
 
     def test_an_unfinished_training_is_not_begun_anew(
         self, shop: Path, config: Config, interrupted: Path, silent: Make
     ) -> None:
         before = [(interrupted / name).read_bytes() for name in CHECKPOINT_FILES]
-        with pytest.raises(train.TrainError, match="unfinished training; go on with --resume, or remove it"):
+        with pytest.raises(TrainError, match="unfinished training; go on with --resume, or remove it"):
             train.train(shop, interrupted, config, progress=silent())
         assert [(interrupted / name).read_bytes() for name in CHECKPOINT_FILES] == before
 
     def test_without_a_checkpoint_there_is_nothing_to_resume(
         self, shop: Path, config: Config, silent: Make, tmp_path: Path
     ) -> None:
-        with pytest.raises(train.TrainError, match=r"no checkpoint .* train without --resume"):
+        with pytest.raises(TrainError, match=r"no checkpoint .* train without --resume"):
             train.train(shop, tmp_path / "model", config, resume=True, progress=silent())
 
     def test_a_finished_training_leaves_no_checkpoint(self, uninterrupted: Path, interrupted: Path) -> None:
@@ -200,7 +205,7 @@ class TestResuming:
 class TestRefusals:
     def test_a_model_is_never_overwritten(self, shop: Path, trained: Path, tiny_config: Make, silent: Make) -> None:
         before = (trained / artifact.MANIFEST).read_bytes()
-        with pytest.raises(train.TrainError, match="holds a model already; choose another --out or remove it"):
+        with pytest.raises(TrainError, match="holds a model already; choose another --out or remove it"):
             train.train(shop, trained, tiny_config(), progress=silent())
         assert (trained / artifact.MANIFEST).read_bytes() == before
 
@@ -208,7 +213,7 @@ class TestRefusals:
         self, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with pytest.raises(train.TrainError, match="torch finds no GPU; use --device cpu"):
+        with pytest.raises(TrainError, match="torch finds no GPU; use --device cpu"):
             train.train(shop, tmp_path / "model", tiny_config(), device="cuda", progress=silent())
 
     def test_data_that_teaches_nothing(self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make) -> None:
@@ -257,18 +262,18 @@ def test_a_batch_scores_only_the_items_it_needs(
         return vectors
 
     monkeypatch.setattr(LisaMini, "item_vectors", item_vectors)
-    batch = next(train.batches(trainer.histories, trainer.item_codes.history.codes, config.model, 16, seed=0))
-    trainer._step(batch)
+    batch = next(train.position_batches(trainer.histories, trainer.item_codes.history.codes, config.model, 16, seed=0))
+    trainer.train_batch(batch)
     assert sum(looked_up) == (len(interactions.item_ids) if full_softmax_items > 1 else len(batch.targets) + 7)
 
 
-@pytest.mark.parametrize("liked", train.STRENGTHS)
+@pytest.mark.parametrize("liked", LIFT_STRENGTHS)
 def test_followers_gain_what_validation_likes_best(
     monkeypatch: pytest.MonkeyPatch, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, liked: float
 ) -> None:
     interactions = read_interactions(shop)
     trainer = train.Trainer(interactions, split(interactions, "loo"), tiny_config(epochs=1), tmp_path, "cpu")
-    unit = trainer.model.lift / train.STRENGTH
+    unit = trainer.model.lift / DEFAULT_LIFT_STRENGTH
     assert unit.any()
     judge = {"ndcg_at_10": lambda: 1 / (1 + float((trainer.model.lift - liked * unit).abs().sum()))}
     monkeypatch.setattr(trainer, "_validate", lambda: {name: found() for name, found in judge.items()})
@@ -280,7 +285,7 @@ def test_followers_gain_what_validation_likes_best(
 def test_a_given_strength_is_kept(shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, given: float) -> None:
     interactions = read_interactions(shop)
     parts = split(interactions, "loo")
-    unit = train.Trainer(interactions, parts, tiny_config(epochs=1), tmp_path, "cpu").model.lift / train.STRENGTH
+    unit = train.Trainer(interactions, parts, tiny_config(epochs=1), tmp_path, "cpu").model.lift / DEFAULT_LIFT_STRENGTH
     trainer = train.Trainer(interactions, parts, tiny_config(epochs=1, lift_strength=given), tmp_path, "cpu")
     trainer.fit(silent(), resume=False)
     torch.testing.assert_close(trainer.model.lift, given * unit)
@@ -303,7 +308,7 @@ def ends_with(model: LisaMini, weights: dict[str, torch.Tensor]) -> bool:
     """Whether a model is what comes of these weights when training is over."""
     expected = deepcopy(model)
     expected.load_state_dict(weights)
-    expected.settle()
+    expected.fold_norms_and_round()
     return same_weights(model.state_dict(), expected.state_dict())
 
 
@@ -321,7 +326,7 @@ class TestEarlyStopping:
 
         class Watching:
             def batch(self, epoch: int, share: float, loss: float) -> None: ...
-            def epoch(self, report: train.EpochReport) -> None:
+            def epoch(self, report: EpochReport) -> None:
                 weights.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
 
         trainer.fit(Watching(), resume=False)
@@ -351,12 +356,12 @@ class TestEarlyStopping:
         made = train.train(shop, tmp_path / "model", config, progress=silent())
         interactions = read_interactions(shop)
         positions = split(interactions, "loo").validation
-        events = ranking.held_out(interactions, positions, made.config)
-        scorer = evaluate.model_scorer(made)
+        events = ranking.held_out_events(interactions, positions, made.config)
+        scorer = model_scorer(made)
         found = metrics.metrics(ranking.ranks_full(events, scorer, made.config.data.seen_rule))
         reported = [report["ndcg_at_10"] for report in made.metrics["epochs"]]
         by_strength = made.metrics["ndcg_at_10_by_lift_strength"]
-        assert by_strength[str(train.STRENGTH)] == pytest.approx(max(reported), abs=1e-6)
+        assert by_strength[str(DEFAULT_LIFT_STRENGTH)] == pytest.approx(max(reported), abs=1e-6)
         assert found["ndcg_at_10"] == pytest.approx(max(by_strength.values()), abs=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Variety against its definition, written down once more in plain Python."""
+"""Diversity against its definition, written down once more in plain Python."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.variety import WINDOW, Categories, Variety, choose
+from model.variety import WINDOW, Candidates, Categories, Diversity, select_diverse
 
 
 def by_definition(
-    variety: Variety,
+    diversity: Diversity,
     count: int,
     scores: list[float],
     codes: list[list[int]],
@@ -28,17 +28,17 @@ def by_definition(
         return max(same, default=0) / max(len(codes[item]), 1)
 
     chosen: list[int] = []
+    most = diversity.max_per_category
     while len(chosen) < count:
         left = [
             item
             for item in range(len(scores))
-            if item not in chosen
-            and not (variety.most and any(taken.get(label, 0) >= variety.most for label in categories[item]))
+            if item not in chosen and not (most and any(taken.get(label, 0) >= most for label in categories[item]))
         ]
-        window = left[: WINDOW if variety.diversity else 1]
+        window = left[: WINDOW if diversity.strength else 1]
         if not window:
             break
-        weight = variety.diversity
+        weight = diversity.strength
         best = max(window, key=lambda item: ((1 - weight) * scores[item] - weight * likeness(item), -item))
         chosen.append(best)
         for label in set(categories[best]):
@@ -63,7 +63,7 @@ def test_each_place_is_chosen_as_it_is_defined(
     diversity: float, most: int, count: int, items: int, before: list[list[int]], start: dict[int, int], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    variety = Variety(diversity, most)
+    wanted = Diversity(diversity, most)
     scores = np.sort(rng.integers(-3, 4, items) * rng.choice([0.25, 1.0])).astype(np.float32)[::-1].copy()
     codes = rng.integers(0, 4, (items, 3), np.uint8)
     labels = [rng.integers(0, 5, rng.integers(0, 4)).tolist() for _ in range(items)]
@@ -71,17 +71,18 @@ def test_each_place_is_chosen_as_it_is_defined(
     categories = Categories(np.array([label for own in labels for label in own], np.int64), ends)
     others = np.array(before, np.uint8).reshape(-1, 3)
     taken = np.array([start.get(label, 0) for label in range(5)])
-    whole, _ = choose(variety, count, scores, codes, categories, others, taken.copy(), True)
-    assert whole.tolist() == by_definition(variety, count, scores.tolist(), codes.tolist(), labels, before, dict(start))
+    whole, _ = select_diverse(wanted, count, Candidates(scores, codes, categories, True), others, taken.copy())
+    assert whole.tolist() == by_definition(wanted, count, scores.tolist(), codes.tolist(), labels, before, dict(start))
     # of the first items alone, as far as they are enough to know
     part = items // 2
     some = Categories(categories.labels[: ends[part]], ends[: part + 1])
-    first, left = choose(variety, count, scores[:part], codes[:part], some, others, taken.copy(), False)
+    best = Candidates(scores[:part], codes[:part], some, False)
+    first, left = select_diverse(wanted, count, best, others, taken.copy())
     assert first.tolist() == whole[: len(first)].tolist()
     if len(first) < count:
         full = {label for label in range(5) if start.get(label, 0) + used(labels, first.tolist())[label] >= most > 0}
         others_left = [item for item in range(part) if item not in first and not full & set(labels[item])]
-        assert left == len(others_left[: variety.window])
+        assert left == len(others_left[: wanted.window])
 
 
 def used(labels: list[list[int]], chosen: list[int]) -> Counter[int]:
@@ -89,15 +90,17 @@ def used(labels: list[list[int]], chosen: list[int]) -> Counter[int]:
     return Counter(label for item in chosen for label in set(labels[item]))
 
 
-def test_without_variety_the_order_stays() -> None:
+def test_without_diversity_the_order_stays() -> None:
     scores, codes = np.array([3, 2, 2, 1], np.float32), np.zeros((4, 2), np.uint8)
     nothing = Categories(np.empty(0, np.int64), np.zeros(5, np.int64))
-    found, _ = choose(Variety(0.0, 0), 3, scores, codes, nothing, codes, np.zeros(0, np.int64), True)
+    best = Candidates(scores, codes, nothing, True)
+    found, _ = select_diverse(Diversity(0.0, 0), 3, best, codes, np.zeros(0, np.int64))
     assert found.tolist() == [0, 1, 2]
 
 
 def test_without_codes_nothing_is_like_anything() -> None:
     nothing = Categories(np.empty(0, np.int64), np.zeros(3, np.int64))
     codes = np.zeros((2, 0), np.uint8)
-    found, _ = choose(Variety(1.0, 0), 2, np.ones(2, np.float32), codes, nothing, codes, np.zeros(0, np.int64), True)
+    best = Candidates(np.ones(2, np.float32), codes, nothing, True)
+    found, _ = select_diverse(Diversity(1.0, 0), 2, best, codes, np.zeros(0, np.int64))
     assert found.tolist() == [0, 1]

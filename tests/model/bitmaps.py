@@ -1,0 +1,16 @@
+"""The oracle of ``model.bitmap``: numpy packs the bits."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model import bitmap
+
+
+def from_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """(..., N) -> (..., words)"""
+    words = np.zeros((*mask.shape[:-1], len(bitmap.empty(mask.shape[-1]))), np.uint64)
+    packed = np.packbits(mask, axis=-1, bitorder="little")
+    words.view(np.uint8)[..., : packed.shape[-1]] = packed
+    return words
