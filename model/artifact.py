@@ -229,14 +229,12 @@ def _read_manifest(directory: Path) -> dict[str, str]:
 
 
 def _checked_tag(directory: Path, hashes: dict[str, str], pool: Executor) -> str:
-    named = [name for name in FILES if name in hashes]
-    for name, found in zip(named, pool.map(_sha256, [directory / name for name in named]), strict=True):
+    listed = [name for name in FILES if name in hashes]
+    for name, found in zip(listed, pool.map(_sha256, [directory / name for name in listed]), strict=True):
         if found != hashes[name]:
             raise ArtifactError(f"{directory / name} is not the file its manifest names; copy or train the model again")
-    served = json.dumps(
-        [hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)]
-    )  # the metrics do not matter: they hold training times
-    return hashlib.sha256(served.encode()).hexdigest()[:16]
+    named = json.dumps([hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)])  # metrics hold times, which do not count
+    return hashlib.sha256(named.encode()).hexdigest()[:16]
 
 
 def _sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What queries ask of the catalogue on a CPU, in one compiled call that equals ``Lisa.lifts`` and a product."""
+"""The products of queries with the codewords on a CPU, with the gains of followers, in one compiled call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from model.step_kernel import ASKING
 
 
 class QueryProducts:
-    """Of one model, whose target codewords it copies. Several threads may ask at once; it releases the GIL."""
+    """Computes the products of one model, whose target codewords it copies, as torch and ``Lisa.follower_gains`` do.
+
+    Several threads may call it at once; it releases the GIL.
+    """
 
     def __init__(self, model: Lisa) -> None:
         self._books, self._words, self._width = model.target_codebooks.shape
@@ -21,19 +24,19 @@ class QueryProducts:
             self._codebooks = aligned_copy(panels(model.target_codebooks.flatten(0, 1).T).flatten())
         self._padded = len(self._codebooks) // self._width
         self._followers, self._lift = model.followers.numpy(), model.lift.numpy()
-        self._fading = follower_decay(model.config.recent_items).numpy()
+        self._decay = follower_decay(model.config.recent_items).numpy()
         _compile()
 
     def __call__(
         self, queries: NDArray[np.float32], recent: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
-        """Inner products with all codewords, and which items' scores gain what.
+        """Compute the inner products with all codewords, and the items whose scores gain something.
 
         queries  (Q, D)
         recent   (Q, K)        rows, newest first, -1 for none
         returns  (Q, B', W'), items (Q, F) and gains (Q, F); an item may stand there several times
         """
-        users, newest = len(queries), min(recent.shape[1], len(self._fading))
+        users, newest = len(queries), min(recent.shape[1], len(self._decay))
         products = np.zeros((users, self._padded), np.float32)
         lifts = users, newest * self._followers.shape[1]
         items, gains = np.empty(lifts, np.int64), np.empty(lifts, np.float32)
@@ -41,7 +44,7 @@ class QueryProducts:
             self._codebooks,
             self._followers,
             self._lift,
-            self._fading[:newest],
+            self._decay[:newest],
             queries,
             recent,
             products,
@@ -53,7 +56,7 @@ class QueryProducts:
 
 
 def _compile() -> None:
-    """Before the first user waits for it; and never for another type of array, which numba would do unasked."""
+    """Compile before the first request waits for it, and never again for another type of array."""
     with COMPILE_LOCK:
         if not step_kernel.ask.signatures:
             step_kernel.ask.compile(ASKING)

@@ -1,6 +1,6 @@
 """Codes fixed in advance: item vectors from co-occurrence, quantised by residual k-means.
 
-Codes that are learned end to end collapse into ties on sparse data; codes that stand before training starts cannot.
+Codes that are learned end to end collapse into ties on sparse data; codes that are fixed before training cannot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scipy import sparse
 
 from model.config import ModelConfig
 
-WINDOW = 30  # how many events apart two items may stand and still count as seen together
+WINDOW = 30  # the most events between two items that count as seen together
 DECAY_PER_EVENT = 0.05
 POWER_ITERATIONS = 6
 OVERSAMPLING = 32
@@ -35,7 +35,7 @@ class Quantisation:
 
 @dataclass(frozen=True)
 class ItemCodes:
-    """What an item is to the model: history codes psi (N, B) and target codes phi (N, B')."""
+    """The codes of all items: history codes psi (N, B) and target codes phi (N, B')."""
 
     history: Quantisation
     target: Quantisation
@@ -44,7 +44,7 @@ class ItemCodes:
 def item_codes(
     item: NDArray[np.int32], starts: NDArray[np.int64], items: int, config: ModelConfig, seed: int
 ) -> ItemCodes:
-    """Codes of all items from the training histories.
+    """Compute the codes of all items from the training histories.
 
     item    (events,)     item of every event, users one behind the other
     starts  (users + 1,)  where each user's events begin, and the end
@@ -57,7 +57,7 @@ def item_codes(
 
 
 def cooccurrence(item: NDArray[np.int32], starts: NDArray[np.int64], items: int) -> sparse.csr_array:
-    """How often two items stand near each other in a history, nearer counting more: symmetric (N, N)."""
+    """Count how often two items are near each other in a history, nearer ones for more: symmetric (N, N)."""
     counts = follower_counts(item, starts, items, WINDOW, DECAY_PER_EVENT)
     counts = sparse.csr_array(counts + counts.T)
     counts.setdiag(0)
@@ -68,7 +68,7 @@ def cooccurrence(item: NDArray[np.int32], starts: NDArray[np.int64], items: int)
 def follower_counts(
     item: NDArray[np.int32], starts: NDArray[np.int64], items: int, window: int, decay: float
 ) -> sparse.csr_array:
-    """How often the column's item follows the row's within ``window`` events, fading with each in between: (N, N)."""
+    """Count how often the column's item follows the row's within ``window`` events, decaying with distance: (N, N)."""
     user = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     counts = sparse.csr_array((items, items), dtype=np.float32)
     for distance in range(1, window + 1):
@@ -80,7 +80,7 @@ def follower_counts(
 
 
 def item_vectors(counts: sparse.csr_array, width: int, seed: int) -> NDArray[np.float32]:
-    """Item vectors (N, width): the strongest components of the positive pointwise mutual information.
+    """Compute item vectors (N, width): the strongest components of the positive pointwise mutual information.
 
     Randomised eigendecomposition (Halko, Martinsson and Tropp, 2011); items never seen get the zero vector.
     """
@@ -107,7 +107,7 @@ def _positive_mutual_information(counts: sparse.csr_array) -> sparse.csr_array:
 
 
 def residual_kmeans(vectors: NDArray[np.float32], books: int, words: int, seed: int) -> Quantisation:
-    """Quantise vectors codebook by codebook, each encoding what the ones before left over."""
+    """Quantise vectors codebook by codebook, each encoding the residual of those before."""
     rng = np.random.default_rng(seed)
     residual = vectors.copy()
     codes = np.empty((len(vectors), books), np.uint8)
@@ -150,7 +150,7 @@ def _nearest_means(points: NDArray[np.float32], means: NDArray[np.float32]) -> N
 
 
 def make_distinct(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
-    """Make equal codes distinct by counting up their last places, since items of equal codes would tie for ever.
+    """Make equal codes distinct by incrementing their last places, as items of equal codes would always tie.
 
     raises ValueError when there are more items than code tuples.
     """
@@ -160,7 +160,7 @@ def make_distinct(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
     taken: set[bytes] = set()
     _, first = np.unique(codes, axis=0, return_index=True)
     taken.update(codes[row].tobytes() for row in first)
-    reached: dict[bytes, NDArray[np.uint8]] = {}  # where counting up stands, or thousands of equals would recount
+    reached: dict[bytes, NDArray[np.uint8]] = {}  # where counting stands, as many codes may be equal
     for row in np.setdiff1d(np.arange(len(codes)), first):
         candidate = reached.setdefault(codes[row].tobytes(), codes[row].copy())
         while candidate.tobytes() in taken:

@@ -1,11 +1,11 @@
-"""Codes for an item that training has not seen, from the users who chose it: what makes it recommendable before it is.
+"""Codes for cold items, which training has not seen, from the users who chose them.
 
-History codes are what the items before it vote for. Target codes and bias are those under which it is likeliest that
-just these users, with their queries, chose it, and others did not: training's softmax for one item among many, which
-the model's own answers to a sample of queries stand for, found codebook by codebook. A few events cannot tell 256
-codewords apart; a prior by the votes decides where they do not.
+The items before a cold item vote for its history codes. Its target codes and bias maximise the likelihood that these
+users, by their queries, chose it and others did not: this is training's softmax, whose sum over all items is estimated
+on a sample of queries, maximised codebook by codebook. A few events cannot tell 256 codewords apart, so a prior by the
+votes decides where they do not.
 
-Before anybody has chosen it, it is what most of the items have that share its categories.
+Before any user has chosen the item, it gets the codes that most items of its categories have.
 """
 
 from __future__ import annotations
@@ -22,25 +22,21 @@ from torch import Tensor
 
 from model.artifact import Artifact
 
-FIT_AT_EVENTS = (10, 30, 100)  # events with known items before them, at which an item's codes are voted for
-PRIOR_EVENTS = 5.0  # how many events the votes are worth; of 1, 5 and 20, the best on validation
-SAMPLED_QUERIES = 600  # queries that stand for those of all users
+FIT_AT_EVENTS = (10, 30, 100)  # numbers of events with known items before them, at which an item's codes are computed
+PRIOR_EVENTS = 5.0  # weight of the prior in events; the best of 1, 5 and 20 on validation
+SAMPLED_QUERIES = 600  # queries that represent those of all users
 CONTEXT_ITEMS = 5  # known items before an event that vote
-CONTEXT_DECAY = 0.2  # of their votes, per item further back
-POPULARITY_OFFSET = (
-    10.0  # an item's vote counts as 1 / sqrt(its training events + this), or the popular ones decide alone
-)
+CONTEXT_DECAY = 0.2  # decay of their votes, per item further back
+POPULARITY_OFFSET = 10.0  # a vote counts 1 / sqrt(training events + this), or popular items alone would decide
 SWEEPS = 3  # over the codebooks
-MAX_SIMILAR_ITEMS = 30  # items of the same categories that vote for one that nobody has chosen
-UNPROVEN_QUANTILE = (
-    0.25  # where it stands among these by how likely it is, over all: what is in the middle crowds out the known
-)
-POOLED_QUERIES = 100  # users of a single event that stand for all
-POOLED_ITEMS = 4096  # items that stand for all
+MAX_SIMILAR_ITEMS = 30  # items of the same categories that vote for an item without events
+UNPROVEN_QUANTILE = 0.25  # its likelihood among theirs: at the median, new items would crowd out known ones
+POOLED_QUERIES = 100  # users of a single event that represent all users
+POOLED_ITEMS = 4096  # items that represent the catalogue
 
 
 class ColdCodes(NamedTuple):
-    """Of one item: history (B,) and target (B',) codes, uint8, and the bias."""
+    """The codes of one cold item: history (B,) and target (B',), uint8; and its bias."""
 
     history: NDArray[np.uint8]
     target: NDArray[np.uint8]
@@ -48,21 +44,21 @@ class ColdCodes(NamedTuple):
 
 
 class FirstEvent(NamedTuple):
-    """Before an event on the item: rows of the newest known items, newest first, and the user's query (D,)."""
+    """One of the first events on an item: rows of known items before it, newest first, and the user's query (D,)."""
 
     before: tuple[int, ...]
     query: Tensor
 
 
 class SampledQuery(NamedTuple):
-    """What some user asked: the query (D,), and the logarithm of the softmax's sum over all items."""
+    """The query (D,) of some user, and the logarithm of the softmax's sum over all items."""
 
     query: Tensor
     log_sum: float
 
 
 def with_cold_items(trained: Artifact, codes: Mapping[str, ColdCodes]) -> Artifact:
-    """The model with these items, by id, behind those that training has seen."""
+    """Return the model with these cold items, by id, behind those that training has seen."""
     if not codes:
         return trained
     model = trained.model.with_cold_items(list(codes.values()))
@@ -70,7 +66,7 @@ def with_cold_items(trained: Artifact, codes: Mapping[str, ColdCodes]) -> Artifa
 
 
 def codes_fit(trained: Artifact, item_id: str, codes: ColdCodes) -> bool:
-    """Whether `with_cold` takes them: the model has not learned the item, and has such codebooks."""
+    """Tell whether `with_cold_items` accepts the codes: the model has these codebooks, and has not learned the item."""
     shape = trained.config.model
     for own, books, words in (
         (codes.history, shape.history_codebooks, shape.history_codewords),
@@ -82,7 +78,7 @@ def codes_fit(trained: Artifact, item_id: str, codes: ColdCodes) -> bool:
 
 
 def sampled_query(trained: Artifact, query: Tensor, scores: Tensor) -> SampledQuery:
-    """Of a query (D,) and the scores (N,) it gives to the items that training has seen."""
+    """Make a sampled query of a query (D,) and its scores (N,) of the items that training has seen."""
     return SampledQuery(query, float(torch.logsumexp(scores[: len(trained.items)], 0)))
 
 
@@ -90,11 +86,11 @@ def sampled_query(trained: Artifact, query: Tensor, scores: Tensor) -> SampledQu
 def likeliest_codes(
     trained: Artifact, chosen: Sequence[FirstEvent], sample: Sequence[SampledQuery], events: int
 ) -> ColdCodes:
-    """The item's codes.
+    """Compute the likeliest codes of a cold item.
 
     chosen  its first events
-    sample  stands for all users
-    events  of all users on any item, since its first one
+    sample  queries that represent all users
+    events  events of all users on any item since its first one
     """
     shape, model = trained.config.model, trained.model
     before = [one.before for one in chosen]
@@ -126,53 +122,53 @@ def likeliest_codes(
 
 
 class QuerySample(NamedTuple):
-    """What Q users ask, who stand for all.
+    """The queries of Q users who represent all.
 
-    products  (Q, B', W')  with the target codewords
-    log_sums  (Q,)         logarithm of the softmax's sum over the items that stand for all
+    products  (Q, B', W')  their inner products with the target codewords
+    log_sums  (Q,)         logarithms of the softmax's sums over items that represent the catalogue
     """
 
     products: NDArray[np.float32]
     log_sums: NDArray[np.float32]
 
     def log_shares(self, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Logarithms of the softmax's sum over users for items of codes (n, B') without a bias: (n,)."""
+        """Sum the softmax over users for items of these codes (n, B') without a bias: logarithms (n,)."""
         return _log_sum(_summed_products(self.products, codes) - self.log_sums[:, None])
 
 
 @torch.inference_mode()
 def query_sample(trained: Artifact, queries: Tensor) -> QuerySample:
-    """Of queries (Q, D)."""
+    """Make a sample of queries (Q, D)."""
     products = torch.einsum("qd,bwd->qbw", queries, trained.model.target_codebooks).numpy()
     items = np.random.default_rng(0).permutation(len(trained.items))[:POOLED_ITEMS]
     scores = _summed_products(products, trained.target_codes[items]) + trained.model.bias.detach().numpy()[items]
     return QuerySample(products, _log_sum(scores.T))
 
 
-def codes_of_similar_items(trained: Artifact, alike: NDArray[np.int64], asked: QuerySample) -> ColdCodes:
-    """Codes of an item that nobody has chosen yet: those that most of the items have which are of its kind.
+def codes_of_similar_items(trained: Artifact, similar: NDArray[np.int64], sample: QuerySample) -> ColdCodes:
+    """Return codes for an item without events: the most common codes of the similar items.
 
-    What most of them have suits more users than each of them does. So the bias is the one with which the item is as
-    likely, over all users, as one of the less likely of its kind.
+    The most common codes suit more users than those of each similar item. So the bias makes the item as likely, over
+    all users, as one of the less likely similar items.
 
-    alike  (voters,)  their rows; they have one vote each, whoever is popular
+    similar  (voters,)  their rows; each item has one vote, popular or not
     """
-    shape, target = trained.config.model, trained.target_codes[alike]
+    shape, target = trained.config.model, trained.target_codes[similar]
     own = _most_common(target, shape.target_codewords)
-    likely = asked.log_shares(target) + trained.model.bias.detach().numpy()[alike]
-    bias = np.quantile(likely, UNPROVEN_QUANTILE) - asked.log_shares(own[None])[0]
-    return ColdCodes(_most_common(trained.history_codes[alike], shape.history_codewords), own, float(bias))
+    likely = sample.log_shares(target) + trained.model.bias.detach().numpy()[similar]
+    bias = np.quantile(likely, UNPROVEN_QUANTILE) - sample.log_shares(own[None])[0]
+    return ColdCodes(_most_common(trained.history_codes[similar], shape.history_codewords), own, float(bias))
 
 
 def _log_sum(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of each column the logarithm of the sum of what the scores are logarithms of: (Q, n) -> (n,)."""
+    """Compute the logarithm of the sum of exponentials of each column: (Q, n) -> (n,)."""
     highest = scores.max(axis=0)
     found: NDArray[np.float32] = highest + np.log(np.exp(scores - highest).sum(axis=0))
     return found
 
 
 def _summed_products(products: NDArray[np.float32], codes: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Scores without a bias: (Q, B', W'), (n, B') -> (Q, n)."""
+    """Sum scores without a bias: (Q, B', W'), (n, B') -> (Q, n)."""
     scores = np.zeros((len(products), len(codes)), np.float32)
     for book, words in enumerate(codes.T):
         scores += products[:, book, words]
@@ -180,20 +176,20 @@ def _summed_products(products: NDArray[np.float32], codes: NDArray[np.uint8]) ->
 
 
 def _most_common(codes: NDArray[np.uint8], words: int) -> NDArray[np.uint8]:
-    """(voters, books) -> (books,)"""
+    """Find the most common code of each book: (voters, books) -> (books,)."""
     return np.array([np.bincount(book, minlength=words).argmax() for book in codes.T], np.uint8)
 
 
 def _votes(
     trained: Artifact, before: Sequence[tuple[int, ...]], codes: NDArray[np.uint8], words: int
 ) -> NDArray[np.float64]:
-    """Of the items before, for each codeword: (books, words)."""
+    """Count the votes of the items before for each codeword: (books, words)."""
     rows = np.array([row for items in before for row in items])
-    fading = np.array([np.exp(-CONTEXT_DECAY * place) for items in before for place in range(len(items))])
-    weights = fading / np.sqrt(trained.items.counts[rows] + POPULARITY_OFFSET)
+    decay = np.array([np.exp(-CONTEXT_DECAY * place) for items in before for place in range(len(items))])
+    weights = decay / np.sqrt(trained.items.counts[rows] + POPULARITY_OFFSET)
     return np.array([np.bincount(book, weights, words) for book in codes[rows].T])
 
 
 def _scores(products: Tensor, codes: NDArray[np.int64], books: Iterable[int]) -> Tensor:
-    """What the codes of some books add to the scores: (B', Q, W') -> (Q, 1)."""
+    """Sum the codewords of some books: (B', Q, W') -> (Q, 1)."""
     return torch.stack([products[book][:, codes[book]] for book in books]).sum(dim=0)[:, None]

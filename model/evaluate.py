@@ -1,4 +1,4 @@
-"""The evaluation protocols: one model, or several seeds of it, beside the baselines on the same held-out events."""
+"""The evaluation of a model, or of several seeds of it, beside baselines on the same held-out events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def evaluate(
     protocol: Protocol | None = None,
     seen_rule: SeenRule | None = None,
     grids: Mapping[str, Sequence[Baseline]] | None = None,
-    say: Notify = lambda _: None,
+    notify: Notify = lambda _: None,
 ) -> Report:
     """Test a model on the held-out events of the data it was trained on.
 
@@ -38,7 +38,7 @@ def evaluate(
     protocol   None: the one of the model's own split
     seen_rule  None: the one the model was chosen with
     grids      baselines to test beside it, by name; None: none
-    say        is told what is being done
+    notify     receives a line about each step
     raises     DataError when a model has seen the test events or another table, or nothing is held out
     """
     trial = prepare_trial(models[0], directory, protocol, seen_rule)
@@ -46,13 +46,13 @@ def evaluate(
         raise DataError("the same model is given twice; give models of different seeds")
     tested = []
     for model in models:
-        say(f"testing {model.name}")
+        notify(f"testing {model.name}")
         tested.append(trial.test_model(model))
     baselines, skipped = [], {}
     for name, grid in (grids or {}).items():
-        say(f"fitting {name}")
+        notify(f"fitting {name}")
         try:
-            baselines.append(trial.test_baseline(name, grid, say))
+            baselines.append(trial.test_baseline(name, grid, notify))
         except TooManyItems as exc:
             skipped[name] = str(exc)
     return Report(trial, tested, baselines, skipped)
@@ -61,7 +61,7 @@ def evaluate(
 def prepare_trial(
     model: Artifact | TrainedMechanism, directory: Path, protocol: Protocol | None, seen_rule: SeenRule | None
 ) -> Trial:
-    """The trial that a model's own data and split make; arguments and errors as those of ``evaluate``."""
+    """Make the trial of a model's own data and split; arguments and errors as those of ``evaluate``."""
     config = model.config
     card = config.data
     protocol = protocol or ("temporal" if card.split == "temporal" else "loo_full")
@@ -80,5 +80,5 @@ def prepare_trial(
 
 
 def load_model(directory: Path) -> Artifact | TrainedMechanism:
-    """A model that is served, or a mechanism that is compared; raises ArtifactError."""
+    """Load a model that is served, or a mechanism that is compared; raises ArtifactError."""
     return mechanisms.load(directory) if artifact.is_mechanism(directory) else artifact.load(directory)

@@ -1,8 +1,8 @@
-"""What followed an item before, counted: the exact pairs that no vector of bounded width can hold.
+"""The followers of items, counted: exact pairs, which vectors of bounded width cannot hold.
 
-Where items are many and each is rare, next items are memorised rather than generalised: cut down to rank 128, the
-matrix of counts loses two thirds of its quality (``docs/experiments.md``). So the few strongest followers of every
-item stand beside the codes, and lift the scores of those that followed a user's newest items.
+Where items are many and each is rare, next items are memorised rather than generalised: at rank 128, the matrix of
+counts loses two thirds of its quality (``docs/experiments.md``). So a model has the few strongest followers of every
+item beside the codes, and lifts the scores of those that followed a user's newest items.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from scipy import sparse
 
 from model import codes
 
-WINDOW = 10  # how many events later still counts as following
+WINDOW = 10  # the most events later that count as following
 DECAY_PER_EVENT = 0.4
-SHRINKAGE = 5.0  # weight of follow-ups that an item has to have before its shares are believed
-FAINT_SHARE = 0.01  # shares far below it lift nothing
+SHRINKAGE = 5.0  # weight of follow-ups at which an item's shares count half
+FAINT_SHARE = 0.01  # far smaller shares lift nothing
 DEFAULT_LIFT_STRENGTH = 1.5  # of the lift, in units of log(1 + share / FAINT), where no validation chooses it
 LIFT_STRENGTHS = (0.0, 0.75, DEFAULT_LIFT_STRENGTH, 3.0, 6.0, 12.0)
 LIFTING_ITEMS = 5  # how many of a user's newest items lift their followers
-DECAY_PER_ITEM = 0.7  # each item less than the one after it
+DECAY_PER_ITEM = 0.7  # of the lift, from each newest item to the one before
 
 
 class Followers(NamedTuple):
-    """Of each item the K items that followed it most often, and what that adds to their scores while it is the newest.
+    """The K items that followed each item most often, and the gains of their scores while it is the newest.
 
     items  (N, K)  int32, -1 where there are fewer
     lift   (N, K)  float32, 0 there
@@ -37,7 +37,7 @@ class Followers(NamedTuple):
 
 
 def strongest_followers(item: NDArray[np.int32], starts: NDArray[np.int64], items: int, count: int) -> Followers:
-    """The ``count`` strongest followers of every item in packed histories.
+    """Find the ``count`` strongest followers of every item in packed histories.
 
     item    (events,)     item of every event, users one behind the other
     starts  (users + 1,)  where each user's events begin, and the end

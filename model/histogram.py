@@ -1,4 +1,4 @@
-"""Codeword histograms of whole histories: the state of LISA-Mini, computed without stepping through a service.
+"""Codeword histograms of whole histories: the state of LISA-Mini, computed without the service's fold.
 
 ``F[r, b, w] = sum over events j of weight_j * exp(-lambda_r * (n - j)) * [codes_j[b] == w]``, n the number of events.
 """
@@ -18,7 +18,7 @@ def history_histogram(
     codewords: int,
     weights: NDArray[np.floating] | None = None,
 ) -> NDArray[np.float32]:
-    """Histogram of one history, oldest event first, as one weighted count.
+    """Compute the histogram of one history, oldest event first, as one weighted count.
 
     codes     (L, B)     codeword indices of the items; or (L, B, W) float32, their shares of the codewords
     weights   (L,)       weights of the events; None: all 1
@@ -37,7 +37,7 @@ def history_histogram(
 
 
 @numba.njit(cache=True)
-def _scan(codes, weights, starts, decays, histograms):  # type: ignore[no-untyped-def]
+def _fold(codes, weights, starts, decays, histograms):  # type: ignore[no-untyped-def]
     rates, books, codewords = histograms.shape[1:]
     running = np.empty((rates, books, codewords), np.float32)
     for user in range(len(starts) - 1):
@@ -60,7 +60,7 @@ def running_histograms(
     decay_rates: Sequence[float],
     codewords: int,
 ) -> NDArray[np.float32]:
-    """Histograms after every event of many histories, packed one behind the other.
+    """Compute the histograms after every event of many histories, packed one behind the other.
 
     codes     (Q, B)        codeword indices, Q events of all users together
     weights   (Q,)          weights of the events
@@ -69,5 +69,5 @@ def running_histograms(
     """
     decays = np.exp(-np.asarray(decay_rates, np.float64)).astype(np.float32)
     histograms = np.empty((len(codes), len(decay_rates), codes.shape[1], codewords), np.float32)
-    _scan(codes, weights, starts, decays, histograms)
+    _fold(codes, weights, starts, decays, histograms)
     return histograms

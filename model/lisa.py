@@ -1,7 +1,7 @@
-"""LISA-Mini, top to bottom: a user's history as a codeword histogram, attended by the last item's codes, then again.
+"""LISA-Mini, top to bottom: the last item's codes attend to the user's codeword histogram, then further hops do.
 
-Source: Wu et al., LISA, WWW 2021, equations 9 to 11 and algorithm 1; decay as in the paper's published code. The
-further looks are the hops of Sukhbaatar et al., End-To-End Memory Networks, 2015, over the histogram as the memory.
+Source: Wu et al., LISA, WWW 2021, equations 9 to 11 and algorithm 1; decay as in the paper's published code. The hops
+are those of Sukhbaatar et al., End-To-End Memory Networks, 2015, with the histogram for a memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from model.codes import ItemCodes
 from model.config import ModelConfig
@@ -28,10 +29,10 @@ SMALLEST_MASS = 1e-30
 
 
 class AttentionTables(NamedTuple):
-    """All a step needs of the attention by codes: computed once per generation.
+    """Tables of the attention by codes, computed once per generation.
 
-    match   (R, B, W, W)  exp of the scaled inner products of all codeword pairs, row maximum taken out; where an
-                          item has shares of codewords their logarithms, as these are to be averaged
+    match   (R, B, W, W)  exp of the scaled inner products of all codeword pairs, less the row's maximum; of a model
+                          with soft codes the exponents, which it averages first
     values  (R, B, W, D)  projected value codewords
     """
 
@@ -56,21 +57,21 @@ def attend(histogram: Tensor, last_codes: Tensor, tables: AttentionTables) -> Te
 
 
 class DecayedHistory(NamedTuple):
-    """One history as its parallel form sees it: codes (L, B) and log weights (R, 1, L, L) of every event at every step.
+    """One history for the parallel form: codes (L, B), and log weights (R, 1, L, L) of every event at every step.
 
-    An event that lies in a step's future weighs nothing: minus infinity.
+    The log weight of an event in a step's future is minus infinity.
     """
 
     codes: Tensor
     log_weights: Tensor
 
     def shares(self, logits: Tensor) -> Tensor:
-        """Softmax over the events up to each step: (R, B, L, L) -> (R, B, L, L)."""
+        """Apply the softmax over the events up to each step: (R, B, L, L) -> (R, B, L, L)."""
         return (logits + self.log_weights).softmax(dim=-1)
 
 
 class Hop(nn.Module):
-    """Another look at the histogram, asked by what the looks before have found instead of by the last item's codes."""
+    """Attention to the histogram by the hidden vector, instead of by the last item's codes."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -85,12 +86,12 @@ class Hop(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(self, hidden: Tensor, histogram: Tensor) -> Tensor:
-        """(Q, D) and (Q, R, B, W) -> (Q, D); the scale of a row of the histogram is free."""
+        """Attend once more: (Q, D) and (Q, R, B, W) -> (Q, D); the scale of a row of the histogram is free."""
         share = (self._logits(hidden) + histogram.log()).softmax(dim=-1)
         return self._add(hidden, share.flatten(1) @ self.values.flatten(0, 2))
 
     def parallel(self, hidden: Tensor, history: DecayedHistory) -> Tensor:
-        """The same after every event of one history, without its histograms: (L, D) -> (L, D)."""
+        """Attend after every event of one history, without its histograms: (L, D) -> (L, D)."""
         books = torch.arange(history.codes.shape[1], device=hidden.device)
         logits = self._logits(hidden)[:, :, books, history.codes]  # (L, R, L, B)
         share = history.shares(logits.permute(1, 3, 0, 2))
@@ -98,12 +99,13 @@ class Hop(nn.Module):
         return self._add(hidden, (share @ values).sum(dim=(0, 1)))
 
     def fold_norms_and_round(self) -> None:
+        """Fold the norm into the keys, and round keys, values and the feed-forward to bfloat16."""
         fold_norm_and_round(self.norm, self.keys, self.prior)
         round_to_bfloat16(self.values)
         self.feed_forward.fold_norms_and_round()
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """How well each codeword answers: (Q, D) -> (Q, R, B, W)."""
+        """Score each codeword: (Q, D) -> (Q, R, B, W)."""
         answers: Tensor = self.norm(hidden) @ self.keys.flatten(0, 2).T
         return answers.view(-1, *self.prior.shape) + self.prior
 
@@ -113,16 +115,16 @@ class Hop(nn.Module):
 
 
 class Lisa(nn.Module, ABC):
-    """What every model that is served has, whatever reads its states: items by codes, attention by tables of codewords.
+    """A model that can be served: items are codes, and a step attends to a histogram by tables of codewords.
 
-    The state of a user is the histogram and the last item, or last items.
+    A user's state is the histogram and the newest items.
     """
 
     history_codes: Tensor  # (N, B)  uint8
     target_codes: Tensor  # (N, B')  uint8
-    shares: Tensor | None  # (N, B, W)  float32, how much of an item is each codeword; None where it is one of each book
+    shares: Tensor | None  # (N, B, W)  float32, shares of the codewords; None where an item has one of each book
     followers: Tensor  # (N, K')  int32, an item's strongest followers, -1 for none
-    lift: Tensor  # (N, K')  float32, what being the newest item adds to their scores
+    lift: Tensor  # (N, K')  float32, the followers' gain while the item is the newest
     target_codebooks: nn.Parameter  # (B', W', D)
     bias: nn.Parameter  # (N,)
 
@@ -153,22 +155,21 @@ class Lisa(nn.Module, ABC):
 
     @abstractmethod
     def fold_norms_and_round(self) -> None:
-        """Make a trained model what is evaluated and served; again, it changes nothing."""
+        """Prepare a trained model for evaluation and serving; a second call changes nothing."""
 
     def tables(self) -> AttentionTables:
-        """The inner products of all codeword pairs and the projected values, per rate and codebook."""
+        """Compute the inner products of all codeword pairs and the projected values, per rate and codebook."""
         similarity = (self.codebooks @ self.query) @ (self.codebooks @ self.key).mT / math.sqrt(self.config.width)
         similarity = similarity - similarity.amax(dim=-1, keepdim=True).detach()
         return AttentionTables(similarity if self.config.soft else torch.exp(similarity), self.codebooks @ self.value)
 
     def with_cold_items(self, codes: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8], float]]) -> Self:
-        """This model, whose weights it shares, with items behind its own: history codes, target codes and bias of each.
+        """Return a model with further items behind its own, whose weights it shares.
 
-        They have no followers, and are nobody's.
+        codes  history codes (B,), target codes (B',) and bias of each further item; it follows no item, and none it
         """
         history, target, bias = zip(*codes, strict=True)
         wider = copy.copy(self)
-        wider._buffers, wider._parameters = dict(self._buffers), dict(self._parameters)
         added = torch.from_numpy(np.stack(history))
         wider.history_codes = torch.cat([self.history_codes, added])
         wider.target_codes = torch.cat([self.target_codes, torch.from_numpy(np.stack(target))])
@@ -178,12 +179,18 @@ class Lisa(nn.Module, ABC):
         wider.bias = nn.Parameter(torch.cat([self.bias.detach(), torch.tensor(bias)]), requires_grad=False)
         return wider
 
+    def __copy__(self) -> Self:
+        """Copy the model; the copy can have other tensors than the original, with which it shares those of now."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__, _buffers=dict(self._buffers), _parameters=dict(self._parameters))
+        return other
+
     def item_vectors(self, items: Tensor | None = None) -> Tensor:
-        """Sums of the items' target codewords: (N, D), or (len(items), D) for the items asked for."""
+        """Sum the items' target codewords: (N, D), or (len(items), D) for the given items."""
         return sum_of_codewords(self.target_codes if items is None else self.target_codes[items], self.target_codebooks)
 
     def follower_gains(self, recent: Tensor) -> tuple[Tensor, Tensor]:
-        """What followed the newest items before: (Q, K) -> items (Q, F) int64 and what their scores gain (Q, F)."""
+        """Look up the followers of the newest items: (Q, K) -> items (Q, F) int64, their gains (Q, F)."""
         newest = recent[:, :LIFTING_ITEMS]
         if len(self.followers) < len(self.target_codes):
             newest = newest.masked_fill(newest >= len(self.followers), -1)
@@ -208,9 +215,10 @@ class LisaMini(Lisa):
         self.recent = RecentItems(config) if config.recent_heads else None
         self.norm = nn.LayerNorm(width)
 
+    @override
     def read(self, histogram: Tensor, last: Tensor, recent: Tensor, tables: AttentionTables | None = None) -> Tensor:
         codes = self.history_codes[last]
-        hidden = self._first(last, attend(histogram, codes, self.tables() if tables is None else tables))
+        hidden = self._attend_first(last, attend(histogram, codes, self.tables() if tables is None else tables))
         for hop in self.hops:
             hidden = hop(hidden, histogram)
         if self.recent is not None:
@@ -220,8 +228,9 @@ class LisaMini(Lisa):
         queries: Tensor = self.norm(hidden)
         return queries
 
+    @override
     def forward(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Queries after every item of one history, all positions at once, as softmax attention over the items.
+        """Compute queries after every item of one history, all positions at once, as softmax attention over the items.
 
         items    (L,)    int64, oldest first
         weights  (L,)    float32, weights of the events; None: all 1
@@ -233,7 +242,7 @@ class LisaMini(Lisa):
             torch.einsum("lbd,rbde->rble", words, projection) for projection in (self.query, self.key, self.value)
         )
         share = history.shares(queries @ keys.mT / math.sqrt(self.config.width))
-        hidden = self._first(items, (share @ values).sum(dim=(0, 1)))
+        hidden = self._attend_first(items, (share @ values).sum(dim=(0, 1)))
         hop: Hop
         for hop in self.hops:  # type: ignore[assignment]
             hidden = hop.parallel(hidden, history)
@@ -243,11 +252,11 @@ class LisaMini(Lisa):
         found: Tensor = self.norm(hidden)
         return found
 
+    @override
     def fold_norms_and_round(self) -> None:
-        """Make a trained model what is evaluated and served; again, it changes nothing.
+        """Fold the norms into the matrices behind them, and round these to bfloat16; a second call changes nothing.
 
-        A step's time is that of reading the matrices of its feed-forwards and looks, so they are kept in sixteen bits
-        (bfloat16), with what can be computed once.
+        A step's time is that of reading these matrices.
         """
         self.feed_forward.fold_norms_and_round()
         for hop in cast(list[Hop], list(self.hops)):
@@ -255,8 +264,8 @@ class LisaMini(Lisa):
         if self.recent is not None:
             self.recent.fold_norms_and_round()
 
-    def _first(self, last: Tensor, attention: Tensor) -> Tensor:
-        """The last item, by its history codes and by its finer target codes, and what it attends to: (Q, D)."""
+    def _attend_first(self, last: Tensor, attention: Tensor) -> Tensor:
+        """Combine the last item, by its history codes and its finer target codes, with what it attends to: (Q, D)."""
         embedded = sum_of_codewords(self.history_codes[last], self.codebooks)
         embedded = embedded + sum_of_codewords(self.target_codes[last], self.last_codebooks)
         hidden: Tensor = self.feed_forward(self.dropout(embedded) + self.dropout(attention))
@@ -272,19 +281,19 @@ class LisaMini(Lisa):
 
 
 def follower_decay(recent_items: int) -> Tensor:
-    """How much the followers of each of the newest items count: (at most LIFTING_ITEMS,), the newest first."""
+    """Return the weight of each newest item's followers, the newest first: (at most LIFTING_ITEMS,)."""
     return torch.exp(-DECAY_PER_ITEM * torch.arange(min(recent_items, LIFTING_ITEMS)))
 
 
 def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:
-    """The codewords that the codes point to, added up: (Q, books), (books, words, D) -> (Q, D)."""
+    """Sum the codewords that the codes point to: (Q, books), (books, words, D) -> (Q, D)."""
     books, words, _ = codebooks.shape
     offsets = torch.arange(books, device=codes.device) * words
     return F.embedding_bag(codes + offsets, codebooks.flatten(0, 1), mode="sum")
 
 
 def build_lisa_mini(config: ModelConfig, codes: ItemCodes, followers: Followers) -> LisaMini:
-    """A model with fresh weights on fixed codes; its history codewords start as the means that the codes stand for."""
+    """Make a model with fresh weights on fixed codes; its history codewords start as the clusters' means."""
     model = LisaMini(config, torch.from_numpy(codes.history.codes), torch.from_numpy(codes.target.codes))
     means = torch.from_numpy(codes.history.codewords)
     scale = math.sqrt(config.history_codebooks) * means.square().mean().sqrt().clamp_min(SMALLEST_MASS)

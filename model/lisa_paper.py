@@ -1,20 +1,21 @@
-"""LISA-Base and LISA-Soft as they are served: what ``model.mechanisms`` has learned, read from a stored state.
+"""LISA-Base and LISA-Soft as they are served: the weights of ``model.mechanisms``, reading a stored state.
 
 Source: Wu et al., LISA, WWW 2021, equations 9 to 11; the post-norm block of its published code. It has no positions:
-a state fades, so it knows what was long ago, but not how many events there were.
+a state decays, so it tells recent events from old ones, but not how many there were.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from model.config import ModelConfig
 from model.lisa import SMALLEST_MASS, AttentionTables, Lisa, attend, sum_of_codewords
 
 
 class LisaPaper(Lisa):
-    """Codes that are one codeword of each codebook (Base) or shares of all codewords (Soft)."""
+    """A model whose items have one codeword of each codebook (Base) or shares of all codewords (Soft)."""
 
     def __init__(self, config: ModelConfig, history_codes: Tensor, target_codes: Tensor) -> None:
         super().__init__(config, history_codes, target_codes)
@@ -24,6 +25,7 @@ class LisaPaper(Lisa):
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.feed_forward = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
+    @override
     def read(self, histogram: Tensor, last: Tensor, recent: Tensor, tables: AttentionTables | None = None) -> Tensor:
         tables = self.tables() if tables is None else tables
         if self.shares is None:
@@ -37,12 +39,13 @@ class LisaPaper(Lisa):
         queries: Tensor = self.norms[1](hidden + self.feed_forward(hidden))
         return queries
 
+    @override
     def fold_norms_and_round(self) -> None:
-        """There is nothing to be done."""
+        """Do nothing: these models keep their norms and full precision."""
 
 
 def attend_by_shares(histogram: Tensor, last_shares: Tensor, tables: AttentionTables) -> Tensor:
-    """``attend`` where the last item is shares of the codewords: (Q, R, B, W) and (Q, B, W) -> (Q, D)."""
+    """Attend as ``attend`` does, for a last item of shares of the codewords: (Q, R, B, W) and (Q, B, W) -> (Q, D)."""
     logits = torch.einsum("qbv,rbvw->qrbw", last_shares, tables.match)
     mass = histogram * (logits - logits.amax(dim=-1, keepdim=True)).exp()
     share = mass / mass.sum(dim=-1, keepdim=True).clamp_min(SMALLEST_MASS)

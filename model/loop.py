@@ -30,11 +30,11 @@ Batch = TypeVar("Batch")
 
 
 class TrainError(ValueError):
-    """A training that cannot start; the message names the way out."""
+    """A training cannot start; the message names the way out."""
 
 
 class EpochReport(NamedTuple):
-    """What an epoch came to; ``ndcg_at_10`` is that of validation, None where nothing is held out."""
+    """The result of an epoch; metrics are those of validation, None where nothing is held out."""
 
     epoch: int
     loss: float
@@ -44,14 +44,19 @@ class EpochReport(NamedTuple):
 
 
 class Progress(Protocol):
-    """Follows a training run; the command line draws it."""
+    """Follows a training run; the command line draws its progress."""
 
-    def batch(self, epoch: int, share: float, loss: float) -> None: ...
-    def epoch(self, report: EpochReport) -> None: ...
+    def batch(self, epoch: int, share: float, loss: float) -> None:
+        """Report a batch: the share of the epoch that is done, and the batch's loss."""
+        ...
+
+    def epoch(self, report: EpochReport) -> None:
+        """Report the end of an epoch."""
+        ...
 
 
 class TrainingLoop(ABC, Generic[Batch]):
-    """Trains one network on one split; every epoch ends with a checkpoint that ``fit`` can go on from.
+    """Trains one network on one split; every epoch ends with a checkpoint that ``fit`` can resume from.
 
     All randomness of an epoch comes from (seed, epoch), so a resumed run equals one that was never interrupted.
     """
@@ -78,15 +83,15 @@ class TrainingLoop(ABC, Generic[Batch]):
 
     @abstractmethod
     def _batches(self, seed: int) -> Iterator[tuple[Batch, float]]:
-        """The batches of an epoch, and what share of it each one is."""
+        """Iterate over the batches of an epoch, each with its share of the epoch."""
 
     @abstractmethod
     def _loss(self, batch: Batch) -> Tensor:
-        """Mean loss of a batch."""
+        """Compute the mean loss of a batch."""
 
     @abstractmethod
     def _scorer(self) -> Scorer:
-        """The network as it is now, as the rankings ask it."""
+        """Return a scorer by the network as it is now."""
 
     def fit(self, progress: Progress, resume: bool) -> None:
         """Train to the last epoch, or until validation stops improving; the model ends with its best weights."""
@@ -103,7 +108,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         self.network.to("cpu").eval()
 
     def _finish(self) -> None:
-        """What is to be done with the best weights, where they were trained."""
+        """Complete the best weights, on the device of the training."""
 
     def _epoch(self, epoch: int, progress: Progress) -> EpochReport:
         started = time.monotonic()
@@ -146,7 +151,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         return metrics.metrics(ranking.ranks_full(self.validation, self._scorer(), self.recipe.data.seen_rule))
 
     def _best(self) -> int:
-        """The epoch of the best validation NDCG@10; the last one where nothing is held out."""
+        """Return the epoch of the best validation NDCG@10; the last one where nothing is held out."""
         return max(range(len(self.reports)), key=lambda epoch: (self.reports[epoch].ndcg_at_10 or 0.0, epoch))
 
     def _out_of_patience(self) -> bool:
@@ -191,12 +196,12 @@ class TrainingLoop(ABC, Generic[Batch]):
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
 
     def _require_own(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        """Raise TrainError for a checkpoint whose tensors cannot be of this training; any can, unless said."""
+        """Raise TrainError for a checkpoint whose tensors are not of this training; a subclass may check."""
         return
 
 
 def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) -> HeldOutEvents | None:
-    """What epochs are judged by; None where the model trains on it."""
+    """Return the validation events that epochs are judged by; None where the model trains on them."""
     if recipe.data.train_on != "train":
         return None
     return ranking.held_out_events(interactions, parts.validation, recipe)

@@ -12,9 +12,9 @@ ROWS_PER_BLOCK = 128  # logits of a block stay in the processor's cache, where t
 
 
 class _CatalogueCrossEntropy(torch.autograd.Function):
-    """Cross-entropy that works out its gradient block by block while the logits are at hand.
+    """Cross-entropy that computes its gradient block by block, while the logits are in the cache.
 
-    A (Q, N) array of float32 logits is written and read six times otherwise, which costs more than the products.
+    A (Q, N) array of float32 logits would be written and read six times, which costs more than the products.
     """
 
     @staticmethod
@@ -52,7 +52,7 @@ class _CatalogueCrossEntropy(torch.autograd.Function):
 
 
 def full_softmax_loss(queries: Tensor, vectors: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
-    """Mean cross-entropy of the targets over the whole catalogue.
+    """Compute the mean cross-entropy of the targets over the whole catalogue.
 
     queries  (Q, D)  float32
     vectors  (N, D)  float32
@@ -72,13 +72,13 @@ def sampled_softmax_loss(
     negatives: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Mean cross-entropy against uniform negatives, whose sum stands for that of the whole catalogue.
+    """Compute the mean cross-entropy against uniform negatives, whose sum estimates that of the whole catalogue.
 
     queries       (Q, D)  float32
-    item_vectors  vectors of the items asked for: (S,) -> (S, D)
+    item_vectors  returns the vectors of items: (S,) -> (S, D)
     bias          (N,)    float32
     targets       (Q,)    int64
-    negatives     (S,)    int64, distinct items; one that is a position's target does not count there
+    negatives     (S,)    int64, distinct items; a position's own target is left out
     """
     positive = (queries * item_vectors(targets)).sum(dim=-1) + bias[targets]
     logits = (queries.to(dtype) @ item_vectors(negatives).to(dtype).T).float() + bias[negatives]
@@ -87,7 +87,7 @@ def sampled_softmax_loss(
 
 
 def matmul_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it, float32 elsewhere."""
+    """Return the type of products: bfloat16 where the hardware multiplies it, float32 elsewhere."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     fast = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -31,38 +31,39 @@ class Bucket(NamedTuple):
 
     @property
     def label(self) -> str:
+        """The range of the bucket, for people."""
         if self.last is None:
             return f"{self.first:,} or more"
         return f"{self.first:,}" if self.first == self.last else f"{self.first:,} to {self.last:,}"
 
 
 def gains(ranks: NDArray[np.int64], metric: str) -> NDArray[np.float64]:
-    """What each rank adds to a metric such as ``ndcg_at_10``, which is the mean of it: (Q,)."""
+    """Return each rank's contribution to a metric such as ``ndcg_at_10``, which is their mean: (Q,)."""
     name, cutoff = metric.split("_at_")
     value = {"hr": np.ones(len(ranks)), "ndcg": 1 / np.log2(ranks + 1), "mrr": 1 / ranks}[name]
     return np.where(ranks <= int(cutoff), value, 0.0)
 
 
 def metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
-    """Hit rate, NDCG and MRR at the cutoffs, from ranks (Q,)."""
+    """Compute hit rate, NDCG and MRR at the cutoffs from ranks (Q,)."""
     names = [f"{name}_at_{cutoff}" for cutoff in CUTOFFS for name in ("hr", "ndcg", "mrr")]
     return {name: float(gains(ranks, name).mean()) for name in names}
 
 
 def interval_95(ranks: NDArray[np.int64], metric: str, draws: int = BOOTSTRAP_DRAWS, seed: int = 0) -> Interval:
-    """Bootstrap interval of a metric over users: the 2.5 and 97.5 percentiles."""
+    """Compute the bootstrap interval of a metric over users: the 2.5 and 97.5 percentiles."""
     return _bootstrap(gains(ranks, metric), draws, seed)
 
 
 def difference(ranks: NDArray[np.int64], others: NDArray[np.int64], metric: str) -> float:
-    """By how much the first ranks are better than the others, of the same held-out events."""
+    """Compute how much better the first ranks are than the others, of the same held-out events."""
     return float((gains(ranks, metric) - gains(others, metric)).mean())
 
 
 def difference_interval_95(
     ranks: NDArray[np.int64], others: NDArray[np.int64], metric: str, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> Interval:
-    """Paired bootstrap interval of ``difference``: users are drawn, each with both of their ranks."""
+    """Compute the paired bootstrap interval of ``difference``: a draw of users takes both ranks of each."""
     return _bootstrap(gains(ranks, metric) - gains(others, metric), draws, seed)
 
 
@@ -75,7 +76,7 @@ def _bootstrap(values: NDArray[np.float64], draws: int, seed: int) -> Interval:
 
 
 def buckets(ranks: NDArray[np.int64], values: NDArray[np.integer], edges: Sequence[int]) -> list[Bucket]:
-    """Quality by a property of the held-out events.
+    """Compute the quality by a property of the held-out events.
 
     values  (Q,)  e.g. the length of each history
     edges         where buckets begin, ascending; the last one is open, those without an event are left out
@@ -94,7 +95,7 @@ def buckets(ranks: NDArray[np.int64], values: NDArray[np.integer], edges: Sequen
 
 
 def beyond_accuracy(recommended: NDArray[np.integer], counts: NDArray[np.int64]) -> dict[str, float]:
-    """What kind of items is recommended.
+    """Measure which items are recommended.
 
     recommended  (Q, k)  items, best first, k at least the largest cutoff or the whole catalogue; -1 fills the rest
     counts       (N,)    training events of each item

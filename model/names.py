@@ -1,7 +1,7 @@
-"""Millions of strings without an object for each: what is kept of the items beside their codes.
+"""Millions of strings without an object for each: the ids, titles and categories of items.
 
-A Python string of twelve letters takes 61 bytes and its place in a dict some 100 more; packed it takes its twelve
-bytes, four that say where they end, and five in the index.
+A Python string of twelve letters takes 61 bytes, and its entry in a dict some 100 more. In a table it takes its twelve
+bytes, four for its end, and five in the index.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-DECODE_CHUNK = 4096
-CHECK_CHUNK = 1 << 24
-MAX_LOAD = 0.8  # of an index: the share of its places that are taken, at most
+DECODE_CHUNK = 4096  # strings
+CHECK_CHUNK = 1 << 24  # bytes
+MAX_LOAD = 0.8  # the largest share of an index's slots that are taken
 FREE_SLOT = -1
-EXACT, PREFIX, WORD_PREFIX, SUBSTRING, NO_MATCH = range(5)  # where in a name something stands
+EXACT, PREFIX, WORD_PREFIX, SUBSTRING, NO_MATCH = range(5)  # how a string matches a search
 FNV_BASIS, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of FNV-1a
 HASH_SHIFT = np.uint64(29)
 SPACE = ord(" ")
@@ -36,10 +36,11 @@ class StringTable(Sequence[str]):
 
     def __init__(self, buffer: NDArray[np.uint8], ends: NDArray[np.unsignedinteger]) -> None:
         self.buffer, self.ends = buffer, ends
-        self._bytes = buffer.data  # a part of it is made sooner than one of an array
+        self._bytes = buffer.data  # slicing it is faster than slicing an array
 
     @classmethod
     def of(cls, strings: Iterable[str] | pl.Series) -> StringTable:
+        """Pack the strings."""
         series = strings if isinstance(strings, pl.Series) else pl.Series(list(strings), dtype=pl.String)
         buffer = np.frombuffer((series.str.join().item() or "").encode(), np.uint8)
         return cls(buffer, ends_of(series.str.len_bytes().to_numpy()))
@@ -60,7 +61,7 @@ class StringTable(Sequence[str]):
         return str(self._bytes[begin:end], "utf-8")
 
     def at(self, places: NDArray[np.integer]) -> list[str]:
-        """Those of the places, which are there, in order."""
+        """Return the strings at these places, all of which exist, in order."""
         begins, ends = self.ends[places].tolist(), self.ends[places + 1].tolist()
         return [str(self._bytes[begin:end], "utf-8") for begin, end in zip(begins, ends, strict=True)]
 
@@ -71,7 +72,7 @@ class StringTable(Sequence[str]):
             yield from (part[one:other].decode() for one, other in pairwise((ends - ends[0]).tolist()))
 
     def require_whole(self) -> None:
-        """Raise ValueError where a name would not lie in the buffer, or is no UTF-8."""
+        """Raise ValueError where a string would lie outside of the buffer, or is not UTF-8."""
         ends = self.ends
         if not len(ends) or ends[-1] != len(self.buffer) or not is_ascending(ends):
             raise ValueError("names do not end where they should")
@@ -84,7 +85,7 @@ class StringTable(Sequence[str]):
             raise ValueError("a name begins within a letter")
 
     def match_levels(self, wanted: str) -> NDArray[np.uint8]:
-        """Where in each name, whatever the case, something stands that is not empty: (N,), from WHOLE to UNLIKE."""
+        """Tell how each string matches a text that is not empty, in any case: (N,), from EXACT to NO_MATCH."""
         found = np.empty(len(self), np.uint8)
         folded = self._folded
         _match_levels(folded.buffer, folded.ends, np.frombuffer(wanted.casefold().encode(), np.uint8), found)
@@ -100,14 +101,15 @@ class StringTable(Sequence[str]):
 
 
 class StringIndex(Mapping[str, int]):
-    """Places of names that are all different, in a table of hashes with open addressing."""
+    """The rows of different strings, in a hash table with open addressing."""
 
     def __init__(self, names: StringTable, table: NDArray[np.int32]) -> None:
         self._names, self.table = names, table
-        self.get("x"), self.rows_of(["x"])  # compiles what a request would wait for
+        self.get("x"), self.rows_of(["x"])  # compile before a request waits for it
 
     @classmethod
     def of(cls, names: StringTable) -> StringIndex:
+        """Index the strings."""
         table = np.full(max(int(len(names) / MAX_LOAD), 1) + 1, FREE_SLOT, np.int32)
         _fill(names.buffer, names.ends, table)
         return cls(names, table)
@@ -125,20 +127,20 @@ class StringIndex(Mapping[str, int]):
         return row
 
     def get(self, name: str, default: int | None = None) -> int | None:  # type: ignore[override]
-        """As of any mapping, without an exception for each unknown name."""
+        """Return the row of a string, or the default."""
         row: int = _find(self._names.buffer, self._names.ends, self.table, name.encode())
         return default if row == FREE_SLOT else row
 
     def rows_of(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Rows of those names that are known, in the order given."""
+        """Return the rows of the known strings among these, in their order."""
         if not names:
             return np.empty(0, np.int64)
         text, parts = "".join(names), names
         if not text.isascii():
             parts = [name.encode() for name in names]  # type: ignore[misc]
         ends = np.fromiter(accumulate(map(len, parts), initial=0), np.int64, len(parts) + 1)
-        asked = np.frombuffer(text.encode(), np.uint8)
-        rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, asked, ends)
+        wanted = np.frombuffer(text.encode(), np.uint8)
+        rows: NDArray[np.int64] = _find_each(self._names.buffer, self._names.ends, self.table, wanted, ends)
         known: NDArray[np.int64] = rows[rows != FREE_SLOT]
         return known
 
@@ -147,7 +149,7 @@ class Labels(Sequence[tuple[str, ...]]):
     """Any number of labels for each of N items, and the items of each label.
 
     names  the different labels
-    codes  (M,)     places in them, item by item
+    codes  (M,)     rows of ``names``, item by item
     ends   (N + 1,) item n has the codes between ends[n] and ends[n + 1]
     items  (M,)     rows of items, label by label
     """
@@ -165,6 +167,7 @@ class Labels(Sequence[tuple[str, ...]]):
 
     @classmethod
     def of(cls, labels: Iterable[Sequence[str]] | pl.Series) -> Labels:
+        """Pack the labels of each item."""
         kind = pl.List(pl.String)
         series = labels if isinstance(labels, pl.Series) else pl.Series([list(names) for names in labels], dtype=kind)
         counts = series.list.len().to_numpy()
@@ -192,30 +195,30 @@ class Labels(Sequence[tuple[str, ...]]):
         return tuple(self.names[code] for code in codes.tolist())
 
     def number(self, label: str) -> int | None:
-        """The label's place among the names."""
+        """Return the label's row in ``names``; None for an unknown label."""
         return self._code_of.get(label)
 
     def of_rows(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Codes (M,) of these items, one behind the other, and where each item's end (rows + 1,)."""
+        """Return the codes (M,) of these items, one behind the other, and their ends (rows + 1,)."""
         ends = np.zeros(len(rows) + 1, np.int64)
         return _gather(self.codes, self.ends, rows, ends), ends
 
     def items_with(self, label: str) -> NDArray[np.int32]:
-        """Rows of the items that have the label; none for an unknown one."""
+        """Return the rows of the items that have the label; none for an unknown label."""
         code = self._code_of.get(label)
         return self.items[:0] if code is None else self.items[self._first[code] : self._first[code + 1]]
 
 
 def is_ascending(ends: NDArray[np.unsignedinteger]) -> bool:
-    """Whether parts between these ends, beginning with 0, lie one behind the other."""
+    """Tell whether the ends begin with 0 and never descend."""
     return bool(ends[0] == 0 and (ends[1:] >= ends[:-1]).all())
 
 
 def ends_of(lengths: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
-    """Where parts that lie one behind the other begin, and the end: (N,) -> (N + 1,), 4 bytes each where that does."""
+    """Sum lengths to ends: (N,) -> (N + 1,), beginning with 0; of 4 bytes each where the sum allows it."""
     total = int(lengths.sum(dtype=np.int64))
     if not total:
-        return np.broadcast_to(np.uint32(0), len(lengths) + 1)  # takes no room
+        return np.broadcast_to(np.uint32(0), len(lengths) + 1)  # takes no memory
     ends: NDArray[np.unsignedinteger] = np.zeros(len(lengths) + 1, np.uint32 if total < 2**32 else np.uint64)
     np.cumsum(lengths, out=ends[1:], dtype=ends.dtype)
     return ends
@@ -223,7 +226,7 @@ def ends_of(lengths: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
 
 @numba.njit(nogil=True)
 def _first_slot(buffer, begin, end, slots):  # type: ignore[no-untyped-def]
-    """Where to look first: FNV-1a, whose low bits go into the high ones, which choose."""
+    """Return a string's first slot by FNV-1a, with its low bits mixed into the high ones, which choose the slot."""
     found = FNV_BASIS
     for place in range(begin, end):
         found = (found ^ np.uint64(buffer[place])) * FNV_PRIME
@@ -232,8 +235,8 @@ def _first_slot(buffer, begin, end, slots):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _probe(buffer, ends, table, asked, begin, end):  # type: ignore[no-untyped-def]
-    slot = _first_slot(asked, begin, end, len(table))
+def _probe(buffer, ends, table, wanted, begin, end):  # type: ignore[no-untyped-def]
+    slot = _first_slot(wanted, begin, end, len(table))
     while True:
         row = table[slot]
         if row == FREE_SLOT:
@@ -241,7 +244,7 @@ def _probe(buffer, ends, table, asked, begin, end):  # type: ignore[no-untyped-d
         first, last = np.int64(ends[row]), np.int64(ends[row + 1])
         if last - first == end - begin:
             place = 0
-            while place < end - begin and buffer[first + place] == asked[begin + place]:
+            while place < end - begin and buffer[first + place] == wanted[begin + place]:
                 place += 1
             if place == end - begin:
                 return np.int64(row)
@@ -254,10 +257,10 @@ def _find(buffer, ends, table, name):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _find_each(buffer, ends, table, asked, asked_ends):  # type: ignore[no-untyped-def]
-    rows = np.empty(len(asked_ends) - 1, np.int64)
+def _find_each(buffer, ends, table, wanted, wanted_ends):  # type: ignore[no-untyped-def]
+    rows = np.empty(len(wanted_ends) - 1, np.int64)
     for n in range(len(rows)):
-        rows[n] = _probe(buffer, ends, table, asked, np.int64(asked_ends[n]), np.int64(asked_ends[n + 1]))
+        rows[n] = _probe(buffer, ends, table, wanted, np.int64(wanted_ends[n]), np.int64(wanted_ends[n + 1]))
     return rows
 
 
@@ -285,9 +288,9 @@ def _match_levels(buffer, ends, wanted, found):  # type: ignore[no-untyped-def]
             if place == begin:
                 found[row] = EXACT if end - begin == size else PREFIX
                 break
-            closeness = WORD_PREFIX if buffer[place - 1] == SPACE else SUBSTRING
-            if closeness < found[row]:
-                found[row] = closeness
+            level = WORD_PREFIX if buffer[place - 1] == SPACE else SUBSTRING
+            if level < found[row]:
+                found[row] = level
 
 
 @numba.njit(cache=True, nogil=True)

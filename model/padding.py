@@ -22,8 +22,8 @@ class PaddedBatch(NamedTuple):
 
     items    (S, L)  int64
     real     (S, L)  bool, false where padded
-    targets  (Q,)    int64, what came after each of the Q real positions
-    users    (S,)    int64, whose histories they are
+    targets  (Q,)    int64, the next item after each of the Q real positions
+    users    (S,)    int64, the users of the histories
     """
 
     items: Tensor
@@ -35,9 +35,9 @@ class PaddedBatch(NamedTuple):
 def padded_batches(
     histories: Histories, window: int, rng: np.random.Generator, segments_each: int | None = None
 ) -> Iterator[PaddedBatch]:
-    """Every position of an epoch that has a next item, once, in segments of similar length, the batches shuffled.
+    """Iterate over all positions of an epoch that have a next item, in shuffled batches of segments of similar length.
 
-    segments_each  how many a batch has; None: as many as have some thousand positions
+    segments_each  segments of a batch; None: as many as have some thousand positions
     """
     begins, lengths = segments(histories, window, rng)
     by_length = np.lexsort((rng.random(len(lengths)), lengths))
@@ -55,9 +55,9 @@ def padded_batches(
 def segments(
     histories: Histories, window: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where segments begin and how many events they have, the target of the last one not counted.
+    """Cut the histories into segments: their begins, and their events without the target of the last one.
 
-    A history that fits the window stays whole; a longer one is cut every ``window`` events from a random event on.
+    A history that fits the window stays whole; a longer one is cut every ``window`` events, from a random event on.
     """
     begins, ends = histories.starts[:-1], histories.starts[1:] - 1
     first = np.where(ends - begins > window, rng.integers(1, window + 1, len(begins)), window)
@@ -79,6 +79,6 @@ def _padded(histories: Histories, begins: NDArray[np.int64], lengths: NDArray[np
 
 
 def padded_rows(item: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Stretches of events, one a row; what stands behind a shorter one is its last event again."""
+    """Return stretches of events, one in a row; the last event of a shorter one is repeated to fill its row."""
     steps = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
     return item[begins[:, None] + steps].astype(np.int64)

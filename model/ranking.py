@@ -1,6 +1,6 @@
-"""From held-out events to ranks. A tie counts against the model; an item that may not be shown is a miss.
+"""Ranks of held-out events. A tie counts against the model; an item that may not be shown is a miss.
 
-The model and every baseline go through the same functions: all they bring is a ``Scorer``.
+The model and every baseline go through the same functions with a ``Scorer`` of their own.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from model.histogram import history_histogram
 from model.metrics import CUTOFFS
 from model.recent import recent_windows
 
-RECENT_ITEMS = 24  # what a served state remembers as recently seen
+RECENT_ITEMS = 24  # recently seen items of a served state
 USERS_PER_BLOCK = 256
 SAMPLED_NEGATIVES = 100
 
 Scorer = Callable[[Histories], NDArray[np.float32]]
-"""Scores of every item for the event after each of Q histories, none of them empty: a fresh (Q, N) at every call."""
+"""Scores every item as the next one of Q histories, none of them empty: a fresh (Q, N) at every call."""
 
 StateScorer = Callable[[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
-"""The same from histograms (Q, R, B, W), the last items (Q,) and the newest items (Q, K), newest first, -1 for none."""
+"""Scores every item for histograms (Q, R, B, W), last items (Q,) and newest items (Q, K), newest first, -1 for none."""
 
 
 @dataclass(frozen=True)
 class HeldOutEvents:
-    """Held-out events and what each is predicted from.
+    """Held-out events and the histories before them.
 
     targets    (Q,)         int64  the held-out items
-    histories  Q histories         what each user did before
+    histories  Q histories         the earlier events of each user
     users      (Q,)         int32
     seen       Q times (L,) int32  the items of these histories that count as seen; None: all
     """
@@ -49,14 +49,14 @@ class HeldOutEvents:
 
 
 def held_out_events(interactions: Interactions, positions: NDArray[np.int64], config: Recipe) -> HeldOutEvents:
-    """The events at the given positions, which need at least one event of the same user before them."""
+    """Hold out the events at these positions, each with at least one earlier event of the same user."""
     histories = histories_before(interactions, positions, config.event_weights)
     seen = seen_before(interactions, positions, config.unseen_types) if config.unseen_types else None
     return HeldOutEvents(interactions.item[positions].astype(np.int64), histories, interactions.user[positions], seen)
 
 
 def ranks_full(events: HeldOutEvents, scorer: Scorer, seen_rule: SeenRule) -> NDArray[np.int64]:
-    """Rank of each held-out item among the whole catalogue, best 1: (Q,).
+    """Rank each held-out item among the whole catalogue, best 1: (Q,).
 
     raises  ValueError for scores that are not finite
     """
@@ -67,7 +67,7 @@ def ranks_full(events: HeldOutEvents, scorer: Scorer, seen_rule: SeenRule) -> ND
 def ranks_and_recommendations(
     events: HeldOutEvents, scorer: Scorer, seen_rule: SeenRule, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """``ranks_full``, and the items each user is recommended: (Q, k), best first, -1 where fewer may be shown."""
+    """Rank as ``ranks_full``; also return the k best items for each user: (Q, k), -1 where fewer may be shown."""
     ranks = np.empty(len(events), np.int64)
     recommended = np.full((len(events), k), -1, np.int32)
     for block, scores in _shown_scores(events, scorer, seen_rule):
@@ -81,10 +81,10 @@ def ranks_and_recommendations(
 
 @dataclass(frozen=True)
 class NegativeSampling:
-    """How the negatives of a sampled ranking are drawn, and for whom a tie counts.
+    """The rules of a sampled ranking: how negatives are drawn, and whom a tie favours.
 
-    The defaults are the rules of this project. Those of the paper let an item be drawn twice, so that there are fewer
-    to beat, and place the held-out item before all that score the same.
+    The defaults are the rules of this project. The paper's rules may draw an item twice, which leaves fewer items to
+    beat, and rank the held-out item before all items of the same score.
     """
 
     with_replacement: bool = False
@@ -97,7 +97,7 @@ PAPER_SAMPLING = NegativeSampling(with_replacement=True, ties_favour_the_target=
 def ranks_sampled(
     events: HeldOutEvents, scorer: Scorer, seed: int, draw: NegativeSampling = NegativeSampling()
 ) -> NDArray[np.int64]:
-    """Rank of each held-out item among itself and 100 uniform negatives outside the user's history: (Q,).
+    """Rank each held-out item among 100 uniform negatives outside of the user's history: (Q,).
 
     The same seed draws the same negatives for every scorer.
     """
@@ -121,7 +121,7 @@ def ranks_sampled(
 
 
 def excluded_items(seen: NDArray[np.int32], rule: SeenRule) -> NDArray[np.int32]:
-    """Items that the seen rule keeps out of a user's recommendations, of those seen, oldest first."""
+    """Return the seen items, oldest first, that the seen rule excludes from a user's recommendations."""
     if rule == "none":
         return seen[:0]
     return seen[-RECENT_ITEMS:] if rule == "recent" else seen
@@ -137,7 +137,7 @@ def _ranks(scores: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[n
 def _shown_scores(
     events: HeldOutEvents, scorer: Scorer, seen_rule: SeenRule
 ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Scores block by block, minus infinity for what may not be shown."""
+    """Score block by block, with minus infinity for items that may not be shown."""
     for block, scores in _score_blocks(events, scorer):
         seen = events.histories[block] if events.seen is None else events.seen[block]
         for row, items in zip(scores, seen, strict=True):
@@ -155,7 +155,7 @@ def _score_blocks(events: HeldOutEvents, scorer: Scorer) -> Iterator[tuple[slice
 
 
 def state_scorer(score: StateScorer, codes: NDArray[np.uint8] | NDArray[np.float32], shape: ModelConfig) -> Scorer:
-    """Score histories by the states they lead to, in the given history codes (N, B), or shares (N, B, W)."""
+    """Return a scorer of histories by their states, with history codes (N, B), or shares (N, B, W)."""
 
     def scorer(histories: Histories) -> NDArray[np.float32]:
         states = [

@@ -1,7 +1,7 @@
-"""Attention over a user's most recent items: what a histogram blurs, their order and who exactly they were.
+"""Attention over a user's most recent items, whose order and identity a histogram blurs.
 
-Single-layer softmax attention with relative positions (Shaw et al., 2018) over a window that never grows, so that a
-state with the window beside the histogram is still of constant size.
+Single-layer softmax attention with relative positions (Shaw et al., 2018) over a window of constant size, so that a
+state with the window beside the histogram is of constant size too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS_PER_BLOCK = 64  # the window's vectors of a block stay in the processor's c
 def recent_windows(
     items: NDArray[np.int32], starts: NDArray[np.int64], at: NDArray[np.int64], length: int
 ) -> NDArray[np.int32]:
-    """The newest items of packed histories at the chosen events.
+    """Return the newest items of packed histories at the chosen events.
 
     items    (events,)     users one behind the other
     starts   (users + 1,)  where each user's events begin, and the end
@@ -37,7 +37,7 @@ def recent_windows(
 
 
 class RecentItems(nn.Module):
-    """Heads that each compare the whole width of a query with the items of the window."""
+    """Attention heads that compare the whole width of a query with each item of the window."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class RecentItems(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(self, hidden: Tensor, vectors: Tensor, window: Tensor) -> Tensor:
-        """Add what the window says to the hidden vectors.
+        """Add the attention to the window to the hidden vectors.
 
         hidden   (Q, D)
         vectors  (U, D)  one vector for each distinct item
@@ -72,12 +72,13 @@ class RecentItems(nn.Module):
         return self._add(hidden, found + share @ self.positions)
 
     def fold_norms_and_round(self) -> None:
+        """Fold the norm of the queries into their matrix, and round the matrices to bfloat16."""
         fold_norm_and_round(self.norm, self.query.weight, self.query.bias)
         round_to_bfloat16(self.out.weight)
         self.feed_forward.fold_norms_and_round()
 
     def parallel(self, hidden: Tensor, vectors: Tensor) -> Tensor:
-        """The same after every event of one history: hidden (L, D) and the vectors of its items (L, D) -> (L, D)."""
+        """Attend after every event of one history: hidden (L, D) and the vectors of its items (L, D) -> (L, D)."""
         queries, memory = self._queries(hidden), self.norm_memory(vectors)
         place = torch.arange(len(hidden), device=hidden.device)
         age = place[:, None] - place[None, :]  # (L, L)
@@ -100,8 +101,8 @@ class RecentItems(nn.Module):
 class _WindowAttention(torch.autograd.Function):
     """Softmax attention to gathered rows, block by block.
 
-    A (Q, K, D) array of the window's vectors and its gradient would be written and read many times otherwise, which
-    costs several times the products.
+    A (Q, K, D) array of the window's vectors and its gradient would be written and read many times, which costs several
+    times as much as the products.
     """
 
     @staticmethod

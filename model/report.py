@@ -27,9 +27,9 @@ from model.trial import METRIC_SUFFIXES, Result, Trial
 
 @dataclass(frozen=True)
 class Report:
-    """What an evaluation came to, with all that is needed to repeat it.
+    """The results of an evaluation, with all that is needed to repeat it.
 
-    models     one result for each model; the first is the one that the report is about, more are its other seeds
+    models     one result for each model; the report is about the first one, the others are its other seeds
     baselines  on the same events
     skipped    why a baseline is not there, by name
     """
@@ -41,12 +41,12 @@ class Report:
 
     @property
     def ranks(self) -> NDArray[np.int64]:
-        """Ranks of the first model: (Q,)."""
+        """The ranks of the first model: (Q,)."""
         return self.models[0].ranks
 
     @property
     def users(self) -> NDArray[np.int32]:
-        """(Q,)"""
+        """The user of each held-out event: (Q,)."""
         return self.trial.events.users
 
     @property
@@ -55,14 +55,15 @@ class Report:
         return max(self.baselines, key=lambda result: result.ndcg_at_10, default=None)
 
     def by_history_length(self, result: Result) -> list[Bucket]:
+        """Return the quality by the length of the histories."""
         return buckets(result.ranks, self.trial.events.histories.lengths, HISTORY_EDGES)
 
     def by_item_frequency(self, result: Result) -> list[Bucket]:
-        """By the training events of the held-out item; the first bucket are the cold ones."""
+        """Return the quality by the training events of the held-out item; the first bucket has the cold items."""
         return buckets(result.ranks, self.trial.counts[self.trial.events.targets], FREQUENCY_EDGES)
 
     def spread(self) -> dict[str, dict[str, float]]:
-        """Mean and standard deviation of every metric over the models."""
+        """Return the mean and standard deviation of every metric over the models."""
         found = [metrics(result.ranks) for result in self.models]
         values = {name: [each[name] for each in found] for name in found[0]}
         return {
@@ -71,7 +72,7 @@ class Report:
         }
 
     def rules(self) -> dict[str, Any]:
-        """What was measured on what, and how."""
+        """Return the protocol: what was measured, on which data, by which rules."""
         trial, card = self.trial, self.trial.config.data
         return {
             "generation": self.models[0].settings["generation"],
@@ -88,7 +89,7 @@ class Report:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Metrics with their protocol in the name, e.g. ``hr_at_10_full``, and 95 % intervals for the cutoff 10."""
+        """Return the metrics, named with their protocol, e.g. ``hr_at_10_full``; 95 % intervals for the cutoff 10."""
         first = self.models[0]
         found = {
             **self.rules(),
@@ -135,7 +136,7 @@ class Report:
         return {f"{name}_{METRIC_SUFFIXES[self.trial.protocol]}": value for name, value in values.items()}
 
     def ranks_frame(self) -> pl.DataFrame:
-        """One row for each model or baseline and held-out event; generation is null for baselines."""
+        """Return a row for each model or baseline and held-out event; the generation of a baseline is null."""
         trial, ids = self.trial, self.trial.interactions
         targets = trial.events.targets
         events = pl.DataFrame(

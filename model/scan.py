@@ -1,18 +1,18 @@
 """The catalogue scan on a CPU: exact top k from one pass over the codes, one byte per codebook and item.
 
-An item's score is the sum of one inner product per codebook and its bias. A scan does not add these up for every item:
-given the k-th best score so far, it first rules items out, 256 at a time, and scores exactly in float32 what is left,
-in the order in which ``scores`` adds them up. How items are ruled out is all that the paths differ in:
+An item's score is the sum of one inner product per codebook and its bias. A scan does not compute every item's sum:
+given the k-th best score so far, it first rules items out, 256 at a time. The remaining items are scored exactly in
+float32, summed in the same order as by ``scores``. The paths only differ in how they rule items out:
 
 ``portable``  by their scores, in float32
 ``avx2``      by 8-bit deficits, looked up by byte shuffles of sixteen entries each
 ``vbmi``      by 8-bit deficits, looked up by byte permutes of 128 entries each (AVX-512 VBMI)
 
 The *deficit* of a codeword is how far it stays behind the best one of its codebook, in units of 1/254 of what an item
-may lose in all and still reach the k-th best score, rounded down. Deficits are added up with saturation; who saturates
-has lost more than that. Rounding down only ever keeps too many, so the answer is exact. The bias is one more codebook
-of 256 levels, each the largest bias of those that it stands for. When the k-th best score has risen enough, the
-deficits are made anew.
+may lose in all and still reach the k-th best score, rounded down. Deficits are added up with saturation, and an item
+that saturates has lost more than that. Rounding down never rules out too many, so the answer is exact. The bias is one
+more codebook of 256 levels, each the largest bias of those that it stands for. When the k-th best score has risen
+enough, the deficits are computed again.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ ScanPath = Literal["portable", "avx2", "vbmi"]
 Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 BIAS_LEVELS = 256  # of the bias
-SAMPLED_BIASES = 1 << 18  # items at most that say where they lie
+SAMPLED_BIASES = 1 << 18  # the largest sample of biases that places the levels
 CACHE_LINE = 64
 CPU_FEATURES: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, "vbmi": {"+avx512bw", "+avx512vbmi"}}
 
 
 class Lifted(NamedTuple):
-    """Items of each query that score more than their codes say.
+    """Items of each query whose scores gain something beside what their codes give.
 
-    items  (Q, F)  int64, an item may stand there several times
-    gains  (Q, F)  float32, what its score gains each time
+    items  (Q, F)  int64; an item may be there several times
+    gains  (Q, F)  float32, the gain each time
     """
 
     items: Tensor
@@ -50,10 +50,10 @@ class Lifted(NamedTuple):
 
 
 class Boosts(NamedTuple):
-    """Items whose scores gain something, whatever the query; an item may be in several of the sets, or in none.
+    """Sets of items whose scores gain something for every query; an item may be in several sets, or in none.
 
     sets   (G, words)  bitmaps
-    gains  (G,)        float32, what the scores of a set's items gain; finite, and may be negative
+    gains  (G,)        float32, the gain of each set's items; finite, and may be negative
     """
 
     sets: NDArray[np.uint64]
@@ -61,11 +61,11 @@ class Boosts(NamedTuple):
 
 
 class Scan:
-    """N items in blocks of 256: one row of 256 codes for each codebook.
+    """Scans N items in blocks of 256: one row of 256 codes for each codebook.
 
     codes  (N, B')  uint8
     bias   (N,)     float32
-    path   how items are ruled out; None: the fastest that this CPU has
+    path   how items are ruled out; None: the fastest path of this CPU
     raises ValueError for a path that this CPU lacks
     """
 
@@ -75,7 +75,7 @@ class Scan:
         if self._path not in supported_paths():
             raise ValueError(f"this CPU has no {self._path}; it has: {', '.join(supported_paths())}")
         blocks = -(-self.items // BLOCK)
-        padded = np.full(blocks * BLOCK, -np.inf, np.float32)  # what is past the end is never shown
+        padded = np.full(blocks * BLOCK, -np.inf, np.float32)  # places past the last item never win
         padded[: self.items] = bias
         edges = _bias_edges(bias)
         lanes = _aligned((blocks, books + (len(edges) > 0), BLOCK))
@@ -84,21 +84,21 @@ class Scan:
         self._catalogue = kernels.Catalogue(
             lanes, padded, levels, float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
         )
-        self._none = Boosts(bitmap.empty(self.items)[None][:0], np.empty(0, np.float32))
+        self._no_boosts = Boosts(bitmap.empty(self.items)[None][:0], np.empty(0, np.float32))
         self._compile(books)
 
     @property
     def bias(self) -> Tensor:
-        """(N,) float32"""
+        """The bias of each item: (N,) float32."""
         return torch.from_numpy(self._catalogue.bias)[: self.items]
 
     def bias_of(self, items: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(len(items),)"""
+        """Return the bias of some items: (len(items),)."""
         bias: NDArray[np.float32] = self._catalogue.bias[items]
         return bias
 
     def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
-        """Score of every item: inner products (Q, B', W') -> (Q, N), the bias first, then book by book, then gains."""
+        """Score every item: inner products (Q, B', W') -> (Q, N), bias first, then book by book, then gains."""
         scores = np.empty((len(products), len(self._catalogue.bias)), np.float32)
         kernels.scores(self._catalogue, products.numpy(), scores)
         return torch.from_numpy(scores)[:, : self.items].scatter_add_(1, *lifted)
@@ -106,7 +106,7 @@ class Scan:
     def top_k(
         self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
     ) -> Ranked:
-        """The k best items of each query, best first, ties by item order.
+        """Find the k best items of each query, best first, ties by item order.
 
         products  (Q, B', W')  float32, of each query with the codewords
         lifted    of each query
@@ -115,7 +115,7 @@ class Scan:
         raises    ValueError   for scores that are not finite or beyond float32
         """
         items, gains = (part.numpy() for part in lifted)
-        sets, amounts = boosts or self._none
+        sets, amounts = boosts or self._no_boosts
         best: Ranked = kernels.top_k(
             self._catalogue, products.numpy(), items, gains, sets, amounts, excluded, self._work(len(products)), k
         )
@@ -129,56 +129,56 @@ class Scan:
         candidates: Sequence[NDArray[np.int64]],
         boosts: Boosts | None = None,
     ) -> list[Ranked]:
-        """The k best of each query's own candidates, best first, ties by item order; only these are scored."""
+        """Rank each query's own candidates, and score only these: the k best, best first, ties by item order."""
         ranked = []
-        for table, items, gains, asked in zip(
+        for table, items, gains, own in zip(
             products.numpy(), *(part.numpy() for part in lifted), candidates, strict=True
         ):
-            distinct = np.unique(asked)
+            distinct = np.unique(own)
             shown = min(k, len(distinct))
             best = np.empty(shown, np.int64), np.empty(shown, np.float32)
-            found = kernels.rank(self._catalogue, table, items, gains, *(boosts or self._none), distinct, *best)
+            found = kernels.rank(self._catalogue, table, items, gains, *(boosts or self._no_boosts), distinct, *best)
             ranked.append((best[0][:found], best[1][:found]))
         return ranked
 
     def scores_of(
         self, products: Tensor, lifted: Lifted, items: NDArray[np.int64], boosts: Boosts | None = None
     ) -> NDArray[np.float32]:
-        """What one query scores each of k different items: products (1, B', W') -> (k,)."""
+        """Score k different items for one query: products (1, B', W') -> (k,)."""
         scores = np.empty(len(items), np.float32)
         table, lifting, gains = (part.numpy()[0] for part in (products, *lifted))
-        kernels.scores_of(self._catalogue, table, lifting, gains, *(boosts or self._none), items, scores)
+        kernels.scores_of(self._catalogue, table, lifting, gains, *(boosts or self._no_boosts), items, scores)
         return scores
 
     def _work(self, queries: int) -> NDArray[np.generic]:
-        """Scratch memory; its type says which path is taken."""
+        """Allocate scratch memory, whose type chooses the path."""
         rows = self._catalogue.lanes.shape[1]
         if self._path == "portable":
             return np.empty((queries, BLOCK), np.float32)
         return np.empty((queries, rows, 256) if self._path == "vbmi" else (queries, rows, 16, 16), np.uint8)
 
     def _compile(self, books: int) -> None:
-        """Compile, or read what was compiled, before the first request waits for it."""
+        """Compile, or load the compiled code, before the first request waits for it."""
         nobody = torch.empty((0, books, 2)), Lifted(torch.empty((0, 0), dtype=torch.int64), torch.empty((0, 0)))
         self.scores(*nobody)
         self.top_k(*nobody, 1, bitmap.empty(self.items)[None][:0])
         table = np.zeros((books, 2), np.float32)
         lifted, gains, candidates, items, scores = (np.zeros(0, kind) for kind in (int, "f4", int, int, "f4"))
-        kernels.rank(self._catalogue, table, lifted, gains, *self._none, candidates, items, scores)
-        kernels.scores_of(self._catalogue, table, lifted, gains, *self._none, candidates, scores)
+        kernels.rank(self._catalogue, table, lifted, gains, *self._no_boosts, candidates, items, scores)
+        kernels.scores_of(self._catalogue, table, lifted, gains, *self._no_boosts, candidates, scores)
 
 
 def supported_paths() -> tuple[ScanPath, ...]:
-    """The paths that this CPU has, the fastest last."""
+    """Return the paths that this CPU supports, the fastest last."""
     _, _, features = cpu_target.target_context.codegen().magic_tuple()  # of the CPU that numba compiles for
     return tuple(path for path in get_args(ScanPath) if CPU_FEATURES[path] <= set(features.split(",")))
 
 
 def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Where each level but the first begins, ascending: (255,), by a sample of many; none where all are the same.
+    """Compute where each level but the first begins: (255,), ascending; (0,) where all biases are equal.
 
-    Half of the levels go by how many items they hold, half by how far these lie apart, for which the square root of
-    the gaps keeps the mean loss smallest.
+    Half of the levels follow the number of items, half the distances between biases; the square root of the distances
+    keeps the mean loss smallest.
     """
     if (bias == bias[:1]).all():  # also of no items at all
         return np.empty(0, np.float32)
@@ -190,7 +190,7 @@ def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _aligned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Zeros that begin with a cache line, so that no vector lies across two."""
+    """Allocate zeros that begin with a cache line, so that no vector crosses one."""
     size = int(np.prod(shape))
     memory = np.zeros(size + CACHE_LINE, np.uint8)
     begin = -memory.ctypes.data % CACHE_LINE

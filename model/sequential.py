@@ -1,7 +1,7 @@
 """Neural baselines: SASRec and GRU4Rec, both trained with cross-entropy on the next item at every position.
 
-They are baselines as those of ``model.baselines``, and ask for tens of minutes where those ask for seconds. All that
-differs between the two is how a history is read; training and scoring are the same.
+They are baselines like those of ``model.baselines``, but train for tens of minutes instead of seconds. The two read a
+history differently; training and scoring are the same.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from model.data import Histories
 from model.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
@@ -34,7 +35,7 @@ Validate = Callable[[Scorer], float]
 
 
 class SequenceNetwork(nn.Module):
-    """Reads histories into queries; the items' vectors are those it is read with and those it is scored with."""
+    """A network from histories to queries; the same item vectors are read and scored."""
 
     dtype = torch.float32  # of the products when training
 
@@ -45,7 +46,7 @@ class SequenceNetwork(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, items: Tensor) -> Tensor:
-        """Queries for what comes after each event, which know nothing of later events: (S, L) -> (S, L, D)."""
+        """Compute a query for the next item after each event, from no later event: (S, L) -> (S, L, D)."""
         raise NotImplementedError
 
 
@@ -60,7 +61,7 @@ class CausalSelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(S, L, D) -> (S, L, D)"""
+        """Attend to all earlier events: (S, L, D) -> (S, L, D)."""
         parts = self.project(x).unflatten(-1, (3, self.heads, -1))
         queries, keys, values = parts.permute(2, 0, 3, 1, 4)  # (S, L, 3, H, D / H) -> 3 (S, H, L, D / H)
         dropout = self.dropout if self.training else 0.0
@@ -70,7 +71,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then a feed-forward layer at every position, each added to what it is given."""
+    """Attention, then a feed-forward layer at every position, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -80,14 +81,14 @@ class TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(S, L, D) -> (S, L, D)"""
+        """Apply the block: (S, L, D) -> (S, L, D)."""
         x = x + self.dropout(self.attention(self.norms[0](x)))
         added: Tensor = x + self.dropout(self.feed_forward(self.norms[1](x)))
         return added
 
 
 class Transformer(SequenceNetwork):
-    """Positions count from the first event of the window."""
+    """A transformer whose positions count from the first event of the window."""
 
     def __init__(self, items: int, width: int, dropout: float, window: int, layers: int, heads: int) -> None:
         super().__init__(items, width, dropout)
@@ -101,6 +102,7 @@ class Transformer(SequenceNetwork):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
+    @override
     def forward(self, items: Tensor) -> Tensor:
         scale = math.sqrt(self.vectors.embedding_dim)
         x = self.vectors(items) * scale + self.positions.weight[: items.shape[1]]
@@ -116,6 +118,7 @@ class RecurrentNetwork(SequenceNetwork):
         nn.init.normal_(self.vectors.weight, std=1 / math.sqrt(width))
         self.units = nn.GRU(width, width, batch_first=True)
 
+    @override
     def forward(self, items: Tensor) -> Tensor:
         states, _ = self.units(self.dropout(self.vectors(items)))
         queries: Tensor = self.dropout(states)
@@ -124,13 +127,13 @@ class RecurrentNetwork(SequenceNetwork):
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralBaseline:
-    """What both have in common.
+    """Hyperparameters and training that both neural baselines share.
 
     window          events that are read at most, the newest ones
     dropout         where a user has 30 training events or more on average
     sparse_dropout  where a user has fewer
 
-    Source: the two rates and the means of the data they were chosen for are those of Kang and McAuley.
+    Source: both rates, and the density of the data that each was chosen for, are those of Kang and McAuley.
     """
 
     width: int = 128
@@ -142,32 +145,32 @@ class NeuralBaseline:
     seed: int = 0
 
     def network(self, items: int, dropout: float) -> SequenceNetwork:
-        """An untrained network."""
+        """Make an untrained network."""
         raise NotImplementedError
 
     def fit(
-        self, histories: Histories, items: int, say: Notify = lambda _: None, judge: Validate = lambda _: 0.0
+        self, histories: Histories, items: int, notify: Notify = lambda _: None, validate: Validate = lambda _: 0.0
     ) -> Scorer:
-        """Learn from training histories; the epoch that ``judge`` likes best stays, of equals the last one.
+        """Learn from training histories; the best epoch by ``validate`` is kept, of equal ones the last.
 
-        say    is told about every epoch
-        judge  gives a scorer's quality, on validation events
+        notify    receives a line about every epoch
+        validate  returns a scorer's quality on validation events
         """
         started = time.monotonic()
         best, best_quality = None, -math.inf
         for epoch, (network, loss) in enumerate(self.training(histories, items), start=1):
-            quality = judge(network_scorer(network, self.window))
+            quality = validate(network_scorer(network, self.window))
             if quality >= best_quality:
                 best, best_quality = copy.deepcopy(network), quality
             about = f"epoch {epoch} of {self.epochs}, loss {loss:.3f}, validation NDCG@10 {quality:.4f}"
-            say(f"{type(self).__name__}: {about}, {(time.monotonic() - started) / 60:.1f} minutes")
+            notify(f"{type(self).__name__}: {about}, {(time.monotonic() - started) / 60:.1f} minutes")
         assert best is not None
         return network_scorer(best, self.window)
 
     def training(self, histories: Histories, items: int) -> Iterator[tuple[SequenceNetwork, float]]:
-        """The network, which goes on learning, and its mean loss after every epoch.
+        """Train, and yield the network, which is trained further, and its mean loss after every epoch.
 
-        All randomness of an epoch comes from (seed, epoch); torch's own generator is left as it was.
+        All randomness of an epoch comes from (seed, epoch); torch's own generator stays as it is.
         """
         events_per_user = len(histories.item) / max(int(np.count_nonzero(histories.lengths)), 1)
         with torch.random.fork_rng(devices=[]):
@@ -210,6 +213,7 @@ class SasRec(NeuralBaseline):
     layers: int = 2
     heads: int = 2
 
+    @override
     def network(self, items: int, dropout: float) -> SequenceNetwork:
         return Transformer(items, self.width, dropout, self.window, self.layers, self.heads)
 
@@ -222,6 +226,7 @@ class Gru4Rec(NeuralBaseline):
     catalogue and the items' vectors shared by input and output.
     """
 
+    @override
     def network(self, items: int, dropout: float) -> SequenceNetwork:
         return RecurrentNetwork(items, self.width, dropout)
 
@@ -230,13 +235,13 @@ NEURAL_GRIDS: Mapping[str, Sequence[NeuralBaseline]] = {"sasrec": [SasRec()], "g
 
 
 def learning_rate_factor(share: float) -> float:
-    """Factor of the learning rate when a share of the training is done: linear warm-up, then a cosine down to 1 %."""
+    """Return the learning rate's factor after a share of the training: linear warm-up, then a cosine down to 1 %."""
     warm = min(1.0, (share + 1e-4) / WARMUP_SHARE)
     return max(warm * (0.5 + 0.5 * math.cos(math.pi * share)), 0.01)
 
 
 def batch_loss(network: SequenceNetwork, batch: PaddedBatch) -> Tensor:
-    """Mean cross-entropy over the real positions of a batch."""
+    """Compute the mean cross-entropy over the real positions of a batch."""
     dtype, vectors = matmul_dtype(CPU), network.vectors
     with torch.autocast("cpu", torch.bfloat16, enabled=network.dtype is torch.bfloat16):
         read = network(batch.items)
@@ -248,7 +253,10 @@ def batch_loss(network: SequenceNetwork, batch: PaddedBatch) -> Tensor:
 
 
 def network_scorer(network: SequenceNetwork, window: int) -> Scorer:
-    """Score by what is read last of each history; in float32, as neighbours in a block would round otherwise."""
+    """Return a scorer by the query after each history's last event.
+
+    It is in float32: at lower precision a score would depend on the other histories of its block.
+    """
 
     @torch.inference_mode()
     def scorer(prefixes: Histories) -> NDArray[np.float32]:

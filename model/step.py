@@ -1,9 +1,9 @@
 """The step on a CPU: states to queries in one compiled call, equal to ``LisaMini.read``.
 
 One user's step multiplies one vector with one matrix after the other, so its time is that of reading the weights:
-2.2 MB at the default preset. They lie on a *tape*, in the order in which they are read, as panels of 32 outputs; a
-batch multiplies 64 users with each panel while it is in the cache, and its time is that of the multiplications. Gain
-and bias of a norm are folded into the matrix behind it.
+2.2 MB at the default preset. The weights lie on a *tape*, in the order of reading, as panels of 32 outputs. A batch
+multiplies 64 users with each panel while it is in the cache, and its time is that of the multiplications. Gain and bias
+of a norm are folded into the matrix behind it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMPILE_LOCK = Lock()
 
 
 class Step:
-    """The step of one model, whose weights it copies. Several threads may take it at once; it releases the GIL."""
+    """The step of one model, whose weights it copies. Several threads may call it at once; it releases the GIL."""
 
     def __init__(self, model: LisaMini, tables: AttentionTables) -> None:
         shape = model.config
@@ -55,7 +55,7 @@ class Step:
     def __call__(
         self, histograms: NDArray[np.float32], last: NDArray[np.integer], recent: NDArray[np.integer]
     ) -> NDArray[np.float32]:
-        """States to queries.
+        """Turn states into queries.
 
         histograms  (Q, R, B, W)  the scale of each row is free
         last        (Q,)          rows of the catalogue
@@ -85,7 +85,7 @@ class Step:
 
 
 def _compile() -> None:
-    """Before the first user waits for it; and never for another type of array, which numba would do unasked."""
+    """Compile before the first request waits for it, and never again for another type of array."""
     with COMPILE_LOCK:
         if not step_kernel.step.signatures:
             step_kernel.step.compile(SIGNATURE)
@@ -93,7 +93,7 @@ def _compile() -> None:
 
 
 def _tape(model: LisaMini, tables: AttentionTables) -> Iterator[Tensor]:
-    """Tables to look up, then the matrices in the order in which ``step_kernel.step`` reads them."""
+    """Yield the tables, then the matrices in the order in which ``step_kernel.step`` reads them."""
     looked_up = [tables.match, model.codebooks, model.last_codebooks]
     if model.recent is not None:
         looked_up.append(model.recent.codebooks)
@@ -126,13 +126,13 @@ def _feed_forward(block: FeedForward) -> Iterator[Tensor]:
 
 
 def _matrix(matrix: Tensor, bias: Tensor) -> Iterator[Tensor]:
-    """Of outputs that are computed, not added to others: matrix (inputs, outputs), bias (outputs,)."""
+    """Yield a matrix whose outputs are not added to others: matrix (inputs, outputs), bias (outputs,)."""
     yield _padded_to_panels(bias)
     yield _packed_bfloat16(panels(matrix))
 
 
 def _packed_bfloat16(panels: Tensor) -> Tensor:
-    """(..., 2 n) of sixteen bits -> (..., n): the first half of a row in the lower bits, the second in the upper."""
+    """Pack bfloat16 weights in pairs, (..., 2 n) -> (..., n): a row's first half is in the lower bits."""
     bits = panels.contiguous().view(torch.int32)
     if (bits & 0xFFFF).any():
         raise ValueError("a step takes weights of sixteen bits; 'LisaMini.fold_norms_and_round' makes them so")
@@ -141,17 +141,17 @@ def _packed_bfloat16(panels: Tensor) -> Tensor:
 
 
 def panels(matrix: Tensor) -> Tensor:
-    """(inputs, outputs) -> (panels, inputs, 32), zeros behind the last output."""
+    """Cut a matrix into panels, with zeros behind the last output: (inputs, outputs) -> (panels, inputs, 32)."""
     return _padded_to_panels(matrix).reshape(len(matrix), -1, PANEL).transpose(0, 1)
 
 
 def _padded_to_panels(rows: Tensor) -> Tensor:
-    """(..., outputs) -> (..., whole panels of outputs)."""
+    """Pad outputs to whole panels: (..., outputs) -> (..., padded outputs)."""
     return nn.functional.pad(rows, (0, -rows.shape[-1] % PANEL))
 
 
 def aligned_copy(tensor: Tensor) -> NDArray[np.float32]:
-    """A copy whose panels begin where lines of the cache do."""
+    """Copy a tensor so that its panels begin with a cache line."""
     space = np.empty(tensor.numel() + CACHE_LINE // 4, np.float32)
     begin = -space.ctypes.data % CACHE_LINE // 4
     copy = space[begin : begin + tensor.numel()].reshape(tensor.shape)

@@ -1,6 +1,6 @@
-"""The training loop: positions of many users' histories, shuffled together, each a state and the item that came next.
+"""The training of LISA-Mini: positions of many users' histories, shuffled together, each a state and its next item.
 
-Codes are fixed, so a position's histogram is data: it is computed once per epoch by a scan, and no batch is padded.
+Codes are fixed, so the histogram of a position is data: a scan computes it once per epoch, and no batch is padded.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from model import artifact, codes, ranking
 from model.config import Config, DataCard, ModelConfig, Recipe
@@ -35,7 +36,7 @@ SMALLEST_BATCH = 64
 
 
 class PositionBatch(NamedTuple):
-    """Positions of histories and what came next: histogram (Q, R, B, W), last (Q,), recent (Q, K), targets (Q,)."""
+    """Positions of histories and their next items: histogram (Q, R, B, W), last (Q,), recent (Q, K), targets (Q,)."""
 
     histogram: Tensor
     last: Tensor
@@ -46,7 +47,7 @@ class PositionBatch(NamedTuple):
 def position_batches(
     histories: Histories, history_codes: NDArray[np.uint8], config: ModelConfig, batch_size: int, seed: int
 ) -> Iterator[PositionBatch]:
-    """All positions of an epoch in random order, near enough: shuffled within pools of some hundred random users."""
+    """Iterate over all positions of an epoch, shuffled within pools of some hundred random users."""
     rng = np.random.default_rng(seed)
     lengths = np.diff(histories.starts)
     users = rng.permutation(np.flatnonzero(lengths >= 2))
@@ -74,7 +75,7 @@ def position_batches(
 
 
 class Trainer(TrainingLoop[PositionBatch]):
-    """Trains LISA-Mini; then validation chooses how strong the lift is."""
+    """Trains LISA-Mini; then validation chooses the strength of the lift."""
 
     def __init__(self, interactions: Interactions, parts: Split, config: Config, directory: Path, device: str) -> None:
         histories = training_histories(interactions, parts.train, config.event_weights)
@@ -96,13 +97,14 @@ class Trainer(TrainingLoop[PositionBatch]):
         self._batch_size = min(config.training.batch_size, wanted)
         self._dtype = matmul_dtype(self.device)
 
+    @override
     def _finish(self) -> None:
         self.model.fold_norms_and_round()
         if self.validation is not None and len(self.validation) and self.config.training.lift_strength is None:
             self._choose_strength()
 
     def _choose_strength(self) -> None:
-        """Scale what followers gain to what validation likes best: it depends on how rare the items are."""
+        """Scale the gains of followers by the best strength on validation, which depends on how rare the items are."""
         unit = self.model.lift / DEFAULT_LIFT_STRENGTH
         for strength in LIFT_STRENGTHS:
             self.model.lift.copy_(unit * strength)
@@ -110,6 +112,7 @@ class Trainer(TrainingLoop[PositionBatch]):
         best = max(LIFT_STRENGTHS, key=self.ndcg_at_10_by_strength.__getitem__)
         self.model.lift.copy_(unit * best)
 
+    @override
     def _batches(self, seed: int) -> Iterator[tuple[PositionBatch, float]]:
         made = position_batches(
             self.histories, self.item_codes.history.codes, self.config.model, self._batch_size, seed
@@ -120,6 +123,7 @@ class Trainer(TrainingLoop[PositionBatch]):
                 len(batch.targets) / self.histories.positions,
             )
 
+    @override
     def _loss(self, batch: PositionBatch) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
             queries = self.model.read(batch.histogram, batch.last, batch.recent).float()
@@ -131,6 +135,7 @@ class Trainer(TrainingLoop[PositionBatch]):
             queries, self.model.item_vectors, self.model.bias, batch.targets, negatives, self._dtype
         )
 
+    @override
     def _scorer(self) -> Scorer:
         tables, vectors = self.model.tables(), self.model.item_vectors()
 
@@ -142,6 +147,7 @@ class Trainer(TrainingLoop[PositionBatch]):
 
         return ranking.state_scorer(score, self.item_codes.history.codes, self.config.model)
 
+    @override
     def _require_own(self, path: Path, tensors: dict[str, Tensor]) -> None:
         if not torch.equal(tensors["history_codes"], self.model.history_codes.cpu()):
             raise TrainError(f"the checkpoint {path} was made on another kind of machine; train without --resume")
@@ -151,7 +157,7 @@ AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
 class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
-    """What a training starts from: ``recipe`` says of the data what is known now."""
+    """The data of a training, and its recipe completed with the card of that data."""
 
     recipe: AnyRecipe
     interactions: Interactions
@@ -159,6 +165,7 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
     texts: ItemTexts
 
     def catalogue(self) -> Items:
+        """Return the items of the data, with their training counts."""
         ids = self.interactions.item_ids
         counts = np.bincount(self.interactions.item[self.parts.train], minlength=len(ids)).astype(np.int64)
         titles, categories = self.texts.titles, self.texts.categories
@@ -168,7 +175,7 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
 def prepare_training(
     directory: Path, out: Path, recipe: AnyRecipe, device: str, resume: bool
 ) -> TrainingInputs[AnyRecipe]:
-    """Read the data of a training; raises as ``train``."""
+    """Read and split the data of a training; raises as ``train``."""
     if artifact.exists(out):
         raise TrainError(f"{str(out)!r} holds a model already; choose another --out or remove it")
     if (out / LAST_CHECKPOINT).exists() and not resume:
@@ -185,22 +192,23 @@ def train(
 ) -> artifact.Artifact:
     """Train a model on a data directory and save it as a model directory.
 
-    ``config.data`` names the split and what to train on; its hash, counts and seen rule are filled in from the data.
+    ``config.data`` names the split and what to train on; the data gives its hash, counts and seen rule.
+
     raises  DataError   when the data cannot be read or split
             TrainError  when ``out`` holds a model or an unfinished training, or a checkpoint of other options
     """
-    begun = prepare_training(directory, out, config, device, resume)
-    trainer = Trainer(begun.interactions, begun.parts, begun.recipe, out, device)
+    inputs = prepare_training(directory, out, config, device, resume)
+    trainer = Trainer(inputs.interactions, inputs.parts, inputs.recipe, out, device)
     trainer.fit(progress, resume)
     reports = [report._asdict() for report in trainer.reports]
     found = {"epochs": reports, "ndcg_at_10_by_lift_strength": trainer.ndcg_at_10_by_strength}
-    artifact.save(out, trainer.model, begun.recipe, begun.catalogue(), found)
+    artifact.save(out, trainer.model, inputs.recipe, inputs.catalogue(), found)
     shutil.rmtree(out / CHECKPOINT)
     return artifact.load(out)
 
 
 def data_card(interactions: Interactions, wanted: DataCard) -> DataCard:
-    """What the data is; people buy again in shops, so there seen items stay in the ranking."""
+    """Describe the data; where people return to items, as in shops, seen items stay in the ranking."""
     repeats = repeat_share(interactions) > REPEAT_SHARE_OF_SHOPS
     return wanted.model_copy(
         update={
@@ -213,5 +221,6 @@ def data_card(interactions: Interactions, wanted: DataCard) -> DataCard:
 
 
 def require_device(device: str) -> None:
+    """Raise TrainError for a device that this machine does not have."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise TrainError(f"device {device!r} is not there: torch finds no GPU; use --device cpu")

@@ -49,9 +49,9 @@ SAMPLED_PROTOCOLS: dict[Protocol, NegativeSampling] = {
 
 @dataclass(frozen=True)
 class Result:
-    """How one scorer did.
+    """The ranks that one scorer gave to the held-out items.
 
-    settings     what made it: a model's generation and seed, a baseline's hyperparameters
+    settings     a model's generation and seed, or a baseline's hyperparameters
     ranks        (Q,)
     recommended  (Q, 50) items, best first, -1 where there are fewer; None where only some candidates were ranked
     """
@@ -63,12 +63,13 @@ class Result:
 
     @property
     def ndcg_at_10(self) -> float:
+        """The NDCG@10 of the ranks."""
         return metrics(self.ranks)["ndcg_at_10"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Held-out events and the rules by which one scorer after the other is tested on them.
+    """Held-out events, and the rules by which scorers are tested on them.
 
     counts  (N,)  training events of each item
     """
@@ -83,6 +84,7 @@ class Trial:
 
     @property
     def items(self) -> int:
+        """The number of items of the catalogue."""
         return len(self.interactions.item_ids)
 
     def test(self, name: str, settings: dict[str, Any], scorer: Scorer) -> Result:
@@ -93,7 +95,7 @@ class Trial:
         return Result(name, settings, *ranks_and_recommendations(self.events, scorer, self.seen_rule, k))
 
     def test_model(self, model: Artifact | TrainedMechanism) -> Result:
-        """Test a model; raises DataError for one that was trained on other events than the trial allows."""
+        """Test a model; raises DataError for a model that was trained on other events than the trial allows."""
         require_unseen_test_events(model.config.data, self.interactions, self.protocol)
         if model.config.data.train_on != self.config.data.train_on:
             raise DataError(f"the models were trained on different events: {model.name!r} with another --train-on")
@@ -102,35 +104,35 @@ class Trial:
         settings = {"generation": model.tag, "seed": model.config.training.seed}
         return self.test(model.config.model.preset, settings, scorer_of(model))
 
-    def test_baseline(self, name: str, grid: Sequence[Baseline], say: Notify = lambda _: None) -> Result:
-        """Test the baseline of the grid that validation chooses, on the training events that the model had.
+    def test_baseline(self, name: str, grid: Sequence[Baseline], notify: Notify = lambda _: None) -> Result:
+        """Test the grid's best baseline on validation, trained on the training events of the model.
 
         raises TooManyItems
         """
         if len(grid) == 1:
-            return self.test(name, asdict(grid[0]), self._fit(grid[0], say))
+            return self.test(name, asdict(grid[0]), self._fit(grid[0], notify))
         baseline, scorer = self._best(grid)
         if self.config.data.train_on != "train":
-            scorer = self._fit(baseline, say)
+            scorer = self._fit(baseline, notify)
         return self.test(name, asdict(baseline), scorer)
 
-    def _fit(self, baseline: Baseline, say: Notify) -> Scorer:
+    def _fit(self, baseline: Baseline, notify: Notify) -> Scorer:
         histories = training_histories(self.interactions, self.parts.train, self.config.event_weights)
         if not isinstance(baseline, NeuralBaseline):
             return baseline.fit(histories, self.items)
         if self.config.data.train_on != "train" or not len(self.parts.validation):
-            return baseline.fit(histories, self.items, say)
-        return baseline.fit(histories, self.items, say, self._judge())
+            return baseline.fit(histories, self.items, notify)
+        return baseline.fit(histories, self.items, notify, self._validation_measure())
 
-    def _judge(self) -> Validate:
-        """Validation NDCG@10 over the whole catalogue, of at most 5,000 users, the same at every call."""
+    def _validation_measure(self) -> Validate:
+        """Return a measure: validation NDCG@10 over the whole catalogue, of at most 5,000 users."""
         rng = np.random.default_rng(0)
         positions = rng.permutation(self.parts.validation)[:VALIDATION_USERS]
         events = held_out_events(self.interactions, np.sort(positions), self.config)
         return lambda scorer: metrics(ranks_full(events, scorer, self.seen_rule))["ndcg_at_10"]
 
     def _best(self, grid: Sequence[Baseline]) -> tuple[Baseline, Scorer]:
-        """The best validation NDCG@10, over the whole catalogue and without training on a validation event."""
+        """Find the best validation NDCG@10 over the whole catalogue, without training on a validation event."""
         weights = self.config.event_weights
         parts = split(self.interactions, self.config.data.split)
         histories = training_histories(self.interactions, parts.train, weights)
@@ -151,6 +153,7 @@ def _without_seed(config: Recipe) -> Recipe:
 
 
 def require_unseen_test_events(card: DataCard, interactions: Interactions, protocol: Protocol) -> None:
+    """Raise DataError where the model may have been trained on the test events, or on other data."""
     if interactions.sha256 != card.sha256:
         raise DataError(
             f"the model was trained on the table {card.sha256[:16]}, this one is {interactions.sha256[:16]}; "
@@ -163,11 +166,12 @@ def require_unseen_test_events(card: DataCard, interactions: Interactions, proto
 
 
 def scorer_of(model: Artifact | TrainedMechanism) -> Scorer:
+    """Return the scorer of a model that is served, or of a mechanism that is compared."""
     return mechanisms.mechanism_scorer(model.network) if isinstance(model, TrainedMechanism) else model_scorer(model)
 
 
 def model_scorer(model: Artifact) -> Scorer:
-    """Score with the engine that serves."""
+    """Return a scorer by the engine that serves the model."""
     engine = Engine(model)
     return state_scorer(
         lambda *state: engine.scores(engine.step(*state)).cpu().numpy(),

@@ -1,4 +1,4 @@
-"""Ways to read a history, side by side: one file each behind one interface, trained and compared by the same code.
+"""Attention mechanisms side by side: one file each behind one interface, trained and compared by the same code.
 
 ``mechanism``   the interface: ``feature``, ``read`` and a parallel ``forward`` that equals stepping
 ``histograms``  LISA with learned codes: Base, Soft and Mini
@@ -6,7 +6,7 @@
 ``interests``   LightSANs
 ``softmax``     softmax attention, which needs the whole history
 ``quantiser``   items to learned codes
-``network``     what stands around a mechanism: embeddings, positions, the block, the targets
+``network``     the network around a mechanism: embeddings, positions, the block, the targets
 
 S   histories of a batch, padded behind        L   their length
 U   distinct items of a batch                  the other letters are those of ``model``

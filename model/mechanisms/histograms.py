@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from model.mechanisms import prefix
 from model.mechanisms.mechanism import Events, Mechanism
@@ -21,7 +22,7 @@ Tables = tuple[Tensor, Tensor]
 
 
 class Histograms(Mechanism):
-    """The state is one histogram: (B, W). Attention in each codebook has its own projections."""
+    """Attention to a state of one histogram, (B, W), with projections of each codebook."""
 
     decay = math.exp(-DECAY_RATE)
 
@@ -32,38 +33,43 @@ class Histograms(Mechanism):
         self.soft = quantiser.soft
         drawn = 1 / math.sqrt(width) if self.soft else math.sqrt(2 / (width * (books + width)))
         self.query, self.key, self.value = (nn.Parameter(torch.randn(books, width, width) * drawn) for _ in range(3))
-        self._codebooks = [quantiser.codebooks]  # the quantiser's own: in a list, so that it is not a parameter twice
+        self._codebooks = [quantiser.codebooks]  # in a list, as it is a parameter of the quantiser already
 
-    def seen(self, events: Events) -> Tensor:
+    @override
+    def inputs(self, events: Events) -> Tensor:
         assert events.codes is not None
         return events.codes[events.places]
 
+    @override
     def feature(self, events: Tensor) -> Tensor:
-        """Codes are what is counted: (Q, B, W) -> (Q, B, W)."""
+        """Count the codes themselves: (Q, B, W) -> (Q, B, W)."""
         return events
 
+    @override
     def read(self, state: Tensor, events: Tensor, tables: Tables | None = None) -> Tensor:
-        """(Q, B, W) and (Q, B, W) -> (Q, D)"""
+        """Attend by the codes of the newest events: (Q, B, W) and (Q, B, W) -> (Q, D)."""
         match, values = tables or self.tables()
         logits = self._logits(events, match)
         mass = state * (logits - logits.amax(dim=-1, keepdim=True)).exp()
         share = mass / mass.sum(dim=-1, keepdim=True).clamp_min(prefix.SMALLEST_MASS)
         return share.flatten(1) @ values
 
+    @override
     def forward(self, events: Events, tables: Tables | None = None) -> Tensor:
         assert events.codes is not None
         match, values = tables or self.tables()
-        logits = self._logits(events.codes, match)  # of items, not of events, which are many more
+        logits = self._logits(events.codes, match)  # of items, as events are many more
         return prefix.shares(events.codes, logits, events.places, events.lengths, self.decay) @ values
 
+    @override
     def tables(self) -> Tables:
-        """Inner products of all codeword pairs (B, W, W), and projected values (B W, D)."""
+        """Compute the inner products of all codeword pairs (B, W, W), and the projected values (B W, D)."""
         width = self.query.shape[-1]
         words = self._codebooks[0] * (math.sqrt(width) if self.soft else 1)  # as items are, where they are read
         match = (words @ self.query) @ (words @ self.key).mT / math.sqrt(width)
         return match, (words @ self.value).flatten(0, 1)
 
     def _logits(self, codes: Tensor, match: Tensor) -> Tensor:
-        """How well each codeword matches the items' codes: (U, B, W) -> (U, B, W)."""
+        """Score how well each codeword matches the items' codes: (U, B, W) -> (U, B, W)."""
         books = zip(codes.unbind(1), match, strict=True)
         return torch.stack([code_product(code, table, self.soft) for code, table in books], dim=1)

@@ -16,6 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from model.mechanisms.mechanism import Events, Mechanism
 
@@ -23,9 +24,9 @@ LARGEST_LOGIT = 20.0  # of an event in an interest: bounded, as sums of exponent
 
 
 class Interests(Mechanism):
-    """The state: k numerators (k, D) and, in one more column, their denominators.
+    """Attention to k interests. The state has their numerators (k, D) and, in one more column, their denominators.
 
-    window  None, or as many places as decoupled positions know
+    window  places of the decoupled positions; None without these
     """
 
     def __init__(self, width: int, interests: int, window: int | None = None) -> None:
@@ -39,22 +40,25 @@ class Interests(Mechanism):
             self.places = nn.Parameter(torch.randn(window, width) * 0.02)
             self.place_query, self.place_key = (nn.Linear(width, width, bias=False) for _ in range(2))
 
+    @override
     def feature(self, events: Tensor) -> Tensor:
-        """(Q, D) -> (Q, k, D + 1)"""
-        seen = torch.cat([events, torch.ones_like(events[:, :1])], dim=1)
-        return self._weights(events)[:, :, None] * seen[:, None, :]
+        """Weight each event in each interest: (Q, D) -> (Q, k, D + 1)."""
+        extended = torch.cat([events, torch.ones_like(events[:, :1])], dim=1)
+        return self._weights(events)[:, :, None] * extended[:, None, :]
 
+    @override
     def read(self, state: Tensor, events: Tensor, tables: None = None) -> Tensor:
         interests = state[..., :-1] / state[..., -1:]
-        logits = interests @ self._asked(events)[:, :, None]  # (Q, k, 1)
+        logits = interests @ self._interest_query(events)[:, :, None]  # (Q, k, 1)
         read: Tensor = self.out(self.value((logits.softmax(dim=1) * interests).sum(dim=1)))
         return read
 
+    @override
     def forward(self, events: Events, tables: None = None) -> Tensor:
-        """The interests of every event (S, L, k, D) are never made: they are weighted sums of events twice over."""
+        """Attend by way of the interests, as weighted sums of weighted sums: (S, L, k, D) is never computed."""
         hidden, weights = events.hidden, self._weights(events.hidden)
         totals = weights.cumsum(dim=1)  # (S, L, k)
-        logits = (self._asked(hidden) @ hidden.mT).tril() @ weights / totals
+        logits = (self._interest_query(hidden) @ hidden.mT).tril() @ weights / totals
         share = (logits.softmax(dim=-1) / totals @ weights.mT).tril()  # (S, L, L), of events by way of interests
         found = self.value(share @ hidden)
         if self.places is not None:
@@ -63,17 +67,17 @@ class Interests(Mechanism):
         return read
 
     def _weights(self, events: Tensor) -> Tensor:
-        """How much an event counts in each interest: (..., D) -> (..., k)."""
+        """Compute the weight of an event in each interest: (..., D) -> (..., k)."""
         logits = events @ self.aggregate.T
         return (LARGEST_LOGIT * torch.tanh(logits / LARGEST_LOGIT)).exp()
 
-    def _asked(self, events: Tensor) -> Tensor:
-        """``K^T q / sqrt(D)``, what an interest is multiplied with: (..., D) -> (..., D)."""
-        asked: Tensor = self.query(events) @ self.key.weight / math.sqrt(events.shape[-1])
-        return asked
+    def _interest_query(self, events: Tensor) -> Tensor:
+        """Compute ``K^T q / sqrt(D)``, which is multiplied with each interest: (..., D) -> (..., D)."""
+        query: Tensor = self.query(events) @ self.key.weight / math.sqrt(events.shape[-1])
+        return query
 
     def _by_place(self, length: int) -> Tensor:
-        """Attention from place to place, whatever stood there: (L, L)."""
+        """Compute the attention from place to place, which does not depend on the events there: (L, L)."""
         assert self.places is not None
         places = self.places[:length]
         logits = self.place_query(places) @ self.place_key(places).T / math.sqrt(places.shape[1])

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from model.mechanisms.mechanism import Events, Mechanism
 
@@ -20,7 +21,7 @@ EVENTS_PER_CHUNK = 64
 
 
 class Linear(Mechanism):
-    """The state: C (K, K) and, in one more row, the number of events. K is the width of the memory."""
+    """Linear attention. The state has C (K, K) and, in one more row, the number of events; K is the memory's width."""
 
     def __init__(self, width: int, memory: int, gated: bool) -> None:
         super().__init__()
@@ -30,16 +31,19 @@ class Linear(Mechanism):
         self.gate = nn.Linear(memory, memory) if gated else None
         self.out = nn.Linear(memory, width)
 
+    @override
     def feature(self, events: Tensor) -> Tensor:
-        """(Q, D) -> (Q, K + 1, K)"""
+        """Compute the outer product of each event: (Q, D) -> (Q, K + 1, K)."""
         added = self._added(events)
         return torch.cat([added[:, :, None] * added[:, None, :], torch.ones_like(added[:, None, :])], dim=1)
 
+    @override
     def read(self, state: Tensor, events: Tensor, tables: None = None) -> Tensor:
         found = (state[:, :-1] @ self.query(events)[:, :, None]).squeeze(-1)
         read: Tensor = self.out(found / state[:, -1])
         return read
 
+    @override
     def forward(self, events: Events, tables: None = None) -> Tensor:
         found = prefix_lookups(self._added(events.hidden), self.query(events.hidden))
         count = torch.arange(1, found.shape[1] + 1, device=found.device, dtype=found.dtype)
@@ -52,35 +56,35 @@ class Linear(Mechanism):
 
 
 def prefix_lookups(added: Tensor, queries: Tensor) -> Tensor:
-    """``C_n q_n`` with ``C_n = sum of f_m f_m^T over m <= n``: (S, L, K) and (S, L, K) -> (S, L, K)."""
+    """Compute ``C_n q_n`` with ``C_n = sum of f_m f_m^T over m <= n``: (S, L, K) and (S, L, K) -> (S, L, K)."""
     found: Tensor = _PrefixLookups.apply(added, queries)  # type: ignore[no-untyped-call]
     return found
 
 
 class _PrefixLookups(torch.autograd.Function):
-    """Keeps no state for the way back: it makes C again while it walks forward, then sums what flows back in reverse.
+    """Lookups whose backward pass keeps no state: it computes C again forward, then sums the gradients in reverse.
 
     d q_n = C_n g_n         d f_m = (E_m + E_m^T) f_m with E_m = sum of g_n q_n^T over n >= m
 
-    Sections of many events are multiplied at once; within one, a triangle of inner products stands for the states.
+    It multiplies sections of many events at once; within one, a triangle of inner products replaces the states.
     """
 
     @staticmethod
     def forward(ctx: Any, added: Tensor, queries: Tensor) -> Tensor:
         ctx.save_for_backward(added, queries)
-        return _looked_up(added, added, queries)
+        return _look_up(added, added, queries)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         added, queries = ctx.saved_tensors
-        of_queries = _looked_up(added, added, gradient)
+        of_queries = _look_up(added, added, gradient)
         reverse = [tensor.flip(1) for tensor in (gradient, queries, added)]
-        flowing = _looked_up(*reverse) + _looked_up(reverse[1], reverse[0], reverse[2])
+        flowing = _look_up(*reverse) + _look_up(reverse[1], reverse[0], reverse[2])
         return flowing.flip(1), of_queries
 
 
-def _looked_up(values: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-    """``(sum of v_m k_m^T over m <= n) q_n``, a section of events at a time: three (S, L, K) -> (S, L, K)."""
+def _look_up(values: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
+    """Compute ``(sum of v_m k_m^T over m <= n) q_n`` by sections of events: three (S, L, K) -> (S, L, K)."""
     found = torch.empty_like(values)
     state = values.new_zeros(len(values), values.shape[2], keys.shape[2])
     for section in _sections(values.shape[1]):

@@ -1,4 +1,4 @@
-"""What every way to read a history has in common.
+"""The interface of the mechanisms that read a history.
 
     state_n = decay * state_{n-1} + feature(event_n)        out_n = read(state_n, event_n)
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 
 class Events(NamedTuple):
-    """Histories as a mechanism sees them. A mechanism reads either the hidden vectors or the codes.
+    """The input of a mechanism, which reads either the hidden vectors or the codes.
 
     hidden   (S, L, D)  item vectors with their positions; of single events (Q, D)
     codes    (U, B, W)  share of each codeword in each distinct item, one-hot for hard codes; None without codes
     places   (S, L)     int64, rows of ``codes``; of single events (Q,)
-    lengths  (S,)       int64, events of each history; what stands behind is padding
+    lengths  (S,)       int64, events of each history, before the padding
     """
 
     hidden: Tensor
@@ -28,31 +28,31 @@ class Events(NamedTuple):
 
 
 class Mechanism(nn.Module):
-    """Causal: what is read at an event knows nothing of later ones.
+    """A causal mechanism: its output at an event does not depend on later events.
 
     decay        of the state at every event
-    state_shape  of one user's state; None where a state of constant size does not exist
+    state_shape  of one user's state; None for a mechanism without a state of constant size
     """
 
     decay = 1.0
     state_shape: tuple[int, ...] | None = None
 
     def feature(self, events: Tensor) -> Tensor:
-        """What events add to the state: (Q, ...) of ``seen`` -> (Q, *state_shape)."""
+        """Compute what events add to the state: (Q, ...) of ``inputs`` -> (Q, *state_shape)."""
         raise NotImplementedError
 
     def read(self, state: Tensor, events: Tensor, tables: Any = None) -> Tensor:
-        """What the newest events find in the states: (Q, *state_shape) and (Q, ...) of ``seen`` -> (Q, D)."""
+        """Attend from the newest events to the states: (Q, *state_shape) and (Q, ...) of ``inputs`` -> (Q, D)."""
         raise NotImplementedError
 
-    def seen(self, events: Events) -> Tensor:
-        """What ``feature`` and ``read`` are given of events: their hidden vectors, unless a mechanism reads codes."""
+    def inputs(self, events: Events) -> Tensor:
+        """Return the input of ``feature`` and ``read``: the hidden vectors, unless a mechanism reads codes."""
         return events.hidden
 
     def tables(self) -> Any:
-        """What is the same for all events while the weights are: made once, handed to ``read`` and ``forward``."""
+        """Compute once, for ``read`` and ``forward``, what only depends on the weights."""
         return None
 
     def forward(self, events: Events, tables: Any = None) -> Tensor:
-        """(S, L, D); what stands at padding means nothing."""
+        """Compute ``out`` for all events: (S, L, D), of any value at padding."""
         raise NotImplementedError

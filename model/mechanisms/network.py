@@ -1,4 +1,4 @@
-"""A recommender around a mechanism: embeddings, positions, one post-norm block, and items as targets.
+"""The recommender around a mechanism: embeddings, positions, one post-norm block, and items as targets.
 
 Source: what Wu et al., LISA, WWW 2021, and its published code have in common for all mechanisms they compare.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from model.config import MechanismConfig
 from model.mechanisms.histograms import Histograms
@@ -23,11 +24,11 @@ from model.mechanisms.softmax import Softmax
 
 
 class DistinctItems:
-    """The distinct items of a batch, encoded once however often they stand there.
+    """The distinct items of a batch, each encoded once.
 
     items    (U,)     int64, sorted
-    history  what a history sees of them
-    targets  (U, D)   what can be recommended
+    history           the items as a history reads them
+    targets  (U, D)   the items as they are scored
     tables            of the mechanism
     """
 
@@ -35,12 +36,12 @@ class DistinctItems:
         self.items, self.history, self.targets, self.tables = items, history, targets, tables
 
     def places(self, items: Tensor) -> Tensor:
-        """Rows of the given items, which are among these."""
+        """Return the rows of items that are among these."""
         return torch.searchsorted(self.items, items.contiguous())
 
 
 class MechanismNetwork(nn.Module):
-    """Histories to queries: (S, L) items, padded behind -> (S, L, D)."""
+    """A network from histories to queries: (S, L) items, padded behind -> (S, L, D)."""
 
     frozen_codes: Tensor | None  # (N, B) uint8, history codes that are no longer learned
     frozen_target_codes: Tensor | None  # (N, B') uint8, the same of targets that have codebooks of their own
@@ -85,7 +86,7 @@ class MechanismNetwork(nn.Module):
                 return Histograms(config.width, self.quantiser)
 
     def distinct(self, *items: Tensor) -> DistinctItems:
-        """Encode all items that stand in the given tensors; nothing given: all items there are."""
+        """Encode all items of the given tensors; without tensors, all items of the catalogue."""
         if items:
             rows = torch.unique(torch.cat([part.flatten() for part in items]))
         else:
@@ -117,10 +118,10 @@ class MechanismNetwork(nn.Module):
 
     @torch.no_grad()
     def migrate(self, other: MechanismNetwork) -> None:
-        """Take over what another network has learned around its mechanism, and keep codes as they are from now on.
+        """Take over all weights of another network but its mechanism's, and freeze the codes.
 
-        They are the other's codes; where it has none, those of residual k-means over its item vectors. Soft codes are
-        learned all the same, so then it is just those of the targets.
+        The codes are the other's; where it has none, those of residual k-means over its item vectors. Soft codes are
+        not frozen, only those of the targets.
 
         raises  ValueError  when this one has no codes, the other one soft ones, or their codebooks or items differ
         """
@@ -138,35 +139,37 @@ class MechanismNetwork(nn.Module):
         vectors = self.vectors()
         if self.has_hard_codes:
             self.frozen_codes = own.fit(vectors)
-            for weights in self.norms[1].parameters():  # its targets were not scaled, and scores are to be the same
+            for weights in self.norms[1].parameters():  # its targets were not scaled, and the scores must stay the same
                 weights.div_(math.sqrt(self.config.width))
         if self.target_quantiser is not None:
             self.frozen_target_codes = self.target_quantiser.fit(vectors)
 
     @torch.no_grad()
     def freeze_codes(self) -> None:
-        """Keep the hard codes as they are now, if they are not kept already; the codewords go on learning."""
+        """Freeze the hard codes, if they are not frozen yet; the codewords learn on."""
         if self.quantiser is not None and self.has_hard_codes and self.frozen_codes is None:
             self.frozen_codes = self.quantiser(self.vectors()).indices()
         if self.target_quantiser is not None and self.frozen_target_codes is None:
             self.frozen_target_codes = self.target_codes()
 
     def target_codes(self) -> Tensor:
-        """Of all items, where targets have codebooks of their own: (N, B') uint8."""
+        """Return the target codes of all items, where targets have codebooks of their own: (N, B') uint8."""
         assert self.target_quantiser is not None
         if self.frozen_target_codes is not None:
             return self.frozen_target_codes
         encoded: Encoded = self.target_quantiser(self.vectors())
         return encoded.indices()
 
+    @override
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         for name in ("frozen_codes", "frozen_target_codes"):
             if name in state_dict:
                 setattr(self, name, torch.empty_like(state_dict[name]))
         return super().load_state_dict(state_dict, strict, assign)
 
+    @override
     def forward(self, items: Tensor, lengths: Tensor, distinct: DistinctItems) -> Tensor:
-        """Queries for what comes after each event, which know nothing of later events.
+        """Compute a query for the next item after each event, from no later event.
 
         items    (S, L)     int64, padded behind with any item of ``distinct``
         lengths  (S,)       int64
@@ -179,21 +182,21 @@ class MechanismNetwork(nn.Module):
         )
 
     def step(self, state: Tensor, count: Tensor, items: Tensor, distinct: DistinctItems) -> tuple[Tensor, Tensor]:
-        """One more event of each user: the state with it, and the query for what comes next.
+        """Step by one event of each user: the state with it, and the query for the next item.
 
         state    (Q, *state_shape)  all 0 before the first event
-        count    (Q,)               int64, events before this one; beyond the last position the last one stays
+        count    (Q,)               int64, events before this one; behind the last position that one is used again
         items    (Q,)               int64
         returns  (Q, *state_shape) and (Q, D)
         """
         places = distinct.places(items)
         hidden = self._hidden(distinct, places, count)
-        seen = self.mechanism.seen(Events(hidden, distinct.history.codes, places, torch.ones_like(items)))
+        seen = self.mechanism.inputs(Events(hidden, distinct.history.codes, places, torch.ones_like(items)))
         state = self.mechanism.decay * state + self.mechanism.feature(seen)
         return state, self._block(hidden, self.mechanism.read(state, seen, distinct.tables))
 
     def _hidden(self, distinct: DistinctItems, places: Tensor, before: Tensor) -> Tensor:
-        """Of items that so many events stand before."""
+        """Embed items after so many earlier events."""
         hidden = F.embedding(places, distinct.history.vectors) * self.scale_of_read
         if self.position is not None:
             hidden = hidden + self.position[before.clamp_max(self.config.window - 1)]

@@ -1,13 +1,13 @@
 """Attention over the histogram of every prefix of a history, in one pass forward and one back.
 
-A histogram for every event would be written and read some twenty times otherwise, backward passes included, which
-takes several times as long as all products of a training step. Only the shares, the result, are kept for the way back:
+Histograms of all events would be written and read some twenty times, backward passes included, which takes several
+times as long as all products of a training step. The backward pass only needs the shares, which are the result:
 
     F_n = decay F_{n-1} + code_n       mass_n = F_n exp(logit_n)       share_n = mass_n / sum of mass_n
     d logit_n = (d share_n - <d share_n, share_n>) share_n             d F_n = d logit_n / F_n, which needs no F_n
     d code_n = sum of decay^(m - n) d F_m over all m >= n
 
-It runs on the CPU, where tensors of another device are brought.
+It runs on the CPU; tensors of another device are copied there.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SMALLEST_MASS = 1e-30
 
 
 def shares(codes: Tensor, logits: Tensor, places: Tensor, lengths: Tensor, decay: float) -> Tensor:
-    """What each event attends to.
+    """Compute the attention of each event to the histogram of the events so far.
 
     codes    (U, B, W)   what an item adds to the histogram
-    logits   (U, B, W)   how well codewords match an item
+    logits   (U, B, W)   scores of the codewords for an item
     places   (S, L)      int64, the items of histories, padded behind
     lengths  (S,)        int64
     returns  (S, L, BW)  the shares of each codebook's codewords; 0 at padding
@@ -55,9 +55,7 @@ class _Shares(torch.autograd.Function):
         of_codes, of_logits = (torch.zeros_like(matches, device="cpu") for _ in range(2))
         known = _arrays(matches, places, lengths, found, totals, gradient)
         decay = known[0].dtype.type(ctx.decay)
-        _backward(
-            known[0], known[1], known[2], known[3], known[4], known[5], decay, of_codes.numpy(), of_logits.numpy()
-        )
+        _backward(tuple(known[:3]), tuple(known[3:5]), known[5], decay, (of_codes.numpy(), of_logits.numpy()))
         return of_codes.to(matches.device), of_logits.to(matches.device), None, None, None
 
 
@@ -91,7 +89,10 @@ def _forward(codes, matches, places, lengths, decay, found, totals):  # type: ig
 
 
 @numba.njit(cache=True, fastmath=True)
-def _backward(matches, places, lengths, found, totals, gradient, decay, of_codes, of_logits):  # type: ignore[no-untyped-def]
+def _backward(histories, results, gradient, decay, gradients):  # type: ignore[no-untyped-def]
+    matches, places, lengths = histories
+    found, totals = results
+    of_codes, of_logits = gradients
     _, books, words = matches.shape
     of_histogram = np.empty((books, words), matches.dtype)
     for row in range(len(lengths)):

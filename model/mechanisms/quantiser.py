@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from model.codes import make_distinct, residual_kmeans
 
@@ -19,7 +20,7 @@ TEMPERATURE = 0.7
 
 
 class Encoded(NamedTuple):
-    """What items become.
+    """Encoded items.
 
     codes    (U, B, W)  share of each codeword, one-hot where hard; None without codebooks
     vectors  (U, D)     the sums of the codewords
@@ -29,16 +30,16 @@ class Encoded(NamedTuple):
     vectors: Tensor
 
     def indices(self) -> Tensor:
-        """The codeword of each codebook that an item has most of: (U, B) uint8."""
+        """Return each item's largest codeword of each codebook: (U, B) uint8."""
         assert self.codes is not None
         return self.codes.argmax(dim=-1).byte()
 
 
 class Quantiser(nn.Module):
-    """Codebooks, each of which encodes what the ones before have left over.
+    """Codebooks that each encode the residual of those before.
 
-    Hard codes begin as in the published code: small codewords, one similarity for all codebooks, drawn and not the
-    identity. They are learned much better from there (docs/mechanisms.md).
+    Hard codes begin as in the published code: small codewords, and one random similarity for all codebooks. They learn
+    much better from there than from the identity (docs/mechanisms.md).
     """
 
     def __init__(self, width: int, books: int, words: int, soft: bool = False) -> None:
@@ -53,7 +54,7 @@ class Quantiser(nn.Module):
         self.codebooks, self.similarity = nn.Parameter(codebooks), nn.Parameter(similarity)
 
     def forward(self, vectors: Tensor) -> Encoded:
-        """(U, D) -> codes and what they stand for."""
+        """Encode vectors: (U, D) -> their codes, and the vectors that the codes stand for."""
         left, codes = vectors, []
         similarities = self.similarity.expand(len(self.codebooks), -1, -1)
         for words, similarity in zip(self.codebooks, similarities, strict=True):
@@ -65,39 +66,41 @@ class Quantiser(nn.Module):
 
     @torch.no_grad()
     def fit(self, vectors: Tensor) -> Tensor:
-        """Codewords by residual k-means, and the codes (U, B) uint8 that they give, made distinct."""
+        """Set the codewords by residual k-means; returns the codes (U, B) uint8, made distinct."""
         books, words = self.codebooks.shape[:2]
         found = residual_kmeans(vectors.numpy(force=True), books, words, seed=0)
         self.codebooks.copy_(torch.from_numpy(found.codewords))
         return torch.from_numpy(make_distinct(found.codes, words)).to(vectors.device)
 
     def decode(self, codes: Tensor) -> Encoded:
-        """Codes that are no longer learned, (U, B) integers, and what they stand for."""
+        """Decode frozen codes, (U, B) integers."""
         one_hot = F.one_hot(codes.long(), self.codebooks.shape[1]).to(self.codebooks.dtype)
         books = torch.arange(len(self.codebooks), device=codes.device)
         return Encoded(one_hot, self.codebooks[books, codes.long()].sum(dim=1))
 
 
 class StraightThrough(torch.autograd.Function):
-    """One-hot of the largest share, whose gradient is taken for that of the shares: (..., W) -> (..., W)."""
+    """One-hot rows of the largest share, with the gradient of the shares: (..., W) -> (..., W)."""
 
     @staticmethod
+    @override
     def forward(ctx: Any, share: Tensor) -> Tensor:
         return torch.zeros_like(share).scatter_(-1, share.argmax(dim=-1, keepdim=True), 1.0)
 
     @staticmethod
+    @override
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
 
 def code_product(code: Tensor, table: Tensor, soft: bool) -> Tensor:
-    """``code @ table``, which is a look-up where codes are one-hot: (U, W) and (W, K) -> (U, K)."""
+    """Compute ``code @ table``, a look-up where codes are one-hot: (U, W) and (W, K) -> (U, K)."""
     found: Tensor = code @ table if soft else _LookUp.apply(code, table)  # type: ignore[no-untyped-call]
     return found
 
 
 class _LookUp(torch.autograd.Function):
-    """A product with one-hot rows, of which only the gradient of the codes is a product."""
+    """A product with one-hot rows: only the gradient of the codes needs a multiplication."""
 
     @staticmethod
     def forward(ctx: Any, code: Tensor, table: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a trained mechanism becomes where it is served: codes that stay as they are, and weights that read a state."""
+"""The conversion of a trained mechanism into a model that is served, with fixed codes and weights that read a state."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from model.lisa_paper import LisaPaper
 from model.mechanisms.histograms import DECAY_RATE, Histograms
 from model.mechanisms.network import MechanismNetwork
 
-SMALLEST_SHARE = 1e-9  # of a codeword in an item: what is below changes no query, and sums of it would be slow
+SMALLEST_SHARE = 1e-9  # of a codeword in an item; smaller ones change no query, and denormal sums would be slow
 
 
 def served_recipe(recipe: MechanismRecipe) -> ServedRecipe:
-    """What the model directory says of it."""
+    """Return the recipe of the served model that a mechanism of this recipe becomes."""
     shape = recipe.model
     has_own_targets = shape.target_codewords > 0
     model = ModelConfig(
@@ -37,7 +37,7 @@ def served_recipe(recipe: MechanismRecipe) -> ServedRecipe:
 
 @torch.no_grad()
 def served_model(network: MechanismNetwork) -> LisaPaper:
-    """The same answers from a stored state, of a network of histograms without positions whose targets have codes."""
+    """Convert a network of histograms, without positions and with coded targets, into a model of the same answers."""
     mechanism, history = network.mechanism, network.quantiser
     assert isinstance(mechanism, Histograms)
     assert history is not None

@@ -1,6 +1,7 @@
-"""Training and scoring of mechanisms: histories of similar length together, one uniform negative for each position.
+"""The training and scoring of mechanisms: batches of histories of similar length.
 
-Source: the loss of Kang and McAuley, SASRec, ICDM 2018, which Wu et al., LISA, WWW 2021, train with.
+Source: the binary loss, with one uniform negative for each position, of Kang and McAuley, SASRec, ICDM 2018, by which
+Wu et al., LISA, WWW 2021, train.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from model import artifact
 from model.artifact import Artifact
@@ -37,7 +39,7 @@ POSITIONS_AT_ONCE = 8_192  # when scoring
 
 @dataclass(frozen=True)
 class TrainedMechanism:
-    """A model directory that holds a mechanism, loaded. ``tag`` as that of a model that is served."""
+    """A loaded model directory of a mechanism; its ``tag`` is made as that of a model that is served."""
 
     name: str
     tag: str
@@ -47,7 +49,7 @@ class TrainedMechanism:
 
 
 class MechanismBatch(NamedTuple):
-    """Histories and what came next.
+    """Histories and their next items.
 
     items      (S, L)  padded behind
     lengths    (S,)
@@ -62,7 +64,7 @@ class MechanismBatch(NamedTuple):
 
 
 class MechanismTrainer(TrainingLoop[MechanismBatch]):
-    """Trains one mechanism; ``network`` may have codes that are frozen already."""
+    """Trains one mechanism; the codes of ``network`` may be frozen already."""
 
     def __init__(
         self,
@@ -85,11 +87,13 @@ class MechanismTrainer(TrainingLoop[MechanismBatch]):
         self._is_binary = recipe.training.loss == "binary"
         self._had = np.unique(histories.rows * np.int64(self._items) + histories.item)
 
+    @override
     def _epoch(self, epoch: int, progress: Progress) -> EpochReport:
         if epoch >= self._training.codes_learned_share * self._training.epochs:
             self._net.freeze_codes()
         return super()._epoch(epoch, progress)
 
+    @override
     def _batches(self, seed: int) -> Iterator[tuple[MechanismBatch, float]]:
         rng = np.random.default_rng(seed)
         for batch in padded_batches(self.histories, self._window, rng, self._training.histories_per_batch):
@@ -105,9 +109,9 @@ class MechanismTrainer(TrainingLoop[MechanismBatch]):
             )
 
     def draw_negatives(self, users: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """One item for each position that its user never had in training: uniform, drawn again until it is."""
+        """Draw an item for each position, uniformly among those that its user never had in training."""
         drawn = rng.integers(0, self._items, len(users))
-        for _ in range(100):  # a user who had everything is given what comes
+        for _ in range(100):  # a user who had every item gets any of them
             wanted = users * np.int64(self._items) + drawn
             place = np.minimum(np.searchsorted(self._had, wanted), len(self._had) - 1)
             again = np.flatnonzero(self._had[place] == wanted)
@@ -116,6 +120,7 @@ class MechanismTrainer(TrainingLoop[MechanismBatch]):
             drawn[again] = rng.integers(0, self._items, len(again))
         return drawn
 
+    @override
     def _loss(self, batch: MechanismBatch) -> Tensor:
         distinct = self._net.distinct(batch.items, batch.targets, batch.negatives)
         read = self._net(batch.items, batch.lengths, distinct)
@@ -131,12 +136,13 @@ class MechanismTrainer(TrainingLoop[MechanismBatch]):
         bias = torch.zeros(self._items, device=read.device)
         return sampled_softmax_loss(queries, vectors, bias, batch.targets, batch.negatives, torch.float32)
 
+    @override
     def _scorer(self) -> Scorer:
         return mechanism_scorer(self._net)
 
 
 def mechanism_scorer(network: MechanismNetwork) -> Scorer:
-    """Score by what is read at the newest event of each history."""
+    """Return a scorer by the query after the newest event of each history."""
     with torch.inference_mode():
         distinct = network.eval().distinct()
 
@@ -159,7 +165,7 @@ def mechanism_scorer(network: MechanismNetwork) -> Scorer:
 
 
 def newest_events(histories: Histories, most: int) -> Histories:
-    """What is left of histories when each has so many events at most."""
+    """Cut each history to its newest events, at most `most`."""
     lengths = np.minimum(histories.lengths, most)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     kept = np.arange(starts[-1]) + np.repeat(histories.starts[1:] - lengths - starts[:-1], lengths)
@@ -176,33 +182,33 @@ def train(
     resume: bool = False,
     progress: Progress,
 ) -> TrainedMechanism | Artifact:
-    """Train a mechanism on a data directory and save it as a model directory: of a preset that is served, ready for it.
+    """Train a mechanism on a data directory and save it as a model directory, converted if its preset is served.
 
-    codes_from  a model directory of the same codebooks and items, whose codes are kept as they are: the codebook
-                migration of Wu et al., LISA, WWW 2021, table 6
+    codes_from  a model directory of the same codebooks and items, whose codes are taken over: the codebook migration of
+                Wu et al., LISA, WWW 2021, table 6
     raises      DataError   when the data cannot be read or split
                 TrainError  when ``out`` holds a model or an unfinished training, or the codes do not fit
     """
-    begun = prepare_training(directory, out, recipe, device, resume)
+    inputs = prepare_training(directory, out, recipe, device, resume)
     torch.manual_seed(recipe.training.seed)
-    network = MechanismNetwork(recipe.model, len(begun.interactions.item_ids))
+    network = MechanismNetwork(recipe.model, len(inputs.interactions.item_ids))
     if codes_from is not None:
-        _migrate(load(codes_from), network, begun.recipe)
-    trainer = MechanismTrainer(network, begun.interactions, begun.parts, begun.recipe, out, device)
+        _migrate(load(codes_from), network, inputs.recipe)
+    trainer = MechanismTrainer(network, inputs.interactions, inputs.parts, inputs.recipe, out, device)
     trainer.fit(progress, resume)
     found = {"epochs": [report._asdict() for report in trainer.reports]}
     is_served = recipe.model.preset in SERVED_MECHANISMS
     if is_served:
-        artifact.save(out, served_model(network), served_recipe(begun.recipe), begun.catalogue(), found)
+        artifact.save(out, served_model(network), served_recipe(inputs.recipe), inputs.catalogue(), found)
     else:
         weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
-        artifact.write(out, weights, begun.recipe, begun.catalogue().to_frame(), found)
+        artifact.write(out, weights, inputs.recipe, inputs.catalogue().to_frame(), found)
     shutil.rmtree(out / CHECKPOINT)
     return artifact.load(out) if is_served else load(out)
 
 
 def load(directory: Path) -> TrainedMechanism:
-    """Read a mechanism that was trained; raises ArtifactError when a file is missing, changed or does not fit."""
+    """Load a trained mechanism; raises ArtifactError when a file is missing, changed or does not fit."""
     tag = artifact.verified_tag(directory)
     try:
         recipe = MechanismRecipe.model_validate_json((directory / artifact.CONFIG).read_bytes())

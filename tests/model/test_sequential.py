@@ -80,7 +80,7 @@ class TestBoth:
         ]
         for best in range(3):
             qualities = iter([float(epoch == best) for epoch in range(3)])
-            scores = longer.fit(histories, ITEMS, judge=lambda _, left=qualities: next(left))(prefixes)
+            scores = longer.fit(histories, ITEMS, validate=lambda _, left=qualities: next(left))(prefixes)
             np.testing.assert_array_equal(scores, after_each[best])
 
     def test_leave_the_generator_of_others_alone(self, neural: NeuralBaseline) -> None:
