@@ -78,4 +78,4 @@ def test_no_other_types_are_compiled(random_model: Make, rows: list[list[int]]) 
     queries = np.zeros((1, model.config.width), np.float32)
     queries.setflags(write=False)  # as of a message
     asking(queries, np.array(rows))
-    assert len(step_kernel.ask.signatures) == 1
+    assert len(step_kernel.query_products.signatures) == 1

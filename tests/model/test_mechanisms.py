@@ -1,56 +1,23 @@
-"""Laws of all mechanisms: stepping equals the parallel form, gradients are right, a resumed training is the same."""
+"""Laws of all mechanisms: stepping equals the parallel form, gradients are right."""
 
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
 
-from model import artifact, evaluate
-from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
-from model.data import DataError, Histories, training_histories
-from model.data_readers import read_interactions
-from model.data_splits import split
-from model.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, TrainError
+from model.config import MECHANISMS
 from model.mechanisms import linear, prefix
-from model.mechanisms import train as mechanisms
 from model.mechanisms.interests import Interests
 from model.mechanisms.linear import Linear
 from model.mechanisms.mechanism import Events
 from model.mechanisms.network import DistinctItems, MechanismNetwork
 from model.mechanisms.quantiser import TEMPERATURE, Quantiser, StraightThrough
 from model.mechanisms.softmax import Softmax
-
-Make = Callable[..., Any]
-ITEMS = 50
-SMALL = {"width": 12, "window": 40, "memory": 5, "interests": 3}
-
-
-def small(name: str) -> MechanismConfig:
-    shape = MECHANISMS[name]
-    words = {"codebooks": 2, "target_codebooks": 3}
-    words |= {"codewords": 7} if shape.codewords else {}
-    words |= {"target_codewords": 9} if shape.target_codewords else {}
-    return shape.model_copy(update=SMALL | words)
-
-
-def network(name: str, **other: Any) -> MechanismNetwork:
-    torch.manual_seed(0)
-    made = MechanismNetwork(small(name).model_copy(update=other), ITEMS).eval()
-    with torch.no_grad():
-        for weights in made.parameters():
-            weights += 0.1 * torch.randn_like(weights)
-    return made
-
+from tests.model.small_mechanisms import ITEMS, network
 
 CONSTANT = [name for name in MECHANISMS if network(name).mechanism.state_shape is not None]
 
@@ -259,202 +226,3 @@ class TestQuantiser:
 def events(hidden: torch.Tensor) -> Events:
     rows, length = hidden.shape[:2]
     return Events(hidden, None, torch.zeros(rows, length, dtype=torch.int64), torch.full((rows,), length))
-
-
-# Training
-
-
-def recipe(name: str, **training: Any) -> MechanismRecipe:
-    settings = MechanismTraining(**{"epochs": 2, "histories_per_batch": 30, "learning_rate": 0.01} | training)
-    return MechanismRecipe(model=small(name), training=settings, data=DataCard(train_on="validation"))
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    return (one / artifact.WEIGHTS).read_bytes() == (other / artifact.WEIGHTS).read_bytes()
-
-
-@pytest.mark.parametrize(("loss", "learned"), [("binary", 1.0), ("softmax", 1.0), ("softmax", 0.3), ("softmax", 0.6)])
-def test_a_resumed_training_equals_an_uninterrupted_one(
-    shop: Path, silent: Make, tmp_path: Path, loss: str, learned: float
-) -> None:
-    wanted = recipe("lisa-mini-paper", epochs=4, loss=loss, codes_learned_share=learned)
-    mechanisms.train(shop, tmp_path / "whole", wanted, progress=silent())
-    with pytest.raises(KeyboardInterrupt):
-        mechanisms.train(shop, tmp_path / "parts", wanted, progress=silent(stop_after=2))
-    torch.rand(100)
-    mechanisms.train(shop, tmp_path / "parts", wanted, resume=True, progress=silent())
-    assert same_weights(tmp_path / "whole", tmp_path / "parts")
-    assert not (tmp_path / "parts" / CHECKPOINT).exists()
-
-
-def test_codes_stay_after_their_share_of_the_epochs(shop: Path, silent: Make, tmp_path: Path) -> None:
-    wanted = recipe("lisa-mini-paper", epochs=4, codes_learned_share=0.5)
-    with pytest.raises(KeyboardInterrupt):
-        mechanisms.train(shop, tmp_path / "model", wanted, progress=silent(stop_after=1))
-    before = load_file(tmp_path / "model" / LAST_CHECKPOINT)
-    mechanisms.train(shop, tmp_path / "model", wanted, resume=True, progress=silent())
-    net = MechanismNetwork(wanted.model, len(before["embedding.weight"])).eval()
-    net.load_state_dict({name: tensor for name, tensor in before.items() if not name.startswith(OPTIMIZER_PREFIX)})
-    after = mechanisms.load(tmp_path / "model").network
-    assert net.frozen_codes is None
-    assert torch.equal(after.distinct().history.indices(), net.distinct().history.indices())
-    assert torch.equal(after.target_codes(), net.target_codes())
-    for learned, now in zip(
-        (net.quantiser, net.target_quantiser), (after.quantiser, after.target_quantiser), strict=True
-    ):
-        assert not torch.equal(learned.codebooks, now.codebooks)
-
-
-@pytest.mark.parametrize("name", ["transformer-paper", "lisa-base-paper", "gated-linear"])
-def test_training_learns_what_follows(shop: Path, silent: Make, tmp_path: Path, name: str) -> None:
-    """Four steps in five go to the next item of the ring."""
-    wanted = recipe(name, epochs=12, loss="softmax")
-    model = mechanisms.train(shop, tmp_path / "model", wanted, progress=silent())
-    found = evaluate.evaluate([model], shop, "loo_full", "none").to_json()
-    assert found["metrics"]["hr_at_10_full"] > 0.6
-    losses = [report["loss"] for report in model.metrics["epochs"]]
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def test_negatives_are_never_of_the_users_own_items(shop: Path, tmp_path: Path) -> None:
-    wanted = recipe("linear")
-    interactions = read_interactions(shop)
-    parts = split(interactions, "loo", "validation")
-    net = MechanismNetwork(wanted.model, len(interactions.item_ids))
-    trainer = mechanisms.MechanismTrainer(net, interactions, parts, wanted, tmp_path, "cpu")
-    whole = training_histories(interactions, parts.train, wanted.event_weights)
-    had = [set(items.tolist()) for items in whole]
-    users = np.repeat([user for user, items in enumerate(had) if len(items) < 30], 50)
-    drawn = trainer.draw_negatives(users, np.random.default_rng(0))
-    assert all(item not in had[user] for user, item in zip(users, drawn, strict=True))
-    assert len(set(drawn.tolist())) == len(interactions.item_ids)
-
-
-def test_long_histories_are_cut_to_their_newest_events() -> None:
-    histories = Histories(np.arange(9, dtype=np.int32), np.ones(9, np.float32), np.array([0, 5, 5, 9]))
-    cut = mechanisms.newest_events(histories, 3)
-    assert [items.tolist() for items in cut] == [[2, 3, 4], [], [6, 7, 8]]
-
-
-@pytest.mark.parametrize("name", ["transformer-paper", "lisa-soft-paper"])
-def test_scores_are_those_of_each_history_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    net = network(name)
-    rng = np.random.default_rng(0)
-    lengths = np.array([3, 60, 1, 17])
-    item = rng.integers(0, ITEMS, lengths.sum()).astype(np.int32)
-    histories = Histories(item, np.ones(len(item), np.float32), np.cumsum([0, *lengths]))
-    monkeypatch.setattr(mechanisms, "POSITIONS_AT_ONCE", 20)
-    together = mechanisms.mechanism_scorer(net)(histories)
-    for row, items in enumerate(histories):
-        newest = torch.from_numpy(items[-40:].astype(np.int64))[None]
-        with torch.inference_mode():
-            distinct = net.distinct()
-            query = net(newest, torch.tensor([newest.shape[1]]), distinct)[0, -1]
-            np.testing.assert_allclose(together[row], (distinct.targets @ query).numpy(), rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture(scope="module")
-def source(shop: Path, silent: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("source") / "model"
-    mechanisms.train(shop, out, recipe("transformer-codes"), progress=silent())
-    return out
-
-
-class TestMigration:
-    def test_codes_stay_while_all_else_learns(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
-        out, wanted = tmp_path / "model", recipe("lisa-base-paper")
-        with pytest.raises(KeyboardInterrupt):
-            mechanisms.train(shop, out, wanted, codes_from=source, progress=silent(stop_after=0))
-        mechanisms.train(shop, out, wanted, codes_from=source, resume=True, progress=silent())
-        before, after = mechanisms.load(source).network, mechanisms.load(out).network
-        with torch.inference_mode():
-            codes = before.distinct().history.codes
-            assert torch.equal(after.distinct().history.codes, codes)
-        assert after.quantiser is not None
-        assert before.quantiser is not None
-        assert not torch.equal(after.quantiser.codebooks, before.quantiser.codebooks)
-
-    @pytest.mark.parametrize("name", ["lisa-mini-paper", "lisa-base"])
-    def test_a_model_without_codes_gives_those_of_its_vectors(
-        self, shop: Path, silent: Make, tmp_path: Path, name: str
-    ) -> None:
-        mechanisms.train(shop, tmp_path / "source", recipe("transformer-paper"), progress=silent())
-        before = mechanisms.load(tmp_path / "source").network.embedding.weight.detach() * math.sqrt(12)
-        net = MechanismNetwork(small(name), len(before))
-        net.migrate(mechanisms.load(tmp_path / "source").network)
-        codes, vectors = net.distinct().history.indices(), net.distinct().history.vectors
-        assert len(torch.unique(codes, dim=0)) == len(codes)
-        assert (vectors - before).square().sum() < 0.8 * before.square().sum()
-        out = tmp_path / "model"
-        mechanisms.train(shop, out, recipe(name), codes_from=tmp_path / "source", progress=silent())
-        after = evaluate.load_model(out)
-        kept = after.model.history_codes if isinstance(after, artifact.Artifact) else after.network.frozen_codes
-        assert torch.equal(kept, codes)
-
-    @pytest.mark.parametrize("name", ["lisa-base", "lisa-mini-paper", "lisa-soft"])
-    @torch.inference_mode()
-    def test_codes_that_are_made_lose_nothing_but_what_they_round(self, name: str) -> None:
-        """Histories are read, and items scored, at the scale at which the other network learned to."""
-        before, net, found = network("transformer-paper"), network(name, codewords=60), torch.randn(3, 12)
-        net.migrate(before)
-        torch.testing.assert_close(net.vectors() * net.scale_of_read, before.vectors() * before.scale_of_read)
-        torch.testing.assert_close(net.norms[1](found) @ net.vectors().T, before.norms[1](found) @ before.vectors().T)
-
-    def test_soft_codes_are_learned_while_those_of_the_targets_stay(self) -> None:
-        before, net = network("transformer-paper"), network("lisa-soft")
-        net.migrate(before)
-        codes = net.target_codes()
-        assert net.frozen_codes is None
-        assert len(torch.unique(codes, dim=0)) == ITEMS
-        lost = net.distinct().targets - before.embedding.weight
-        assert lost.square().sum() < 0.8 * before.embedding.weight.square().sum()
-
-    def test_codes_that_do_not_fit_are_refused(self, shop: Path, source: Path, silent: Make, tmp_path: Path) -> None:
-        with pytest.raises(TrainError, match="needs codes"):
-            mechanisms.train(shop, tmp_path / "m", recipe("linear"), codes_from=source, progress=silent())
-        other = recipe("lisa-base-paper")
-        other = other.model_copy(update={"model": other.model.model_copy(update={"codewords": 5})})
-        with pytest.raises(TrainError, match="other codebooks or items"):
-            mechanisms.train(shop, tmp_path / "m", other, codes_from=source, progress=silent())
-        card = other.model_copy(update={"data": DataCard(train_on="train")})
-        with pytest.raises(TrainError, match="learned from other events"):
-            mechanisms.train(shop, tmp_path / "m", card, codes_from=source, progress=silent())
-
-
-@pytest.fixture(scope="module")
-def made(shop: Path, silent: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("made") / "model"
-    mechanisms.train(shop, out, recipe("lisa-soft-paper"), progress=silent())
-    return out
-
-
-class TestModelDirectory:
-    def test_it_is_compared_and_not_served(self, made: Path) -> None:
-        with pytest.raises(artifact.ArtifactError, match="compared, not served; 'lisarec evaluate' takes it"):
-            artifact.load(made)
-        assert isinstance(evaluate.load_model(made), mechanisms.TrainedMechanism)
-
-    def test_a_broken_one_is_refused(self, made: Path, tmp_path: Path) -> None:
-        copy = shutil.copytree(made, tmp_path / "copy")
-        (copy / artifact.WEIGHTS).write_bytes(b"no weights")
-        with pytest.raises(artifact.ArtifactError, match="not the file its manifest names"):
-            mechanisms.load(copy)
-
-    def test_the_papers_protocol_has_a_name(self, shop: Path, made: Path) -> None:
-        found = evaluate.evaluate([evaluate.load_model(made)], shop, "loo_paper100").to_json()
-        assert found["tie_rule"] == "in the model's favour"
-        assert found["metrics"]["hr_at_10_paper100"] >= 0
-        with pytest.raises(DataError, match="negatives of loo_paper100 lie outside the history"):
-            evaluate.evaluate([evaluate.load_model(made)], shop, "loo_paper100", "none")
-
-    @pytest.mark.parametrize("name", sorted(SERVED_MECHANISMS))
-    def test_a_preset_that_is_served_is_trained_ready_for_it(
-        self, shop: Path, silent: Make, tmp_path: Path, name: str
-    ) -> None:
-        wanted = recipe(name, epochs=12, loss="softmax")
-        model = mechanisms.train(shop, tmp_path / "model", wanted, progress=silent())
-        assert isinstance(model, artifact.Artifact)
-        assert isinstance(evaluate.load_model(tmp_path / "model"), artifact.Artifact)
-        assert model.config.training == wanted.training
-        found = evaluate.evaluate([model], shop, "loo_full", "none").to_json()
-        assert found["metrics"]["hr_at_10_full"] > 0.6

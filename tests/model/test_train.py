@@ -1,4 +1,4 @@
-"""Training: reproducible, resumable, honest about what it may see, and it learns."""
+"""Training: every position once, only from training events, until validation stops improving; and it learns."""
 
 from __future__ import annotations
 
@@ -15,23 +15,16 @@ import torch
 
 from model import artifact, evaluate, metrics, ranking, train
 from model.config import Config, DataCard, ModelConfig
-from model.data import DataError, Histories
+from model.data import Histories
 from model.data_readers import read_interactions
 from model.data_splits import split
 from model.followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
 from model.histogram import history_histogram
 from model.lisa import LisaMini
-from model.loop import BEST_CHECKPOINT, LAST_CHECKPOINT, EpochReport, TrainError
+from model.loop import EpochReport
 from model.trial import model_scorer
 
 Make = Callable[..., Any]
-CHECKPOINT_FILES = (BEST_CHECKPOINT, LAST_CHECKPOINT)
-
-
-def same_files(one: Path, other: Path) -> bool:
-    """Weights, configuration and catalogue; the metrics tell how long it took."""
-    names = (artifact.WEIGHTS, artifact.CONFIG, artifact.ITEMS)
-    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
 def weights_of(directory: Path) -> dict[str, torch.Tensor]:
@@ -93,134 +86,6 @@ class TestBatches:
         ]
         assert orders[0] == orders[1] != orders[2]
         assert sorted(orders[0]) == sorted(orders[2])
-
-
-def test_the_same_seed_reproduces_every_bit_and_another_does_not(
-    shop: Path, trained: Path, tmp_path: Path, tiny_config: Make, silent: Make
-) -> None:
-    again = train.train(shop, tmp_path / "again", tiny_config(), progress=silent())
-    assert same_files(trained, tmp_path / "again")
-    other = train.train(shop, tmp_path / "other", tiny_config(seed=1), progress=silent())
-    assert not torch.equal(again.model.codebooks, other.model.codebooks)
-
-
-@pytest.fixture(scope="module")
-def config(tiny_config: Make) -> Config:
-    made: Config = tiny_config(epochs=4)
-    return made
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(shop: Path, config: Config, silent: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("uninterrupted") / "model"
-    train.train(shop, out, config, progress=silent())
-    return out
-
-
-class TestResuming:
-    @pytest.fixture
-    def interrupted(self, shop: Path, config: Config, silent: Make, tmp_path: Path) -> Path:
-        """Where a training was interrupted after its second epoch."""
-        with pytest.raises(KeyboardInterrupt):
-            train.train(shop, tmp_path / "model", config, progress=silent(stop_after=1))
-        return tmp_path / "model"
-
-    @pytest.mark.parametrize("stop_after", [0, 2, 3])
-    def test_a_resumed_run_equals_an_uninterrupted_one(
-        self, shop: Path, config: Config, uninterrupted: Path, silent: Make, tmp_path: Path, stop_after: int
-    ) -> None:
-        out = tmp_path / "model"
-        with pytest.raises(KeyboardInterrupt):
-            train.train(shop, out, config, progress=silent(stop_after=stop_after))
-        assert not artifact.exists(out)
-        torch.rand(100)  # whatever else drew numbers in between
-        rest = silent()
-        resumed = train.train(shop, out, config, resume=True, progress=rest)
-        assert [report.epoch for report in rest.reports] == list(range(stop_after + 1, 4))
-        assert same_files(out, uninterrupted)
-        without_time = [{**report, "elapsed_s": 0} for report in resumed.metrics["epochs"]]
-        expected = artifact.load(uninterrupted).metrics["epochs"]
-        assert without_time == [{**report, "elapsed_s": 0} for report in expected]
-
-    def test_a_run_interrupted_within_an_epoch_repeats_it(
-        self, shop: Path, config: Config, uninterrupted: Path, silent: Make, tmp_path: Path
-    ) -> None:
-        progress = silent()
-        plain_batch = progress.batch
-
-        def batch(epoch: int, share: float, loss: float) -> None:
-            plain_batch(epoch, share, loss)
-            if epoch == 2 and share > 0.5:
-                raise KeyboardInterrupt
-
-        progress.batch = batch
-        with pytest.raises(KeyboardInterrupt):
-            train.train(shop, tmp_path / "model", config, progress=progress)
-        train.train(shop, tmp_path / "model", config, resume=True, progress=silent())
-        assert same_files(tmp_path / "model", uninterrupted)
-
-    @pytest.mark.parametrize(
-        "options",
-        [{"seed": 9}, {"epochs": 5}, {"learning_rate": 0.02}, {"dropout": 0.5}, {"train_on": "validation"}],
-        ids=str,
-    )
-    def test_other_options_are_refused(
-        self, shop: Path, config: Config, interrupted: Path, silent: Make, options: dict[str, Any]
-    ) -> None:
-        parts = {
-            name: part.model_copy(
-                update={key: value for key, value in options.items() if key in type(part).model_fields}
-            )
-            for name, part in (("model", config.model), ("training", config.training), ("data", config.data))
-        }
-        with pytest.raises(TrainError, match="trained with other options; give the same ones to resume"):
-            train.train(shop, interrupted, config.model_copy(update=parts), resume=True, progress=silent())
-
-    def test_another_table_is_refused(
-        self, config: Config, interrupted: Path, silent: Make, tmp_path: Path, write_rows: Make, rows: list[Any]
-    ) -> None:
-        other = write_rows(tmp_path / "other", [*rows, ("u1", "i1", 99_999_999)])
-        with pytest.raises(TrainError, match="other options"):
-            train.train(other, interrupted, config, resume=True, progress=silent())
-
-    def test_an_unfinished_training_is_not_begun_anew(
-        self, shop: Path, config: Config, interrupted: Path, silent: Make
-    ) -> None:
-        before = [(interrupted / name).read_bytes() for name in CHECKPOINT_FILES]
-        with pytest.raises(TrainError, match="unfinished training; go on with --resume, or remove it"):
-            train.train(shop, interrupted, config, progress=silent())
-        assert [(interrupted / name).read_bytes() for name in CHECKPOINT_FILES] == before
-
-    def test_without_a_checkpoint_there_is_nothing_to_resume(
-        self, shop: Path, config: Config, silent: Make, tmp_path: Path
-    ) -> None:
-        with pytest.raises(TrainError, match=r"no checkpoint .* train without --resume"):
-            train.train(shop, tmp_path / "model", config, resume=True, progress=silent())
-
-    def test_a_finished_training_leaves_no_checkpoint(self, uninterrupted: Path, interrupted: Path) -> None:
-        assert all((interrupted / name).is_file() for name in CHECKPOINT_FILES)
-        assert sorted(path.name for path in uninterrupted.iterdir()) == sorted([*artifact.FILES, artifact.MANIFEST])
-
-
-class TestRefusals:
-    def test_a_model_is_never_overwritten(self, shop: Path, trained: Path, tiny_config: Make, silent: Make) -> None:
-        before = (trained / artifact.MANIFEST).read_bytes()
-        with pytest.raises(TrainError, match="holds a model already; choose another --out or remove it"):
-            train.train(shop, trained, tiny_config(), progress=silent())
-        assert (trained / artifact.MANIFEST).read_bytes() == before
-
-    def test_a_gpu_that_is_not_there(
-        self, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with pytest.raises(TrainError, match="torch finds no GPU; use --device cpu"):
-            train.train(shop, tmp_path / "model", tiny_config(), device="cuda", progress=silent())
-
-    def test_data_that_teaches_nothing(self, tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make) -> None:
-        lonely = write_rows(tmp_path / "data", [("u", "a", 1), ("v", "b", 2)])
-        with pytest.raises(DataError, match="nothing to learn; add interactions"):
-            train.train(lonely, tmp_path / "model", tiny_config(), progress=silent())
-        assert not (tmp_path / "model").exists()
 
 
 def popularity_hit_rate(directory: Path) -> float:
