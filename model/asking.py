@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from model import step_kernel
 from model.lisa import Lisa, follower_decay
 from model.step import COMPILE_LOCK, aligned_copy, panels
-from model.step_kernel import ASKING
+from model.step_kernel import QUERY_PRODUCTS_SIGNATURE
 
 
 class QueryProducts:
@@ -40,7 +40,7 @@ class QueryProducts:
         products = np.zeros((users, self._padded), np.float32)
         lifts = users, newest * self._followers.shape[1]
         items, gains = np.empty(lifts, np.int64), np.empty(lifts, np.float32)
-        step_kernel.ask(
+        step_kernel.query_products(
             self._codebooks,
             self._followers,
             self._lift,
@@ -58,6 +58,6 @@ class QueryProducts:
 def _compile() -> None:
     """Compile before the first request waits for it, and never again for another type of array."""
     with COMPILE_LOCK:
-        if not step_kernel.ask.signatures:
-            step_kernel.ask.compile(ASKING)
-            step_kernel.ask.disable_compile()
+        if not step_kernel.query_products.signatures:
+            step_kernel.query_products.compile(QUERY_PRODUCTS_SIGNATURE)
+            step_kernel.query_products.disable_compile()

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model import bitmap, kernels
-from model.kernels import BLOCK, SMALLEST
+from model.kernels import BLOCK, SMALLEST_RANGE
 
 ScanPath = Literal["portable", "avx2", "vbmi"]
 Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -80,7 +80,7 @@ class Scan:
         edges = _bias_edges(bias)
         lanes = _aligned((blocks, books + (len(edges) > 0), BLOCK))
         levels = np.full(BIAS_LEVELS if len(edges) else 0, -np.inf, np.float32)
-        kernels.lay_out(np.ascontiguousarray(codes), bias, edges, lanes, levels)
+        kernels.pack_lanes(np.ascontiguousarray(codes), bias, edges, lanes, levels)
         self._catalogue = kernels.Catalogue(
             lanes, padded, levels, float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
         )
@@ -117,7 +117,7 @@ class Scan:
         items, gains = (part.numpy() for part in lifted)
         sets, amounts = boosts or self._no_boosts
         best: Ranked = kernels.top_k(
-            self._catalogue, products.numpy(), items, gains, sets, amounts, excluded, self._work(len(products)), k
+            self._catalogue, products.numpy(), items, gains, sets, amounts, excluded, self._scratch(len(products)), k
         )
         return best
 
@@ -150,7 +150,7 @@ class Scan:
         kernels.scores_of(self._catalogue, table, lifting, gains, *(boosts or self._no_boosts), items, scores)
         return scores
 
-    def _work(self, queries: int) -> NDArray[np.generic]:
+    def _scratch(self, queries: int) -> NDArray[np.generic]:
         """Allocate scratch memory, whose type chooses the path."""
         rows = self._catalogue.lanes.shape[1]
         if self._path == "portable":
@@ -184,7 +184,7 @@ def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.empty(0, np.float32)
     ascending = np.sort(bias[:: -(-len(bias) // SAMPLED_BIASES)])
     spread = np.cumsum(np.sqrt(np.diff(ascending.astype(np.float64), prepend=ascending[0])))
-    place = spread / max(spread[-1], SMALLEST) + np.arange(len(ascending)) / len(ascending)  # 0 to below 2
+    place = spread / max(spread[-1], SMALLEST_RANGE) + np.arange(len(ascending)) / len(ascending)  # 0 to below 2
     first = np.searchsorted(place * (BIAS_LEVELS / 2), np.arange(1, BIAS_LEVELS))
     return np.append(ascending, np.float32(np.inf))[first]
 

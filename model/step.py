@@ -21,7 +21,7 @@ from model import step_kernel
 from model.feed_forward import FeedForward
 from model.lisa import AttentionTables, Hop, LisaMini
 from model.recent import RecentItems
-from model.step_kernel import EMPTY_ROW, PANEL, SIGNATURE, UNKNOWN_ITEM, Sizes
+from model.step_kernel import EMPTY_ROW, PANEL, STEP_SIGNATURE, UNKNOWN_ITEM, Sizes
 
 CACHE_LINE = 64
 COMPILE_LOCK = Lock()
@@ -88,7 +88,7 @@ def _compile() -> None:
     """Compile before the first request waits for it, and never again for another type of array."""
     with COMPILE_LOCK:
         if not step_kernel.step.signatures:
-            step_kernel.step.compile(SIGNATURE)
+            step_kernel.step.compile(STEP_SIGNATURE)
             step_kernel.step.disable_compile()
 
 

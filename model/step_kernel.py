@@ -1,8 +1,7 @@
-"""The compiled half of ``model.step``: by numba, so that no compiler is needed where it runs.
+"""The compiled half of ``model.step``: numba compiles it where it runs, so that no other compiler is needed.
 
-All of it stands in one file because numba compiles anew when the file of a function changes, and looks at no other.
-Small functions are given an array and where to begin in it, not a slice: handing over a slice counts its references,
-which costs more than adding it up.
+All of it is in one file, as numba compiles a function again only when the function's own file changes. Small functions
+take an array and a place in it instead of a slice: passing a slice counts references, which costs more than summing it.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
@@ -19,31 +18,31 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-LANES = 16  # float32 that are computed together: one register of AVX-512, two of AVX2, four of NEON
+LANES = 16  # float32 numbers that are computed together: one register of AVX-512, two of AVX2, four of NEON
 _, _, _features = cpu_target.target_context.codegen().magic_tuple()  # what numba compiles for
-# Outputs of a matrix that lie together, and users who are multiplied with them at once: the registers hold their sums.
+# Outputs of a matrix that lie together, and users that are multiplied with them at once: registers hold their sums.
 PANEL, TILE = (4 * LANES, 4) if "+avx512f" in _features.split(",") else (2 * LANES, 3)
-CHUNK = 128  # rows of a panel that stay in the first cache while user after user is multiplied with them
-AHEAD = 4096 // 4  # how far in front of a single user's product the tape is fetched: what comes next is there in time
-FURTHER = 16  # the same in rows, where some are left out
-USERS_AT_ONCE = 64  # what they need in between stays in the second cache
+ROWS_PER_CHUNK = 128  # rows of a panel that stay in the first cache while user after user is multiplied with them
+PREFETCH_WORDS = 4096 // 4  # of the tape, which are fetched ahead of a single user's product
+PREFETCH_ROWS = 16  # fetched ahead where some rows are skipped
+USERS_PER_CHUNK = 64  # whose intermediate vectors stay in the second cache
 
 SMALLEST_MASS = np.float32(1e-30)
-SMALLEST_SHARE = np.float32(1e-9)  # of a row: what is below changes no query, and its codeword need not be read
+SMALLEST_SHARE = np.float32(1e-9)  # of a row: a smaller share changes no query, and its codeword is not read
 EPSILON = np.float32(1e-5)  # of a layer norm
-NEVER = np.float32(-1e9)  # the logit of a recent item that is not there
-NOTHING = np.float32(-np.inf)  # the logit of an empty bin
+ABSENT_LOGIT = np.float32(-1e9)  # of a recent item that does not exist
+EMPTY_BIN_LOGIT = np.float32(-np.inf)  # of an empty bin
 ONE, HALF = np.float32(1), np.float32(0.5)
 LN_2 = np.float32(np.log(2))
 
 DONE, EMPTY_ROW, UNKNOWN_ITEM = 0, 1, 2
 
-# Sums may be added up in any order, so that they are computed in lanes; nothing is assumed about NaN and infinity.
+# Sums may be added up in any order, so that lanes compute them; nothing is assumed about NaN and infinity.
 ANY_ORDER = {"contract", "reassoc", "nsz"}
 
 
 class Sizes(NamedTuple):
-    """Of a model; handed over as an array, which takes 0.3 µs instead of 1.7."""
+    """The sizes of a model; passed as an array, which takes 0.3 µs instead of 1.7."""
 
     items: int  # N
     rates: int  # R
@@ -58,36 +57,36 @@ class Sizes(NamedTuple):
     places: int  # K
 
 
-def _array(number: types.Type, dimensions: int) -> types.Array:
-    """The type of every array that has this layout, read-only or at an odd address as part of a message may be."""
+def _any_array(number: types.Type, dimensions: int) -> types.Array:
+    """Return the type of every array of this layout, also of a read-only or unaligned part of a message."""
     return types.Array(number, dimensions, "C", readonly=True, aligned=False)
 
 
-SIGNATURE = types.int64(
-    _array(types.int64, 1),
-    _array(types.float32, 1),
-    _array(types.uint8, 1),
-    _array(types.uint8, 1),
-    _array(types.float32, 4),
-    _array(types.int64, 1),
-    _array(types.int64, 2),
+STEP_SIGNATURE = types.int64(
+    _any_array(types.int64, 1),
+    _any_array(types.float32, 1),
+    _any_array(types.uint8, 1),
+    _any_array(types.uint8, 1),
+    _any_array(types.float32, 4),
+    _any_array(types.int64, 1),
+    _any_array(types.int64, 2),
     types.Array(types.float32, 2, "C"),
 )
 
 
 @numba.njit(cache=True, nogil=True)
 def step(sizes, tape, codes, last_codes, bins, last, recent, queries):
-    """Turn Q states into queries, as ``LisaMini.read`` does. To be compiled for ``SIGNATURE`` alone.
+    """Turn Q states into queries, as ``LisaMini.read`` does. It is compiled for ``STEP_SIGNATURE`` alone.
 
     sizes       (11,)         int64, in the order of ``Sizes``
-    tape        float32, the tables and matrices of the model in the order in which they stand in ``model.step``
-    codes       (N * B,)      uint8, of each item those of the history
-    last_codes  (N * B',)     uint8, those of the targets
+    tape        float32, the tables and matrices of the model, in the order of ``model.step``
+    codes       (N * B,)      uint8, the history codes of each item
+    last_codes  (N * B',)     uint8, the target codes of each item
     bins        (Q, R, B, W)  float32
     last        (Q,)          int64
     recent      (Q, K)        int64
     queries     (Q, D)        float32, written
-    returns     DONE, or what is wrong
+    returns     DONE, EMPTY_ROW or UNKNOWN_ITEM
     """
     items, rates, books, words, last_books, last_words = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]
     width, inner, hops, heads, places = sizes[6], sizes[7], sizes[8], sizes[9], sizes[10]
@@ -103,36 +102,38 @@ def step(sizes, tape, codes, last_codes, bins, last, recent, queries):
     last_codebooks = codebooks + books * words * width
     recent_codebooks = last_codebooks + last_books * last_words * width
     matrices = recent_codebooks + (last_books * last_words * width if heads else 0)
-    narrow, broad = _padded(width), _padded(max(cells, inner, heads * width))
-    at_once = min(len(last), USERS_AT_ONCE)
-    hidden, asked = np.empty(at_once * narrow, np.float32), np.empty(at_once * narrow, np.float32)
-    wide = np.empty(at_once * broad, np.float32)
-    chosen = np.empty(cells + FURTHER, np.int64)
+    hidden_stride, wide_stride = _padded(width), _padded(max(cells, inner, heads * width))
+    at_once = min(len(last), USERS_PER_CHUNK)
+    hidden, normal = np.empty(at_once * hidden_stride, np.float32), np.empty(at_once * hidden_stride, np.float32)
+    wide = np.empty(at_once * wide_stride, np.float32)
+    chosen = np.empty(cells + PREFETCH_ROWS, np.int64)
     memory = np.empty((places if heads else 0) * (width + 1), np.float32)
-    for begin in range(0, len(last), USERS_AT_ONCE):
-        users = min(USERS_AT_ONCE, len(last) - begin)
+    for begin in range(0, len(last), USERS_PER_CHUNK):
+        users = min(USERS_PER_CHUNK, len(last) - begin)
         hidden[:] = 0
         for q in range(users):
-            item, vector, history = last[begin + q], q * narrow, (begin + q) * cells
+            item, vector, history = last[begin + q], q * hidden_stride, (begin + q) * cells
             code, last_code = item * books, item * last_books
             _add_codewords(tape, codebooks, words, width, codes, code, books, hidden, vector)
             _add_codewords(tape, last_codebooks, last_words, width, last_codes, last_code, last_books, hidden, vector)
-            if not _shares_by_codes(tape, codes, code, rates, books, words, histories, history, wide, q * broad):
+            if not _attention_by_codes(
+                tape, codes, code, rates, books, words, histories, history, wide, q * wide_stride
+            ):
                 return EMPTY_ROW
-        at = _add_table(users, wide, broad, cells, tape, _padded(matrices), hidden, narrow, width, chosen)
-        at = _feed_forward(users, width, inner, tape, at, hidden, asked, narrow, wide, broad)
+        at = _add_table(users, wide, wide_stride, cells, tape, _padded(matrices), hidden, hidden_stride, width, chosen)
+        at = _feed_forward(users, width, inner, tape, at, hidden, normal, hidden_stride, wide, wide_stride)
         for _ in range(hops):
-            _normalise_each(users, hidden, narrow, width, asked)
-            at = _product(users, asked, narrow, width, tape, at, wide, broad, cells)
+            _normalise_each(users, hidden, hidden_stride, width, normal)
+            at = _product(users, normal, hidden_stride, width, tape, at, wide, wide_stride, cells)
             for q in range(users):
-                _shares_by_logits(rows, words, histories, (begin + q) * cells, wide, q * broad)
-            at = _add_values(users, wide, broad, cells, tape, at, hidden, narrow, width, chosen)
-            at = _feed_forward(users, width, inner, tape, at, hidden, asked, narrow, wide, broad)
+                _attention_by_logits(rows, words, histories, (begin + q) * cells, wide, q * wide_stride)
+            at = _add_values(users, wide, wide_stride, cells, tape, at, hidden, hidden_stride, width, chosen)
+            at = _feed_forward(users, width, inner, tape, at, hidden, normal, hidden_stride, wide, wide_stride)
         if heads:
-            _normalise_each(users, hidden, narrow, width, asked)
-            at = _product(users, asked, narrow, width, tape, at, wide, broad, heads * width)
+            _normalise_each(users, hidden, hidden_stride, width, normal)
+            at = _product(users, normal, hidden_stride, width, tape, at, wide, wide_stride, heads * width)
             for q in range(users):
-                _scale(wide, q * broad, heads * width, ONE / np.sqrt(np.float32(width)))
+                _scale(wide, q * wide_stride, heads * width, ONE / np.sqrt(np.float32(width)))
                 window = recent[begin + q]
                 memory[: places * width] = 0
                 for place in range(places):
@@ -140,26 +141,26 @@ def step(sizes, tape, codes, last_codes, bins, last, recent, queries):
                     _add_codewords(
                         tape, recent_codebooks, last_words, width, last_codes, code, last_books, memory, vector
                     )
-                    _remember(place, width, tape, at, memory)
-                _attend(window, width, heads, tape, at + (1 + places) * width, memory, wide, q * broad)
+                    _write_recent_memory(place, width, tape, at, memory)
+                _attend_to_recent(window, width, heads, tape, at + (1 + places) * width, memory, wide, q * wide_stride)
             at += (1 + places) * width + heads * places
-            at = _add_bias(users, tape, at, hidden, narrow, width)
-            at = _add_product(users, wide, broad, heads * width, tape, at, hidden, narrow, width)
-            at = _feed_forward(users, width, inner, tape, at, hidden, asked, narrow, wide, broad)
-        _normalise_each(users, hidden, narrow, width, asked)
+            at = _add_bias(users, tape, at, hidden, hidden_stride, width)
+            at = _add_product(users, wide, wide_stride, heads * width, tape, at, hidden, hidden_stride, width)
+            at = _feed_forward(users, width, inner, tape, at, hidden, normal, hidden_stride, wide, wide_stride)
+        _normalise_each(users, hidden, hidden_stride, width, normal)
         for q in range(users):
-            _multiply(asked, q * narrow, tape, at, out, (begin + q) * width, width)
+            _multiply(normal, q * hidden_stride, tape, at, out, (begin + q) * width, width)
             _add_row(tape, at + width, out, (begin + q) * width, width)
     return DONE
 
 
-ASKING = types.void(
-    _array(types.float32, 1),
-    _array(types.int32, 2),
-    _array(types.float32, 2),
-    _array(types.float32, 1),
-    _array(types.float32, 2),
-    _array(types.int64, 2),
+QUERY_PRODUCTS_SIGNATURE = types.void(
+    _any_array(types.float32, 1),
+    _any_array(types.int32, 2),
+    _any_array(types.float32, 2),
+    _any_array(types.float32, 1),
+    _any_array(types.float32, 2),
+    _any_array(types.int64, 2),
     types.Array(types.float32, 2, "C"),
     types.Array(types.int64, 2, "C"),
     types.Array(types.float32, 2, "C"),
@@ -167,13 +168,13 @@ ASKING = types.void(
 
 
 @numba.njit(cache=True, nogil=True)
-def ask(codebooks, followers, lift, fading, queries, recent, products, lifted, gains):
-    """What Q queries ask of the catalogue, as ``LisaMini`` has it. To be compiled for ``ASKING`` alone.
+def query_products(codebooks, followers, lift, decay, queries, recent, products, lifted, gains):
+    """Multiply Q queries with the target codewords, and look up followers. It is compiled for its signature alone.
 
     codebooks  float32, the target codewords as the columns of a matrix (D, B' * W'), panel by panel
     followers  (N, K)  int32
     lift       (N, K)  float32
-    fading     (n,)    float32, how much the followers of each of the newest items count
+    decay      (n,)    float32, the weight of the followers of each of the newest items
     queries    (Q, D)  float32
     recent     (Q, K)  int64, rows, newest first, -1 for none
     products   (Q, padded B' * W')  float32, zeros, written
@@ -185,12 +186,12 @@ def ask(codebooks, followers, lift, fading, queries, recent, products, lifted, g
     _add_full_product(users, queries.reshape(-1), width, width, codebooks, 0, products.reshape(-1), outputs, outputs)
     each = followers.shape[1]
     for q in range(users):
-        for place in range(len(fading)):
+        for place in range(len(decay)):
             item, begin = recent[q, place], place * each
             for nth in range(each):
                 if 0 <= item < len(followers):
                     lifted[q, begin + nth] = max(followers[item, nth], 0)
-                    gains[q, begin + nth] = lift[item, nth] * fading[place]
+                    gains[q, begin + nth] = lift[item, nth] * decay[place]
                 else:
                     lifted[q, begin + nth], gains[q, begin + nth] = 0, 0
 
@@ -200,9 +201,9 @@ def ask(codebooks, followers, lift, fading, queries, recent, products, lifted, g
 
 @numba.njit(nogil=True)
 def _add_codewords(tape, codebooks, words, width, codes, code, books, out, begin):
-    """Of each codebook the codeword that an item's code points to."""
+    """Add an item's codeword of each codebook to a vector."""
     total, fours = out[begin : begin + width], books // 4 * 4
-    for book in range(0, fours, 4):  # at once, as the sum is read and written each time
+    for book in range(0, fours, 4):  # four at once, as the sum is read and written each time
         one = codebooks + (words * book + np.int64(codes[code + book])) * width
         two = codebooks + (words * (book + 1) + np.int64(codes[code + book + 1])) * width
         three = codebooks + (words * (book + 2) + np.int64(codes[code + book + 2])) * width
@@ -216,8 +217,8 @@ def _add_codewords(tape, codebooks, words, width, codes, code, books, out, begin
 
 
 @numba.njit(nogil=True, error_model="numpy")
-def _shares_by_codes(match, codes, code, rates, books, words, bins, history, shares, mass):
-    """The first look, asked by the last item's codes; False when a row of the histogram is empty."""
+def _attention_by_codes(match, codes, code, rates, books, words, bins, history, shares, mass):
+    """Attend to the histogram by the last item's codes; returns False when a row of the histogram is empty."""
     for row in range(rates * books):
         codeword = (row * words + np.int64(codes[code + row % books])) * words
         _multiply(bins, history, match, codeword, shares, mass, words)
@@ -231,15 +232,15 @@ def _shares_by_codes(match, codes, code, rates, books, words, bins, history, sha
 
 
 @numba.njit(nogil=True, error_model="numpy")
-def _shares_by_logits(rows, words, bins, history, logits, begin):
-    """A further look: the logits become shares, exp(logit) * bin over the sum of its row.
+def _attention_by_logits(rows, words, bins, history, logits, begin):
+    """Turn the logits of a hop into shares: exp(logit) * bin, over the sum of its row.
 
-    A bin counts as its mantissa times a power of two, which goes into the exponent: no scale of a row is too large.
+    A bin is split into its mantissa and a power of two, which goes into the exponent: no scale of a row is too large.
     """
     cells = rows * words
     _add_exponents(bins, history, logits, begin, cells)
     for row in range(begin, begin + cells, words):
-        _add(logits, row, words, -_peak(logits, row, words))
+        _add_number(logits, row, words, -_maximum(logits, row, words))
     _exp_times_mantissas(bins, history, logits, begin, cells)
     for row in range(begin, begin + cells, words):
         _scale_shares(logits, row, words, ONE / _sum(logits, row, words))
@@ -250,7 +251,7 @@ def _add_exponents(bins, history, logits, begin, cells):
     mass, logit = bins[history : history + cells], logits[begin : begin + cells]
     for cell in range(cells):
         raised = logit[cell] + LN_2 * _exponent(mass[cell])
-        logit[cell] = raised if mass[cell] > 0 else NOTHING
+        logit[cell] = raised if mass[cell] > 0 else EMPTY_BIN_LOGIT
 
 
 @numba.njit(nogil=True, fastmath=ANY_ORDER)
@@ -262,19 +263,19 @@ def _exp_times_mantissas(bins, history, logits, begin, cells):
 
 
 @numba.njit(nogil=True)
-def _feed_forward(users, width, inner, tape, at, hidden, asked, narrow, wide, broad):
-    """Add a block's answer to the hidden vectors; returns where the tape goes on, as everything that reads it."""
-    _normalise_each(users, hidden, narrow, width, asked)
-    at = _product(users, asked, narrow, width, tape, at, wide, broad, inner)
+def _feed_forward(users, width, inner, tape, at, hidden, normal, hidden_stride, wide, wide_stride):
+    """Add a feed-forward block's output to the hidden vectors; returns the tape's next place, as all its readers do."""
+    _normalise_each(users, hidden, hidden_stride, width, normal)
+    at = _product(users, normal, hidden_stride, width, tape, at, wide, wide_stride, inner)
     for q in range(users):
-        _gelu(wide, q * broad, inner)
-    at = _add_bias(users, tape, at, hidden, narrow, width)
-    return _add_product(users, wide, broad, inner, tape, at, hidden, narrow, width)
+        _gelu(wide, q * wide_stride, inner)
+    at = _add_bias(users, tape, at, hidden, hidden_stride, width)
+    return _add_product(users, wide, wide_stride, inner, tape, at, hidden, hidden_stride, width)
 
 
 @numba.njit(nogil=True)
-def _remember(place, width, tape, at, memory):
-    """What the heads look at: a recent item's normalised vector with its gain, and its position."""
+def _write_recent_memory(place, width, tape, at, memory):
+    """Write a row of the heads' memory: a recent item's normalised vector, with gain, bias and position."""
     begin = place * width
     _normalise(memory, begin, width, memory, begin)
     _multiply(memory, begin, tape, at, memory, begin, width)
@@ -282,20 +283,20 @@ def _remember(place, width, tape, at, memory):
 
 
 @numba.njit(nogil=True, error_model="numpy")
-def _attend(recent, width, heads, tape, age_bias, memory, asked, query):
-    """Softmax attention; each head's query is replaced by what it finds."""
+def _attend_to_recent(recent, width, heads, tape, age_bias, memory, queries, query):
+    """Attend by softmax; each head's query is replaced by its output."""
     places = len(recent)
     logits = places * width  # behind the vectors
     for _ in range(heads):
         for place in range(places):
-            logit = _dot(asked, query, memory, place * width, width) + tape[age_bias + place]
-            memory[logits + place] = logit if recent[place] >= 0 else NEVER
-        _add(memory, logits, places, -_peak(memory, logits, places))
+            logit = _dot(queries, query, memory, place * width, width) + tape[age_bias + place]
+            memory[logits + place] = logit if recent[place] >= 0 else ABSENT_LOGIT
+        _add_number(memory, logits, places, -_maximum(memory, logits, places))
         _exp_each(memory, logits, places)
         _scale(memory, logits, places, ONE / _sum(memory, logits, places))
-        _scale(asked, query, width, np.float32(0))
+        _scale(queries, query, width, np.float32(0))
         for place in range(places):
-            _add_scaled(memory, place * width, memory[logits + place], asked, query, width)
+            _add_scaled(memory, place * width, memory[logits + place], queries, query, width)
         query += width
         age_bias += places
 
@@ -305,7 +306,7 @@ def _attend(recent, width, heads, tape, age_bias, memory, asked, query):
 
 @numba.njit(nogil=True)
 def _normalise_each(users, rows, stride, width, out):
-    """A layer norm's mean and variance; its gain and bias are in the matrix that follows."""
+    """Apply a layer norm without gain and bias, which are folded into the matrix behind it."""
     for q in range(users):
         _normalise(rows, q * stride, width, out, q * stride)
 
@@ -352,7 +353,7 @@ def _add_scaled(rows, begin, number, out, out_begin, length):
 
 
 @numba.njit(nogil=True)
-def _add(rows, begin, length, number):
+def _add_number(rows, begin, length, number):
     row = rows[begin : begin + length]
     for j in range(length):
         row[j] += number
@@ -391,8 +392,8 @@ def _dot(ones, begin, others, others_begin, length):
 
 
 @numba.njit(nogil=True, fastmath=ANY_ORDER | {"nnan"})
-def _peak(rows, begin, length):
-    """The largest; where one of them is NaN any number will do, as everything becomes NaN."""
+def _maximum(rows, begin, length):
+    """Return the largest number; any number if one of them is NaN, as the result is NaN then."""
     row, peak = rows[begin : begin + length], rows[begin]
     for j in range(length):
         peak = max(peak, row[j])
@@ -408,9 +409,9 @@ def _exp_each(rows, begin, length):
 
 @numba.njit(nogil=True, fastmath=ANY_ORDER)
 def _exp(x):
-    """exp(x) for x <= 0, to 3e-7 of it; what is below exp(-87) comes out as that.
+    """Compute exp(x) for x <= 0, with a relative error of 3e-7 and a lower limit of exp(-87).
 
-    2**whole * exp(rest), the second by its Taylor series; ln 2 in two parts, or its rounding would be seen.
+    It is 2**whole * exp(rest), the second by its Taylor series. ln 2 is in two parts, as its rounding would show.
     """
     x = np.float32(-87) if x < np.float32(-87) else x
     whole = np.floor(x * np.float32(1 / np.log(2)) + HALF)
@@ -427,7 +428,7 @@ def _exp(x):
 
 @numba.njit(nogil=True, fastmath=ANY_ORDER, error_model="numpy")
 def _gelu(rows, begin, length):
-    """x * (1 + erf(x / sqrt 2)) / 2, in place.
+    """Compute x * (1 + erf(x / sqrt 2)) / 2, in place.
 
     Source: erf to 3e-7 as x times a ratio of two polynomials in its square, as in Eigen (generic_fast_erf_float).
     """
@@ -455,13 +456,13 @@ def _gelu(rows, begin, length):
 
 @numba.njit(nogil=True)
 def _padded(outputs):
-    """Panels are full."""
+    """Round up to whole panels."""
     return (outputs + PANEL - 1) // PANEL * PANEL
 
 
 @numba.njit(nogil=True)
 def _product(users, rows, stride, inputs, tape, at, out, out_stride, outputs):
-    """out = bias + rows @ matrix."""
+    """Compute out = bias + rows @ matrix."""
     for q in range(users):
         _copy(tape, at, out, q * out_stride, _padded(outputs))
     at += _padded(outputs)
@@ -476,26 +477,27 @@ def _add_bias(users, tape, at, out, stride, outputs):
 
 
 def _products(numbers):
-    """What multiplies with matrices of which a word of the tape holds so many numbers, as ``_adding`` has it."""
+    """Make the products with matrices that have so many numbers in a word of the tape, as in ``_multiply_add``."""
     row_words = PANEL // numbers
 
     @intrinsic
     def add_tile(typing_context, rows, rows_at, stride, tape, at, part, out, out_at, out_stride):
-        return _signature(rows, tape, out), _adding(TILE, 0, numbers)
+        return _signature(rows, tape, out), _multiply_add(TILE, 0, numbers)
 
     @intrinsic
     def add_one(typing_context, rows, rows_at, stride, tape, at, part, out, out_at, out_stride):
-        return _signature(rows, tape, out), _adding(1, AHEAD, numbers)
+        return _signature(rows, tape, out), _multiply_add(1, PREFETCH_WORDS, numbers)
 
     @intrinsic
     def add_chosen(typing_context, shares, chosen, tape, at, count, out, out_at):
         number = types.int64
-        return types.void(shares, chosen, tape, number, number, out, number), _adding(1, 0, numbers, FURTHER)
+        signature = types.void(shares, chosen, tape, number, number, out, number)
+        return signature, _multiply_add(1, 0, numbers, PREFETCH_ROWS)
 
     @numba.njit(nogil=True)
     def add_product(users, rows, stride, inputs, tape, at, out, out_stride, outputs):
-        """out += rows @ matrix; a user's numbers are added up in the same order, alone or with others."""
-        tiles, chunk = users // TILE * TILE, inputs if users == 1 else CHUNK
+        """Compute out += rows @ matrix, in the same order for a user alone or with others."""
+        tiles, chunk = users // TILE * TILE, inputs if users == 1 else ROWS_PER_CHUNK
         for panel in range(0, outputs, PANEL):
             for begin in range(0, inputs, chunk):
                 part = min(chunk, inputs - begin)
@@ -508,14 +510,14 @@ def _products(numbers):
 
     @numba.njit(nogil=True)
     def add_values(users, shares, stride, cells, tape, at, out, out_stride, width, chosen):
-        """out += shares @ values. For a user alone, whose time is that of reading, without what has no share."""
+        """Compute out += shares @ values. For a user alone, skip values without a share, as reading takes its time."""
         if users > 1:
             return add_product(users, shares, stride, cells, tape, at, out, out_stride, width)
         count = 0
         for cell in range(cells):
             chosen[count] = cell
             count += shares[cell] != 0
-        chosen[count : count + FURTHER] = 0 if count == 0 else chosen[count - 1]
+        chosen[count : count + PREFETCH_ROWS] = 0 if count == 0 else chosen[count - 1]
         for panel in range(0, width, PANEL):
             if count:
                 add_chosen(shares, chosen, tape, at, count, out, panel)
@@ -525,11 +527,11 @@ def _products(numbers):
     return add_product, add_values
 
 
-def _adding(users, ahead, numbers, further=0):
-    """Code that adds the product of some users' rows of ``part`` numbers with one panel to their sums.
+def _multiply_add(users, ahead, numbers, further=0):
+    """Return a code generator that adds the product of users' rows of ``part`` numbers with one panel to their sums.
 
-    A word of the tape is so many ``numbers``: a float32, or the upper halves of two, of which the first is of the
-    panel's first half. With ``further`` only chosen rows of the panel are read, so many of them in front.
+    A word of the tape has so many ``numbers``: a float32, or the upper halves of two, the first of which belongs to the
+    panel's first half. With ``further`` it only reads chosen rows of the panel, and fetches so many of them ahead.
     """
     lanes, index, bit32 = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64), ir.IntType(32)
     undefined, parts = ir.Constant(lanes, ir.Undefined), range(PANEL // LANES)
@@ -587,7 +589,7 @@ def _adding(users, ahead, numbers, further=0):
         if ahead or further:
             later = builder.mul(chosen(builder.add(turn, index(further))), index(row_words)) if further else row_at
             for each in reads:
-                _fetch(builder, builder.gep(matrix, [builder.add(later, index(ahead + LANES * each))]))
+                _prefetch(builder, builder.gep(matrix, [builder.add(later, index(ahead + LANES * each))]))
         added = []
         for user, start in enumerate(inputs):
             number = in_all_lanes(builder.load(builder.gep(start, [row])))
@@ -608,7 +610,7 @@ def _adding(users, ahead, numbers, further=0):
     return generate
 
 
-def _fetch(builder, address):
+def _prefetch(builder, address):
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")

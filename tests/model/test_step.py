@@ -176,9 +176,9 @@ def test_states_are_read_where_they_lie_and_nothing_is_compiled_again(small: Ste
     assert len(step_kernel.step.signatures) == compiled == 1
 
 
-def test_weights_that_are_not_settled_are_refused(random_model: Make) -> None:
+def test_weights_that_are_not_rounded_are_refused(random_model: Make) -> None:
     model = random_model(PRESETS["lisa-mini"][0], ITEMS)
     with torch.no_grad():
         model.feed_forward.up.weight += 1 / 3
-    with pytest.raises(ValueError, match="settle"):
+    with pytest.raises(ValueError, match="fold_norms_and_round"):
         step_of(model)
