@@ -1,4 +1,4 @@
-"""What a model knows of a user of few events, blended with what is used just now.
+"""Rank fusion: the model's ranking for a user of few events, blended with what is trending.
 
 An item scores ``w / (1 + its rank for the user) + (1 - w) / (1 + its rank just now)`` with ``w = n / (n + CONSTANT)``
 after n events. `benchmarks/cold_users.py` measures it: a trained model needs little help, so the constant is small.
@@ -19,7 +19,7 @@ DEEPER = 20  # places that both lists have beyond those that are asked for
 
 
 def blended(own: Rows, now: Rows, events: int, k: int) -> tuple[Rows, NDArray[np.float64]]:
-    """The k best items of two rankings, best first, and their scores; ties as the user's own ranking has them."""
+    """Return the k best items of two rankings, best first, and their scores; ties in the user's order."""
     weight = events / (events + CONSTANT)
     scores = defaultdict[int, float](float)
     for share, ranking in ((weight, own), (1 - weight, now)):

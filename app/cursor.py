@@ -1,7 +1,7 @@
-"""Where a list goes on: an opaque text that says what was shown, so that no page shows it again.
+"""Cursors: an opaque text that names the items of earlier pages, so that no later page shows them again.
 
-It holds nothing but ids of items, and is read as carefully as a list of items to exclude, which it amounts to: whoever
-makes one up has said what is not to be shown. Nothing is kept here between pages.
+A cursor holds nothing but item ids. It is read as carefully as a list of items to exclude, since it amounts to one.
+The service keeps nothing between pages.
 """
 
 import zlib
@@ -15,18 +15,18 @@ MAX_BYTES = MAX_ITEMS * 129  # ids of 128 letters, each with what separates it f
 
 
 class BadCursor(ValueError):
-    """Not the text of a page's answer."""
+    """The text is not the cursor of any page."""
 
 
 def cursor_after(shown: Iterable[str]) -> str:
-    """The text; MAX_ITEMS ids at most."""
+    """Return the cursor behind the items shown, at most MAX_ITEMS of them."""
     text = "\n".join(shown).encode()
     whole = PLAIN + text if len(text) < SHORT else PACKED + zlib.compress(text, level=1)
     return urlsafe_b64encode(whole).rstrip(b"=").decode()
 
 
 def shown_before(cursor: str) -> Sequence[str]:
-    """What was shown, in order; nothing for the empty text. The ids may be anything.
+    """Return the ids of the items shown, in order; none for the empty text. The ids may be anything.
 
     raises BadCursor
     """

@@ -46,6 +46,7 @@ class FastPath:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request (ASGI)."""
         answer = _fast_answer(scope, receive) if scope["type"] == "http" else None
         if answer is None:
             await self._app(scope, receive, send)

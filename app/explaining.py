@@ -1,4 +1,4 @@
-"""Why an item is recommended: what its score is the sum of, and which recent items have the same codewords."""
+"""Explains why an item is recommended: the parts of its score, and the recent items that share its codewords."""
 
 from typing import NamedTuple
 
@@ -17,17 +17,17 @@ NO_BINS = np.zeros((0, 0), np.float32)
 SHOWN = 3  # codewords, and recent items, of each kind
 
 
-class Asker(NamedTuple):
-    """Whose recommendations are explained.
+class ExplainedQuery(NamedTuple):
+    """A query whose items are explained.
 
-    query      one
-    lifting    (K,)       rows of the items that lift others, as the query has them; -1 for none
-    recent     (M,)       rows of all that may have shared codewords
-    histogram  (R, B, W)  None where none is asked
+    vector     what the engine ranked by, of one query
+    lifting    (K,)       rows of the items whose followers the query lifts; -1 for none
+    recent     (M,)       rows of the items that may share codewords
+    histogram  (R, B, W)  None where the query has none
     boosts     what the request adds to scores
     """
 
-    query: Queries
+    vector: Queries
     lifting: NDArray[np.integer]
     recent: Rows
     histogram: NDArray[np.float32] | None
@@ -35,7 +35,7 @@ class Asker(NamedTuple):
 
 
 class Explainer:
-    """Explains the answers of one generation."""
+    """Explains the recommendations of one generation."""
 
     def __init__(self, generation: Generation, catalogue: TrainedCatalogue, engine: Engine) -> None:
         self._history_codes = engine.history_codes
@@ -43,13 +43,13 @@ class Explainer:
         self._catalogue = catalogue
         self._engine = engine
         nothing = ScoreParts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
-        nobody = Asker(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None, None)
-        self._told(NO_ROWS, nothing, nobody)  # compiled before the first request waits for it
+        nobody = ExplainedQuery(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None, None)
+        self._facts(NO_ROWS, nothing, nobody)  # compiled before the first request waits for it
 
-    def explain(self, asker: Asker, rows: Rows) -> list[Explanation]:
-        """Of each of the items, in order."""
-        parts = self._engine.explain(asker.query, rows)
-        whole, amounts, sums, ends = self._told(rows, parts, asker)
+    def explain(self, query: ExplainedQuery, rows: Rows) -> list[Explanation]:
+        """Return one explanation for each of the items, in order."""
+        parts = self._engine.explain(query.vector, rows)
+        whole, amounts, sums, ends = self._facts(rows, parts, query)
         # what there is of all items stands in one list, as making many small ones would take longer
         books, words, history_books, history_words, others, shared, shared_history = whole
         adding, shares, adds, lifts = amounts
@@ -79,28 +79,28 @@ class Explainer:
             }
             for n, (bias, rest, follows) in enumerate(zip(parts.bias.tolist(), *sums, strict=True))
         ]
-        if asker.boosts is not None:
-            for explanation, gain in zip(explanations, gains_of(asker.boosts, rows).tolist(), strict=True):
+        if query.boosts is not None:
+            for explanation, gain in zip(explanations, gains_of(query.boosts, rows).tolist(), strict=True):
                 explanation["boost"] = gain
         return explanations
 
-    def _told(
-        self, rows: Rows, parts: ScoreParts, asker: Asker
+    def _facts(
+        self, rows: Rows, parts: ScoreParts, query: ExplainedQuery
     ) -> tuple[list[list[int]], list[list[float]], list[list[float]], list[list[int]]]:
-        """What there is to say of k items in numbers, as `_tell` fills it in."""
-        bins = NO_BINS if asker.histogram is None else asker.histogram[self._slowest]
+        """Return the numbers of the explanations of k items, as `_fill_facts` fills them in."""
+        bins = NO_BINS if query.histogram is None else query.histogram[self._slowest]
         whole, amounts = np.empty((7, len(rows) * SHOWN), np.int64), np.empty((4, len(rows) * SHOWN))
         sums, ends = np.zeros((2, len(rows))), np.zeros((3, len(rows) + 1), np.int64)
         codes = self._engine.target_codes, self._history_codes
         # of the types that are compiled, whatever a state's are: else the first request compiles for seconds
-        asked = [np.array(one, np.int64) for one in (rows, asker.recent, asker.lifting)]
+        asked = [np.array(one, np.int64) for one in (rows, query.recent, query.lifting)]
         asked += [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
-        _tell(*codes, *asked, whole, amounts, sums, ends)  # type: ignore[call-arg]
+        _fill_facts(*codes, *asked, whole, amounts, sums, ends)  # type: ignore[call-arg]
         return whole.tolist(), amounts.tolist(), sums.tolist(), ends.tolist()
 
 
 @numba.njit(cache=True, nogil=True)
-def _tell(  # type: ignore[no-untyped-def]
+def _fill_facts(  # type: ignore[no-untyped-def]
     targets, histories, rows, recent, lifting, adding, lifts, bins, whole, amounts, sums, ends
 ):
     """Fill in what there is of each item, at most SHOWN each, one item behind the other.

@@ -1,9 +1,10 @@
-"""All items that may be shown, best first, of which a list takes as many as it needs."""
+"""Rankings of the items that one request may show: by a model, or by popularity."""
 
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from app.catalogue import Rows
 from app.trending import Trending
@@ -17,8 +18,8 @@ Scores = NDArray[np.floating]
 Ranked = tuple[Rows, Scores]
 
 
-def found_of(ranked: Ranked) -> Ranked:
-    """Without the places behind the last item, which are -1."""
+def without_padding(ranked: Ranked) -> Ranked:
+    """Return the ranking without the places behind its last item, which are -1."""
     rows, scores = ranked
     if not len(rows) or rows[-1] >= 0:
         return ranked
@@ -30,60 +31,67 @@ class Ranking(Protocol):
     """What one request ranks items by, its boosts and candidates included."""
 
     def best(self, count: int, excluded: Bitmap) -> Ranked:
-        """Rows and scores of so many of the best outside, or of all there are; ties by item order."""
+        """Return rows and scores of the best items that are not excluded, at most `count`; ties by item order."""
 
     def relevance(self, scores: Scores) -> NDArray[np.float32]:
-        """Scores as logarithms of odds, which likeness is weighed against."""
+        """Return the scores as logarithms of odds, against which the likeness of items is weighed."""
 
     def scores(self, rows: Rows) -> Scores:
-        """Of any different items, in order, candidates or not."""
+        """Return the scores of distinct items, in order, candidates or not."""
 
     def codes(self, rows: Rows) -> TargetCodes:
-        """Target codes, whose likeness is that of the items."""
+        """Return the target codes of the items, whose likeness is that of the items."""
 
 
-class Personal:
-    """By what one query asks."""
+class PersonalRanking(Ranking):
+    """Ranks items by one query of the engine."""
 
     def __init__(self, engine: Engine, query: Queries, boosts: Boosts | None, candidates: Rows | None) -> None:
         self._engine, self._query, self._boosts, self._candidates = engine, query, boosts, candidates
 
+    @override
     def best(self, count: int, excluded: Bitmap) -> Ranked:
         if self._candidates is not None:
             allowed = self._candidates[~bitmap.has(excluded, self._candidates)]
             (ranked,) = self._engine.rank_candidates(self._query, [allowed], count, self._boosts)
             return ranked
         (rows,), (scores,) = self._engine.top_k(self._query, count, excluded[None], self._boosts)
-        return found_of((rows, scores))
+        return without_padding((rows, scores))
 
+    @override
     def relevance(self, scores: Scores) -> NDArray[np.float32]:
         return scores.astype(np.float32, copy=False)
 
+    @override
     def scores(self, rows: Rows) -> Scores:
         return self._engine.scores_of(self._query, rows, self._boosts)
 
+    @override
     def codes(self, rows: Rows) -> TargetCodes:
         return self._engine.target_codes.take(rows, axis=0)
 
 
-class Popular:
-    """By how often items were used."""
+class PopularRanking(Ranking):
+    """Ranks items by how often they were used."""
 
     def __init__(self, engine: Engine, trending: Trending, boosts: Boosts | None, candidates: Rows | None) -> None:
         self._engine, self._trending, self._boosts = engine, trending, boosts
         self._others = None if candidates is None else ~trending.catalogue.bitmap_of(candidates)
 
+    @override
     def best(self, count: int, excluded: Bitmap) -> Ranked:
         outside = excluded if self._others is None else excluded | self._others
         return self._trending.ranked(count, outside, self._boosts)
 
+    @override
     def relevance(self, scores: Scores) -> NDArray[np.float32]:
         return np.log1p(scores).astype(np.float32)
 
+    @override
     def scores(self, rows: Rows) -> Scores:
         return self._trending.scores(rows, self._boosts)
 
+    @override
     def codes(self, rows: Rows) -> TargetCodes:
-        """None where there is no model: nothing is like anything then."""
-        codes = self._engine.target_codes
+        codes = self._engine.target_codes  # none where there is no model: nothing is like anything then
         return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)

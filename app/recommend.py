@@ -21,12 +21,12 @@ from app.cursor import MAX_ITEMS as MAX_SHOWN
 from app.cursor import cursor_after
 from app.errors import InvalidRequest, ItemNotFound, details_of
 from app.executor import AdaptiveExecutor
-from app.explaining import Asker, Explainer
+from app.explaining import ExplainedQuery, Explainer
 from app.generation_context import GenerationContext
 from app.metrics import Metrics
 from app.model_inputs import stacked
 from app.query_builder import CatalogueQuery, QueryBuilder
-from app.ranking import Personal, Popular, Ranked, Ranking, Scores
+from app.ranking import PersonalRanking, PopularRanking, Ranked, Ranking, Scores
 from app.recommendation_ids import hash_of
 from app.rules import Rules
 from app.schemas.recommendations import (
@@ -228,7 +228,9 @@ class Recommender(BaseRecommender):
             ranked |= {queries[place]: RankedItems(rows[n], scores[n], theirs, n) for n, place in enumerate(places)}
         for place in alone:
             query, vector = queries[place], vectors.one(place)
-            best = Personal(self._engine, vector, query.boosts, query.candidates).best(query.depth, query.excluded)
+            best = PersonalRanking(self._engine, vector, query.boosts, query.candidates).best(
+                query.depth, query.excluded
+            )
             ranked[query] = RankedItems(*best, vector, 0)
         stages_s["step"] += step_s
         stages_s["scan"] += time.perf_counter() - begin_s - step_s
@@ -252,7 +254,9 @@ class Recommender(BaseRecommender):
                 rows = ranked.rows[shown]
                 items = self._catalogue.scored_items(rows, ranked.scores[shown].tolist())
             else:
-                ranking = Personal(self._engine, ranked.vectors.one(ranked.place), query.boosts, query.candidates)
+                ranking = PersonalRanking(
+                    self._engine, ranked.vectors.one(ranked.place), query.boosts, query.candidates
+                )
                 rows, items, cursor = self._page(query, query.rules, ranking, ranked[:2])
             if query.request.explain:
                 for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
@@ -280,7 +284,7 @@ class Recommender(BaseRecommender):
             candidates = query.candidates
             excluded = query.excluded if candidates is None else ~self._catalogue.bitmap_of(candidates)
             return self._trending.popular(query.request.k, excluded), None
-        ranking = Popular(self._engine, self._trending, query.boosts, query.candidates)
+        ranking = PopularRanking(self._engine, self._trending, query.boosts, query.candidates)
         _, items, cursor = self._page(query, query.rules, ranking, ranking.best(query.depth, query.excluded))
         return items, cursor
 
@@ -288,7 +292,7 @@ class Recommender(BaseRecommender):
         self, query: CatalogueQuery, rules: Rules, ranking: Ranking, best: Ranked
     ) -> tuple[Rows, list[ScoredItem], str | None]:
         """Return the page that the rules make of a ranking, of which the best items are known, and where it goes on."""
-        page = rules.applied(ranking, best, query.excluded)
+        page = rules.page(ranking, best, query.excluded)
         items = self._catalogue.scored_items(page.rows, page.scores.tolist())
         for place in page.pinned:
             items[place]["pinned"] = True
@@ -301,8 +305,10 @@ class Recommender(BaseRecommender):
     def _explanations(self, query: CatalogueQuery, ranked: RankedItems, rows: Rows) -> list[Explanation]:
         vector, history = ranked.vectors.one(ranked.place), query.history
         if query.like is not None or history.model_input is None:
-            asker = Asker(vector, NO_ROWS, np.array([query.like]), None, query.boosts)
+            explained = ExplainedQuery(vector, NO_ROWS, np.array([query.like]), None, query.boosts)
         else:
             model_input = history.model_input
-            asker = Asker(vector, model_input.recent_items, history.recent, model_input.histogram, query.boosts)
-        return self._explainer.explain(asker, rows)
+            explained = ExplainedQuery(
+                vector, model_input.recent_items, history.recent, model_input.histogram, query.boosts
+            )
+        return self._explainer.explain(explained, rows)

@@ -1,7 +1,7 @@
-"""What a request wants of its list beyond the best items: pins, variety, pages.
+"""Re-ranking: what a request wants of its list beyond the best items, which are pins, diversity and pages.
 
-A list is one sequence, whatever its pages: what stands at a place depends on what stands before it and on the pins, and
-never on how many items are asked for. So a page begins where the one before ended, as if it had gone on.
+A list is one sequence, whatever its pages. The item at a place depends on the items before it and on the pins, and
+never on how many items are asked for. So each page continues where the one before ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue import NO_ROWS, Rows, TrainedCatalogue
-from app.ranking import Ranked, Ranking, Scores, found_of
+from app.ranking import Ranked, Ranking, Scores, without_padding
 from app.schemas.recommendations import RecommendationRequest
 from model import bitmap
 from model.bitmap import Bitmap
@@ -22,8 +22,8 @@ from model.scan import Boosts
 from model.variety import NO_DIVERSITY, Candidates, Categories, Diversity, TargetCodes, category_counts, select_diverse
 
 
-class Listed(NamedTuple):
-    """One page.
+class Page(NamedTuple):
+    """One page of a list.
 
     pinned   places, counted from 0, of the items that were to stand where they are
     goes_on  whether there is another page
@@ -43,18 +43,18 @@ SKIPPED, MOST_SKIPPED = 15, 700
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """Of one request.
+    """The rules of one request.
 
-    wanted     items that are looked for: k, and of a page one more, which tells whether there is another
-    shown      ids of what the pages before have shown
+    wanted     how many items are looked for: k, and of a page one more, which tells whether there is another page
+    shown      ids of the items that earlier pages have shown
     pins       rows of items that stand at fixed places, without those shown or filtered out
-    places     of the pins, counted from 0, in order
-    elsewhere  rows of what the rest of the list cannot have: what is known of those shown, and the pins
+    places     places of the pins, counted from 0, in order
+    elsewhere  rows that the rest of the list cannot have: those shown that are known, and the pins
     """
 
     catalogue: TrainedCatalogue
     boosts: Boosts | None
-    variety: Diversity
+    diversity: Diversity
     k: int
     wanted: int
     shown: Sequence[str]
@@ -64,22 +64,22 @@ class Rules:
 
     @property
     def depth(self) -> int:
-        """How many of the best are likely to be enough."""
+        """How many of the best items are likely to be enough."""
         return self._depth(self.wanted)
 
     def _depth(self, missing: int) -> int:
-        skipped = min(SKIPPED * missing, MOST_SKIPPED) if self.variety.max_per_category else 0
-        return missing + skipped + self.variety.window - 1
+        skipped = min(SKIPPED * missing, MOST_SKIPPED) if self.diversity.max_per_category else 0
+        return missing + skipped + self.diversity.window - 1
 
-    def applied(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Listed:
-        """The page.
+    def page(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Page:
+        """Return the page that the rules make of a ranking.
 
         best      at least the first `depth` of the ranking outside what is excluded, or all there are; -1 is no item
         excluded  with what is elsewhere
         """
         rows, scores = self._chosen(ranking, best, excluded)
         if not len(self.pins):
-            return Listed(rows[: self.k], scores[: self.k], (), len(rows) > self.k)
+            return Page(rows[: self.k], scores[: self.k], (), len(rows) > self.k)
         every, own, pinned, place = rows.tolist(), scores.tolist(), [], -1
         for pin, score, wanted in zip(self.pins.tolist(), ranking.scores(self.pins).tolist(), self.places, strict=True):
             # behind the pin before, and at the list's end they close up
@@ -87,7 +87,7 @@ class Rules:
             every.insert(place, pin)
             own.insert(place, score)
             pinned.append(place)
-        return Listed(
+        return Page(
             np.array(every[: self.k], np.int64),
             np.array(own[: self.k]),
             [place for place in pinned if place < self.k],
@@ -95,21 +95,21 @@ class Rules:
         )
 
     def _chosen(self, ranking: Ranking, best: Ranked, excluded: Bitmap) -> Ranked:
-        """The best items with regard to variety: as many as are wanted, if they are there."""
-        rows, scores = found_of(best)
-        if self.variety == NO_DIVERSITY:
+        """Return the best items with regard to diversity: as many as are wanted, if they are there."""
+        rows, scores = without_padding(best)
+        if self.diversity == NO_DIVERSITY:
             return rows[: self.wanted], scores[: self.wanted]
-        codes_of = ranking.codes if self.variety.strength else _no_codes
+        codes_of = ranking.codes if self.diversity.strength else _no_codes
         before, taken_before = codes_of(self.elsewhere), self._taken(self.elsewhere)
         is_all, further = len(rows) < self.depth, 0
         while True:
             categories = self._categories(rows)
             taken = np.zeros(
-                self.catalogue.labels if self.variety.max_per_category else 0, np.int64
+                self.catalogue.labels if self.diversity.max_per_category else 0, np.int64
             )  # the shop may say new ones
             taken[: len(taken_before)] = taken_before
             candidates = Candidates(ranking.relevance(scores), codes_of(rows), categories, is_all)
-            places, left = select_diverse(self.variety, self.wanted, candidates, before, taken)
+            places, left = select_diverse(self.diversity, self.wanted, candidates, before, taken)
             if is_all or len(places) == self.wanted:
                 return rows[places], scores[places]
             # more each time, or it could take long
@@ -119,31 +119,31 @@ class Rules:
             rows, scores = np.concatenate([rows, more]), np.concatenate([scores, more_scores])
 
     def _categories(self, rows: Rows) -> Categories:
-        """Of the items, where they matter."""
-        if self.variety.max_per_category:
+        """Return the categories of the items, where they matter."""
+        if self.diversity.max_per_category:
             return self.catalogue.categories_of(rows)
         return Categories(NO_ROWS, np.zeros(len(rows) + 1, np.int64))
 
     def _taken(self, rows: Rows) -> NDArray[np.int64]:
-        """How many of the items each category has."""
-        if not self.variety.max_per_category:
+        """Return how many of the items each category has."""
+        if not self.diversity.max_per_category:
             return NO_ROWS
         if not len(rows):
             return np.zeros(self.catalogue.labels, np.int64)
         return category_counts(self.catalogue.categories_of(rows), self.catalogue.labels)
 
     def _further(self, ranking: Ranking, count: int, excluded: Bitmap, known: Rows, taken: NDArray[np.int64]) -> Ranked:
-        """So many of the next best items, without those of full categories."""
+        """Return the next best items, at most `count`, without those of full categories."""
         outside = excluded.copy()
         bitmap.add(outside, known)
-        if self.variety.max_per_category:
-            for number in np.flatnonzero(taken >= self.variety.max_per_category).tolist():
+        if self.diversity.max_per_category:
+            for number in np.flatnonzero(taken >= self.diversity.max_per_category).tolist():
                 outside |= self.catalogue.in_category(self.catalogue.label(number))
         return ranking.best(count, outside)
 
 
 def _no_codes(rows: Rows) -> TargetCodes:
-    """Where likeness does not count."""
+    """Return no codes, where likeness does not count."""
     return NO_CODES
 
 
@@ -159,7 +159,7 @@ def rules_of(request: RecommendationRequest, catalogue: TrainedCatalogue, filter
     return Rules(
         catalogue=catalogue,
         boosts=boosts,
-        variety=Diversity(request.diversity, request.max_per_category or 0),
+        diversity=Diversity(request.diversity, request.max_per_category or 0),
         k=request.k,
         wanted=request.k + (request.cursor is not None),
         shown=shown,
@@ -170,7 +170,7 @@ def rules_of(request: RecommendationRequest, catalogue: TrainedCatalogue, filter
 
 
 def _pins(request: RecommendationRequest, catalogue: TrainedCatalogue, filtered: Bitmap) -> tuple[Rows, Sequence[int]]:
-    """Rows and places of the pins that may be shown and are still to come, by place."""
+    """Return rows and places of the pins that may be shown and are still to come, by place."""
     gone = set(request.cursor or ())
     if request.candidates is not None:
         gone |= {pin.item_id for pin in request.pin}.difference(request.candidates)

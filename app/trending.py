@@ -23,7 +23,7 @@ ENOUGH = 1000.0  # events of this moment; with fewer, what is trending is chance
 
 
 class Trending:
-    """The trends of the items that one catalogue has."""
+    """Ranks the items of one catalogue by their trends."""
 
     def __init__(self, trends: TrendCounter, catalogue: LiveCatalogue) -> None:
         self._trends = trends
@@ -32,7 +32,7 @@ class Trending:
         self._read = _Read.of({}, catalogue)
 
     def items(self, k: int, categories: Collection[str] = ()) -> list[ScoredItem]:
-        """The k highest of those that can be had in one of the categories, or in any; by how often they are used."""
+        """Return the k highest trends among the available items of the categories, or of all categories."""
         excluded = self.catalogue.unavailable.copy()
         if categories:
             excluded |= ~self.catalogue.in_categories(categories)
@@ -46,18 +46,18 @@ class Trending:
         return self._now().total >= ENOUGH
 
     def first(self, k: int, excluded: Bitmap) -> Rows:
-        """The k items outside that are used most just now, popular ones where few are."""
+        """Return the k items not excluded that are used most now, then popular ones."""
         return np.array([row for _, row in self._first(k, excluded)], np.int64)
 
     def popular(self, k: int, excluded: Bitmap) -> list[ScoredItem]:
-        """The same with their scores; by training's counts alone where too little is known."""
+        """Return the same items with their scores; by the counts of training alone while few events are known."""
         if not self.are_known:
             return self.catalogue.popular(k, excluded)
         first = self._first(k, excluded)
         return self.catalogue.scored_items(np.array([row for _, row in first], np.int64), [score for score, _ in first])
 
     def ranked(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
-        """As `popular`, with boosts, which multiply an item's score by e to their power."""
+        """Return rows and scores as `popular` does, with boosts, which multiply an item's score by e to their power."""
         if not self.are_known:
             return self.catalogue.most_popular(k, excluded, boosts)
         read = self._now()
@@ -70,7 +70,7 @@ class Trending:
         return rows[best], scores[best]
 
     def scores(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
-        """Of any items, as in `ranked`."""
+        """Return the scores of any items, as in `ranked`."""
         counts = self.catalogue.boosted_counts(rows, boosts)
         if not self.are_known:
             return counts

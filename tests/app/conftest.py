@@ -173,3 +173,28 @@ def shared_client(start: Callable[..., Client], tmp_path_factory: pytest.TempPat
     client = start(tmp_path_factory.mktemp("state"))
     yield client
     client.close()
+
+
+CLICKS = [item_id(row % 37) for row in range(0, 200, 3)]  # many more than the ring holds
+SEEN = {"clicker": CLICKS, "disliker": ["item-3", "item-4"], "nobody": []}
+GONE = ["item-7", "item-30"]  # not available
+SAID = {"item-11": ["new", "tea"], "item-12": [], "item-13": ["cup", "new"]}  # categories by the shop
+
+
+@pytest.fixture(scope="module", params=["sqlite", "redis"])
+def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A service that knows the users of SEEN, with some items sold out and others in new categories."""
+    server = new_server("redis-server") if request.param == "redis" else None
+    settings = Settings(
+        model_dir=model_dir, data_dir=tmp_path_factory.mktemp("state"), redis_url=server.url if server else None
+    )
+    client = Client(settings)
+    client.click("clicker", *SEEN["clicker"])
+    client.post("/v1/events", json=[{"user_id": "disliker", "item_id": i, "type": "dislike"} for i in SEEN["disliker"]])
+    said = [{"item_id": name, "available": False} for name in GONE]
+    said += [{"item_id": name, "categories": categories} for name, categories in SAID.items()]
+    assert client.post("/v1/items", json=said).status_code == 200
+    yield client
+    client.close()
+    if server:
+        server.stop()

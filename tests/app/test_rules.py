@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
-from base64 import urlsafe_b64encode
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,40 +13,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app import rules
-from app.cursor import cursor_after, shown_before
 from app.schemas.fields import MAX_BOOSTS, MAX_K
-from app.settings import Settings
 from model import artifact
 from model.variety import WINDOW
 from storage.state import ITEM_RING
-from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id
+from tests.app.conftest import CATEGORIES, CLICKS, GONE, ITEMS, SAID, SEEN, Client, categories_of, item_id
+from tests.app.test_pages import all_pages
 from tests.app.test_recommendations import ALL_ITEMS, item_ids, post
-from tests.storage.redis_servers import new_server
 
-CLICKS = [item_id(row % 37) for row in range(0, 200, 3)]  # many more than the ring holds
-SEEN = {"clicker": CLICKS, "disliker": ["item-3", "item-4"], "nobody": []}
-GONE = ["item-7", "item-30"]  # not available
-SAID = {"item-11": ["new", "tea"], "item-12": [], "item-13": ["cup", "new"]}  # categories by the shop
 LABELS = [*CATEGORIES, "new", "unknown"]
-
-
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A service that knows the users of SEEN, with some items sold out and others in new categories."""
-    server = new_server("redis-server") if request.param == "redis" else None
-    settings = Settings(
-        model_dir=model_dir, data_dir=tmp_path_factory.mktemp("state"), redis_url=server.url if server else None
-    )
-    client = Client(settings)
-    client.click("clicker", *SEEN["clicker"])
-    client.post("/v1/events", json=[{"user_id": "disliker", "item_id": i, "type": "dislike"} for i in SEEN["disliker"]])
-    said = [{"item_id": name, "available": False} for name in GONE]
-    said += [{"item_id": name, "categories": categories} for name, categories in SAID.items()]
-    assert client.post("/v1/items", json=said).status_code == 200
-    yield client
-    client.close()
-    if server:
-        server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -271,74 +243,6 @@ class TestLaws:
             assert item_ids(result) == item_ids(alone)
 
 
-def all_pages(client: Client, request: dict[str, Any]) -> Iterator[Any]:
-    cursor: str | None = ""
-    while cursor is not None:
-        page = post(client, **request, cursor=cursor)
-        yield page
-        cursor = page["cursor"]
-
-
-class TestPages:
-    @pytest.mark.parametrize("rule", [{}, {"diversity": 0.6}, {"pin": [{"item_id": "item-40", "place": 33}]}])
-    def test_whatever_happens_meanwhile_nothing_comes_twice(self, shop: Client, rule: dict[str, Any]) -> None:
-        """The user comes, clicks on what is shown and on other items between the pages."""
-        user_id = f"reader-{len(json.dumps(rule))}"
-        shown: list[str] = []
-        for page in all_pages(shop, {"user_id": user_id, "k": 7, "exclude_seen": "none", **rule}):
-            shown += item_ids(page)
-            shop.click(user_id, page["items"][0]["item_id"], item_id(len(shown)))
-        assert len(set(shown)) == len(shown)
-        assert set(shown) == set(ALL_ITEMS) - set(GONE)
-
-    def test_seen_items_that_were_not_shown_do_not_come(self, shop: Client) -> None:
-        first = post(shop, user_id="leaver", k=5, cursor="")
-        clicked = [item for item in ALL_ITEMS if item not in item_ids(first)][:3]
-        shop.click("leaver", *clicked)
-        rest = post(shop, user_id="leaver", k=MAX_K, cursor=first["cursor"])
-        assert set(item_ids(rest)) == set(ALL_ITEMS) - set(GONE) - set(clicked) - set(item_ids(first))
-
-    def test_an_item_that_was_sold_out_meanwhile_does_not_come(self, shop: Client) -> None:
-        first = post(shop, history=["item-1"], k=5, cursor="")
-        shop.request("PUT", "/v1/items/item-50", json={"available": False})
-        rest = post(shop, history=["item-1"], k=MAX_K, cursor=first["cursor"])
-        shop.request("PUT", "/v1/items/item-50", json={"available": True})
-        assert "item-50" not in item_ids(first) + item_ids(rest)
-        assert rest["cursor"] is None
-
-    def test_without_asking_for_pages_there_is_no_cursor(self, shop: Client) -> None:
-        assert "cursor" not in post(shop, user_id="clicker", k=5)
-
-    def test_similar_items_have_pages_too(self, shop: Client) -> None:
-        whole = item_ids(post(shop, history=[], because="item-5", k=MAX_K))
-        pages = all_pages(shop, {"history": [], "because": "item-5", "k": 9})
-        assert [item for page in pages for item in item_ids(page)] == whole
-
-    @given(ids=st.lists(st.sampled_from([*ALL_ITEMS, "x" * 128, "never-heard-of"]), unique=True, min_size=1))
-    def test_a_cursor_says_what_was_shown(self, ids: list[str]) -> None:
-        assert list(shown_before(cursor_after(ids))) == ids
-
-
-def packed(text: bytes, layout: bytes = b"\x01") -> str:
-    return urlsafe_b64encode(layout + zlib.compress(text)).decode().rstrip("=")
-
-
-BAD_CURSORS = {
-    "no base64": "!!!",
-    "not ASCII": "ä",
-    "nothing in it": "AQ",
-    "noise": "AX" + "A" * 50,
-    "half of one": cursor_after(ALL_ITEMS)[:-9],
-    "more behind it": cursor_after(ALL_ITEMS) + "AAAA",
-    "another layout": packed(b"item-1", b"\x02"),
-    "no ids": packed(b"item 1\nitem-2"),
-    "an empty id": packed(b"item-1\n"),
-    "no UTF-8": packed(b"\xff\xfe"),
-    "too many ids": packed(b"\n".join(b"%d" % n for n in range(10_001))),
-    "a bomb": packed(b"a" * 30_000_000),
-}
-
-
 class TestDecisions:
     def test_pins_of_what_cannot_be_shown_are_passed_over(self, shop: Client) -> None:
         plain = item_ids(post(shop, user_id="clicker", k=5))
@@ -359,19 +263,6 @@ class TestDecisions:
         shown = item_ids(post(shop, user_id="clicker", k=MAX_K, pin=pin, max_per_category=2))
         assert shown[:4] == tea
         assert not any("tea" in labels_of(item) for item in shown[4:])
-
-    @pytest.mark.parametrize("cursor", BAD_CURSORS.values(), ids=BAD_CURSORS)
-    def test_no_other_text_is_a_cursor(self, shop: Client, cursor: str) -> None:
-        for response in (
-            shop.post("/v1/recommendations", json={"user_id": "clicker", "cursor": cursor}),
-            shop.get("/v1/users/clicker/recommendations", params={"cursor": cursor}),
-        ):
-            assert response.status_code == 422
-            assert [detail["field"] for detail in response.json()["error"]["details"]] == ["cursor"]
-
-    def test_a_made_up_cursor_leaves_out_what_it_names(self, shop: Client) -> None:
-        answer = post(shop, user_id="nobody", k=MAX_K, cursor=cursor_after(["item-1", "item-2", "unheard-of"]))
-        assert set(item_ids(answer)) == set(ALL_ITEMS) - set(GONE) - {"item-1", "item-2"}
 
     @pytest.mark.parametrize(
         ("wish", "field"),
