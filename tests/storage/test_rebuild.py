@@ -166,7 +166,7 @@ class TestRebuildAndErasing:
                     assert await store.states("main", ["user0"], generation) == [None]
                 if isinstance(store, RedisStore):
                     pattern = f"{store._session.keys.meta.removesuffix(':meta')}:*/user0"
-                    assert await store._session.call("KEYS", pattern) == []
+                    assert [keys async for keys in store._session.servers.scan(pattern)] == []
                 await append_all(store, events_of(1, 2, "back "))
                 await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
 
