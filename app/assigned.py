@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.cold import ColdCodes
+from model.cold_items import ColdCodes
 from storage.cold import MARK
 from storage.records import ItemEntry
 

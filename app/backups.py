@@ -9,7 +9,7 @@ from pathlib import Path
 from app.served_generation import generation_of
 from app.settings import StoreSettings
 from app.store_factory import opened_store
-from model import artifact
+from model.artifact import model_directory
 from storage import backup as storage_backup
 
 
@@ -31,6 +31,6 @@ async def restore(
 
     raises  ArtifactError, StorageError, ValueError
     """
-    loaded = await asyncio.to_thread(artifact.load, model)
+    loaded = await asyncio.to_thread(model_directory.load, model)
     async with opened_store(settings, generation_of(loaded), is_new=True) as store:
         return await storage_backup.restore(store, file, resume=resume, on_progress=on_progress)

@@ -38,7 +38,7 @@ ITEMS_USED = 10_000
 SYNCS = 50
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
-REDIS_CONFIG = Path(__file__).parent.parent / "docker" / "redis.conf"
+REDIS_CONFIG = Path(__file__).parents[1] / "docker" / "redis.conf"
 RECOMMENDATIONS, EVENTS = "recommendations", "events"
 
 

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from app.schemas.items import Item
 from app.schemas.scored_items import NamedItem, ScoredItem
-from model import bitmap
-from model.bitmap import Bitmap
-from model.items import Items
-from model.names import NO_MATCH
-from model.scan import Boosts
-from model.variety import Categories
+from model.artifact.item_table import Items
+from model.artifact.string_table import NO_MATCH
+from model.inference import bitmap
+from model.inference.bitmap import Bitmap
+from model.inference.diversity import Categories
+from model.inference.scan import Boosts
 from storage.cold import FIRST_COLD_ROW, cold_row
 
 Rows = NDArray[np.int64]

@@ -14,11 +14,11 @@ from app.background_tasks import BackgroundTasks
 from app.catalogue import NO_ROWS, Rows
 from app.said import ItemOverrides
 from app.shelf import LiveCatalogue
-from model import bitmap
-from model.artifact import Artifact
-from model.cold import MAX_SIMILAR_ITEMS, POOLED_QUERIES, QuerySample, codes_of_similar_items, query_sample
-from model.engine import Engine
-from model.histogram import history_histogram
+from model.artifact.model_directory import Artifact
+from model.cold_items import MAX_SIMILAR_ITEMS, POOLED_QUERIES, QuerySample, codes_of_similar_items, query_sample
+from model.inference import bitmap
+from model.inference.engine import Engine
+from model.lisa.histogram import history_histogram
 from storage.protocol import ItemStore
 from storage.records import ItemEntry
 

@@ -18,11 +18,11 @@ from app.served_generation import generation_of
 from app.settings import Settings
 from app.store_factory import open_store
 from app.training_progress import TrainingProgress
-from model import artifact
+from model.artifact import model_directory
 from model.config import Config, preset
-from model.data import Interactions
-from model.data_readers import read_interactions, read_items
-from model.train import train
+from model.data.interactions import Interactions
+from model.data.readers import read_interactions, read_items
+from model.training.train import train
 from storage.state_event import Event
 
 HOST = "127.0.0.1"
@@ -66,7 +66,7 @@ async def log_first_events(interactions: Interactions, settings: Settings) -> No
     """Log the first events of the data, so that the playground has users to open."""
     assert settings.model_dir is not None
     events = [_event(interactions, row) for row in range(min(EVENTS, len(interactions)))]
-    store = await open_store(settings, generation_of(artifact.load(settings.model_dir)))
+    store = await open_store(settings, generation_of(model_directory.load(settings.model_dir)))
     try:
         for begin in range(0, len(events), BATCH):
             await store.append(settings.tenant, events[begin : begin + BATCH])

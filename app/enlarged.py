@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from model import artifact
-from model.artifact import ITEM_DTYPES, ITEMS, WEIGHTS, Artifact
+from model.artifact import model_directory
+from model.artifact.model_directory import ITEM_DTYPES, ITEMS, WEIGHTS, Artifact
 
 Codes = Literal["trained", "random"]
 
@@ -26,7 +26,7 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
 
     The followers of a copy are those of its original, in the same round.
     """
-    trained = artifact.load(model)
+    trained = model_directory.load(model)
     rng, count = np.random.default_rng(seed), len(trained.items)
     rows = np.arange(items)
     original = rows % count
@@ -43,7 +43,7 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
     catalogue = pl.read_parquet(model / ITEMS)[original].with_columns(
         pl.format("item-{}", pl.Series(rows)).alias("item_id")
     )
-    artifact.write(directory, tensors, trained.config, catalogue, {})
+    model_directory.write(directory, tensors, trained.config, catalogue, {})
 
 
 def item_id(number: int) -> str:

@@ -34,7 +34,7 @@ from app.errors import (
     details_of_errors,
 )
 from app.models_folder import NoSuchModel
-from model.artifact import ArtifactError
+from model.artifact.model_directory import ArtifactError
 from storage.errors import (
     MergeRefused,
     MergeTooLarge,

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from app.catalogue import NO_ROWS, Rows, TrainedCatalogue, gains_of
 from app.schemas.scored_items import Explanation, HistoryCodeword, RecentItem, TargetCodeword
-from model.engine import Engine, Queries, ScoreParts
-from model.scan import Boosts
+from model.inference.engine import Engine, Queries, ScoreParts
+from model.inference.scan import Boosts
 from storage.state import Generation
 
 NO_BINS = np.zeros((0, 0), np.float32)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from app.shelf import LiveCatalogue
 from app.trending import Trending
-from model.engine import Engine
+from model.inference.engine import Engine
 from storage.state import Generation
 
 

@@ -13,7 +13,7 @@ from app.served_generation import generation_of
 from app.serving import ANNOUNCE_EVERY_S, LIVE_FOR_S
 from app.settings import StoreSettings
 from app.store_factory import opened_store
-from model import artifact
+from model.artifact import model_directory
 from storage import rebuild as storage_rebuild
 from storage.errors import StorageError
 from storage.protocol import UserStore
@@ -26,7 +26,7 @@ async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[R
 
     raises  ArtifactError, StorageError, ValueError  when the model or the store cannot be used
     """
-    loaded = await asyncio.to_thread(artifact.load, model)
+    loaded = await asyncio.to_thread(model_directory.load, model)
     generation = generation_of(loaded)
     async with opened_store(settings, generation) as store:
         named = NamedGeneration(loaded.name, generation.tag)

@@ -14,7 +14,7 @@ from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
 from app.schemas.fields import MAX_AHEAD_US, is_id
 from app.settings import Settings
 from app.uuid7 import uuid7
-from model.data_table import LAST_SECOND
+from model.data.table import LAST_SECOND
 from storage.protocol import EventStore
 from storage.state_event import Event, id_time_us
 

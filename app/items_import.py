@@ -19,7 +19,7 @@ from app.replay import (
     message_of,
     require_address,
 )
-from model.data_readers import AVAILABLE, categories_in, read_item_table
+from model.data.readers import AVAILABLE, categories_in, read_item_table
 
 BATCH = 500  # of the 1,000 that a request may have, so that long titles stay within its bytes
 

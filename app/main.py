@@ -34,7 +34,7 @@ from app.overload import LoadShedding
 from app.request_metrics import RequestTimer
 from app.routes import admin, client, events, health, items, model, playground, recommendations, users
 from app.settings import Settings, is_loopback, share_metrics, shared_metrics
-from model import artifact
+from model.artifact import model_directory
 
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 LARGE_BYTES = 1 << 17
@@ -62,7 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
     raises  ArtifactError  when the model directory cannot be used
     """
     loaded = {
-        tenant: no_model.artifact() if model_dir is None else artifact.load(model_dir)
+        tenant: no_model.artifact() if model_dir is None else model_directory.load(model_dir)
         for tenant, model_dir in settings.model_dirs.items()
     }
     metrics = Metrics(shared_metrics())

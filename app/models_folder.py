@@ -6,8 +6,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from app import no_model
 from app.schemas.fields import Id
-from model import artifact
-from model.artifact import Artifact, ArtifactError
+from model.artifact import model_directory
+from model.artifact.model_directory import Artifact, ArtifactError
 
 NAME = TypeAdapter[str](Id)
 
@@ -29,7 +29,7 @@ def load_named(folder: Path, name: str) -> Artifact:
         for place in (folder / name, *(folder / name).iterdir()):
             if not place.resolve().is_relative_to(folder.resolve()):
                 raise ArtifactError(f"'{place}' leads out of the folder of models; copy the model there")
-        return artifact.load(folder / name)
+        return model_directory.load(folder / name)
     except (OSError, RuntimeError) as exc:  # resolve() has the latter for a link that leads round in a circle
         raise ArtifactError(f"'{folder / name}' cannot be read ({exc}); mend it, or copy the model again") from exc
 
@@ -38,7 +38,7 @@ def names(folder: Path) -> list[str]:
     """Return the names of the complete models in the folder."""
     if not folder.is_dir():
         return []
-    return sorted(place.name for place in folder.iterdir() if _is_name(place.name) and artifact.exists(place))
+    return sorted(place.name for place in folder.iterdir() if _is_name(place.name) and model_directory.exists(place))
 
 
 def _is_name(name: str) -> bool:

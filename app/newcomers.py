@@ -21,8 +21,8 @@ from app.assigned import CodeAssignment, ColdItemCodes, entry_of
 from app.background_tasks import BackgroundTasks
 from app.model_inputs import MAX_MISSING, ModelInput, model_inputs, stacked
 from app.shelf import LiveCatalogue
-from model.artifact import Artifact
-from model.cold import (
+from model.artifact.model_directory import Artifact
+from model.cold_items import (
     CONTEXT_ITEMS,
     FIT_AT_EVENTS,
     SAMPLED_QUERIES,
@@ -31,7 +31,7 @@ from model.cold import (
     likeliest_codes,
     sampled_query,
 )
-from model.engine import Engine, Queries
+from model.inference.engine import Engine, Queries
 from storage.cold import plain_type, with_codes
 from storage.errors import StorageError
 from storage.protocol import UserStore

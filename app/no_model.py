@@ -14,10 +14,10 @@ import torch
 
 from app.said import ItemOverrides
 from app.shelf import LiveCatalogue
-from model.artifact import Artifact
+from model.artifact.item_table import Items
+from model.artifact.model_directory import Artifact
 from model.config import EVENT_WEIGHTS, Config, ModelConfig
-from model.items import Items
-from model.lisa import LisaMini
+from model.lisa.lisa_mini import LisaMini
 from storage.protocol import StatisticsStore
 
 NAME = "none"

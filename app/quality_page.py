@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from app.markup import Html, concatenated, tag
 from app.plots import Point, bars, heat_map, lines
 from app.quality_table import interval_text, margin_text, named, number_text, settings_text
-from model.artifact import Artifact
+from model.artifact.model_directory import Artifact
+from model.evaluation.report import Report
+from model.evaluation.trial import Result
 from model.metrics import Bucket
-from model.report import Report
-from model.trial import Result
 
 MOST_RECOMMENDED = 10
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -12,10 +12,10 @@ from app.model_inputs import ModelInput, model_inputs
 from app.rules import Rules, rules_of
 from app.schemas.recommendations import RecommendationRequest
 from app.state_reader import StoredUsers
-from model import bitmap
-from model.bitmap import Bitmap
-from model.histogram import history_histogram
-from model.scan import Boosts
+from model.inference import bitmap
+from model.inference.bitmap import Bitmap
+from model.inference.scan import Boosts
+from model.lisa.histogram import history_histogram
 from storage.state import ITEM_RING, recent_items
 
 

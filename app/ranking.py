@@ -8,11 +8,11 @@ from typing_extensions import override
 
 from app.catalogue import Rows
 from app.trending import Trending
-from model import bitmap
-from model.bitmap import Bitmap
-from model.engine import Engine, Queries
-from model.scan import Boosts
-from model.variety import TargetCodes
+from model.inference import bitmap
+from model.inference.bitmap import Bitmap
+from model.inference.diversity import TargetCodes
+from model.inference.engine import Engine, Queries
+from model.inference.scan import Boosts
 
 Scores = NDArray[np.floating]
 Ranked = tuple[Rows, Scores]

@@ -39,8 +39,8 @@ from app.schemas.recommendations import (
 )
 from app.schemas.scored_items import Explanation, ScoredItem
 from app.state_reader import StateReader, StoredUsers
-from model.engine import Queries
-from model.variety import compile_loops
+from model.inference.diversity import compile_loops
+from model.inference.engine import Queries
 
 MAX_BATCH = 64  # requests that one read and one turn of the engine answer; a larger batch only makes all wait longer
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work

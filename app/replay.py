@@ -12,7 +12,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 import httpx
 
-from model.data import Interactions
+from model.data.interactions import Interactions
 
 EventJson = dict[str, str | float]
 

@@ -33,15 +33,15 @@ from app.retraining_report import ROUND, WORK, RoundOutcome, TrainerReport, prin
 from app.settings import StoreSettings
 from app.store_factory import opened_store
 from app.training_progress import TrainingProgress
-from model import artifact
-from model.artifact import MANIFEST, Artifact
+from model.artifact import model_directory
+from model.artifact.model_directory import MANIFEST, Artifact
 from model.config import EVENT_WEIGHTS, Config, DataCard, TrainConfig, preset
-from model.data_table import SUFFIXES
-from model.exam import HoldoutComparison, split_for_comparison
-from model.followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
-from model.loop import CHECKPOINT, LAST_CHECKPOINT
+from model.data.table import SUFFIXES
+from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
+from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
 from model.metrics import difference, difference_interval_95, metrics
-from model.train import train
+from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
+from model.training.train import train
 from storage.archive_events import TrainingEvents
 from storage.archive_manifest import MANIFEST as ARCHIVE
 from storage.records import KnownGeneration
@@ -152,9 +152,9 @@ class RetrainingRound:
     def _has_new_model(self, served: Artifact | None) -> bool:
         """Return whether the round's model is in the models folder, and is active or still to replace this one."""
         notes = self._read_notes()
-        if "name" not in notes or not artifact.exists(self._folder / notes["name"]):
+        if "name" not in notes or not model_directory.exists(self._folder / notes["name"]):
             return False
-        return _tag(served) in (notes["served"], artifact.load(self._folder / notes["name"]).tag)
+        return _tag(served) in (notes["served"], model_directory.load(self._folder / notes["name"]).tag)
 
     def _is_prepared(self, served: Artifact | None) -> bool:
         notes = self._read_notes()
@@ -199,8 +199,8 @@ class RetrainingRound:
     def _train(self, name: str, lift_strength: float | None) -> Artifact:
         """Return a model trained on these data, which an earlier run may have trained."""
         out = self._work / name / "model"
-        if artifact.exists(out):
-            return artifact.load(out)
+        if model_directory.exists(out):
+            return model_directory.load(out)
         config = self._plan.config(lift_strength)
         print_line(self._console, f"training on {'everything' if name == 'all' else 'the past'}")
         with TrainingProgress(config.training.epochs, self._console) as progress:

@@ -16,10 +16,18 @@ from numpy.typing import NDArray
 from app.catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.ranking import Ranked, Ranking, Scores, without_padding
 from app.schemas.recommendations import RecommendationRequest
-from model import bitmap
-from model.bitmap import Bitmap
-from model.scan import Boosts
-from model.variety import NO_DIVERSITY, Candidates, Categories, Diversity, TargetCodes, category_counts, select_diverse
+from model.inference import bitmap
+from model.inference.bitmap import Bitmap
+from model.inference.diversity import (
+    NO_DIVERSITY,
+    Candidates,
+    Categories,
+    Diversity,
+    TargetCodes,
+    category_counts,
+    select_diverse,
+)
+from model.inference.scan import Boosts
 
 
 class Page(NamedTuple):

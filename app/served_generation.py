@@ -22,9 +22,9 @@ from app.shelf import LiveCatalogue
 from app.state_reader import StateReader
 from app.trending import Trending
 from app.users import UserData
-from model.artifact import Artifact
-from model.cold import codes_fit, with_cold_items
-from model.engine import Engine
+from model.artifact.model_directory import Artifact
+from model.cold_items import codes_fit, with_cold_items
+from model.inference.engine import Engine
 from storage.protocol import UserStore
 from storage.records import NamedGeneration
 from storage.state import Generation

@@ -18,7 +18,7 @@ from app.stocking import ItemUpdates
 from app.store_factory import open_store
 from app.trending import Trending
 from app.users import UserData
-from model.artifact import Artifact
+from model.artifact.model_directory import Artifact
 from storage.errors import StorageError
 from storage.protocol import StateStore, UserStore
 

@@ -16,7 +16,7 @@ from app.experiments import ExperimentRecommender
 from app.recommend import Recommender
 from app.schemas.operations import Experiment
 from app.served_generation import ServedGeneration, TenantContext
-from model.artifact import Artifact, ArtifactError
+from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageError
 from storage.records import NamedGeneration
 

@@ -14,11 +14,11 @@ from app.catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.said import ItemOverrides
 from app.schemas.items import Item
 from app.schemas.scored_items import ScoredItem
-from model import bitmap
-from model.bitmap import Bitmap
-from model.items import Items
-from model.names import NO_MATCH, StringTable
-from model.variety import Categories
+from model.artifact.item_table import Items
+from model.artifact.string_table import NO_MATCH, StringTable
+from model.inference import bitmap
+from model.inference.bitmap import Bitmap
+from model.inference.diversity import Categories
 from storage.records import ItemEntry
 
 

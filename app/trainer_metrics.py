@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
 
 from app.retraining_report import RoundOutcome, TrainerReport
-from model.artifact import MANIFEST
+from model.artifact.model_directory import MANIFEST
 
 OUTCOMES = ("activated", "refused", "waiting", "failed")
 

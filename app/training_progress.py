@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from model.loop import EpochReport
+from model.training.loop import EpochReport
 
 
 class TrainingProgress:

@@ -13,9 +13,9 @@ from app.catalogue import Rows, gains_of
 from app.schemas.scored_items import ScoredItem
 from app.shelf import LiveCatalogue
 from app.trends import TrendCounter
-from model import bitmap
-from model.bitmap import Bitmap
-from model.scan import Boosts
+from model.inference import bitmap
+from model.inference.bitmap import Bitmap
+from model.inference.scan import Boosts
 from storage.trends import count_at
 
 PRIOR = 1000.0  # events that training's popularity counts as where both are ranked together

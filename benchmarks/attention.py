@@ -34,9 +34,9 @@ from torch.nn import functional as F
 
 from benchmarks.scan import cpu
 from model.config import ModelConfig
-from model.histogram import history_histogram, running_histograms
-from model.lisa import LisaMini, attend
-from model.step import Step
+from model.inference.step import Step
+from model.lisa.histogram import history_histogram, running_histograms
+from model.lisa.lisa_mini import LisaMini, attend
 
 ITEMS = 10_000
 WIDTH, HEADS = 128, 2

@@ -26,9 +26,9 @@ from app.schemas.recommendations import RecommendationRequest
 from app.service import Service
 from benchmarks.cold_items import EVERY, NEVER, K, finish, service_of
 from benchmarks.scan import cpu
-from model import artifact
-from model.artifact import Artifact
-from model.data_readers import read_interactions
+from model.artifact import model_directory
+from model.artifact.model_directory import Artifact
+from model.data.readers import read_interactions
 from model.metrics import interval_95, metrics
 
 TWIN = "twin-of-"
@@ -111,7 +111,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the order in which users are taken.")] = 0,
 ) -> None:
     """Compare."""
-    trained = artifact.load(model)
+    trained = model_directory.load(model)
     found, shown = asyncio.run(measure(trained, model, cases_of(trained, data_dir, users, seed)))
     table = Table("", "users", "HR@10", "95 %", title=cpu())
     for name, ranks in found.items():

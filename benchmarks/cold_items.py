@@ -1,9 +1,10 @@
 """Measure how often and how well items are recommended that training has not seen, once events introduce them.
 
-Every tenth item of a data set is held out of training. Then all events come in order of time, as live ones would: they
-are posted to a real service with its embedded store, which gives codes to new items when enough users with a history
-have chosen them (app/newcomers.py, model/cold.py). When the time of a test event has come, the service is asked for
-that user's ten best items. After every request the service has the time that it wants for its work in the background.
+Every tenth item of a data set is held out of training. Then all events come in order of time, as live ones would:
+they are posted to a real service with its embedded store, which gives codes to new items when enough users with a
+history have chosen them (app/newcomers.py, model/cold_items.py). When the time of a test event has come, the service
+is asked for that user's ten best items. After every request the service has the time that it wants for its work in
+the background.
 
     python -m benchmarks.cold_items --data $LISAREC_DATA/online-retail --plain models/retail --without models/tenth
 
@@ -34,19 +35,19 @@ from app.schemas.recommendations import RecommendationRequest
 from app.service import Service
 from app.settings import Settings
 from benchmarks.scan import cpu
-from model import artifact
-from model.artifact import Artifact
+from model.artifact import model_directory
+from model.artifact.item_table import Items
+from model.artifact.model_directory import Artifact
 from model.config import Config
-from model.data import Interactions
-from model.data_readers import read_items
-from model.data_splits import Split
-from model.engine import Engine
-from model.evaluate import prepare_trial
-from model.histogram import history_histogram
-from model.items import Items
-from model.loop import EpochReport
+from model.data.interactions import Interactions
+from model.data.readers import read_items
+from model.data.splits import Split
+from model.evaluation.evaluate import prepare_trial
+from model.inference.engine import Engine
+from model.lisa.histogram import history_histogram
 from model.metrics import difference, difference_interval_95, interval_95, metrics
-from model.train import Trainer
+from model.training.loop import EpochReport
+from model.training.train import Trainer
 
 EVERY = 10
 NEVER = 1 << 30  # the rank of what is not recommended
@@ -102,7 +103,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, pla
         [texts.categories.get(name, ()) for name in known.item_ids],
         np.bincount(known.item[train], minlength=len(known.item_ids)).astype(np.int64),
     )
-    artifact.save(out, trainer.model, plain.config, items, {})
+    model_directory.save(out, trainer.model, plain.config, items, {})
 
 
 @dataclass
@@ -211,12 +212,12 @@ def main(
     without: Annotated[Path, typer.Option(help="Model without every tenth item; trained where it is missing.")],
 ) -> None:
     """Compare."""
-    of_all = artifact.load(plain)
+    of_all = model_directory.load(plain)
     trial = prepare_trial(of_all, data_dir, "temporal", "none")
     interactions, parts = trial.interactions, trial.parts
-    if not artifact.exists(without):
+    if not model_directory.exists(without):
         train_without(data_dir, interactions, parts, of_all, without)
-    trained = artifact.load(without)
+    trained = model_directory.load(without)
     of_plain = trial.test_model(of_all)
     never = never_learned(trained, interactions, parts)
     service, popular = asyncio.run(replayed(trained, without, interactions, parts))

@@ -21,12 +21,12 @@ from rich.table import Table
 
 from app.trending import PRIOR
 from benchmarks.scan import cpu
-from model import artifact
-from model.artifact import Artifact
-from model.data import Interactions
-from model.engine import Engine
-from model.evaluate import prepare_trial
-from model.histogram import history_histogram
+from model.artifact import model_directory
+from model.artifact.model_directory import Artifact
+from model.data.interactions import Interactions
+from model.evaluation.evaluate import prepare_trial
+from model.inference.engine import Engine
+from model.lisa.histogram import history_histogram
 from model.metrics import difference, difference_interval_95, metrics
 from storage.trends import HALF_LIFE_S
 
@@ -106,7 +106,7 @@ def main(
     most: Annotated[int, typer.Option(help="Validation events.")] = 1200,
 ) -> None:
     """Compare."""
-    trained = artifact.load(model)
+    trained = model_directory.load(model)
     trial = prepare_trial(trained, data_dir, None, "none")
     interactions = trial.interactions
     if list(trained.items.ids) != list(interactions.item_ids):

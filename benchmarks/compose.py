@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 MAKE_SECRETS = ROOT / "docker" / "make-secrets"
 REDIS_CONFIG = ROOT / "docker" / "redis.conf"

@@ -28,8 +28,8 @@ from rich.table import Table
 from torch import Tensor
 
 from app.served_generation import generation_of
-from model import artifact
-from model.engine import Engine, Queries
+from model.artifact import model_directory
+from model.inference.engine import Engine, Queries
 from storage.sqlite import SQLiteStore
 from storage.state import Generation
 from storage.state_event import Event
@@ -50,12 +50,12 @@ def main(
 ) -> None:
     """Measure a short history and a long one."""
     torch.set_num_threads(1)
-    trained = artifact.load(model)
+    trained = model_directory.load(model)
     with TemporaryDirectory() as directory:
         asyncio.run(measure(trained, Path(directory), (short, long), rounds))
 
 
-async def measure(trained: artifact.Artifact, directory: Path, lengths: tuple[int, int], rounds: int) -> None:
+async def measure(trained: model_directory.Artifact, directory: Path, lengths: tuple[int, int], rounds: int) -> None:
     """Print the times of every step for both histories, and the bytes of their states."""
     generation, engine = generation_of(trained), Engine(trained)
     store = await SQLiteStore.open(directory, [generation])
@@ -110,7 +110,7 @@ def to_queries(generation: Generation, engine: Engine, values: list[bytes]) -> Q
 
 
 @torch.inference_mode()
-def queries_in_torch(trained: artifact.Artifact, generation: Generation, values: list[bytes]) -> Tensor:
+def queries_in_torch(trained: model_directory.Artifact, generation: Generation, values: list[bytes]) -> Tensor:
     """Compute the same queries with the model in torch."""
     states = generation.decode_many(values)
     return trained.model.read(
@@ -125,7 +125,7 @@ StepTimes = dict[tuple[str, int, int], list[float]]
 
 
 def step_times(
-    trained: artifact.Artifact, generation: Generation, engine: Engine, values: list[bytes | None], rounds: int
+    trained: model_directory.Artifact, generation: Generation, engine: Engine, values: list[bytes | None], rounds: int
 ) -> StepTimes:
     """Microseconds for each user, by way, users in a batch and history, turn about."""
     ways: dict[str, Callable[[list[bytes]], object]] = {

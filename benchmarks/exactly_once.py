@@ -27,7 +27,7 @@ from app.served_generation import generation_of
 from app.uuid7 import uuid7
 from benchmarks.ledger import is_fold
 from benchmarks.topology import program, topology
-from model import artifact
+from model.artifact import model_directory
 from storage.redis import RedisStore
 from storage.state import Generation
 
@@ -112,7 +112,7 @@ def main(
     server: Annotated[str | None, typer.Option(help="Binary of the Redis or Valkey server.")] = None,
 ) -> None:
     """Post the events through the replicas and check what was stored."""
-    trained = artifact.load(model)
+    trained = model_directory.load(model)
     sent = events_to_send(events, trained.items.ids)
     with topology(model, replicas, server=server) as running:
         begin_s = time.monotonic()

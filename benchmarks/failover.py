@@ -34,7 +34,7 @@ from benchmarks.stage import is_loaded, is_up
 from benchmarks.topology import program
 from benchmarks.trial import console, counts
 from benchmarks.victim import SupervisedProcess, spawn_program
-from model import artifact
+from model.artifact import model_directory
 from storage.redis import PARTITIONS, RedisStore
 from storage.redis_layout import Keyspace
 
@@ -88,7 +88,7 @@ class Outage:
 
 async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed: int) -> StoreVerdict:
     """Kill primaries so often while a service waits for so many replicas before it acknowledges an event."""
-    trained = artifact.load(model)
+    trained = model_directory.load(model)
     ledger, rng = Ledger(trained.items.ids, seed), random.Random(seed)
     with TemporaryDirectory(prefix="lisarec-failover-", ignore_cleanup_errors=True) as directory:
         async with _running(model, Path(directory), replicas, timeout_ms) as (pairs, address, url):

@@ -20,8 +20,8 @@ import typer
 from rich.table import Table
 
 from benchmarks.scan import BOOKS, QUERIES, WIDTH, console, cpu, random_data, ratio, structured_data, timed
-from model import bitmap
-from model.scan import Lifted, Scan, supported_paths
+from model.inference import bitmap
+from model.inference.scan import Lifted, Scan, supported_paths
 
 Timer = tuple[str, int, Callable[[int], Any]]
 RESIDUAL = "FAISS residual quantizer, the same codes"

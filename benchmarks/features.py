@@ -24,7 +24,7 @@ from starlette.types import Message
 from app import enlarged
 from app.main import create_app
 from app.settings import Settings
-from model import artifact
+from model.artifact import model_directory
 
 USERS = 64
 HISTORY = 30
@@ -77,7 +77,7 @@ async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, list[tu
     async with app.router.lifespan_context(app) as state:
         assert state is not None
         service = state["services"].by_tenant["main"]
-        items, labels = service.catalogue.item_ids, artifact.load(model).items.categories
+        items, labels = service.catalogue.item_ids, model_directory.load(model).items.categories
         for user in range(USERS):
             own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]
             await service.ingest.append([{"user_id": f"user-{user}", "item_id": item} for item in own])

@@ -28,16 +28,17 @@ from safetensors import safe_open
 
 from app.plots import Spot, scatter
 from benchmarks.scan import cpu
-from model import artifact, evaluate
+from model.artifact import model_directory
 from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
-from model.data import Histories
-from model.data_readers import read_interactions
-from model.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, EpochReport
+from model.data.interactions import Histories
+from model.data.readers import read_interactions
+from model.evaluation import evaluate
+from model.evaluation.trial import scorer_of
 from model.mechanisms import train as mechanisms
 from model.mechanisms.network import MechanismNetwork
 from model.metrics import interval_95, metrics
 from model.ranking import NegativeSampling, Scorer, ranks_sampled
-from model.trial import scorer_of
+from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, EpochReport
 
 MIGRATED = {  # a preset that keeps the codes of another one's model
     "lisa-base-migrated": ("lisa-base-paper", "transformer-codes"),
@@ -118,13 +119,13 @@ def codes_at(checkpoint: Path) -> torch.Tensor | None:
     return torch.cat(codes, dim=1) if codes else None
 
 
-Trained = mechanisms.TrainedMechanism | artifact.Artifact
+Trained = mechanisms.TrainedMechanism | model_directory.Artifact
 
 
 def trained_model(name: str, data: Path, runs: Path, recipe: MechanismRecipe) -> Trained:
     """Return the model of a run, trained to its end first."""
     out = runs / name
-    if artifact.exists(out):
+    if model_directory.exists(out):
         return evaluate.load_model(out)
     resume = (out / CHECKPOINT / "last.safetensors").exists()
     codes_from = runs / MIGRATED[name][1] if name in MIGRATED else None
@@ -195,7 +196,7 @@ def quality_over_draws(model: Trained, data: Path) -> dict[str, Any]:
 def collisions(model: Trained) -> float:
     """Return the share of items that have the target codes of another one, so that any query scores them equal."""
     with torch.no_grad():
-        if isinstance(model, artifact.Artifact):
+        if isinstance(model, model_directory.Artifact):
             targets = model.model.item_vectors()
         else:
             targets = model.network.distinct().targets
@@ -373,7 +374,7 @@ def main(
     for name in preset:
         recipe = MechanismRecipe(model=shape_of(name), training=training, data=DataCard(train_on="validation"))
         rows.append(costs_of(name, MechanismNetwork(recipe.model, items), rounds))
-        if not only_report or artifact.exists(runs / name):
+        if not only_report or model_directory.exists(runs / name):
             rows[-1] |= results_of(name, trained_model(name, data, runs, recipe), data, runs)
         runs.mkdir(parents=True, exist_ok=True)
         (runs / "mechanisms.json").write_text(json.dumps(rows, indent=2) + "\n")

@@ -19,7 +19,7 @@ from rich.table import Table
 from app.served_generation import generation_of
 from app.uuid7 import uuid7
 from benchmarks.topology import redis_server
-from model import artifact
+from model.artifact import model_directory
 from storage.redis import PARTITIONS, RedisStore
 from storage.redis_layout import Keyspace
 from storage.state import Generation
@@ -49,7 +49,7 @@ async def fill(url: str, generation: Generation, item_ids: Sequence[str]) -> Non
 
 def main(model: Annotated[Path, typer.Option(help="Model directory.")]) -> None:
     """Print the bytes of a user in Redis for each length of history."""
-    trained = artifact.load(model)
+    trained = model_directory.load(model)
     generation, item_ids = generation_of(trained), trained.items.ids
     table = Table("events of the user", "state", "a list of all of them", "log and its index, until archived")
     with TemporaryDirectory() as directory, redis_server(Path(directory)) as url:

@@ -36,13 +36,13 @@ from app.settings import Settings
 from benchmarks import writer
 from benchmarks.ledger import RENAMED
 from benchmarks.machine import FaultyMachine, library
-from model import artifact
+from model.artifact import model_directory
 from storage.records import AppendResult
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore
 from storage.state_event import Event
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 
 Weakness = Literal["none", "without-guard", "unsynced"]
 
@@ -185,7 +185,7 @@ def main() -> None:
         request = SpawnRequest(*json.loads(line))
         model = request.arguments[request.arguments.index("--model") + 1] if "--model" in request.arguments else None
         # what is not packed is read by polars, whose threads do not survive a fork
-        if model is not None and model not in models and (Path(model) / artifact.PACKED).exists():
+        if model is not None and model not in models and (Path(model) / model_directory.PACKED).exists():
             asyncio.run(start_and_stop_service(Path(model)))
             models.add(model)
         child = os.fork()

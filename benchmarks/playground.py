@@ -22,9 +22,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from app import enlarged, shop
 from benchmarks.running import running_service
-from model import artifact
-from model.data_readers import read_items
-from model.items import Items
+from model.artifact import model_directory
+from model.artifact.item_table import Items
+from model.data.readers import read_items
 
 SETTLE_MS = 400  # for rows to slide where they belong
 SEARCHES = ("trail running shoes", "espresso cups, steel", "no. 231", "harbour", "zzz")
@@ -72,7 +72,7 @@ def name_items(directory: Path, model: Path, count: int) -> Path:
     shop.generate(directory / "shop", shoppers=1)
     names = read_items(directory / "shop")
     goods = list(names.titles)
-    large = artifact.load(directory / "unnamed")
+    large = model_directory.load(directory / "unnamed")
     places = [(goods[row % len(goods)], row // len(goods)) for row in range(count)]
     catalogue = Items(
         [f"{good}-{copy}" for good, copy in places],
@@ -80,7 +80,7 @@ def name_items(directory: Path, model: Path, count: int) -> Path:
         [names.categories[good] for good, _ in places],
         np.asarray(large.items.counts),
     )
-    artifact.save(directory / "named", large.model, large.config, catalogue, {})
+    model_directory.save(directory / "named", large.model, large.config, catalogue, {})
     return directory / "named"
 
 

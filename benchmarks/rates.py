@@ -29,7 +29,7 @@ from rich.table import Table
 from app.uuid7 import uuid7
 from benchmarks.running import running_service
 from benchmarks.topology import redis_server
-from model import artifact
+from model.artifact import model_directory
 
 USERS = 1_000
 HISTORY = 50
@@ -119,7 +119,7 @@ def main(
     """Print the rate of each kind of request, and its CPU time by process."""
     if store == "sqlite" and workers > 1:
         raise typer.BadParameter("SQLite is one process's; leave out --workers")
-    trained = artifact.load(model)
+    trained = model_directory.load(model)
     make = RequestMaker(trained.items.ids)
     kinds: dict[str, tuple[MakeRequest, int, int, int]] = {  # request, events in it, connections, requests
         "health, the framework's floor": (make.health, 0, 16, requests),

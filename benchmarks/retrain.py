@@ -41,7 +41,7 @@ from app.uuid7 import uuid7
 from benchmarks.compose import ROOT
 from benchmarks.running import free_port
 from benchmarks.topology import redis_server
-from model.data_readers import read_interactions
+from model.data.readers import read_interactions
 from model.metrics import metrics
 
 BATCH = 500

@@ -31,7 +31,7 @@ from rich.table import Table
 from app.uuid7 import uuid7
 from benchmarks.topology import MAX_REPLICAS, Topology, topology
 from benchmarks.watching import ARCHIVE, Prometheus, monitored
-from model import artifact
+from model.artifact import model_directory
 from storage.archive_events import TrainingEvents
 
 REQUEST_TIMEOUT_S = 60.0
@@ -213,7 +213,7 @@ def main(
     most: Annotated[int, typer.Option(min=2, max=MAX_REPLICAS, help="How many to scale up to.")] = 8,
 ) -> None:
     """Measure, and exit with 1 where a request failed."""
-    item_ids = artifact.load(model).items.ids
+    item_ids = model_directory.load(model).items.ids
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="lisarec-scaling-")))
         environment = {"LISAREC_ARCHIVE_DIR": str(directory / ARCHIVE)}

@@ -31,10 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 from app import enlarged
-from model import artifact, bitmap
-from model.engine import Engine
-from model.histogram import history_histogram
-from model.scan import Lifted, Scan, supported_paths
+from model.artifact import model_directory
+from model.inference import bitmap
+from model.inference.engine import Engine
+from model.inference.scan import Lifted, Scan, supported_paths
+from model.lisa.histogram import history_histogram
 
 BOOKS, WORDS, WIDTH = 8, 256, 128
 QUERIES = 32  # different ones, one asked at a time
@@ -89,9 +90,9 @@ def trained_data(model: Path, items: int) -> tuple[Any, ...]:
     """Return codes, codebooks and bias of a model of so many items, and queries of users with twenty trained items."""
     with TemporaryDirectory() as directory:
         enlarged.write_enlarged(Path(directory), model, items, "trained")
-        trained = artifact.load(Path(directory))
+        trained = model_directory.load(Path(directory))
     shape, rng, engine = trained.config.model, np.random.default_rng(0), Engine(trained)
-    first = min(items, len(artifact.load(model).items))
+    first = min(items, len(model_directory.load(model).items))
     histories = rng.integers(0, first, (QUERIES, 20))
     histograms = [
         history_histogram(trained.history_codes[items], shape.decay_rates, shape.history_codewords)

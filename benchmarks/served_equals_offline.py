@@ -27,10 +27,10 @@ from rich.table import Table
 from app.replay import ReplayCounts, histories, replay
 from benchmarks.running import running_service
 from benchmarks.topology import topology
-from model import artifact
-from model.data import Interactions
-from model.data_readers import read_interactions
-from model.evaluate import evaluate
+from model.artifact import model_directory
+from model.data.interactions import Interactions
+from model.data.readers import read_interactions
+from model.evaluation.evaluate import evaluate
 from model.metrics import metrics
 
 TOLERANCE = 0.002
@@ -49,7 +49,7 @@ def main(
     url: Annotated[str | None, typer.Option(help="A running service with an empty store; default: start one.")] = None,
 ) -> None:
     """Compare the metrics of the running service with those of the evaluation."""
-    trained = artifact.load(model)
+    trained = model_directory.load(model)
     report = evaluate([trained], data, "loo_full", exclude_seen)
     interactions = read_interactions(data).stepping(trained.config.event_weights)
     chosen = np.random.default_rng(0).permutation(len(report.users))[:users]

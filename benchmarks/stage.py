@@ -24,7 +24,7 @@ from benchmarks.proxy import Address, TcpProxy
 from benchmarks.running import free_port
 from benchmarks.topology import FIRST_ADDRESS, HAPROXY_CONFIG, NameServer, answers_ping, balancer_environment, program
 from benchmarks.victim import SupervisedProcess, spawn_program
-from model.artifact import Artifact
+from model.artifact.model_directory import Artifact
 from storage.protocol import UserStore
 from storage.redis import RedisStore
 from storage.sqlite import SQLiteStore

@@ -24,7 +24,7 @@ from app.said import ItemOverrides
 from app.serving import ITEMS_AT_ONCE
 from app.shelf import LiveCatalogue
 from benchmarks.scan import cpu
-from model.items import Items
+from model.artifact.item_table import Items
 from storage.records import MAIN_TENANT, ItemEntry
 from storage.sqlite import SQLiteStore
 

@@ -38,7 +38,7 @@ from app.uuid7 import uuid7
 from benchmarks.compose import ROOT
 from benchmarks.ledger import is_fold
 from benchmarks.topology import Topology, topology
-from model import artifact
+from model.artifact import model_directory
 
 USERS = 500
 BATCH = 10
@@ -109,7 +109,7 @@ async def measure(running: Topology, model: Path, other: Path, rates: ArrivalRat
     load = LoadGenerator(addresses, CONNECTIONS)
     async with httpx.AsyncClient() as client:
         begin_s = time.perf_counter()
-        due = arrivals(artifact.load(model).items.ids, rates, is_over)
+        due = arrivals(model_directory.load(model).items.ids, rates, is_over)
         loading = asyncio.create_task(asyncio.to_thread(load.run, due))
         try:
             await asyncio.sleep(pause_s)
@@ -159,7 +159,7 @@ async def _all_serve(client: httpx.AsyncClient, urls: list[str], name: str) -> f
 
 async def wrong_states(running: Topology, models: list[Path], accepted: int) -> list[str]:
     """Return users and models whose state is not the fold of the log, and whether the logs lack accepted events."""
-    generations = {model.name: generation_of(artifact.load(model)) for model in models}
+    generations = {model.name: generation_of(model_directory.load(model)) for model in models}
     user_ids = [f"user-{number}" for number in range(USERS)]
     store = await open_store(_settings(running))
     try:

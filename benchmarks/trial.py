@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.ledger import Ledger, StoreVerdict
 from benchmarks.load import RetryingClients
 from benchmarks.stage import EnvironmentOptions, FaultEnvironment, Faults, ScenarioSettings, fault_environment
-from model import artifact
+from model.artifact import model_directory
 
 REPORT_EVERY_S = 10.0
 RECOVERY_WITHIN_S = 60.0  # else the bench gives up
@@ -29,7 +29,7 @@ class Scenario:
     """An environment, the load on it, and the faults that are injected into it."""
 
     def __init__(
-        self, environment: FaultEnvironment, load: RetryingClients, faults: Faults, trained: artifact.Artifact
+        self, environment: FaultEnvironment, load: RetryingClients, faults: Faults, trained: model_directory.Artifact
     ) -> None:
         self.environment = environment
         self.load = load
@@ -98,7 +98,7 @@ async def scenario(
     resent_share    of the events are sent again on purpose; 0 where a resend could hide a loss
     directory       for everything; None: a temporary one
     """
-    trained = artifact.load(settings.model)
+    trained = model_directory.load(settings.model)
     ledger = Ledger(trained.items.ids, settings.seed)
     wanted = Faults(faults, lambda: ledger.acknowledgements / events)
     with _temporary(directory) as place:

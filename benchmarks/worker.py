@@ -29,7 +29,7 @@ from rich.table import Table
 from app import enlarged
 from app.uuid7 import uuid7
 from benchmarks.running import free_port, wait_until_ready
-from model import artifact
+from model.artifact import model_directory
 
 CLICKS = 5  # of each user
 BATCH = 500  # events
@@ -108,7 +108,7 @@ def main(
         with worker(model) as one:
             small = Memory.of(one.process)
             small_ready_s = one.ready_s
-        ids = artifact.load(large).items.ids
+        ids = model_directory.load(large).items.ids
         table = Table("", "ready after", "resident", "own", "mapped", "bytes an item: resident", "own", "mapped")
 
         def row(name: str, ready_s: float | None, memory: Memory) -> None:

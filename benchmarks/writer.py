@@ -16,7 +16,7 @@ from app.metrics import Metrics
 from app.served_generation import generation_of
 from app.settings import Settings
 from benchmarks.ledger import TENANT
-from model import artifact
+from model.artifact import model_directory
 from storage.errors import StorageError
 from storage.protocol import UserStore
 from storage.redis import RedisStore
@@ -27,7 +27,7 @@ LANES = 4  # at the same time, so that groups form
 
 async def write(store_address: str, model: Path, events: Path, taken: Path) -> None:
     """Append the events of each line and note its number in TAKEN once they are acknowledged."""
-    generations = [generation_of(artifact.load(model))]
+    generations = [generation_of(model_directory.load(model))]
     store: UserStore
     if store_address.startswith("redis://"):
         store = await RedisStore.open(store_address, generations)

@@ -19,9 +19,9 @@ from app.generations import rebuild
 from app.main import create_app
 from app.settings import Settings
 from model.config import Config, ModelConfig, TrainConfig
-from model.data_readers import read_interactions
-from model.loop import EpochReport
-from model.train import train
+from model.data.readers import read_interactions
+from model.training.loop import EpochReport
+from model.training.train import train
 
 
 class Silent:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.config import ModelConfig, Recipe, SeenRule
-from model.data import Histories, Interactions, histories_before, seen_before
-from model.dense import best_first
-from model.histogram import history_histogram
+from model.data.interactions import Histories, Interactions, histories_before, seen_before
+from model.inference.scan_torch import best_first
+from model.lisa.histogram import history_histogram
+from model.lisa.recent_attention import recent_windows
 from model.metrics import CUTOFFS
-from model.recent import recent_windows
 
 RECENT_ITEMS = 24  # recently seen items of a served state
 USERS_PER_BLOCK = 256

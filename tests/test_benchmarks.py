@@ -28,12 +28,12 @@ from benchmarks import (
     worker,
 )
 from benchmarks.topology import program
-from model import artifact
+from model.artifact import model_directory
 from model.config import MECHANISMS, Config, DataCard, MechanismRecipe, MechanismTraining, ModelConfig, TrainConfig
-from model.loop import EpochReport
+from model.inference.scan import supported_paths
 from model.mechanisms.train import train as train_mechanism
-from model.scan import supported_paths
-from model.train import train
+from model.training.loop import EpochReport
+from model.training.train import train
 
 
 class Silent:
@@ -142,7 +142,7 @@ def test_a_service_that_differs_from_the_evaluation_fails_the_benchmark(
 def test_the_state_of_a_long_history_has_the_bytes_of_a_short_one(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asyncio.run(constant.measure(artifact.load(model), tmp_path, (10, 3000), rounds=5))
+    asyncio.run(constant.measure(model_directory.load(model), tmp_path, (10, 3000), rounds=5))
     (sizes,) = (line for line in capsys.readouterr().out.splitlines() if "bytes of the state" in line)
     assert sizes.count("3,496") == 2
 
@@ -207,9 +207,9 @@ def test_mechanisms_are_trained_tested_and_weighed_once(
     told = {"data": data, "runs": tmp_path, "loss": "softmax", "batch": 32, "learning_rate": 0.01, "rounds": 1}
     two = ["lisa-soft-paper", "transformer-paper"]
     mechanisms.main(**told, preset=two[:1], epochs=1, only_report=False, plot=None)
-    weights = (tmp_path / data.name / two[0] / artifact.WEIGHTS).stat().st_mtime_ns
+    weights = (tmp_path / data.name / two[0] / model_directory.WEIGHTS).stat().st_mtime_ns
     mechanisms.main(**told, preset=two, epochs=1, only_report=True, plot=None)  # the other one is not there yet
-    assert not artifact.exists(tmp_path / data.name / two[1])
+    assert not model_directory.exists(tmp_path / data.name / two[1])
     mechanisms.main(**told, preset=two, epochs=1, only_report=False, plot=tmp_path / "plot.svg")
     printed = capsys.readouterr().out
     soft, softmax = json.loads((tmp_path / data.name / "mechanisms.json").read_text())
@@ -218,7 +218,7 @@ def test_mechanisms_are_trained_tested_and_weighed_once(
     assert soft["ties"]["hr_at_10"] >= soft["sampled100"]["hr_at_10"] > 0
     assert all(f"`{name}`" in printed for name in two)
     assert "<svg" in (tmp_path / "plot.svg").read_text()
-    assert (tmp_path / data.name / two[0] / artifact.WEIGHTS).stat().st_mtime_ns == weights
+    assert (tmp_path / data.name / two[0] / model_directory.WEIGHTS).stat().st_mtime_ns == weights
 
 
 def test_codes_that_change_are_counted_over_interruptions(data: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from app.settings import Settings
 from benchmarks.compose import REDIS_CONFIG
 from benchmarks.topology import HAPROXY_CONFIG, program
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())

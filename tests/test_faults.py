@@ -27,7 +27,7 @@ from benchmarks.stage import StoreKind
 from benchmarks.topology import program
 from benchmarks.victim import SupervisedProcess, spawn_program
 from model.config import Config, ModelConfig, TrainConfig
-from model.train import train
+from model.training.train import train
 from tests.test_benchmarks import Silent, require_servers
 
 STORES: list[StoreKind] = ["sqlite", "redis"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 FILES = {name: sorted((ROOT / name).rglob("*.py")) for name in ("app", "model", "storage")}
 ALL_FILES = [file for files in FILES.values() for file in files]
 

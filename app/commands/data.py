@@ -47,7 +47,7 @@ def replay(
     """Post a data set as events into a running service. Repeating it counts nothing twice."""
     from app.replay import histories
     from app.replay import replay as replay_events
-    from model.data_readers import read_interactions
+    from model.data.readers import read_interactions
 
     interactions = read_interactions(data)
     lengths = interactions.starts[1:] - interactions.starts[:-1]

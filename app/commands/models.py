@@ -75,9 +75,9 @@ def train(
 ) -> None:
     """Train a model on a data directory."""
     from app.training_progress import TrainingProgress
-    from model.artifact import Artifact
+    from model.artifact.model_directory import Artifact
     from model.mechanisms import train as mechanisms
-    from model.train import train as train_model
+    from model.training.train import train as train_model
 
     if preset in MECHANISMS and lift is not None:
         raise typer.BadParameter("mechanisms lift nothing; leave out --lift")
@@ -154,11 +154,11 @@ def evaluate(
     """Measure a model on the events held out of its data."""
     from app.quality_page import write_page
     from app.quality_table import baselines_table, metrics_table
-    from model.baselines import GRIDS
-    from model.evaluate import evaluate as evaluate_models
-    from model.evaluate import load_model
+    from model.evaluation.baselines import GRIDS
+    from model.evaluation.evaluate import evaluate as evaluate_models
+    from model.evaluation.evaluate import load_model
+    from model.evaluation.neural_baselines import NEURAL_GRIDS
     from model.mechanisms.train import TrainedMechanism
-    from model.sequential import NEURAL_GRIDS
 
     every_grid = {**GRIDS, **NEURAL_GRIDS}
     unknown = sorted(set(baseline or ()) - every_grid.keys())

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from app.cursor import BadCursor, shown_before
 from model.config import ID_PATTERN
-from model.data_table import LAST_SECOND
+from model.data.table import LAST_SECOND
 
 MAX_ITEM_IDS = 10_000
 MAX_K = 1_000

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from model.codes import make_distinct, residual_kmeans
+from model.lisa.item_codes import make_distinct, residual_kmeans
 
 TEMPERATURE = 0.7
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from model.config import MechanismRecipe, ModelConfig, ServedRecipe
-from model.lisa_paper import LisaPaper
+from model.lisa.lisa_paper import LisaPaper
 from model.mechanisms.histograms import DECAY_RATE, Histograms
 from model.mechanisms.network import MechanismNetwork
 

@@ -21,18 +21,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from model import artifact
-from model.artifact import Artifact
+from model.artifact import model_directory
+from model.artifact.model_directory import Artifact
 from model.config import SERVED_MECHANISMS, MechanismRecipe
-from model.data import DataError, Histories, Interactions, training_histories
-from model.data_splits import Split
-from model.loop import CHECKPOINT, EpochReport, Progress, TrainError, TrainingLoop, validation_events
-from model.loss import sampled_softmax_loss
+from model.data.interactions import DataError, Histories, Interactions, training_histories
+from model.data.splits import Split
 from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.served import served_model, served_recipe
-from model.padding import padded_batches, padded_rows
 from model.ranking import Scorer
-from model.train import prepare_training
+from model.training.loop import CHECKPOINT, EpochReport, Progress, TrainError, TrainingLoop, validation_events
+from model.training.loss import sampled_softmax_loss
+from model.training.padding import padded_batches, padded_rows
+from model.training.train import prepare_training
 
 POSITIONS_AT_ONCE = 8_192  # when scoring
 
@@ -199,25 +199,25 @@ def train(
     found = {"epochs": [report._asdict() for report in trainer.reports]}
     is_served = recipe.model.preset in SERVED_MECHANISMS
     if is_served:
-        artifact.save(out, served_model(network), served_recipe(inputs.recipe), inputs.catalogue(), found)
+        model_directory.save(out, served_model(network), served_recipe(inputs.recipe), inputs.catalogue(), found)
     else:
         weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
-        artifact.write(out, weights, inputs.recipe, inputs.catalogue().to_frame(), found)
+        model_directory.write(out, weights, inputs.recipe, inputs.catalogue().to_frame(), found)
     shutil.rmtree(out / CHECKPOINT)
-    return artifact.load(out) if is_served else load(out)
+    return model_directory.load(out) if is_served else load(out)
 
 
 def load(directory: Path) -> TrainedMechanism:
     """Load a trained mechanism; raises ArtifactError when a file is missing, changed or does not fit."""
-    tag = artifact.verified_tag(directory)
+    tag = model_directory.verified_tag(directory)
     try:
-        recipe = MechanismRecipe.model_validate_json((directory / artifact.CONFIG).read_bytes())
-        weights = load_file(directory / artifact.WEIGHTS)
+        recipe = MechanismRecipe.model_validate_json((directory / model_directory.CONFIG).read_bytes())
+        weights = load_file(directory / model_directory.WEIGHTS)
         network = MechanismNetwork(recipe.model, len(weights["embedding.weight"]))
         network.load_state_dict(weights)
-        metrics = json.loads((directory / artifact.METRICS).read_text())
-    except artifact.BROKEN_FILE_ERRORS as exc:
-        raise artifact.ArtifactError(
+        metrics = json.loads((directory / model_directory.METRICS).read_text())
+    except model_directory.BROKEN_FILE_ERRORS as exc:
+        raise model_directory.ArtifactError(
             f"model directory {str(directory)!r} holds no mechanism of this version: {str(exc)[:1000]}"
         ) from exc
     return TrainedMechanism(directory.resolve().name, tag, recipe, network.eval(), metrics)

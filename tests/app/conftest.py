@@ -19,10 +19,10 @@ from app.main import create_app
 from app.served_generation import generation_of
 from app.settings import Settings
 from app.store_factory import open_store
-from model import artifact
+from model.artifact import model_directory
+from model.artifact.item_table import Items
 from model.config import Config, DataCard, ModelConfig
-from model.items import Items
-from model.lisa import LisaMini
+from model.lisa.lisa_mini import LisaMini
 from storage.state_event import Event
 from tests.storage.redis_servers import RedisServer, new_server
 
@@ -71,7 +71,9 @@ def write_model(directory: Path, seed: int = 7, shape: ModelConfig = SHAPE) -> P
         [categories_of(row) for row in range(ITEMS)],
         rng.integers(0, 20, ITEMS),
     )
-    artifact.save(directory, model, Config(model=shape, data=DataCard(), event_weights=WEIGHTS), items, {"loss": 1.5})
+    model_directory.save(
+        directory, model, Config(model=shape, data=DataCard(), event_weights=WEIGHTS), items, {"loss": 1.5}
+    )
     return directory
 
 
@@ -82,7 +84,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def logged_events(settings: Settings, user_id: str) -> list[Event]:
     """The user's log as another process finds it."""
-    store = await open_store(settings, generation_of(artifact.load(settings.model_dir)))
+    store = await open_store(settings, generation_of(model_directory.load(settings.model_dir)))
     try:
         return [entry.event for entry in await store.events(settings.tenant, user_id, limit=100_000)]
     finally:

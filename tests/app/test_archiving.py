@@ -17,8 +17,8 @@ import pytest
 
 from app.cli import main
 from app.shop import generate
-from model.data import DataError, Interactions
-from model.data_readers import read_interactions
+from model.data.interactions import DataError, Interactions
+from model.data.readers import read_interactions
 from storage.archive import ArchiveWriter
 from storage.archive_reader import ArchiveReader
 from storage.redis import RedisStore
@@ -26,7 +26,7 @@ from tests.app.test_server import free_port
 from tests.storage.catalogue import click, make_generation
 from tests.storage.redis_servers import RedisServer
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 60
 
 

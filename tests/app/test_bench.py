@@ -17,7 +17,7 @@ import pytest
 from app import enlarged
 from app.cli import main
 from app.load import NO_RESPONSE, Address, LoadGenerator, Responses, ScheduledRequest
-from model import artifact
+from model.artifact import model_directory
 from tests.app.conftest import ITEMS
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -100,9 +100,9 @@ def test_nobody_listens() -> None:
 
 class TestEnlarged:
     def test_keeps_the_items_and_the_coarse_codes_of_their_copies(self, model_dir: Path, tmp_path: Path) -> None:
-        trained = artifact.load(model_dir)
+        trained = model_directory.load(model_dir)
         enlarged.write_enlarged(tmp_path / "large", model_dir, 10 * ITEMS + 7, "trained")
-        large = artifact.load(tmp_path / "large")
+        large = model_directory.load(tmp_path / "large")
         original = np.arange(len(large.items)) % ITEMS
         assert len(large.items) == len(set(large.items.ids)) == 10 * ITEMS + 7
         assert np.array_equal(large.target_codes[:ITEMS], trained.target_codes)
@@ -119,7 +119,7 @@ class TestEnlarged:
     @pytest.mark.parametrize("codes", ["trained", "random"])
     def test_may_be_smaller_too(self, model_dir: Path, tmp_path: Path, codes: enlarged.Codes) -> None:
         enlarged.write_enlarged(tmp_path / "small", model_dir, 5, codes)
-        assert len(artifact.load(tmp_path / "small").items) == 5
+        assert len(model_directory.load(tmp_path / "small").items) == 5
 
 
 def test_the_bench_ends_where_the_service_does_not_keep_up(model_dir: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from app.catalogue import TrainedCatalogue
-from model import bitmap
-from model.items import Items
+from model.artifact.item_table import Items
+from model.inference import bitmap
 from tests.app.conftest import ITEMS, Client
 
 TITLES = {

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from app.cli import main
 from app.settings import Settings
 from app.shop import generate
-from model.data_readers import read_interactions
+from model.data.readers import read_interactions
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "train",
     "evaluate",
@@ -236,7 +236,7 @@ class TestFailures:
         def broken(*_: object, **__: object) -> None:
             raise AssertionError("a bug")
 
-        monkeypatch.setattr("model.train.train", broken)
+        monkeypatch.setattr("model.training.train.train", broken)
         with pytest.raises(AssertionError, match="a bug"):
             main(["train", "--data", str(shop), "--out", str(tmp_path / "m")])
 

@@ -15,8 +15,8 @@ from app.assigned import CodeAssignment, ColdItemCodes, assignment_in, entry_of
 from app.served_generation import generation_of
 from app.settings import Settings
 from app.store_factory import open_store
-from model import artifact
-from model.cold import MAX_SIMILAR_ITEMS, ColdCodes
+from model.artifact import model_directory
+from model.cold_items import MAX_SIMILAR_ITEMS, ColdCodes
 from storage.backup import backup, restore
 from storage.records import ItemEntry
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
@@ -292,7 +292,7 @@ def test_a_backup_brings_it_along(client: Client, start: Callable[..., Client], 
     client.click("u0", NEW)
     before = everything(client)
     states = [state_of(client, "u0"), state_of(client, "u3")]
-    generation = generation_of(artifact.load(client.settings.model_dir))
+    generation = generation_of(model_directory.load(client.settings.model_dir))
 
     async def moved() -> None:
         await backup(client.service.store, tmp_path / "backup")

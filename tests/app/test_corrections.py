@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from app.cli import main
-from model.artifact import load
-from model.data_readers import read_interactions
-from model.histogram import history_histogram
+from model.artifact.model_directory import load
+from model.data.readers import read_interactions
+from model.lisa.histogram import history_histogram
 from storage.archive import ArchiveWriter
 from storage.archiver import archive_log
 from storage.archiver_redis_source import RedisSource

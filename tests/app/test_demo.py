@@ -26,7 +26,7 @@ from app.demo import demo, invitation
 from app.main import PortTaken
 from app.shop import GOODS, generate
 from docs import screenshots
-from model.data_readers import read_interactions, read_items
+from model.data.readers import read_interactions, read_items
 
 READY_WITHIN_S = 180
 
@@ -40,7 +40,7 @@ def free_port() -> int:
 def running(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
     """The process, its port, and the file that takes what it prints."""
     port, printed = free_port(), directory / "printed"
-    root = Path(__file__).parent.parent.parent
+    root = Path(__file__).parents[2]
     with printed.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "app", "demo", "--port", str(port), *options],

@@ -17,7 +17,7 @@ import pytest
 from app import download as rooms
 from app.data_directory import new_directory, write_interactions
 from app.download import PUBLIC_SETS, DownloadError, PublicSet, download, git_blob_id
-from model.data_readers import read_interactions, read_items
+from model.data.readers import read_interactions, read_items
 
 SEQUENCES = b"1 10\n1 11\n2 10\n"
 TABLE = "user_id\titem_id\ttimestamp\n1\t10\t0\n1\t11\t1\n2\t10\t0\n"

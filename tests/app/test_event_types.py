@@ -11,11 +11,11 @@ import pytest
 from app.cli import main
 from app.served_generation import generation_of
 from app.settings import Settings
-from model import artifact
+from model.artifact import model_directory
 from model.config import EVENT_WEIGHTS
-from model.data import DataError
-from model.data_readers import read_interactions
-from model.data_splits import split
+from model.data.interactions import DataError
+from model.data.readers import read_interactions
+from model.data.splits import split
 from model.ranking import held_out_events, ranks_full
 from tests.app.conftest import Client, item_id
 from tests.storage.naive_fold import assert_histogram_is, fold
@@ -48,7 +48,7 @@ def test_what_training_was_told_is_how_the_service_folds_and_hides(data: Path, t
     model = tmp_path / "models" / "own"
     said = ("--event-weight", "glance=0.25", "--event-weight", "purchase=3", "--unseen", "glance", "--unseen", "view")
     assert run("train", "--data", data, "--out", model, "--epochs", 1, *said) == 0
-    loaded = artifact.load(model)
+    loaded = model_directory.load(model)
     assert loaded.config.event_weights == EVENT_WEIGHTS | {"glance": 0.25, "purchase": 3.0}
     assert loaded.config.unseen_types == ("glance", "view")
     client = Client(Settings(model_dir=model, data_dir=tmp_path / "state"))
@@ -70,7 +70,7 @@ def test_what_training_was_told_is_how_the_service_folds_and_hides(data: Path, t
 
 
 def test_types_are_a_part_of_the_generation(model_dir: Path, tmp_path: Path) -> None:
-    tags = {artifact.load(model_dir).tag}
+    tags = {model_directory.load(model_dir).tag}
     for name, old, new in (
         ("weights", '"purchase": 2.0', '"purchase": 2.5'),
         ("unseen", '"unseen_types": []', '"unseen_types": ["view"]'),
@@ -78,16 +78,16 @@ def test_types_are_a_part_of_the_generation(model_dir: Path, tmp_path: Path) -> 
         shutil.copytree(model_dir, tmp_path / name)
         config = (tmp_path / name / "config.json").read_text()
         assert old in config
-        loaded = artifact.load(model_dir)
+        loaded = model_directory.load(model_dir)
         changed = loaded.config.model_validate_json(config.replace(old, new))
-        artifact.save(tmp_path / name, loaded.model, changed, loaded.items, loaded.metrics)
-        tags.add(artifact.load(tmp_path / name).tag)
+        model_directory.save(tmp_path / name, loaded.model, changed, loaded.items, loaded.metrics)
+        tags.add(model_directory.load(tmp_path / name).tag)
     assert len(tags) == 3
 
 
 @pytest.mark.parametrize("unseen", [(), ("glance",), TYPES])
 def test_an_evaluation_hides_what_the_service_would(data: Path, model_dir: Path, unseen: tuple[str, ...]) -> None:
-    config = artifact.load(model_dir).config.model_copy(
+    config = model_directory.load(model_dir).config.model_copy(
         update={"event_weights": dict.fromkeys(TYPES, 1.0), "unseen_types": unseen}
     )
     table = read_interactions(data)

@@ -13,8 +13,8 @@ import torch
 from app.explaining import _fill_facts
 from app.no_model import NAME as NO_MODEL
 from app.settings import Settings
-from model import artifact
-from model.lisa import LisaMini
+from model.artifact import model_directory
+from model.lisa.lisa_mini import LisaMini
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
 from tests.app.test_recommendations import item_ids, post, same_items
 
@@ -25,20 +25,20 @@ CLICKS = [4, 9, 4, 30, 17, 55, 23, 9]
 def model_with_followers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model, whose items are followed by others."""
     directory = write_model(tmp_path_factory.mktemp("models") / "followed")
-    trained = artifact.load(directory)
+    trained = model_directory.load(directory)
     rng = np.random.default_rng(1)
     with torch.no_grad():
         trained.model.followers.copy_(torch.from_numpy(rng.integers(-1, ITEMS, trained.model.followers.shape)))
         trained.model.lift.copy_(torch.from_numpy(rng.random(trained.model.lift.shape, np.float32)))
         trained.model.lift[trained.model.followers < 0] = 0
         trained.model.bias.normal_()
-    artifact.save(directory, trained.model, trained.config, trained.items, {})
+    model_directory.save(directory, trained.model, trained.config, trained.items, {})
     return directory
 
 
 @pytest.fixture(scope="module")
 def model(model_with_followers: Path) -> LisaMini:
-    return artifact.load(model_with_followers).model.requires_grad_(False)
+    return model_directory.load(model_with_followers).model.requires_grad_(False)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from app import serving
 from app.cli import main
 from app.served_generation import generation_of
-from model import artifact
+from model.artifact import model_directory
 from storage.sqlite_database import FILE_NAME
 from tests.app.conftest import Client, item_id, write_model
 from tests.storage.naive_fold import assert_histogram_is, fold
@@ -83,7 +83,7 @@ def wait_until_served(client: Client, name: str) -> None:
 
 def assert_right(client: Client, model: Path, user_id: str) -> None:
     """The user's state is the fold of the log, in the generation of that model, and answers come from it."""
-    expected = fold(generation_of(artifact.load(model)), client.log(user_id))
+    expected = fold(generation_of(model_directory.load(model)), client.log(user_id))
     state = client.get(f"/v1/users/{user_id}").json()
     assert (state["generation"], state["event_count"]) == (model.name, len(expected.ids))
     assert_histogram_is(state["histogram"], expected.histogram())
@@ -99,7 +99,7 @@ class TestSwitching:
         for name, previous in (("june", "may"), ("may", "june")):
             status, answer = activate(client, name)
             assert (status, answer["generation"], answer["previous"]) == (200, name, previous)
-            assert answer["tag"] == artifact.load(models / name).tag == client.get("/v1/model").json()["tag"]
+            assert answer["tag"] == model_directory.load(models / name).tag == client.get("/v1/model").json()["tag"]
             client.click("ada", item_id(31))
             assert_right(client, models / name, "ada")
 
@@ -253,7 +253,7 @@ class TestDropping:
         (may,) = [known.named for known in runner.run(store.generations.known()) if known.named.name == "may"]
         runner.run(store.generations.drop(may.tag))
         runner.run(store.generations.announce(may, 0))  # as it is when it has not been served for long
-        runner.run(store.states("main", ["ada"], generation_of(artifact.load(models / "may"))))
+        runner.run(store.states("main", ["ada"], generation_of(model_directory.load(models / "may"))))
         assert command("drop", "may") == (0, "1 states of may removed")
         assert_right(client, models / "june", "ada")
         assert activate(client, "may")[0] == 200
@@ -270,7 +270,7 @@ class TestDropping:
         assert served(client) == "june"
         assert client.get("/v1/model").json()["tag"] == first
         activate(client, "june")
-        assert client.get("/v1/model").json()["tag"] == artifact.load(models / "june").tag != first
+        assert client.get("/v1/model").json()["tag"] == model_directory.load(models / "june").tag != first
         assert_right(client, models / "june", "ada")
 
     def test_a_store_that_is_not_there_is_not_made(

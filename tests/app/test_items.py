@@ -22,8 +22,9 @@ from app.cli import main
 from app.said import ItemOverrides
 from app.settings import Settings
 from app.shelf import LiveCatalogue
-from model import artifact, bitmap
-from model.items import Items
+from model.artifact import model_directory
+from model.artifact.item_table import Items
+from model.inference import bitmap
 from storage.records import ItemChanges, ItemEntry
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
 from tests.storage.redis_servers import RedisServer
@@ -383,4 +384,4 @@ class TestImport:
 
 def test_the_model_directory_is_left_alone(model_dir: Path, client: Client) -> None:
     put(client, item_id(1), title="Other", available=False)
-    assert artifact.load(model_dir).items.titles[1] != "Other"
+    assert model_directory.load(model_dir).items.titles[1] != "Other"

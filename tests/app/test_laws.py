@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from app import newcomers
 from app.assigned import CodeAssignment, entry_of
-from model.cold import ColdCodes
+from model.cold_items import ColdCodes
 from tests.app.conftest import SHAPE, Client, item_id
 from tests.storage.redis_servers import new_server
 

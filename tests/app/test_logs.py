@@ -23,7 +23,7 @@ from app.trace import Trace
 from tests.app.conftest import Client
 from tests.storage.redis_servers import RedisServer
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 NASTY = st.text() | st.sampled_from(
     ["a\nINFO forged", "a\r\n\x1b[2J", "\u2028x\u0085y", "\ud800", '"}\n{"level":"info']
 )

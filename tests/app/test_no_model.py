@@ -12,7 +12,7 @@ import pytest
 from app import no_model, serving
 from app.served_generation import generation_of
 from app.settings import Settings
-from model import artifact
+from model.artifact import model_directory
 from tests.app.conftest import Client, item_id, write_model
 from tests.storage.naive_fold import assert_histogram_is, fold
 from tests.storage.redis_servers import RedisServer
@@ -102,7 +102,7 @@ def test_the_first_model_takes_over_in_every_process(begin: Callable[..., Client
     for client in clients:
         wait_until(lambda client=client: client.recommend("ada")["generation"] == "first")
         assert client.recommend("ada")["source"] == "personalised"
-    generation, runner = generation_of(artifact.load(directory)), clients[1].runner
+    generation, runner = generation_of(model_directory.load(directory)), clients[1].runner
     log = [entry.event for entry in runner.run(clients[1].service.store.events("main", "ada"))]
     assert_histogram_is(clients[1].get("/v1/users/ada").json()["histogram"], fold(generation, log).histogram())
     assert begin().recommend("ada")["source"] == "personalised"

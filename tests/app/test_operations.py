@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from app.settings import Settings
 from app.uuid7 import uuid7
-from model.artifact import load
+from model.artifact.model_directory import load
 from tests.app.conftest import ITEMS, Client
 
 

@@ -20,14 +20,14 @@ from app.plots import Axis, Point, Spot, bars, heat_map, lines, scatter
 from app.quality_page import codeword_shares, page, write_page
 from app.quality_table import baselines_table, metrics_table
 from app.shop import generate
-from model.artifact import Artifact
-from model.baselines import Ease, Markov, Popularity
+from model.artifact.item_table import Items
+from model.artifact.model_directory import Artifact
 from model.config import Config, ModelConfig, TrainConfig
-from model.evaluate import evaluate
-from model.items import Items
-from model.loop import EpochReport
-from model.report import Report
-from model.train import train
+from model.evaluation.baselines import Ease, Markov, Popularity
+from model.evaluation.evaluate import evaluate
+from model.evaluation.report import Report
+from model.training.loop import EpochReport
+from model.training.train import train
 
 GRIDS = {"popularity": [Popularity()], "markov": [Markov(0.1), Markov(0.5)], "ease": [Ease(10.0, 0.0)]}
 WICKED = "</td></table><script>alert('&')</script>"

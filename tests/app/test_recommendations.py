@@ -15,8 +15,8 @@ from app import executor
 from app.query_builder import QueryBuilder
 from app.schemas.fields import MAX_ITEM_IDS, MAX_K
 from app.schemas.recommendations import MAX_REQUESTS
-from model.artifact import load
-from model.engine import Engine
+from model.artifact.model_directory import load
+from model.inference.engine import Engine
 from storage.state import ITEM_RING
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id
 

@@ -13,7 +13,7 @@ import pytest
 from app.served_generation import generation_of
 from app.settings import Settings, with_password
 from app.store_factory import open_store
-from model.artifact import load
+from model.artifact.model_directory import load
 from storage.errors import StorageUnavailable
 from tests.app.conftest import Client
 from tests.storage.redis_servers import RedisServer

@@ -17,8 +17,8 @@ import pytest
 
 from app.data_directory import write_interactions
 from app.replay import EventJson, ReplayError, histories, replay
-from model.data import Interactions
-from model.data_readers import read_interactions
+from model.data.interactions import Interactions
+from model.data.readers import read_interactions
 
 ACCEPTED = object()  # the answer of a service in good health
 

@@ -25,10 +25,10 @@ from app.retraining_report import RoundOutcome, TrainerReport
 from app.settings import Settings
 from app.shop import generate
 from app.trainer_metrics import OUTCOMES, TrainerMetrics
-from model import artifact
-from model.artifact import MANIFEST
+from model.artifact import model_directory
+from model.artifact.model_directory import MANIFEST
 from model.config import PRESETS, ModelConfig, TrainConfig
-from model.data_readers import read_interactions
+from model.data.readers import read_interactions
 from tests.app.conftest import Client
 
 PLAN = RetrainingPlan("tiny", epochs=1, min_events=600)
@@ -130,7 +130,7 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> Non
         assert outcome.ndcg_at_10 is not None
         assert outcome.served_ndcg_at_10 is not None
         assert outcome.name is not None
-        before = artifact.load(shop.models / made[-1]).tag if made else no_model.TAG.hex()
+        before = model_directory.load(shop.models / made[-1]).tag if made else no_model.TAG.hex()
         assert (outcome.served, outcome.questions >= 50) == (before, True)
         made.append(outcome.name)
         assert shop.names() == made[-2:]

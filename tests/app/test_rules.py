@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from app import rules
 from app.schemas.fields import MAX_BOOSTS, MAX_K
-from model import artifact
-from model.variety import WINDOW
+from model.artifact import model_directory
+from model.inference.diversity import WINDOW
 from storage.state import ITEM_RING
 from tests.app.conftest import CATEGORIES, CLICKS, GONE, ITEMS, SAID, SEEN, Client, categories_of, item_id
 from tests.app.test_pages import all_pages
@@ -26,7 +26,7 @@ LABELS = [*CATEGORIES, "new", "unknown"]
 
 @pytest.fixture(scope="module")
 def codes(model_dir: Path) -> list[list[int]]:
-    return artifact.load(model_dir).target_codes.tolist()  # type: ignore[no-any-return]
+    return model_directory.load(model_dir).target_codes.tolist()  # type: ignore[no-any-return]
 
 
 HISTORIES = [[], ["unknown"], ["item-1"], ["item-4", "item-9", "item-4", "unknown", "item-30"], CLICKS]

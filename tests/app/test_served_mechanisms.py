@@ -11,11 +11,11 @@ import torch
 from pydantic import ValidationError
 
 from app.settings import Settings
-from model import artifact
+from model.artifact import model_directory
+from model.artifact.item_table import Items
 from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismRecipe, ModelConfig
-from model.data import Histories
-from model.histogram import history_histogram
-from model.items import Items
+from model.data.interactions import Histories
+from model.lisa.histogram import history_histogram
 from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.served import served_model, served_recipe
 from model.mechanisms.train import mechanism_scorer
@@ -47,7 +47,7 @@ def service(request: pytest.FixtureRequest, trained: MechanismNetwork, tmp_path:
     names = [item_id(row) for row in range(ITEMS)]
     items = Items(names, names, [()] * ITEMS, np.arange(ITEMS))
     recipe = served_recipe(MechanismRecipe(model=trained.config, data=DataCard(train_on="all")))
-    artifact.save(tmp_path / "model", served_model(trained), recipe, items, {})
+    model_directory.save(tmp_path / "model", served_model(trained), recipe, items, {})
     store = {}
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
@@ -71,7 +71,7 @@ def test_what_is_served_is_what_was_trained(service: Client, trained: MechanismN
 
 
 def test_the_state_is_the_fold_of_the_log(service: Client) -> None:
-    model = artifact.load(service.settings.model_dir)
+    model = model_directory.load(service.settings.model_dir)
     shape = model.config.model
 
     def assert_state_is_of(walk: list[int]) -> None:

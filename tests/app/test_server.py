@@ -22,12 +22,12 @@ import pytest
 
 from app.main import serve
 from app.settings import Settings
-from model.artifact import ArtifactError
+from model.artifact.model_directory import ArtifactError
 from storage.errors import StorageUnavailable
 from tests.app.conftest import logged_events
 from tests.storage.redis_servers import RedisServer
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 SERVE = "from app.main import serve; from app.settings import Settings; serve(Settings())"
 START_TIMEOUT_S = 60
 EXIT_TIMEOUT_S = 30

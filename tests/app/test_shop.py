@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.shop import generate
-from model.data import Interactions
-from model.data_readers import read_interactions, read_items
+from model.data.interactions import Interactions
+from model.data.readers import read_interactions, read_items
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from model.config import MECHANISMS, SERVED_MECHANISMS, ModelConfig
-from model.histogram import history_histogram
-from model.lisa import LisaMini
+from model.lisa.histogram import history_histogram
+from model.lisa.lisa_mini import LisaMini
 from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.served import served_model
 from storage.state import ITEM_RING, Generation

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import scaling
 from benchmarks.topology import FIRST_ADDRESS, MAX_FOUND, Topology, topology
-from model.artifact import load
+from model.artifact.model_directory import load
 
 BODY_LIMIT = 1 << 20
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.artifact import load
-from model.histogram import history_histogram
+from model.artifact.model_directory import load
+from model.lisa.histogram import history_histogram
 from storage.state import ITEM_RING
 from tests.app.conftest import SHAPE, Client, item_id
 

@@ -27,7 +27,7 @@ from tests.app.test_server import launch
 
 __all__ = ["launch"]  # the fixture that starts processes
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 PASSED_ON = frozenset({"authorization", "content-type", "origin"})

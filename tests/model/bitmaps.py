@@ -1,11 +1,11 @@
-"""The oracle of ``model.bitmap``: numpy packs the bits."""
+"""The oracle of ``model.inference.bitmap``: numpy packs the bits."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model import bitmap
+from model.inference import bitmap
 
 
 def from_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint64]:

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from model import artifact, config, train
-from model.items import Items
-from model.lisa import LisaMini
-from model.loop import EpochReport
+from model import config
+from model.artifact import model_directory
+from model.artifact.item_table import Items
+from model.lisa.lisa_mini import LisaMini
+from model.training import train
+from model.training.loop import EpochReport
 
 TINY_MODEL = config.ModelConfig(
     width=16,
@@ -144,15 +146,15 @@ def random_model_maker() -> Callable[..., LisaMini]:
 
 
 @pytest.fixture(scope="session")
-def in_memory() -> Callable[[LisaMini], artifact.Artifact]:
+def in_memory() -> Callable[[LisaMini], model_directory.Artifact]:
     """Wraps a model as an artifact that was never saved."""
 
-    def wrap(model: LisaMini) -> artifact.Artifact:
+    def wrap(model: LisaMini) -> model_directory.Artifact:
         count = len(model.bias)
         names = [f"i{item}" for item in range(count)]
         items = Items(names, [""] * count, [()] * count, np.zeros(count, np.int64))
         with torch.no_grad():
             tables = model.tables()
-        return artifact.Artifact("random", "0" * 16, config.Config(model=model.config), items, model, tables, {})
+        return model_directory.Artifact("random", "0" * 16, config.Config(model=model.config), items, model, tables, {})
 
     return wrap

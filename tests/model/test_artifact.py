@@ -17,10 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from model import artifact, config
-from model.engine import Engine
-from model.items import Items
-from model.lisa import LisaMini
+from model import config
+from model.artifact import model_directory
+from model.artifact.item_table import Items
+from model.inference.engine import Engine
+from model.lisa.lisa_mini import LisaMini
 
 SHAPE = config.ModelConfig(
     width=8,
@@ -33,7 +34,7 @@ SHAPE = config.ModelConfig(
 )
 ITEMS = Items(["a", "b:2", "c"], ["", "Caf\u00e9 \u2603", "plain"], [(), ("p", "q"), ("p",)], np.array([3, 0, 2**40]))
 METRICS = {"epochs": [{"epoch": 0, "loss": 1.5, "ndcg_at_10": None}]}
-ALL_FILES = (*artifact.FILES, artifact.MANIFEST)
+ALL_FILES = (*model_directory.FILES, model_directory.MANIFEST)
 
 
 @pytest.fixture(scope="module")
@@ -44,36 +45,36 @@ def model(random_model: Callable[..., LisaMini]) -> LisaMini:
 @pytest.fixture
 def saved(tmp_path: Path, model: LisaMini) -> Path:
     directory = tmp_path / "models" / "mine"
-    artifact.save(directory, model, config.Config(model=SHAPE), ITEMS, METRICS)
+    model_directory.save(directory, model, config.Config(model=SHAPE), ITEMS, METRICS)
     return directory
 
 
 def forge(directory: Path, name: str, content: bytes) -> None:
     """Replace a file and make the manifest agree, as a faulty writer would."""
     (directory / name).write_bytes(content)
-    hashes = json.loads((directory / artifact.MANIFEST).read_bytes())
+    hashes = json.loads((directory / model_directory.MANIFEST).read_bytes())
     hashes[name] = hashlib.sha256(content).hexdigest()
-    (directory / artifact.MANIFEST).write_text(json.dumps(hashes))
+    (directory / model_directory.MANIFEST).write_text(json.dumps(hashes))
 
 
 def unpack(directory: Path) -> None:
     """Leave out the packed catalogue, as earlier versions did."""
-    (directory / artifact.PACKED).unlink()
-    hashes = json.loads((directory / artifact.MANIFEST).read_bytes())
-    del hashes[artifact.PACKED]
-    (directory / artifact.MANIFEST).write_text(json.dumps(hashes))
+    (directory / model_directory.PACKED).unlink()
+    hashes = json.loads((directory / model_directory.MANIFEST).read_bytes())
+    del hashes[model_directory.PACKED]
+    (directory / model_directory.MANIFEST).write_text(json.dumps(hashes))
 
 
 def forge_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load((directory / artifact.WEIGHTS).read_bytes())
+    tensors = load((directory / model_directory.WEIGHTS).read_bytes())
     change(tensors)
-    forge(directory, artifact.WEIGHTS, save(tensors))
+    forge(directory, model_directory.WEIGHTS, save(tensors))
 
 
 def forge_config(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    settings = json.loads((directory / artifact.CONFIG).read_bytes())
+    settings = json.loads((directory / model_directory.CONFIG).read_bytes())
     change(settings)
-    forge(directory, artifact.CONFIG, json.dumps(settings).encode())
+    forge(directory, model_directory.CONFIG, json.dumps(settings).encode())
 
 
 @pytest.mark.parametrize("packed", ["packed", "of an earlier version", "of a later layout"])
@@ -81,8 +82,8 @@ def test_what_is_saved_comes_back(saved: Path, model: LisaMini, packed: str) -> 
     if packed == "of an earlier version":
         unpack(saved)
     if packed == "of a later layout":
-        forge(saved, artifact.PACKED, save({"what it will be": torch.zeros(1)}, {"layout": "later"}))
-    loaded = artifact.load(saved)
+        forge(saved, model_directory.PACKED, save({"what it will be": torch.zeros(1)}, {"layout": "later"}))
+    loaded = model_directory.load(saved)
     assert loaded.name == "mine"
     assert loaded.config.model_dump() == config.Config(model=SHAPE).model_dump()
     assert loaded.metrics == METRICS
@@ -102,58 +103,60 @@ def test_what_is_saved_comes_back(saved: Path, model: LisaMini, packed: str) -> 
 
 
 def test_a_reloaded_model_scores_the_same(
-    saved: Path, model: LisaMini, in_memory: Callable[[LisaMini], artifact.Artifact]
+    saved: Path, model: LisaMini, in_memory: Callable[[LisaMini], model_directory.Artifact]
 ) -> None:
     histograms = np.random.default_rng(0).random((5, 2, 2, 4), np.float32)
     items = np.arange(5) % 3, np.full((5, 5), 1)
-    before, after = Engine(in_memory(model)), Engine(artifact.load(saved))
+    before, after = Engine(in_memory(model)), Engine(model_directory.load(saved))
     assert torch.equal(before.scores(before.step(histograms, *items)), after.scores(after.step(histograms, *items)))
 
 
 def test_the_tag_names_the_content_wherever_it_lies(saved: Path, model: LisaMini, tmp_path: Path) -> None:
-    tag = artifact.load(saved).tag
+    tag = model_directory.load(saved).tag
     assert len(bytes.fromhex(tag)) == 8
-    copied = artifact.load(shutil.copytree(saved, tmp_path / "elsewhere"))
+    copied = model_directory.load(shutil.copytree(saved, tmp_path / "elsewhere"))
     assert (copied.name, copied.tag) == ("elsewhere", tag)
-    artifact.save(tmp_path / "again", model, config.Config(model=SHAPE), ITEMS, METRICS)
-    assert artifact.load(tmp_path / "again").tag == tag
-    artifact.save(tmp_path / "again", model, config.Config(model=SHAPE), ITEMS, {"took": "longer"})
-    assert artifact.load(tmp_path / "again").tag == tag
-    artifact.save(tmp_path / "again", model, config.Config(model=SHAPE, event_weights={"click": 2.0}), ITEMS, METRICS)
-    assert artifact.load(tmp_path / "again").tag != tag
+    model_directory.save(tmp_path / "again", model, config.Config(model=SHAPE), ITEMS, METRICS)
+    assert model_directory.load(tmp_path / "again").tag == tag
+    model_directory.save(tmp_path / "again", model, config.Config(model=SHAPE), ITEMS, {"took": "longer"})
+    assert model_directory.load(tmp_path / "again").tag == tag
+    model_directory.save(
+        tmp_path / "again", model, config.Config(model=SHAPE, event_weights={"click": 2.0}), ITEMS, METRICS
+    )
+    assert model_directory.load(tmp_path / "again").tag != tag
 
 
 def test_only_a_complete_directory_exists(saved: Path, tmp_path: Path) -> None:
-    assert artifact.exists(saved)
+    assert model_directory.exists(saved)
     assert sorted(path.name for path in saved.iterdir()) == sorted(ALL_FILES)
-    assert not artifact.exists(tmp_path / "nowhere")
-    (saved / artifact.MANIFEST).unlink()
-    assert not artifact.exists(saved)
+    assert not model_directory.exists(tmp_path / "nowhere")
+    (saved / model_directory.MANIFEST).unlink()
+    assert not model_directory.exists(saved)
 
 
 def test_a_catalogue_of_names_alone_comes_back(tmp_path: Path, random_model: Callable[..., LisaMini]) -> None:
     bare = Items(["x", "y"], ["", ""], [(), ()], np.zeros(2, np.int64))
-    artifact.save(tmp_path, random_model(SHAPE, 2), config.Config(model=SHAPE), bare, METRICS)
-    items = artifact.load(tmp_path).items
+    model_directory.save(tmp_path, random_model(SHAPE, 2), config.Config(model=SHAPE), bare, METRICS)
+    items = model_directory.load(tmp_path).items
     assert (list(items.ids), list(items.titles), list(items.categories)) == (["x", "y"], ["", ""], [(), ()])
-    assert (tmp_path / artifact.PACKED).stat().st_mode == (tmp_path / artifact.CONFIG).stat().st_mode
+    assert (tmp_path / model_directory.PACKED).stat().st_mode == (tmp_path / model_directory.CONFIG).stat().st_mode
 
 
 def test_memory_that_no_file_holds_is_kept(saved: Path, model: LisaMini) -> None:
-    loaded = artifact.load(saved)
+    loaded = model_directory.load(saved)
     before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
     loaded.release_pages()
     for name, tensor in loaded.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     own = torch.ones(100_000)
-    artifact.release_pages(own)
+    model_directory.release_pages(own)
     assert own.all()
 
 
 class TestDamage:
     def refusal(self, directory: Path) -> str:
-        with pytest.raises(artifact.ArtifactError) as refused:
-            artifact.load(directory)
+        with pytest.raises(model_directory.ArtifactError) as refused:
+            model_directory.load(directory)
         assert str(directory) in str(refused.value)
         return str(refused.value)
 
@@ -164,7 +167,7 @@ class TestDamage:
         assert name in message
         assert "copy or train the model again" in message or "run 'lisarec train" in message
 
-    @pytest.mark.parametrize("name", artifact.FILES)
+    @pytest.mark.parametrize("name", model_directory.FILES)
     @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "pipe"])
     def test_what_is_no_file(self, saved: Path, name: str, make: Callable[[Path], None]) -> None:
         (saved / name).unlink()
@@ -174,7 +177,7 @@ class TestDamage:
     def test_a_missing_directory(self, tmp_path: Path) -> None:
         assert "run 'lisarec train" in self.refusal(tmp_path / "nowhere")
 
-    @pytest.mark.parametrize("name", artifact.FILES)
+    @pytest.mark.parametrize("name", model_directory.FILES)
     @pytest.mark.parametrize("damage", ["one bit", "cut", "longer", "empty"])
     def test_a_changed_file(self, saved: Path, name: str, damage: str) -> None:
         content = (saved / name).read_bytes()
@@ -193,7 +196,7 @@ class TestDamage:
         "content", [b"", b"{", b"[]", b"{}", b'"x"', b"null", b"\xff\xfe\xfd", b'{"config.json": 3}', b"[" * 100_000]
     )
     def test_a_broken_manifest(self, saved: Path, content: bytes) -> None:
-        (saved / artifact.MANIFEST).write_bytes(content)
+        (saved / model_directory.MANIFEST).write_bytes(content)
         assert "copy or train the model again" in self.refusal(saved)
 
     def test_weights_that_are_not_finite(self, saved: Path) -> None:
@@ -225,15 +228,15 @@ class TestDamage:
 
     def test_a_catalogue_of_another_length(self, saved: Path) -> None:
         unpack(saved)
-        frame = pl.read_parquet(saved / artifact.ITEMS).head(2)
+        frame = pl.read_parquet(saved / model_directory.ITEMS).head(2)
         frame.write_parquet(saved / "short.parquet")
-        forge(saved, artifact.ITEMS, (saved / "short.parquet").read_bytes())
+        forge(saved, model_directory.ITEMS, (saved / "short.parquet").read_bytes())
         assert "has 2 items but 3 codes" in self.refusal(saved)
 
     def test_a_catalogue_without_a_column(self, saved: Path) -> None:
         unpack(saved)
-        pl.read_parquet(saved / artifact.ITEMS).drop("title").write_parquet(saved / "other.parquet")
-        forge(saved, artifact.ITEMS, (saved / "other.parquet").read_bytes())
+        pl.read_parquet(saved / model_directory.ITEMS).drop("title").write_parquet(saved / "other.parquet")
+        forge(saved, model_directory.ITEMS, (saved / "other.parquet").read_bytes())
         assert "title" in self.refusal(saved)
 
     @pytest.mark.parametrize(
@@ -253,7 +256,7 @@ class TestDamage:
         forge_config(saved, change)
         assert "made by another version" in self.refusal(saved)
 
-    @pytest.mark.parametrize("name", [artifact.CONFIG, artifact.METRICS])
+    @pytest.mark.parametrize("name", [model_directory.CONFIG, model_directory.METRICS])
     def test_what_is_no_json(self, saved: Path, name: str) -> None:
         forge(saved, name, b"\xff not JSON")
         self.refusal(saved)
@@ -264,10 +267,10 @@ class Exploding:
         return pytest.fail, ("a model directory was unpickled",)
 
 
-@pytest.mark.parametrize("name", artifact.FILES)
+@pytest.mark.parametrize("name", model_directory.FILES)
 def test_loading_never_unpickles(saved: Path, name: str) -> None:
-    if name == artifact.ITEMS:
+    if name == model_directory.ITEMS:
         unpack(saved)  # or it is not read
     forge(saved, name, pickle.dumps(Exploding()))
-    with pytest.raises(artifact.ArtifactError):
-        artifact.load(saved)
+    with pytest.raises(model_directory.ArtifactError):
+        model_directory.load(saved)

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model import artifact, config
-from model.artifact import CONFIG, ITEMS, MANIFEST, METRICS, PACKED, WEIGHTS, ArtifactError
-from model.items import Items
-from model.lisa import LisaMini
+from model import config
+from model.artifact import model_directory
+from model.artifact.item_table import Items
+from model.artifact.model_directory import CONFIG, ITEMS, MANIFEST, METRICS, PACKED, WEIGHTS, ArtifactError
+from model.lisa.lisa_mini import LisaMini
 
 CASES = 400  # of each kind of file
 SHAPE = config.ModelConfig(
@@ -42,7 +43,7 @@ ODD_VALUES = (*ODD_NUMBERS, None, True, "", "none", [], {}, [[]], "\0", "\ud83d\
 def whole(random_model: Callable[..., LisaMini], tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "whole"
     items = Items(["a", "b", "c"], ["A", "", "C"], [("p",), (), ("p", "q")], np.array([3, 2, 1]))
-    artifact.save(directory, random_model(SHAPE, 3), config.Config(model=SHAPE), items, {"loss": 1.5})
+    model_directory.save(directory, random_model(SHAPE, 3), config.Config(model=SHAPE), items, {"loss": 1.5})
     return directory
 
 
@@ -118,7 +119,7 @@ def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tm
             hashes[name] = hashlib.sha256(content).hexdigest()
             (directory / MANIFEST).write_text(json.dumps(hashes))
         try:
-            loaded = artifact.load(directory)
+            loaded = model_directory.load(directory)
         except ArtifactError as exc:
             said.append(str(exc))
         else:

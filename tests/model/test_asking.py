@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import step_kernel
-from model.asking import QueryProducts
 from model.config import ModelConfig
-from model.lisa import LisaMini
+from model.inference import step_kernel
+from model.inference.query_products import QueryProducts
+from model.lisa.lisa_mini import LisaMini
 
 ITEMS = 30
 Make = Callable[..., LisaMini]

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import baselines, codes
-from model.baselines import GRIDS, Baseline, CoVisitation, Ease, ItemKnn, Markov, Popularity, Ridge
-from model.data import Histories
+from model.data.interactions import Histories
+from model.evaluation import baselines
+from model.evaluation.baselines import GRIDS, Baseline, CoVisitation, Ease, ItemKnn, Markov, Popularity, Ridge
+from model.lisa import item_codes
 
 ITEMS = 12
 Items = list[list[int]]
@@ -143,7 +144,9 @@ class TestRidge:
     def expected(self, histories: Items, weights: list[list[float]], prefixes: Items) -> Any:
         """The regression with its penalty as further rows, one position and one item after the other."""
         data = packed(histories)
-        vectors = codes.item_vectors(codes.cooccurrence(data.item, data.starts, ITEMS), self.RIDGE.width, seed=0)
+        vectors = item_codes.item_vectors(
+            item_codes.cooccurrence(data.item, data.starts, ITEMS), self.RIDGE.width, seed=0
+        )
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
         def faded(items: list[int], weight: list[float], rate: float) -> Any:

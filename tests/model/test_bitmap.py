@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import bitmap
+from model.inference import bitmap
 from tests.model.bitmaps import from_mask
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import codes
 from model.config import ModelConfig
+from model.lisa import item_codes
 
 SHAPE = ModelConfig(
     width=8, history_codebooks=3, history_codewords=8, target_codebooks=2, target_codewords=16, decay_rates=(0.0,)
@@ -29,10 +29,10 @@ def counted(histories: list[list[int]], items: int) -> Any:
     counts = np.zeros((items, items))
     for history in histories:
         for place, item in enumerate(history):
-            for distance, other in enumerate(history[place + 1 : place + 1 + codes.WINDOW]):
+            for distance, other in enumerate(history[place + 1 : place + 1 + item_codes.WINDOW]):
                 if item != other:
-                    counts[item, other] += math.exp(-codes.DECAY_PER_EVENT * distance)
-                    counts[other, item] += math.exp(-codes.DECAY_PER_EVENT * distance)
+                    counts[item, other] += math.exp(-item_codes.DECAY_PER_EVENT * distance)
+                    counts[other, item] += math.exp(-item_codes.DECAY_PER_EVENT * distance)
     return counts
 
 
@@ -45,7 +45,7 @@ def random_histories(seed: int, users: int = 40, items: int = 25) -> list[list[i
 @given(st.lists(st.lists(st.integers(0, 5), max_size=40), max_size=4))
 def test_cooccurrence_equals_brute_force(histories: list[list[int]]) -> None:
     item, starts = packed(histories)
-    found = codes.cooccurrence(item, starts, 7)
+    found = item_codes.cooccurrence(item, starts, 7)
     np.testing.assert_allclose(found.toarray(), counted(histories, 7), rtol=1e-5)
 
 
@@ -56,27 +56,27 @@ def test_item_vectors_are_the_components_of_the_positive_mutual_information() ->
     with np.errstate(divide="ignore"):
         information = np.maximum(np.log(counts * degree.sum() / np.outer(degree, degree)), 0)
     values, vectors = np.linalg.eigh(information)
-    found = codes.item_vectors(codes.cooccurrence(*packed(histories), 25), 25, seed=0)
+    found = item_codes.item_vectors(item_codes.cooccurrence(*packed(histories), 25), 25, seed=0)
     # all components together give back the matrix, its negative eigenvalues mirrored
     np.testing.assert_allclose(found @ found.T, vectors * np.abs(values) @ vectors.T, atol=1e-3)
-    few = codes.item_vectors(codes.cooccurrence(*packed(histories), 25), 5, seed=0)
+    few = item_codes.item_vectors(item_codes.cooccurrence(*packed(histories), 25), 5, seed=0)
     strongest = np.sort(np.abs(values))[::-1][:5]
     np.testing.assert_allclose((few**2).sum(axis=0), strongest, rtol=1e-3)
 
 
 def test_items_that_were_never_seen_get_the_zero_vector_and_codes_of_their_own() -> None:
     item, starts = packed(random_histories(1, items=20))
-    vectors = codes.item_vectors(codes.cooccurrence(item, starts, 26), 8, seed=0)
+    vectors = item_codes.item_vectors(item_codes.cooccurrence(item, starts, 26), 8, seed=0)
     np.testing.assert_allclose(vectors[20:], 0, atol=1e-5)
     assert (np.abs(vectors[:20]).sum(axis=1) > 0.01).all()
-    found = codes.item_codes(item, starts, 26, SHAPE, seed=0)
+    found = item_codes.item_codes(item, starts, 26, SHAPE, seed=0)
     assert len(np.unique(found.target.codes, axis=0)) == 26
     assert len(np.unique(found.history.codes[20:], axis=0)) == 1
 
 
 @pytest.mark.parametrize("histories", [[[0, 0, 0]], [[0], [1], [2]], [[0, 1]], [[]]])
 def test_histories_that_teach_nothing_still_give_codes(histories: list[list[int]]) -> None:
-    found = codes.item_codes(*packed(histories), 3, SHAPE, seed=0)
+    found = item_codes.item_codes(*packed(histories), 3, SHAPE, seed=0)
     assert found.history.codes.shape == (3, 3)
     assert len(np.unique(found.target.codes, axis=0)) == 3
     assert np.isfinite(found.history.codewords).all()
@@ -84,7 +84,7 @@ def test_histories_that_teach_nothing_still_give_codes(histories: list[list[int]
 
 def test_codes_name_the_codeword_nearest_to_the_residual() -> None:
     points = np.random.default_rng(0).standard_normal((200, 6)).astype(np.float32)
-    found = codes.residual_kmeans(points, 4, 8, seed=0)
+    found = item_codes.residual_kmeans(points, 4, 8, seed=0)
     residual = points.astype(np.float64)
     for book in range(4):
         distances = ((residual[:, None] - found.codewords[book]) ** 2).sum(axis=-1)
@@ -98,7 +98,7 @@ def test_another_codebook_never_makes_the_error_larger(seed: int) -> None:
     points = np.random.default_rng(seed).standard_normal((150, 5)).astype(np.float32)
     errors = [float((points**2).sum())]
     for books in range(1, 6):
-        found = codes.residual_kmeans(points, books, 6, seed)
+        found = item_codes.residual_kmeans(points, books, 6, seed)
         coded = sum(found.codewords[book][found.codes[:, book]] for book in range(books))
         errors.append(float(((points - coded) ** 2).sum()))
     assert all(later <= earlier * (1 + 1e-6) for earlier, later in pairwise(errors))
@@ -109,14 +109,14 @@ def test_clusters_that_stand_apart_get_a_codeword_each() -> None:
     rng = np.random.default_rng(0)
     cluster = np.repeat(np.arange(4), 25)
     points = (100 * np.eye(4)[cluster] + rng.standard_normal((100, 4))).astype(np.float32)
-    found = codes.residual_kmeans(points, 1, 16, seed=0)
+    found = item_codes.residual_kmeans(points, 1, 16, seed=0)
     for word in np.unique(found.codes):
         assert len(np.unique(cluster[found.codes[:, 0] == word])) == 1
 
 
 def test_with_fewer_items_than_codewords_every_item_is_its_own_codeword() -> None:
     points = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
-    found = codes.residual_kmeans(points, 2, 16, seed=0)
+    found = item_codes.residual_kmeans(points, 2, 16, seed=0)
     np.testing.assert_allclose(found.codewords[0][found.codes[:, 0]], points, atol=1e-6)
 
 
@@ -132,7 +132,7 @@ def test_separated_codes_are_distinct_and_the_first_of_equals_keeps_its_own(
 ) -> None:
     words, rows = drawn
     before = np.array(rows, np.uint8)
-    after = codes.make_distinct(before, words)
+    after = item_codes.make_distinct(before, words)
     assert len({tuple(row) for row in after.tolist()}) == len(rows)
     assert after.max() < words
     for row, code in enumerate(rows):
@@ -142,23 +142,23 @@ def test_separated_codes_are_distinct_and_the_first_of_equals_keeps_its_own(
 
 
 def test_separate_counts_through_whole_bytes() -> None:
-    after = codes.make_distinct(np.full((300, 2), 255, np.uint8), 256)
+    after = item_codes.make_distinct(np.full((300, 2), 255, np.uint8), 256)
     assert len(np.unique(after, axis=0)) == 300
 
 
 def test_separate_is_quick_where_thousands_of_items_are_equal() -> None:
-    after = codes.make_distinct(np.zeros((20_000, 3), np.uint8), 32)
+    after = item_codes.make_distinct(np.zeros((20_000, 3), np.uint8), 32)
     assert len(np.unique(after, axis=0)) == 20_000
 
 
 def test_more_items_than_codes_are_refused() -> None:
     with pytest.raises(ValueError, match="9 items do not fit into 3 codebooks of 2 codewords"):
-        codes.make_distinct(np.zeros((9, 3), np.uint8), 2)
+        item_codes.make_distinct(np.zeros((9, 3), np.uint8), 2)
 
 
 def test_the_same_seed_gives_the_same_codes() -> None:
     item, starts = packed(random_histories(2))
-    first, again, other = (codes.item_codes(item, starts, 25, SHAPE, seed) for seed in (5, 5, 6))
+    first, again, other = (item_codes.item_codes(item, starts, 25, SHAPE, seed) for seed in (5, 5, 6))
     np.testing.assert_array_equal(first.history.codes, again.history.codes)
     np.testing.assert_array_equal(first.history.codewords, again.history.codewords)
     np.testing.assert_array_equal(first.target.codes, again.target.codes)

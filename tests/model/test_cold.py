@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from model.artifact import Artifact
-from model.cold import (
+from model.artifact.item_table import Items
+from model.artifact.model_directory import Artifact
+from model.cold_items import (
     ColdCodes,
     FirstEvent,
     codes_of_similar_items,
@@ -16,9 +17,8 @@ from model.cold import (
     with_cold_items,
 )
 from model.config import Config, ModelConfig
-from model.engine import Engine
-from model.items import Items
-from model.lisa import LisaMini
+from model.inference.engine import Engine
+from model.lisa.lisa_mini import LisaMini
 
 ITEMS, LEARNED = 40, 30
 SHAPE = ModelConfig(width=16, history_codebooks=3, history_codewords=8, target_codebooks=3, target_codewords=16)

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.config import EVENT_WEIGHTS
-from model.data import DataError, Interactions, repeat_share
-from model.data_readers import ItemTexts, read_interactions, read_items
-from model.data_splits import split
+from model.data.interactions import DataError, Interactions, repeat_share
+from model.data.readers import ItemTexts, read_interactions, read_items
+from model.data.splits import split
 
 HEADER = b"user_id\titem_id\ttimestamp\n"
 TYPED = b"user_id\titem_id\ttimestamp\ttype\tvalue\n"

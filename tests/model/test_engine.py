@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import bitmap
-from model.artifact import Artifact
+from model.artifact.model_directory import Artifact
 from model.config import ModelConfig
-from model.engine import Engine, Queries
-from model.lisa import LisaMini
+from model.inference import bitmap
+from model.inference.engine import Engine, Queries
+from model.lisa.lisa_mini import LisaMini
 from tests.model.bitmaps import from_mask
 
 SHAPE = ModelConfig(

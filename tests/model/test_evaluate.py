@@ -18,15 +18,17 @@ import polars as pl
 import pytest
 import torch
 
-from model import artifact, baselines, evaluate, train
+from model.artifact import model_directory
 from model.config import DataCard, SeenRule
-from model.data import DataError, Histories
-from model.data_readers import read_interactions
-from model.data_splits import split
-from model.loop import Progress
+from model.data.interactions import DataError, Histories
+from model.data.readers import read_interactions
+from model.data.splits import split
+from model.evaluation import baselines, evaluate
+from model.evaluation.neural_baselines import Gru4Rec
+from model.evaluation.report import Report
 from model.metrics import metrics
-from model.report import Report
-from model.sequential import Gru4Rec
+from model.training import train
+from model.training.loop import Progress
 
 
 def table(directory: Path) -> dict[str, list[str]]:
@@ -42,7 +44,7 @@ def table(directory: Path) -> dict[str, list[str]]:
 def test_the_whole_evaluation_equals_the_parallel_forward_and_a_sort(
     shop: Path, trained: Path, seen_rule: SeenRule
 ) -> None:
-    loaded = artifact.load(trained)
+    loaded = model_directory.load(trained)
     index = {name: place for place, name in enumerate(loaded.items.ids)}
     expected = []
     for names in table(shop).values():
@@ -63,7 +65,7 @@ def test_the_whole_evaluation_equals_the_parallel_forward_and_a_sort(
 
 
 def test_a_report_says_all_that_is_needed_to_repeat_it(shop: Path, trained: Path) -> None:
-    loaded = artifact.load(trained)
+    loaded = model_directory.load(trained)
     full = evaluate.evaluate([loaded], shop, None, None).to_json()
     sampled = evaluate.evaluate([loaded], shop, "loo_sampled100", None).to_json()
     json.dumps(full, allow_nan=False)
@@ -79,10 +81,10 @@ def test_a_report_says_all_that_is_needed_to_repeat_it(shop: Path, trained: Path
 
 
 class TestRefusals:
-    def carded(self, trained: Path, **card: Any) -> artifact.Artifact:
-        loaded = artifact.load(trained)
+    def carded(self, trained: Path, **card: Any) -> model_directory.Artifact:
+        loaded = model_directory.load(trained)
         config = loaded.config.model_copy(update={"data": loaded.config.data.model_copy(update=card)})
-        return artifact.Artifact(
+        return model_directory.Artifact(
             loaded.name, loaded.tag, config, loaded.items, loaded.model, loaded.tables, loaded.metrics
         )
 
@@ -91,7 +93,7 @@ class TestRefusals:
         with (tmp_path / "other" / "interactions.tsv").open("a") as file:
             file.write("u1\ti1\t99999999\n")
         with pytest.raises(DataError, match="evaluate on the data the model was trained on"):
-            evaluate.evaluate([artifact.load(trained)], tmp_path / "other", None, None)
+            evaluate.evaluate([model_directory.load(trained)], tmp_path / "other", None, None)
 
     def test_a_model_that_trained_on_the_test_events(self, shop: Path, trained: Path) -> None:
         with pytest.raises(DataError, match="trained on all events"):
@@ -100,7 +102,7 @@ class TestRefusals:
     def test_a_model_that_trained_on_another_split(self, shop: Path, trained: Path) -> None:
         # its training events include some of what the other split holds out
         with pytest.raises(DataError, match="trained for the split 'loo'"):
-            evaluate.evaluate([artifact.load(trained)], shop, "temporal", None)
+            evaluate.evaluate([model_directory.load(trained)], shop, "temporal", None)
         for protocol in ("loo_full", "loo_sampled100"):
             with pytest.raises(DataError, match="trained for the split 'temporal'"):
                 evaluate.evaluate([self.carded(trained, split="temporal")], shop, protocol, None)
@@ -138,7 +140,7 @@ GRIDS = {
 @pytest.fixture(scope="module")
 def report(shop: Path, trained: Path) -> Report:
     """The tiny model beside the baselines of GRIDS."""
-    return evaluate.evaluate([artifact.load(trained)], shop, None, None, GRIDS)
+    return evaluate.evaluate([model_directory.load(trained)], shop, None, None, GRIDS)
 
 
 class TestBaselines:
@@ -179,7 +181,7 @@ class TestBaselines:
         self, shop: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(baselines, "EASE_MAX_ITEMS", 3)
-        numbers = evaluate.evaluate([artifact.load(trained)], shop, None, None, GRIDS).to_json()
+        numbers = evaluate.evaluate([model_directory.load(trained)], shop, None, None, GRIDS).to_json()
         assert list(numbers["baselines"]) == ["popularity"]
         assert "40 items" in numbers["skipped_baselines"]["ease"]
 
@@ -202,7 +204,7 @@ def packed(histories: Sequence[Any]) -> Histories:
 
 
 def test_seeds_have_a_mean_and_a_spread(shop: Path, trained: Path) -> None:
-    first = artifact.load(trained)
+    first = model_directory.load(trained)
     other = replace(first, tag="f" * 16, items=first.items)
     with torch.no_grad():
         worse = copy.deepcopy(first.model)
@@ -219,16 +221,16 @@ def test_seeds_have_a_mean_and_a_spread(shop: Path, trained: Path) -> None:
 
 
 def test_seeds_that_trained_on_different_events_are_not_mixed(shop: Path, trained: Path) -> None:
-    first = artifact.load(trained)
+    first = model_directory.load(trained)
     other = TestRefusals().carded(trained, train_on="validation")
     with pytest.raises(DataError, match="trained on different events"):
         evaluate.evaluate([first, other], shop, None, None)
 
 
 def test_what_is_not_a_seed_of_the_first_model_is_not_averaged_with_it(shop: Path, trained: Path) -> None:
-    first = artifact.load(trained)
+    first = model_directory.load(trained)
     with pytest.raises(DataError, match="given twice"):
-        evaluate.evaluate([first, artifact.load(trained)], shop, None, None)
+        evaluate.evaluate([first, model_directory.load(trained)], shop, None, None)
     longer = first.config.training.model_copy(update={"epochs": 99})
     other = replace(first, config=first.config.model_copy(update={"training": longer}))
     with pytest.raises(DataError, match="not seeds of one"):
@@ -237,11 +239,11 @@ def test_what_is_not_a_seed_of_the_first_model_is_not_averaged_with_it(shop: Pat
 
 def test_sampled_negatives_refuse_another_seen_rule(shop: Path, trained: Path) -> None:
     with pytest.raises(DataError, match="outside the history"):
-        evaluate.evaluate([artifact.load(trained)], shop, "loo_sampled100", "none")
+        evaluate.evaluate([model_directory.load(trained)], shop, "loo_sampled100", "none")
 
 
 def test_every_rank_is_written_with_the_protocol(shop: Path, trained: Path, tmp_path: Path) -> None:
-    report = evaluate.evaluate([artifact.load(trained)], shop, None, "all", {"popularity": GRIDS["popularity"]})
+    report = evaluate.evaluate([model_directory.load(trained)], shop, None, "all", {"popularity": GRIDS["popularity"]})
     report.write_ranks(tmp_path / "ranks.parquet")
     frame = pl.read_parquet(tmp_path / "ranks.parquet")
     events = table(shop)
@@ -280,7 +282,7 @@ def test_cold_items_are_counted(
 def test_a_neural_baseline_is_fitted_once_and_tells_how_far_it_is(trained: Path, shop: Path) -> None:
     said: list[str] = []
     grids = {"gru4rec": [Gru4Rec(width=8, epochs=2)]}
-    report = evaluate.evaluate([artifact.load(trained)], shop, None, None, grids, said.append)
+    report = evaluate.evaluate([model_directory.load(trained)], shop, None, None, grids, said.append)
     assert [line.split(",")[0] for line in said[-2:]] == ["Gru4Rec: epoch 1 of 2", "Gru4Rec: epoch 2 of 2"]
     assert report.baselines[0].settings["width"] == 8
     assert len(report.baselines[0].ranks) == len(report.ranks)

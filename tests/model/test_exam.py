@@ -13,13 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.artifact import Artifact
+from model.artifact.item_table import Items
+from model.artifact.model_directory import Artifact
 from model.config import Config, ModelConfig
-from model.engine import Engine
-from model.exam import HoldoutComparison, split_for_comparison
-from model.histogram import history_histogram
-from model.items import Items
-from model.lisa import LisaMini
+from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
+from model.inference.engine import Engine
+from model.lisa.histogram import history_histogram
+from model.lisa.lisa_mini import LisaMini
 
 SHAPE = ModelConfig(
     width=8,

@@ -9,7 +9,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.followers import DECAY_PER_EVENT, DEFAULT_LIFT_STRENGTH, FAINT_SHARE, SHRINKAGE, WINDOW, strongest_followers
+from model.lisa.item_followers import (
+    DECAY_PER_EVENT,
+    DEFAULT_LIFT_STRENGTH,
+    FAINT_SHARE,
+    SHRINKAGE,
+    WINDOW,
+    strongest_followers,
+)
 
 ITEMS = 12
 Histories = list[list[int]]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from model.scan import Lifted
+from model.inference.scan import Lifted
 from tests.model.bitmaps import from_mask
 from tests.model.test_scan import boosted, make, scores_one_by_one, sorted_best
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not there", allow_module_level=True)
 
-from model.gpu import BLOCK, TritonScan
+from model.inference.scan_gpu import BLOCK, TritonScan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

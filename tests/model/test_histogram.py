@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.histogram import history_histogram, running_histograms
+from model.lisa.histogram import history_histogram, running_histograms
 
 
 def folded(codes: Any, weights: Any, decay_rates: Any, codewords: int) -> list[Any]:

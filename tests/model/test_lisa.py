@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from model.config import PRESETS, ModelConfig
-from model.histogram import running_histograms
-from model.lisa import AttentionTables, LisaMini, attend
+from model.lisa.histogram import running_histograms
+from model.lisa.lisa_mini import AttentionTables, LisaMini, attend
 
 SHAPE = ModelConfig(
     width=16,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from model.config import ModelConfig
-from model.lisa import LisaMini
-from model.loss import full_softmax_loss, sampled_softmax_loss
+from model.lisa.lisa_mini import LisaMini
+from model.training.loss import full_softmax_loss, sampled_softmax_loss
 
 Make = Callable[..., Any]
 

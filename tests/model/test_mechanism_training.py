@@ -13,14 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model import artifact, evaluate
+from model.artifact import model_directory
 from model.config import SERVED_MECHANISMS, DataCard, MechanismRecipe, MechanismTraining
-from model.data import DataError, Histories, training_histories
-from model.data_readers import read_interactions
-from model.data_splits import split
-from model.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, TrainError
+from model.data.interactions import DataError, Histories, training_histories
+from model.data.readers import read_interactions
+from model.data.splits import split
+from model.evaluation import evaluate
 from model.mechanisms import train as mechanisms
 from model.mechanisms.network import MechanismNetwork
+from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, TrainError
 from tests.model.small_mechanisms import ITEMS, network, small
 
 Make = Callable[..., Any]
@@ -32,7 +33,7 @@ def recipe(name: str, **training: Any) -> MechanismRecipe:
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    return (one / artifact.WEIGHTS).read_bytes() == (other / artifact.WEIGHTS).read_bytes()
+    return (one / model_directory.WEIGHTS).read_bytes() == (other / model_directory.WEIGHTS).read_bytes()
 
 
 @pytest.mark.parametrize(("loss", "learned"), [("binary", 1.0), ("softmax", 1.0), ("softmax", 0.3), ("softmax", 0.6)])
@@ -150,7 +151,7 @@ class TestMigration:
         out = tmp_path / "model"
         mechanisms.train(shop, out, recipe(name), codes_from=tmp_path / "source", progress=silent())
         after = evaluate.load_model(out)
-        kept = after.model.history_codes if isinstance(after, artifact.Artifact) else after.network.frozen_codes
+        kept = after.model.history_codes if isinstance(after, model_directory.Artifact) else after.network.frozen_codes
         assert torch.equal(kept, codes)
 
     @pytest.mark.parametrize("name", ["lisa-base", "lisa-mini-paper", "lisa-soft"])
@@ -192,14 +193,14 @@ def made(shop: Path, silent: Make, tmp_path_factory: pytest.TempPathFactory) -> 
 
 class TestModelDirectory:
     def test_it_is_compared_and_not_served(self, made: Path) -> None:
-        with pytest.raises(artifact.ArtifactError, match="compared, not served; 'lisarec evaluate' takes it"):
-            artifact.load(made)
+        with pytest.raises(model_directory.ArtifactError, match="compared, not served; 'lisarec evaluate' takes it"):
+            model_directory.load(made)
         assert isinstance(evaluate.load_model(made), mechanisms.TrainedMechanism)
 
     def test_a_broken_one_is_refused(self, made: Path, tmp_path: Path) -> None:
         copy = shutil.copytree(made, tmp_path / "copy")
-        (copy / artifact.WEIGHTS).write_bytes(b"no weights")
-        with pytest.raises(artifact.ArtifactError, match="not the file its manifest names"):
+        (copy / model_directory.WEIGHTS).write_bytes(b"no weights")
+        with pytest.raises(model_directory.ArtifactError, match="not the file its manifest names"):
             mechanisms.load(copy)
 
     def test_the_papers_protocol_has_a_name(self, shop: Path, made: Path) -> None:
@@ -215,8 +216,8 @@ class TestModelDirectory:
     ) -> None:
         wanted = recipe(name, epochs=12, loss="softmax")
         model = mechanisms.train(shop, tmp_path / "model", wanted, progress=silent())
-        assert isinstance(model, artifact.Artifact)
-        assert isinstance(evaluate.load_model(tmp_path / "model"), artifact.Artifact)
+        assert isinstance(model, model_directory.Artifact)
+        assert isinstance(evaluate.load_model(tmp_path / "model"), model_directory.Artifact)
         assert model.config.training == wanted.training
         found = evaluate.evaluate([model], shop, "loo_full", "none").to_json()
         assert found["metrics"]["hr_at_10_full"] > 0.6

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.names import EXACT, NO_MATCH, PREFIX, SUBSTRING, WORD_PREFIX, Labels, StringIndex, StringTable
+from model.artifact.string_table import (
+    EXACT,
+    NO_MATCH,
+    PREFIX,
+    SUBSTRING,
+    WORD_PREFIX,
+    Labels,
+    StringIndex,
+    StringTable,
+)
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
 

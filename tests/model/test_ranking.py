@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from model.config import ModelConfig, SeenRule
-from model.data import Histories
-from model.histogram import history_histogram
+from model.data.interactions import Histories
+from model.lisa.histogram import history_histogram
 from model.metrics import metrics
 from model.ranking import (
     HeldOutEvents,

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from model import artifact, train
+from model.artifact import model_directory
 from model.config import Config
-from model.data import DataError
-from model.loop import BEST_CHECKPOINT, LAST_CHECKPOINT, TrainError
+from model.data.interactions import DataError
+from model.training import train
+from model.training.loop import BEST_CHECKPOINT, LAST_CHECKPOINT, TrainError
 
 Make = Callable[..., Any]
 CHECKPOINT_FILES = (BEST_CHECKPOINT, LAST_CHECKPOINT)
@@ -20,7 +21,7 @@ CHECKPOINT_FILES = (BEST_CHECKPOINT, LAST_CHECKPOINT)
 
 def same_files(one: Path, other: Path) -> bool:
     """Weights, configuration and catalogue; the metrics tell how long it took."""
-    names = (artifact.WEIGHTS, artifact.CONFIG, artifact.ITEMS)
+    names = (model_directory.WEIGHTS, model_directory.CONFIG, model_directory.ITEMS)
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
@@ -61,14 +62,14 @@ class TestResuming:
         out = tmp_path / "model"
         with pytest.raises(KeyboardInterrupt):
             train.train(shop, out, config, progress=silent(stop_after=stop_after))
-        assert not artifact.exists(out)
+        assert not model_directory.exists(out)
         torch.rand(100)  # whatever else drew numbers in between
         rest = silent()
         resumed = train.train(shop, out, config, resume=True, progress=rest)
         assert [report.epoch for report in rest.reports] == list(range(stop_after + 1, 4))
         assert same_files(out, uninterrupted)
         without_time = [{**report, "elapsed_s": 0} for report in resumed.metrics["epochs"]]
-        expected = artifact.load(uninterrupted).metrics["epochs"]
+        expected = model_directory.load(uninterrupted).metrics["epochs"]
         assert without_time == [{**report, "elapsed_s": 0} for report in expected]
 
     def test_a_run_interrupted_within_an_epoch_repeats_it(
@@ -128,15 +129,17 @@ class TestResuming:
 
     def test_a_finished_training_leaves_no_checkpoint(self, uninterrupted: Path, interrupted: Path) -> None:
         assert all((interrupted / name).is_file() for name in CHECKPOINT_FILES)
-        assert sorted(path.name for path in uninterrupted.iterdir()) == sorted([*artifact.FILES, artifact.MANIFEST])
+        assert sorted(path.name for path in uninterrupted.iterdir()) == sorted(
+            [*model_directory.FILES, model_directory.MANIFEST]
+        )
 
 
 class TestRefusals:
     def test_a_model_is_never_overwritten(self, shop: Path, trained: Path, tiny_config: Make, silent: Make) -> None:
-        before = (trained / artifact.MANIFEST).read_bytes()
+        before = (trained / model_directory.MANIFEST).read_bytes()
         with pytest.raises(TrainError, match="holds a model already; choose another --out or remove it"):
             train.train(shop, trained, tiny_config(), progress=silent())
-        assert (trained / artifact.MANIFEST).read_bytes() == before
+        assert (trained / model_directory.MANIFEST).read_bytes() == before
 
     def test_a_gpu_that_is_not_there(
         self, shop: Path, tmp_path: Path, tiny_config: Make, silent: Make, monkeypatch: pytest.MonkeyPatch

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model import bitmap
-from model.dense import TorchScan
-from model.scan import Boosts, Lifted, Scan, ScanPath, supported_paths
+from model.inference import bitmap
+from model.inference.scan import Boosts, Lifted, Scan, ScanPath, supported_paths
+from model.inference.scan_torch import TorchScan
 from tests.model.bitmaps import from_mask
 
 Floats = NDArray[np.float32]

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from model import padding, sequential
-from model.baselines import Popularity
-from model.data import Histories
-from model.padding import padded_batches, segments
-from model.sequential import Gru4Rec, NeuralBaseline, SasRec, network_scorer
+from model.data.interactions import Histories
+from model.evaluation import neural_baselines
+from model.evaluation.baselines import Popularity
+from model.evaluation.neural_baselines import Gru4Rec, NeuralBaseline, SasRec, network_scorer
+from model.training import padding
+from model.training.padding import padded_batches, segments
 
 ITEMS = 30
 SMALL = {"width": 16, "window": 8, "epochs": 2, "dropout": 0.2, "sparse_dropout": 0.2}
@@ -91,8 +92,8 @@ class TestBoth:
     @pytest.mark.parametrize("sampled", [False, True])
     def test_learn_an_order(self, neural: NeuralBaseline, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         if sampled:
-            monkeypatch.setattr(sequential, "FULL_SOFTMAX_ITEMS", ITEMS - 1)
-            monkeypatch.setattr(sequential, "SAMPLED_NEGATIVES", ITEMS // 2)
+            monkeypatch.setattr(neural_baselines, "FULL_SOFTMAX_ITEMS", ITEMS - 1)
+            monkeypatch.setattr(neural_baselines, "SAMPLED_NEGATIVES", ITEMS // 2)
         histories, said = packed(chains(0)), list[str]()
         learner = type(neural)(**{**SMALL, "width": 32, "epochs": 15, "learning_rate": 0.01, "dropout": 0.0})  # type: ignore[arg-type]
         scorer = learner.fit(histories, ITEMS, said.append)

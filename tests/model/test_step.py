@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import step_kernel
 from model.config import PRESETS, ModelConfig
-from model.lisa import LisaMini
-from model.step import Step
+from model.inference import step_kernel
+from model.inference.step import Step
+from model.lisa.lisa_mini import LisaMini
 
 ITEMS = 30
 Make = Callable[..., LisaMini]

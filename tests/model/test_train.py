@@ -13,22 +13,25 @@ import numpy as np
 import pytest
 import torch
 
-from model import artifact, evaluate, metrics, ranking, train
+from model import metrics, ranking
+from model.artifact import model_directory
 from model.config import Config, DataCard, ModelConfig
-from model.data import Histories
-from model.data_readers import read_interactions
-from model.data_splits import split
-from model.followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
-from model.histogram import history_histogram
-from model.lisa import LisaMini
-from model.loop import EpochReport
-from model.trial import model_scorer
+from model.data.interactions import Histories
+from model.data.readers import read_interactions
+from model.data.splits import split
+from model.evaluation import evaluate
+from model.evaluation.trial import model_scorer
+from model.lisa.histogram import history_histogram
+from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
+from model.lisa.lisa_mini import LisaMini
+from model.training import train
+from model.training.loop import EpochReport
 
 Make = Callable[..., Any]
 
 
 def weights_of(directory: Path) -> dict[str, torch.Tensor]:
-    return dict(artifact.load(directory).model.state_dict())
+    return dict(model_directory.load(directory).model.state_dict())
 
 
 def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -296,14 +299,14 @@ class TestHonesty:
 
     def test_popularity_counts_training_events_only(self, shop: Path, trained: Path) -> None:
         interactions = read_interactions(shop)
-        loaded = artifact.load(trained)
+        loaded = model_directory.load(trained)
         expected = Counter(interactions.item[split(interactions, "loo").train].tolist())
         assert list(loaded.items.ids) == interactions.item_ids
         assert loaded.items.counts.tolist() == [expected[item] for item in range(len(loaded.items))]
 
 
 def test_the_model_says_what_it_was_trained_on(shop: Path, trained: Path) -> None:
-    interactions, loaded = read_interactions(shop), artifact.load(trained)
+    interactions, loaded = read_interactions(shop), model_directory.load(trained)
     assert loaded.config.data == DataCard(
         sha256=interactions.sha256,
         seen_rule="none",  # a shop: people buy again

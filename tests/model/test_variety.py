@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.variety import WINDOW, Candidates, Categories, Diversity, select_diverse
+from model.inference.diversity import WINDOW, Candidates, Categories, Diversity, select_diverse
 
 
 def by_definition(

@@ -13,7 +13,7 @@ from playwright.sync_api import TimeoutError as Timeout
 
 from app.metrics import LATENCY_BUCKETS_S, Metrics
 from benchmarks import playground as benchmark
-from model import artifact
+from model.artifact import model_directory
 from tests.app.playground.conftest import visiting
 
 FIGURES = re.compile(
@@ -82,7 +82,7 @@ def test_the_benchmark_measures_clicks_and_keys(browser: Browser, url: str, caps
 
 
 def test_the_benchmark_names_every_item(model_dir: Path, tmp_path: Path) -> None:
-    items = artifact.load(benchmark.name_items(tmp_path, model_dir, 1000)).items
+    items = model_directory.load(benchmark.name_items(tmp_path, model_dir, 1000)).items
     assert len(items) == len(set(items.ids)) == len(set(items.titles)) == 1000
     assert items.titles[999] == items.titles[999 % 432].replace("no. 0", "no. 2")
     assert all(items.categories)

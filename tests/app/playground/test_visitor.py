@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from app import keys
 from app.settings import Settings
-from model import artifact
+from model.artifact import model_directory
 from tests.app.conftest import SHAPE, write_model
 from tests.app.playground.conftest import click, open_user, recommended, serving, touched, visiting
 
@@ -38,7 +38,7 @@ def test_it_is_only_there_where_it_is_wanted(start: Callable[..., Client], tmp_p
 
 def test_a_click_changes_the_list_and_touches_the_item_s_codes(page: Page, url: str, model_dir: Path) -> None:
     expect(page.locator("#source")).to_have_text("popular")
-    codes = artifact.load(model_dir).history_codes
+    codes = model_directory.load(model_dir).history_codes
     for row in (7, 21, 7):  # the second time its bins are fuller than by one click
         before = recommended(page)
         click(page, f"item-{row}")
@@ -71,7 +71,7 @@ def test_a_bin_that_has_long_been_full_glows_too(page: Page, url: str, model_dir
     page.fill("#query", "item-7")
     page.click('#found button[data-item-id="item-7"]')
     expect(page.locator("#state-size")).to_have_text("41 events")
-    codes = artifact.load(model_dir).history_codes[7].tolist()
+    codes = model_directory.load(model_dir).history_codes[7].tolist()
     assert touched(page) == {(rate, *code) for rate in range(len(SHAPE.decay_rates)) for code in enumerate(codes)}
 
 

@@ -1,0 +1,1 @@
+"""Model directories: how a trained model is written, read and verified."""

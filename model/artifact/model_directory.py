@@ -1,0 +1,326 @@
+"""A model directory: the one way to save a trained model and the one way to load it, without pickle.
+
+``model.safetensors``  weights, codes and tables
+``config.json``        what ``model.config.ServedRecipe`` says
+``items.parquet``      item_id, title, categories, count: the catalogue in item order
+``items.safetensors``  the same in the layout of ``model.artifact.item_table``, which is mapped and used as it is
+``metrics.json``       how training went
+``manifest.json``      SHA-256 of each file above; those of the first three together name the generation
+
+Models of earlier versions have no ``items.safetensors``; loading computes its content.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import shutil
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model.artifact.item_table import LAYOUT, Items
+from model.config import ModelConfig, Recipe, ServedRecipe
+from model.lisa.lisa_mini import AttentionTables, Lisa, LisaMini
+from model.lisa.lisa_paper import LisaPaper
+
+WEIGHTS, CONFIG, ITEMS, PACKED, METRICS, MANIFEST = (
+    "model.safetensors",
+    "config.json",
+    "items.parquet",
+    "items.safetensors",
+    "metrics.json",
+    "manifest.json",
+)
+FILES = (WEIGHTS, CONFIG, ITEMS, PACKED, METRICS)
+ITEM_DTYPES = {
+    "codes.history": torch.uint8,
+    "codes.target": torch.uint8,
+    "weights.shares": torch.float32,
+    "weights.bias": torch.float32,
+    "weights.followers": torch.int32,
+    "weights.lift": torch.float32,
+}
+BROKEN_FILE_ERRORS = (
+    ValidationError,
+    SafetensorError,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,  # not an Exception, but what polars raises for some broken tables
+    KeyError,
+    TypeError,
+    RuntimeError,
+    RecursionError,
+    ValueError,
+    OSError,
+)
+
+
+class ArtifactError(ValueError):
+    """A model directory cannot be used; the message names the way out."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A loaded model directory. ``tag``: 16 hex digits, the same for the same files wherever they lie."""
+
+    name: str
+    tag: str
+    config: ServedRecipe
+    items: Items
+    model: Lisa
+    tables: AttentionTables
+    metrics: dict[str, Any]
+
+    def release_pages(self) -> None:
+        """Give back the memory of the mapped file's pages; a later access reads the file again."""
+        model = self.model
+        of_items = model.history_codes, model.target_codes, model.shares, model.bias, model.followers, model.lift
+        for tensor in of_items:
+            if tensor is not None:
+                release_pages(tensor)
+
+    @property
+    def history_codes(self) -> NDArray[np.uint8]:
+        """History codes (N, B), which a state counts."""
+        return self.model.history_codes.numpy()
+
+    @property
+    def history_shares(self) -> NDArray[np.float32] | None:
+        """Shares (N, B, W) of the history codewords in each item; None where an item has one of each codebook."""
+        return None if self.model.shares is None else self.model.shares.numpy()
+
+    @property
+    def history_counts(self) -> NDArray[np.uint8] | NDArray[np.float32]:
+        """What an item adds to a histogram: codes (N, B), or shares (N, B, W)."""
+        return self.history_codes if self.history_shares is None else self.history_shares
+
+    @property
+    def target_codes(self) -> NDArray[np.uint8]:
+        """Target codes (N, B'), which a query scores."""
+        return self.model.target_codes.numpy()
+
+
+def save(directory: Path, model: Lisa, config: ServedRecipe, items: Items, metrics: dict[str, Any]) -> None:
+    """Write a trained model as a model directory."""
+    with torch.no_grad():
+        tables = model.tables()
+    tensors = {f"weights.{name}": tensor for name, tensor in model.state_dict().items() if not name.endswith("_codes")}
+    tensors |= {"tables.match": tables.match, "tables.values": tables.values}
+    tensors |= {"codes.history": model.history_codes, "codes.target": model.target_codes}
+    write(directory, tensors, config, items.to_frame(), metrics)
+
+
+def write(
+    directory: Path, tensors: dict[str, Tensor], config: Recipe, items: pl.DataFrame, metrics: dict[str, Any]
+) -> None:
+    """Write a model directory; the manifest comes last, so a directory is complete or has none."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / MANIFEST).unlink(missing_ok=True)
+    (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n")
+    (directory / METRICS).write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
+    items.write_parquet(directory / ITEMS)
+    _save(directory / PACKED, Items.from_frame(items).to_tensors(), {"layout": LAYOUT})
+    _save(directory / WEIGHTS, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+    hashes = {name: _sha256(directory / name) for name in FILES}
+    unfinished = directory / f"{MANIFEST}.unfinished"
+    unfinished.write_text(json.dumps(hashes, indent=2) + "\n")
+    os.replace(unfinished, directory / MANIFEST)
+
+
+def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Replace the file instead of writing over it, as processes may have it mapped."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    save_file(tensors, unfinished, metadata)
+    shutil.copymode(path.with_name(CONFIG), unfinished)  # safetensors lets only the owner read
+    os.replace(unfinished, path)
+
+
+def load(directory: Path) -> Artifact:
+    """Read a model that can be served onto the CPU; raises ArtifactError when a file is missing, changed or misfits.
+
+    Tensors of single items stay in the file, which is mapped: only pages that are read take memory, and all processes
+    share it. So the file may be replaced, as ``write`` does, but must not be written over.
+    """
+    hashes = _read_manifest(directory)
+    with ThreadPoolExecutor() as pool:
+        tag = pool.submit(_checked_tag, directory, hashes, pool)
+        _require_served(directory)
+        try:
+            config = ServedRecipe.model_validate_json((directory / CONFIG).read_bytes())
+            metrics = json.loads((directory / METRICS).read_text())
+            model, tables = _assemble(config, load_file(directory / WEIGHTS))
+            items = _load_items(directory, PACKED in hashes)
+        except BROKEN_FILE_ERRORS as exc:
+            tag.result()  # a changed file explains more
+            raise ArtifactError(
+                f"model directory {str(directory)!r} was made by another version: {str(exc)[:1000]}"
+            ) from exc
+        if len(items) != len(model.bias):
+            tag.result()
+            raise ArtifactError(
+                f"model directory {str(directory)!r} has {len(items)} items but {len(model.bias)} codes"
+            )
+        return Artifact(directory.resolve().name, tag.result(), config, items, model, tables, metrics)
+
+
+def model_class(shape: ModelConfig) -> type[Lisa]:
+    """Return the class of models of this shape."""
+    return LisaPaper if shape.block == "post-norm" else LisaMini
+
+
+def verified_tag(directory: Path) -> str:
+    """Compare a model directory's files with its manifest, and return its tag; raises ArtifactError."""
+    with ThreadPoolExecutor() as pool:
+        return _checked_tag(directory, _read_manifest(directory), pool)
+
+
+def is_mechanism(directory: Path) -> bool:
+    """Tell whether the directory holds one of ``model.mechanisms``, which are compared and not served."""
+    try:
+        return "mechanism" in json.loads((directory / CONFIG).read_bytes())["model"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+
+
+def _require_served(directory: Path) -> None:
+    if is_mechanism(directory):
+        raise ArtifactError(
+            f"model directory {str(directory)!r} holds a mechanism that is compared, not served; 'lisarec evaluate' "
+            "takes it, and for serving train with --preset lisa-mini"
+        )
+
+
+def exists(directory: Path) -> bool:
+    """Tell whether the directory holds a complete model."""
+    return (directory / MANIFEST).is_file()
+
+
+def _read_manifest(directory: Path) -> dict[str, str]:
+    if not exists(directory):
+        raise ArtifactError(
+            f"model directory {str(directory)!r} has no {MANIFEST}; run 'lisarec train --out {directory}'"
+        )
+    try:
+        hashes = dict(json.loads((directory / MANIFEST).read_bytes()))
+        is_whole = all(isinstance(hashes[name], str) for name in FILES if name != PACKED)
+    except (LookupError, TypeError, ValueError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise ArtifactError(f"{directory / MANIFEST} is broken; copy or train the model again")
+    for name in FILES:
+        if name in hashes and not (directory / name).is_file():  # opening a pipe would block for ever
+            raise ArtifactError(
+                f"model directory {str(directory)!r} lacks {directory / name}; copy or train the model again"
+            )
+    return hashes
+
+
+def _checked_tag(directory: Path, hashes: dict[str, str], pool: Executor) -> str:
+    listed = [name for name in FILES if name in hashes]
+    for name, found in zip(listed, pool.map(_sha256, [directory / name for name in listed]), strict=True):
+        if found != hashes[name]:
+            raise ArtifactError(f"{directory / name} is not the file its manifest names; copy or train the model again")
+    named = json.dumps([hashes[name] for name in (WEIGHTS, CONFIG, ITEMS)])  # metrics hold times, which do not count
+    return hashlib.sha256(named.encode()).hexdigest()[:16]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _assemble(config: ServedRecipe, tensors: dict[str, Tensor]) -> tuple[Lisa, AttentionTables]:
+    broken = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
+    if broken:
+        raise ValueError(f"{broken[0]} is not finite; train it again")
+    history, target = tensors["codes.history"], tensors["codes.target"]
+    shape = config.model
+    pairs = len(shape.decay_rates), shape.history_codebooks, shape.history_codewords
+    shapes = {
+        "codes.history": (len(target), shape.history_codebooks),
+        "codes.target": (len(target), shape.target_codebooks),
+        "weights.bias": (len(target),),
+        "weights.followers": (len(target), shape.followers),
+        "weights.lift": (len(target), shape.followers),
+        "tables.match": (*pairs, shape.history_codewords),
+        "tables.values": (*pairs, shape.width),
+    }
+    if shape.soft:
+        shapes["weights.shares"] = (len(target), *pairs[1:])
+    misfit = [name for name, expected in shapes.items() if tensors[name].shape != expected]
+    if misfit:
+        raise ValueError(f"{misfit[0]} does not have the shape that {CONFIG} tells")
+    mistyped = [name for name, kind in ITEM_DTYPES.items() if name in shapes and tensors[name].dtype != kind]
+    if mistyped:
+        raise ValueError(f"{mistyped[0]} is of another type")
+    beyond = (_largest(history) >= shape.history_codewords, _largest(target) >= shape.target_codewords)
+    if any(beyond):
+        raise ValueError("codes point beyond their codebooks")
+    if shape.soft and tensors["weights.shares"].lt(0).any():
+        raise ValueError("an item has a negative share of a codeword")
+    if shape.followers and _largest(tensors["weights.followers"]) >= len(target):
+        raise ValueError("followers point beyond the catalogue")
+    weights = {
+        name.removeprefix("weights."): tensor if name in ITEM_DTYPES else tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith("weights.")
+    } | {"history_codes": history, "target_codes": target}
+    model = model_class(shape)(shape, history[:0], target[:0])  # the tensors of items are assigned below
+    for name in ("history_codes", "target_codes", "shares", "followers", "lift"):
+        setattr(model, name, weights.get(name))
+    model.bias = torch.nn.Parameter(weights["bias"])
+    model.load_state_dict(weights, assign=True)
+    model.fold_norms_and_round()
+    return model.eval(), AttentionTables(tensors["tables.match"].clone(), tensors["tables.values"].clone())
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    least, most = tensor.aminmax()  # NaN passes through
+    return bool((most - least).isfinite())
+
+
+def _largest(tensor: Tensor) -> int:
+    return int(tensor.amax()) if tensor.numel() else 0
+
+
+def release_pages(tensor: Tensor) -> None:
+    """Give back the memory of a tensor's pages if a file is mapped there; a later access reads the file again."""
+    begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = tensor.data_ptr() + tensor.nbytes - begin
+    if size >= mmap.PAGESIZE and _is_file_backed(begin):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+
+
+def _is_file_backed(address: int) -> bool:
+    """Tell whether a file is mapped at the address, as other memory would lose its content. Only Linux can tell."""
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text().splitlines() if maps.exists() else []:
+        span, _, _, _, inode, *_ = line.split()
+        begin, end = (int(bound, 16) for bound in span.split("-"))
+        if begin <= address < end:
+            return inode != "0"
+    return False
+
+
+def _load_items(directory: Path, is_packed: bool) -> Items:
+    if is_packed:
+        with safe_open(directory / PACKED, "pt") as file:
+            is_packed = (file.metadata() or {}).get("layout") == LAYOUT
+    if is_packed:
+        return Items.from_tensors(load_file(directory / PACKED))
+    return Items.from_frame(pl.read_parquet(directory / ITEMS))

@@ -1,0 +1,1 @@
+"""Interactions and items as training reads them, and their splits."""

@@ -1,0 +1,75 @@
+"""The event log of the service as a data directory: what 'lisarec archive' has written as Parquet files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import polars as pl
+
+from model.data.interactions import DataError
+from model.data.table import Table
+
+ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive.py
+ARCHIVE_ATTEMPTS = 5
+ARCHIVE_COLUMNS = ("user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value")
+UNDO, INTO = "!undo", "!into"  # types of entries that are no events, drawn in storage/corrections.py
+ARCHIVE_COLUMNS_AS_TEXT = {
+    "user_id": pl.col("user_id"),
+    "item_id": pl.col("item_id"),
+    "timestamp": (pl.col("timestamp_us") / 1e6).cast(pl.String),
+    "type": pl.col("type"),
+    "value": pl.col("value").cast(pl.String),
+}
+
+
+def read_archive(directory: Path) -> Table | None:
+    """Read the events of an archive, DIR, or of one of its tenants, DIR/tenant=NAME; None where there is no archive.
+
+    Each user's events keep the order of the log. The digest is that of the table as text, which does not depend on how
+    the archive is cut into files.
+    """
+    root, tenant = (directory.parent, directory.name) if directory.name.startswith("tenant=") else (directory, "")
+    manifest = root / ARCHIVE_MANIFEST
+    if not manifest.is_file():
+        return None
+    for _ in range(ARCHIVE_ATTEMPTS):
+        paths = _archived_files(manifest, tenant)
+        try:
+            frames = [pl.read_parquet(root / path, columns=[*ARCHIVE_COLUMNS]) for path in paths]
+        except FileNotFoundError:  # the archiver has merged files meanwhile
+            continue
+        except (OSError, pl.exceptions.PolarsError) as exc:
+            raise DataError(f"archive {str(root)!r} cannot be read: {str(exc)[:200]}") from exc
+        table = _valid_events(pl.concat(frames)).sort("user_id", "seq").select(**ARCHIVE_COLUMNS_AS_TEXT)
+        return Table(directory, table, hashlib.sha256(table.write_csv(separator="\t").encode()).hexdigest())
+    raise DataError(f"archive {str(root)!r} lacks files that its {ARCHIVE_MANIFEST} names")
+
+
+def _valid_events(log: pl.DataFrame) -> pl.DataFrame:
+    """Drop undone events, and those of users who were merged into another one, whose log has copies."""
+    is_undo, is_into = pl.col("type") == UNDO, pl.col("type") == INTO
+    undone = log.filter(is_undo).select("user_id", event_id="item_id")
+    merged = log.filter(is_into).select("user_id")
+    events = log.filter(~is_undo & ~is_into)
+    events = events.join(undone, on=["user_id", "event_id"], how="anti").join(merged, on="user_id", how="anti")
+    return events.with_columns(type=pl.col("type").str.replace("!.*", ""))  # codes, drawn in storage/cold.py
+
+
+def _archived_files(manifest: Path, folder: str) -> list[str]:
+    """Return the paths of the Parquet files in the manifest, of one tenant's folder if there are several."""
+    try:
+        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        paths = [Path(file["path"]) for file in files]
+    except (OSError, ValueError, TypeError, LookupError) as exc:
+        raise DataError(f"{manifest} is no list of archived files: {exc!r}") from exc
+    folders = sorted({path.parts[0] for path in paths})
+    if not folders:
+        raise DataError(f"archive {str(manifest.parent)!r} has no events yet; 'lisarec archive' moves them there")
+    if not folder and len(folders) > 1:
+        named = ", ".join(str(manifest.parent / name) for name in folders[:5])
+        raise DataError(f"archive {str(manifest.parent)!r} has several tenants; choose one of {named}")
+    if folder and folder not in folders:
+        raise DataError(f"archive {str(manifest.parent)!r} has no {folder!r}; it has {', '.join(folders[:5])}")
+    return [str(path) for path in paths if path.parts[0] == (folder or folders[0])]

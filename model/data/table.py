@@ -1,0 +1,158 @@
+"""A table of a data directory as columns of text, whose errors name the file and the line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from model.config import ID_PATTERN
+from model.data.interactions import DataError
+
+SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".parquet")
+LAST_SECOND = 253_402_300_799  # the end of 9999, where RFC 3339 ends too
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text columns; row i stands in line i + 2 of a text file."""
+
+    path: Path
+    frame: pl.DataFrame
+    sha256: str
+
+    def refuse(self, bad: pl.Series, reason: str, column: str) -> None:
+        """Raise DataError for the first row where ``bad`` holds; ``{!r}`` in the reason becomes the cell."""
+        rows = bad.fill_null(True).arg_true()
+        if len(rows):
+            cell = self.frame[column][rows[0]]
+            place = (
+                f"row {rows[0] + 1}" if self.path.suffix == ".parquet" or self.path.is_dir() else f"line {rows[0] + 2}"
+            )
+            raise DataError(f"{self.path}, {place}: " + reason.format("" if cell is None else str(cell)[:80]))
+
+    def require_ids(self, *columns: str) -> None:
+        """Raise DataError for the first cell of these columns that is not an id."""
+        for column in columns:
+            cells = self.frame[column]
+            self.refuse(cells.eq_missing(column), "the header is repeated; remove this line", column)
+            bad = ~cells.str.contains(rf"\A{ID_PATTERN}\z") | cells.is_in([".", ".."])
+            self.refuse(bad, f"{column} {{!r}} is not an id (1 to 128 of A-Z a-z 0-9 _ . : @ -)", column)
+
+    def numbers(self, column: str) -> NDArray[np.float64]:
+        """Parse the column as floats, NaN where a cell is empty; raises DataError."""
+        cells = self.frame[column]
+        numbers = cells.cast(pl.Float64, strict=False)
+        bad = (numbers.is_null() | ~numbers.is_finite()) & cells.is_not_null() & (cells != "")
+        self.refuse(bad, f"{column} {{!r}} is not a finite number", column)
+        return numbers.fill_null(np.nan).to_numpy().astype(np.float64)
+
+    def timestamps_us(self) -> NDArray[np.int64]:
+        """Parse the timestamps, Unix seconds or RFC 3339 times, as microseconds; raises DataError."""
+        cells = self.frame["timestamp"]
+        seconds = cells.cast(pl.Float64, strict=False)
+        seconds = seconds.set(~seconds.is_finite(), None)
+        times = (seconds * 1e6).round().cast(pl.Int64, strict=False)
+        if times.null_count():
+            texts = cells.filter(times.is_null())
+            parsed = texts.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
+            times = times.scatter(times.is_null().arg_true(), parsed.dt.timestamp("us"))
+        self.refuse(times.is_null(), "timestamp {!r} is neither Unix seconds nor an RFC 3339 time", "timestamp")
+        far = times.abs() > LAST_SECOND * 1_000_000
+        self.refuse(far, "timestamp {!r} lies beyond the year 9999; the unit is seconds", "timestamp")
+        return times.to_numpy().astype(np.int64)
+
+
+def find_table(directory: Path, stem: str) -> Path | None:
+    """Return the path of the directory's table of that name, None without one; raises DataError for two of them."""
+    if not directory.is_dir():
+        raise DataError(f"data directory {str(directory)!r} does not exist; 'lisarec data NAME' makes one")
+    found = [directory / f"{stem}{suffix}" for suffix in SUFFIXES if (directory / f"{stem}{suffix}").is_file()]
+    if len(found) > 1:
+        raise DataError(f"data directory {str(directory)!r} has {found[0].name} and {found[1].name}; keep one of them")
+    return found[0] if found else None
+
+
+def read_table(path: Path, required: Sequence[str], optional: Sequence[str]) -> Table:
+    """Read a table with these columns from a file of any supported format; raises DataError."""
+    raw = _uncompressed(path)
+    if path.suffix == ".parquet":
+        try:
+            frame = pl.read_parquet(io.BytesIO(raw))
+            frame = frame.select(pl.col(name).cast(pl.String) for name in frame.columns)
+        except pl.exceptions.PolarsError as exc:
+            raise DataError(f"{path} is not a Parquet table of numbers and texts: {str(exc)[:200]}") from exc
+    else:
+        frame = _parse(path, raw)
+    _check_header(path, frame.columns, required, optional)
+    keep = [name for name in (*required, *optional) if name in frame.columns]
+    return Table(path, frame.select(keep), hashlib.sha256(raw).hexdigest())
+
+
+def _uncompressed(path: Path) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as exc:
+        raise DataError(f"{path} cannot be read: {exc}") from exc
+
+
+def _check_header(path: Path, header: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> None:
+    for name in (*required, *optional):
+        if f"{name}_duplicated_0" in header:  # what polars calls the second column of a name
+            raise DataError(f"{path}, line 1: column {name!r} stands there twice; keep one of them")
+        if name in required and name not in header:
+            expected = " ".join(required) + "".join(f" [{name}]" for name in optional)
+            raise DataError(f"{path}, line 1: column {name!r} is missing; the header must name {expected}")
+
+
+def _separator(path: Path) -> str:
+    return "," if ".csv" in path.name else "\t"
+
+
+def _parse(path: Path, raw: bytes) -> pl.DataFrame:
+    if not raw.strip():
+        raise DataError(f"{path} is empty; it needs a header and at least one line")
+    separator = _separator(path)
+    try:
+        frame = pl.read_csv(
+            raw, separator=separator, infer_schema=False, quote_char='"' if separator == "," else None, encoding="utf8"
+        )
+    except pl.exceptions.PolarsError as exc:
+        raise _first_broken_line(path, raw, str(exc)) from exc
+    if frame.width > 1 and frame[:, -1].null_count():
+        error = _first_broken_line(path, raw, "")
+        if "fields" in str(error):
+            raise error
+    return frame
+
+
+def _lines(path: Path, raw: bytes) -> Iterator[list[str]]:
+    text = io.StringIO(raw.decode("utf-8", errors="strict"), newline="")
+    if _separator(path) == ",":
+        return csv.reader(text)
+    return csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def _first_broken_line(path: Path, raw: bytes, otherwise: str) -> DataError:
+    """Walk the file line by line to name the first one that has too few or too many fields."""
+    try:
+        lines = _lines(path, raw)
+        width = len(next(lines))
+        for number, fields in enumerate(lines, start=2):
+            if len(fields) != width:
+                return DataError(f"{path}, line {number}: {len(fields)} fields where the header has {width}")
+    except UnicodeDecodeError as exc:
+        number = raw[: exc.start].count(b"\n") + 1
+        return DataError(f"{path}, line {number}: not UTF-8 text")
+    except csv.Error as exc:
+        return DataError(f"{path}: {exc}")
+    return DataError(f"{path} cannot be read: {otherwise[:200]}")

@@ -1,0 +1,1 @@
+"""Evaluation protocols, baselines and comparisons."""

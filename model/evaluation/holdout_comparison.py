@@ -1,0 +1,159 @@
+"""The comparison of two models that were trained at different times, on events that neither has seen.
+
+An evaluation tests a model on events held out of its own data. A comparison has two models, one of them in service for
+a while, that know different items. So it names items by their ids, each model ranks the items that it knows, and an
+item that it does not know is a miss. No event is held out that one of the models may have been trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from model.artifact.model_directory import Artifact
+from model.config import SeenRule
+from model.data.interactions import REPEAT_SHARE_OF_SHOPS, Histories
+from model.evaluation.trial import model_scorer
+from model.metrics import CUTOFFS
+from model.ranking import HeldOutEvents, Scorer, ranks_full
+
+HELD_OUT_SHARE = 0.1  # of all events, at most
+EARLY_SHARE = 0.05  # of the unseen events: a few that arrive with an old time do not move the end of the past
+MAX_HELD_OUT_EVENTS = 5_000
+SECOND_US = 1_000_000
+
+
+@dataclass(frozen=True)
+class HoldoutComparison:
+    """Q held-out events, each with the history before it.
+
+    histories  Q times (item id, event type), oldest first, never empty
+    targets    (Q,) ids of the held-out items
+    """
+
+    histories: Sequence[Sequence[tuple[str, str]]]
+    targets: Sequence[str]
+    seen_rule: SeenRule
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def halves(self) -> tuple[HoldoutComparison, HoldoutComparison]:
+        """Split off every other event: one half to choose a model by, one to judge it by."""
+        first, second = (
+            HoldoutComparison(self.histories[begin::2], self.targets[begin::2], self.seen_rule) for begin in range(2)
+        )
+        return first, second
+
+    def ranks(self, model: Artifact) -> NDArray[np.int64]:
+        """Rank the targets among the model's items: (Q,).
+
+        A history without an item that the model knows gets popular items.
+        """
+        known = _KnownEvents(self, model.items.ids, model.config.event_weights)
+        is_personal = known.lengths > 0
+        ranks = known.ranks(_popular(model.items.counts))
+        ranks[is_personal] = known.ranks(model_scorer(model), is_personal)
+        return ranks
+
+    def ranks_by_counts(self, counts: Mapping[str, int]) -> NDArray[np.int64]:
+        """Rank the targets among these items, the most frequent first: (Q,)."""
+        weights = {kind: 1.0 for history in self.histories for _, kind in history}
+        known = _KnownEvents(self, list(counts), weights)
+        return known.ranks(_popular(np.array(list(counts.values()), np.int64)))
+
+
+def split_for_comparison(events: pl.DataFrame, unseen_after_ms: int) -> tuple[pl.DataFrame, HoldoutComparison]:
+    """Split a log into the past to train on and held-out events after it, which no model was trained on before.
+
+    events           user_id, item_id, type, timestamp_us, logged_ms; each user's in order of time, none of weight 0
+    unseen_after_ms  an existing model may know what was logged until then
+
+    Where timestamps tell a time, the past ends where the last tenth of the events begins, or where the unseen events
+    begin, whichever is later; the last event of each later user is held out. Where timestamps are only an order, the
+    last event of each user with at least three events is held out, if it is unseen.
+    """
+    marked = events.with_columns(
+        is_last=pl.col("user_id").ne(pl.col("user_id").shift(-1)).fill_null(True),
+        place=pl.int_range(pl.len()).over("user_id"),
+        is_unseen=pl.col("logged_ms") > unseen_after_ms,
+    )
+    if _only_counts(marked):
+        held_out = (pl.col("place") >= 2) & pl.col("is_last") & pl.col("is_unseen")
+        past = marked.filter(~held_out)
+    else:
+        end_us = _end_of_past_us(marked)
+        held_out = (pl.col("place") >= 1) & pl.col("is_last") & pl.col("is_unseen") & (pl.col("timestamp_us") >= end_us)
+        past = marked.filter(pl.col("timestamp_us") < end_us)
+    return past.select(events.columns), _comparison_of(marked, marked.filter(held_out))
+
+
+def _end_of_past_us(events: pl.DataFrame) -> int:
+    tenth = events["timestamp_us"].quantile(1 - HELD_OUT_SHARE, "lower")
+    unseen = events.filter("is_unseen")["timestamp_us"].quantile(EARLY_SHARE, "lower")
+    return int(max(tenth or 0, unseen or 0))
+
+
+def _only_counts(events: pl.DataFrame) -> bool:
+    """Whether every event of a user stands one second after the one before."""
+    steps = events.select(pl.col("timestamp_us").diff().filter(pl.col("place") > 0)).to_series()
+    return bool((steps == SECOND_US).all())
+
+
+def _comparison_of(events: pl.DataFrame, held_out: pl.DataFrame) -> HoldoutComparison:
+    users = held_out.select("user_id").sample(min(len(held_out), MAX_HELD_OUT_EVENTS), seed=0, shuffle=True)
+    histories = events.join(users, on="user_id", how="semi").group_by("user_id").agg("item_id", "type")
+    of_users = users.join(histories, on="user_id", how="left", maintain_order="left")
+    whole = [list(zip(items, kinds, strict=True)) for _, items, kinds in of_users.iter_rows()]
+    pairs = events.select("user_id", "item_id")
+    repeats = 1 - len(pairs.unique()) / max(len(pairs), 1)
+    return HoldoutComparison(
+        [history[:-1] for history in whole],
+        [history[-1][0] for history in whole],
+        "none" if repeats > REPEAT_SHARE_OF_SHOPS else "all",
+    )
+
+
+class _KnownEvents:
+    """The events of a comparison in rows of N items, without the items that are not among these."""
+
+    def __init__(self, comparison: HoldoutComparison, item_ids: Sequence[str], weights: Mapping[str, float]) -> None:
+        row_of = {item_id: row for row, item_id in enumerate(item_ids)}
+        self._histories = [
+            [
+                (row_of[item_id], weights[kind])
+                for item_id, kind in history
+                if item_id in row_of and _steps(weights, kind)
+            ]
+            for history in comparison.histories
+        ]
+        self._targets = np.array([row_of.get(item_id, -1) for item_id in comparison.targets], np.int64)
+        self._seen_rule = comparison.seen_rule
+        self._miss = max(len(item_ids), *CUTOFFS) + 1
+        self.lengths = np.array([len(history) for history in self._histories], np.int64)
+
+    def ranks(self, scorer: Scorer, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """Rank the targets of the chosen events by the scorer."""
+        places = np.arange(len(self._targets)) if chosen is None else np.flatnonzero(chosen)
+        ranks = np.full(len(places), self._miss, np.int64)
+        can_be_right = self._targets[places] >= 0
+        places = places[can_be_right]
+        rows = [row for place in places for row, _ in self._histories[place]]
+        weights = [weight for place in places for _, weight in self._histories[place]]
+        starts = np.concatenate([[0], np.cumsum(self.lengths[places])]).astype(np.int64)
+        histories = Histories(np.array(rows, np.int32), np.array(weights, np.float32), starts)
+        events = HeldOutEvents(self._targets[places], histories, places.astype(np.int32))
+        ranks[can_be_right] = ranks_full(events, scorer, self._seen_rule)
+        return ranks
+
+
+def _steps(weights: Mapping[str, float], kind: str) -> bool:
+    return weights.get(kind, 0.0) > 0
+
+
+def _popular(counts: NDArray[np.signedinteger]) -> Scorer:
+    return lambda histories: np.tile(counts.astype(np.float32), (len(histories), 1))

@@ -1,0 +1,163 @@
+"""The report of an evaluation: metrics, intervals and ranks, with all that is needed to repeat it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from model.evaluation.trial import METRIC_SUFFIXES, Result, Trial
+from model.metrics import (
+    FREQUENCY_EDGES,
+    HEADLINES,
+    HISTORY_EDGES,
+    Bucket,
+    beyond_accuracy,
+    buckets,
+    difference,
+    difference_interval_95,
+    interval_95,
+    metrics,
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of an evaluation, with all that is needed to repeat it.
+
+    models     one result for each model; the report is about the first one, the others are its other seeds
+    baselines  on the same events
+    skipped    why a baseline is not there, by name
+    """
+
+    trial: Trial
+    models: list[Result]
+    baselines: list[Result]
+    skipped: dict[str, str]
+
+    @property
+    def ranks(self) -> NDArray[np.int64]:
+        """The ranks of the first model: (Q,)."""
+        return self.models[0].ranks
+
+    @property
+    def users(self) -> NDArray[np.int32]:
+        """The user of each held-out event: (Q,)."""
+        return self.trial.events.users
+
+    @property
+    def best_baseline(self) -> Result | None:
+        """The baseline of the highest NDCG@10, if there are any."""
+        return max(self.baselines, key=lambda result: result.ndcg_at_10, default=None)
+
+    def by_history_length(self, result: Result) -> list[Bucket]:
+        """Return the quality by the length of the histories."""
+        return buckets(result.ranks, self.trial.events.histories.lengths, HISTORY_EDGES)
+
+    def by_item_frequency(self, result: Result) -> list[Bucket]:
+        """Return the quality by the training events of the held-out item; the first bucket has the cold items."""
+        return buckets(result.ranks, self.trial.counts[self.trial.events.targets], FREQUENCY_EDGES)
+
+    def spread(self) -> dict[str, dict[str, float]]:
+        """Return the mean and standard deviation of every metric over the models."""
+        found = [metrics(result.ranks) for result in self.models]
+        values = {name: [each[name] for each in found] for name in found[0]}
+        return {
+            name: {"mean": float(np.mean(each)), "standard_deviation": float(np.std(each, ddof=1))}
+            for name, each in values.items()
+        }
+
+    def rules(self) -> dict[str, Any]:
+        """Return the protocol: what was measured, on which data, by which rules."""
+        trial, card = self.trial, self.trial.config.data
+        return {
+            "generation": self.models[0].settings["generation"],
+            "protocol": trial.protocol,
+            "data_sha256": card.sha256,
+            "split": card.split,
+            "train_on": card.train_on,
+            "seen_rule": trial.seen_rule,
+            "tie_rule": "against the model" if trial.protocol != "loo_paper100" else "in the model's favour",
+            "users": len(self.ranks),
+            "items": trial.items,
+            "cold_items": int((trial.counts == 0).sum()),
+            "cold_targets": int((trial.counts[trial.events.targets] == 0).sum()),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the metrics, named with their protocol, e.g. ``hr_at_10_full``; 95 % intervals for the cutoff 10."""
+        first = self.models[0]
+        found = {
+            **self.rules(),
+            **self._numbers(first),
+            "by_history_length": [bucket._asdict() for bucket in self.by_history_length(first)],
+            "by_item_frequency": [bucket._asdict() for bucket in self.by_item_frequency(first)],
+        }
+        if len(self.models) > 1:
+            found["models"] = [{**result.settings, **self._numbers(result)} for result in self.models]
+            found["spread"] = self._named(self.spread())
+        if self.baselines or self.skipped:
+            found["baselines"] = {
+                result.name: {
+                    "settings": result.settings,
+                    **self._numbers(result),
+                    "model_minus_baseline": self._differences(result),
+                }
+                for result in self.baselines
+            }
+            found["skipped_baselines"] = self.skipped
+        return found
+
+    def _numbers(self, result: Result) -> dict[str, Any]:
+        numbers: dict[str, Any] = {
+            "metrics": self._named(metrics(result.ranks)),
+            "interval_95": self._named({name: interval_95(result.ranks, name) for name in HEADLINES}),
+        }
+        if result.recommended is not None:
+            numbers["recommended"] = beyond_accuracy(result.recommended, self.trial.counts)
+        return numbers
+
+    def _differences(self, result: Result) -> dict[str, Any]:
+        return self._named(
+            {
+                name: {
+                    "difference": difference(self.ranks, result.ranks, name),
+                    "interval_95": difference_interval_95(self.ranks, result.ranks, name),
+                }
+                for name in HEADLINES
+            }
+        )
+
+    def _named(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {f"{name}_{METRIC_SUFFIXES[self.trial.protocol]}": value for name, value in values.items()}
+
+    def ranks_frame(self) -> pl.DataFrame:
+        """Return a row for each model or baseline and held-out event; the generation of a baseline is null."""
+        trial, ids = self.trial, self.trial.interactions
+        targets = trial.events.targets
+        events = pl.DataFrame(
+            {
+                "user_id": [ids.user_ids[user] for user in self.users],
+                "item_id": [ids.item_ids[item] for item in targets],
+                "history_length": trial.events.histories.lengths,
+                "item_training_events": trial.counts[targets],
+            }
+        )
+        return pl.concat(
+            events.select(
+                pl.lit(result.name).alias("scorer"),
+                pl.lit(result.settings.get("generation"), pl.String).alias("generation"),
+                pl.all(),
+                pl.Series("rank", result.ranks),
+            )
+            for result in (*self.models, *self.baselines)
+        )
+
+    def write_ranks(self, file: Path) -> None:
+        """Write ``ranks_frame`` as Parquet, the protocol in its metadata."""
+        rules = {name: str(value) for name, value in self.rules().items() if name != "generation"}
+        self.ranks_frame().write_parquet(file, metadata=rules)

@@ -1,0 +1,180 @@
+"""One trial: held-out events, and the rules by which a model and every baseline are ranked on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.artifact.model_directory import Artifact
+from model.config import DataCard, Protocol, Recipe, SeenRule
+from model.data.interactions import DataError, Interactions, training_histories
+from model.data.splits import Split, split
+from model.evaluation.baselines import Baseline
+from model.evaluation.neural_baselines import NeuralBaseline, Notify, Validate
+from model.inference.engine import Engine
+from model.mechanisms import train as mechanisms
+from model.mechanisms.train import TrainedMechanism
+from model.metrics import (
+    CUTOFFS,
+    metrics,
+)
+from model.ranking import (
+    PAPER_SAMPLING,
+    HeldOutEvents,
+    NegativeSampling,
+    Scorer,
+    held_out_events,
+    ranks_and_recommendations,
+    ranks_full,
+    ranks_sampled,
+    state_scorer,
+)
+
+VALIDATION_USERS = 5_000
+METRIC_SUFFIXES: dict[Protocol, str] = {
+    "loo_full": "full",
+    "loo_sampled100": "sampled100",
+    "loo_paper100": "paper100",
+    "temporal": "temporal",
+}
+SAMPLED_PROTOCOLS: dict[Protocol, NegativeSampling] = {
+    "loo_sampled100": NegativeSampling(),
+    "loo_paper100": PAPER_SAMPLING,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The ranks that one scorer gave to the held-out items.
+
+    settings     a model's generation and seed, or a baseline's hyperparameters
+    ranks        (Q,)
+    recommended  (Q, 50) items, best first, -1 where there are fewer; None where only some candidates were ranked
+    """
+
+    name: str
+    settings: dict[str, Any]
+    ranks: NDArray[np.int64]
+    recommended: NDArray[np.int32] | None
+
+    @property
+    def ndcg_at_10(self) -> float:
+        """The NDCG@10 of the ranks."""
+        return metrics(self.ranks)["ndcg_at_10"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Held-out events, and the rules by which scorers are tested on them.
+
+    counts  (N,)  training events of each item
+    """
+
+    protocol: Protocol
+    seen_rule: SeenRule
+    config: Recipe
+    interactions: Interactions
+    parts: Split
+    events: HeldOutEvents
+    counts: NDArray[np.int64]
+
+    @property
+    def items(self) -> int:
+        """The number of items of the catalogue."""
+        return len(self.interactions.item_ids)
+
+    def test(self, name: str, settings: dict[str, Any], scorer: Scorer) -> Result:
+        """Rank the held-out events by the scorer, as the protocol says."""
+        if self.protocol in SAMPLED_PROTOCOLS:
+            return Result(name, settings, ranks_sampled(self.events, scorer, 0, SAMPLED_PROTOCOLS[self.protocol]), None)
+        k = min(max(CUTOFFS), self.items)
+        return Result(name, settings, *ranks_and_recommendations(self.events, scorer, self.seen_rule, k))
+
+    def test_model(self, model: Artifact | TrainedMechanism) -> Result:
+        """Test a model; raises DataError for a model that was trained on other events than the trial allows."""
+        require_unseen_test_events(model.config.data, self.interactions, self.protocol)
+        if model.config.data.train_on != self.config.data.train_on:
+            raise DataError(f"the models were trained on different events: {model.name!r} with another --train-on")
+        if _without_seed(model.config) != _without_seed(self.config):
+            raise DataError(f"the models are not seeds of one: {model.name!r} was trained with other settings")
+        settings = {"generation": model.tag, "seed": model.config.training.seed}
+        return self.test(model.config.model.preset, settings, scorer_of(model))
+
+    def test_baseline(self, name: str, grid: Sequence[Baseline], notify: Notify = lambda _: None) -> Result:
+        """Test the grid's best baseline on validation, trained on the training events of the model.
+
+        raises TooManyItems
+        """
+        if len(grid) == 1:
+            return self.test(name, asdict(grid[0]), self._fit(grid[0], notify))
+        baseline, scorer = self._best(grid)
+        if self.config.data.train_on != "train":
+            scorer = self._fit(baseline, notify)
+        return self.test(name, asdict(baseline), scorer)
+
+    def _fit(self, baseline: Baseline, notify: Notify) -> Scorer:
+        histories = training_histories(self.interactions, self.parts.train, self.config.event_weights)
+        if not isinstance(baseline, NeuralBaseline):
+            return baseline.fit(histories, self.items)
+        if self.config.data.train_on != "train" or not len(self.parts.validation):
+            return baseline.fit(histories, self.items, notify)
+        return baseline.fit(histories, self.items, notify, self._validation_measure())
+
+    def _validation_measure(self) -> Validate:
+        """Return a measure: validation NDCG@10 over the whole catalogue, of at most 5,000 users."""
+        rng = np.random.default_rng(0)
+        positions = rng.permutation(self.parts.validation)[:VALIDATION_USERS]
+        events = held_out_events(self.interactions, np.sort(positions), self.config)
+        return lambda scorer: metrics(ranks_full(events, scorer, self.seen_rule))["ndcg_at_10"]
+
+    def _best(self, grid: Sequence[Baseline]) -> tuple[Baseline, Scorer]:
+        """Find the best validation NDCG@10 over the whole catalogue, without training on a validation event."""
+        weights = self.config.event_weights
+        parts = split(self.interactions, self.config.data.split)
+        histories = training_histories(self.interactions, parts.train, weights)
+        validation = held_out_events(self.interactions, parts.validation, self.config)
+        best, best_quality = None, -1.0
+        for baseline in grid:
+            scorer, quality = baseline.fit(histories, self.items), 0.0
+            if len(validation):
+                quality = metrics(ranks_full(validation, scorer, self.seen_rule))["ndcg_at_10"]
+            if quality > best_quality:
+                best, best_quality = (baseline, scorer), quality
+        assert best is not None
+        return best
+
+
+def _without_seed(config: Recipe) -> Recipe:
+    return config.model_copy(update={"training": config.training.model_copy(update={"seed": 0})})
+
+
+def require_unseen_test_events(card: DataCard, interactions: Interactions, protocol: Protocol) -> None:
+    """Raise DataError where the model may have been trained on the test events, or on other data."""
+    if interactions.sha256 != card.sha256:
+        raise DataError(
+            f"the model was trained on the table {card.sha256[:16]}, this one is {interactions.sha256[:16]}; "
+            "evaluate on the data the model was trained on"
+        )
+    if card.train_on == "all":
+        raise DataError("the model was trained on all events, the test events too; train with --train-on train")
+    if (protocol == "temporal") != (card.split == "temporal"):
+        raise DataError(f"the model was trained for the split {card.split!r}, which {protocol!r} does not test")
+
+
+def scorer_of(model: Artifact | TrainedMechanism) -> Scorer:
+    """Return the scorer of a model that is served, or of a mechanism that is compared."""
+    return mechanisms.mechanism_scorer(model.network) if isinstance(model, TrainedMechanism) else model_scorer(model)
+
+
+def model_scorer(model: Artifact) -> Scorer:
+    """Return a scorer by the engine that serves the model."""
+    engine = Engine(model)
+    return state_scorer(
+        lambda *state: engine.scores(engine.step(*state)).cpu().numpy(),
+        model.history_counts,
+        model.config.model,
+    )

@@ -1,0 +1,75 @@
+"""Sets of items, one bit each: excluding a set costs a scan one operation for 64 items."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from model.inference.scan_kernel import BLOCK
+
+Bitmap = NDArray[np.uint64]
+"""(words,): item i is bit i % 64 of word i // 64. The words fill whole blocks; bits past the last item mean nothing."""
+
+
+def empty(items: int) -> Bitmap:
+    """Return an empty set of so many items."""
+    return np.zeros(-(-items // BLOCK) * (BLOCK // 64), np.uint64)
+
+
+@numba.njit(cache=True, nogil=True)
+def _add(bitmap, rows):  # type: ignore[no-untyped-def]
+    for row in rows:
+        bitmap[row // 64] |= np.uint64(1) << np.uint64(row % 64)
+
+
+def add(bitmap: Bitmap, rows: NDArray[np.signedinteger]) -> None:
+    """Add the items of these rows to the bitmap, in place."""
+    _add(bitmap, rows)
+
+
+@numba.njit(cache=True, nogil=True)
+def _discard(bitmap, rows):  # type: ignore[no-untyped-def]
+    for row in rows:
+        bitmap[row // 64] &= ~(np.uint64(1) << np.uint64(row % 64))
+
+
+def discard(bitmap: Bitmap, rows: NDArray[np.int64]) -> None:
+    """Remove the items of these rows from the bitmap, in place."""
+    _discard(bitmap, rows)
+
+
+@numba.njit(cache=True, nogil=True)
+def _has(bitmap, rows, found):  # type: ignore[no-untyped-def]
+    for place in range(len(rows)):
+        found[place] = bitmap[rows[place] // 64] >> np.uint64(rows[place] % 64) & np.uint64(1) != 0
+
+
+def has(bitmap: Bitmap, rows: NDArray[np.signedinteger]) -> NDArray[np.bool_]:
+    """Tell which of the rows are in the bitmap: (rows,)."""
+    found = np.empty(len(rows), np.bool_)
+    _has(bitmap, rows, found)
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _first_outside(bitmap, rows, places):  # type: ignore[no-untyped-def]
+    found = 0
+    for row in rows:
+        if found == len(places):
+            break
+        if bitmap[row // 64] >> np.uint64(row % 64) & np.uint64(1) == 0:
+            places[found] = row
+            found += 1
+    return found
+
+
+def first_outside(bitmap: Bitmap, rows: NDArray[np.int32], count: int) -> NDArray[np.int32]:
+    """Return the first rows that are not in the bitmap, at most `count`."""
+    found = np.empty(min(count, len(rows)), np.int32)
+    return found[: _first_outside(bitmap, rows, found)]
+
+
+def to_mask(bitmaps: NDArray[np.uint64], items: int) -> NDArray[np.bool_]:
+    """Unpack bitmaps: (..., words) -> (..., N)."""
+    return np.unpackbits(bitmaps.view(np.uint8), axis=-1, count=items, bitorder="little").astype(np.bool_)

@@ -1,0 +1,269 @@
+"""Inference: states to queries, queries to items, with the same interface and the same answers on CPU and CUDA."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.artifact.model_directory import Artifact
+from model.inference import bitmap
+from model.inference.query_products import QueryProducts
+from model.inference.scan import Boosts, Lifted, Ranked, Scan
+from model.inference.scan_torch import TorchScan
+from model.inference.step import Step
+from model.lisa.item_followers import LIFTING_ITEMS
+from model.lisa.lisa_mini import AttentionTables, LisaMini, sum_of_codewords
+
+ITEMS_PER_CHUNK = 1 << 16
+
+Products = tuple[Tensor, Lifted]
+"""Inner products of Q queries with all target codewords (Q, B', W'), and the items whose scores gain something."""
+
+
+@dataclass(slots=True)
+class Queries:
+    """Queries for items, made of states or of other items.
+
+    vectors   (Q, D)  float32
+    recent    (Q, K)  int64, each user's newest items, whose followers are lifted; -1 for none
+    nearest   whether the best items are those that lie nearest to the vectors
+    products  the engine's products of these queries, once it has computed them
+    """
+
+    vectors: Tensor
+    recent: Tensor
+    nearest: bool = False
+    products: Products | None = None
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, rows: Sequence[int]) -> Queries:
+        products = self.products and (self.products[0][rows], Lifted(*(part[rows] for part in self.products[1])))
+        return Queries(self.vectors[rows], self.recent[rows], self.nearest, products)
+
+    def one(self, place: int) -> Queries:
+        """Return the query at that place, without a copy."""
+        if len(self) == 1:
+            return self
+        row = slice(place, place + 1)
+        products = self.products and (self.products[0][row], Lifted(*(part[row] for part in self.products[1])))
+        return Queries(self.vectors[row], self.recent[row], self.nearest, products)
+
+
+class ScoreParts(NamedTuple):
+    """The summands of the scores of k items, up to rounding.
+
+    codewords  (k, B')  float32, one summand for the item's codeword of each target codebook
+    bias       (k,)     float32
+    lifts      (k, K)   float32, one summand for each of the query's newest items that the item followed before
+    """
+
+    codewords: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    lifts: NDArray[np.float32]
+
+
+class Engine:
+    """The inference of one generation on one device. It is synchronous: keep it off an event loop.
+
+    raises ValueError for a device that this machine does not have
+    """
+
+    def __init__(self, artifact: Artifact, device: str = "cpu") -> None:
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"device {device!r} is not there: torch finds no GPU; use --device cpu")
+        self.device = torch.device(device)
+        self.items = len(artifact.items)
+        self._words = len(bitmap.empty(self.items))
+        self.window = artifact.config.model.recent_items  # K, how many of a user's newest items a step wants
+        self.history_codes, self.target_codes = (
+            artifact.history_codes,
+            artifact.target_codes,
+        )  # (N, books), on the CPU
+        self.history_counts = artifact.history_counts
+        # a copy: otherwise the artifact and its other engines would move to the device too
+        self._model = artifact.model if self.device.type == "cpu" else copy.deepcopy(artifact.model).to(self.device)
+        self._tables = AttentionTables(*(table.to(self.device) for table in artifact.tables))
+        # the compiled parts exist for the CPU, and the step for one kind of model; all paths give the same answers
+        self._step: Step | None = None
+        self._query_products: QueryProducts | None = None
+        self._catalogue: Scan | TorchScan
+        if self.device.type == "cpu":
+            self._query_products = QueryProducts(artifact.model)
+            if isinstance(artifact.model, LisaMini):
+                self._step = Step(artifact.model, artifact.tables)
+            self._catalogue = Scan(artifact.target_codes, self._model.bias.detach().numpy())
+        else:
+            self._catalogue = _gpu_scan_class()(self._model.target_codes, self._model.bias)
+        artifact.release_pages()
+
+    def step(
+        self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
+    ) -> Queries:
+        """Turn states into queries.
+
+        histograms    (Q, R, B, W)  the scale of each row is free
+        last_items    (Q,)          rows of the catalogue
+        recent_items  (Q, K)        rows, newest first, -1 for none; K is ``window``
+        returns       Q queries on the engine's device
+        raises        ValueError    when a row of a histogram is empty
+        """
+        if self._step is None:
+            return self._read(histograms, last_items, recent_items)
+        recent = np.array(recent_items, np.int64)
+        return Queries(torch.from_numpy(self._step(histograms, last_items, recent)), torch.from_numpy(recent))
+
+    @torch.inference_mode()
+    def _read(
+        self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
+    ) -> Queries:
+        """Step with torch where no compiled step exists: on a GPU, and for models whose codes were learned."""
+        rows = torch.tensor(histograms, dtype=torch.float32, device=self.device)
+        if not bool((rows.sum(dim=-1) > 0).all()):
+            raise ValueError("a state without a single step has no query")
+        last, recent = (
+            torch.tensor(part, dtype=torch.int64, device=self.device) for part in (last_items, recent_items)
+        )
+        return Queries(self._model.read(rows, last, recent, self._tables), recent)
+
+    @torch.inference_mode()
+    def neighbours_of(self, items: Sequence[int]) -> Queries:
+        """Return queries for the items nearest to each of the given ones.
+
+        Their scores are minus half the squared distance between the items' sums of codewords. The first scores take
+        2 s for every ten million items; ``prepare_distances`` spends them beforehand.
+        """
+        nobody = torch.empty((len(items), 0), dtype=torch.int64, device=self.device)
+        if self.device.type != "cpu":
+            return Queries(self._model.item_vectors(torch.tensor(items, device=self.device)), nobody, nearest=True)
+        codebooks = self._model.target_codebooks.numpy()
+        words = codebooks[np.arange(len(codebooks)), self.target_codes[np.array(items, np.int64)]]  # (Q, B', D)
+        return Queries(torch.from_numpy(words.sum(axis=1)), nobody, nearest=True)
+
+    @property
+    def has_distances(self) -> bool:
+        """Whether queries of ``neighbours_of`` can be scored at once."""
+        return "_distances" in self.__dict__
+
+    def prepare_distances(self) -> None:
+        """Prepare for scoring queries of ``neighbours_of``, in any thread."""
+        _ = self._distances
+
+    @torch.inference_mode()
+    def scores(self, queries: Queries) -> Tensor:
+        """Score every item: Q queries -> (Q, N), summed from the codebooks' inner products in a fixed order."""
+        return self._scorer_of(queries).scores(*self.products(queries))
+
+    @torch.inference_mode()
+    def top_k(
+        self, queries: Queries, k: int, excluded: NDArray[np.uint64] | None = None, boosts: Boosts | None = None
+    ) -> Ranked:
+        """Find the k best items of each query, best first, ties by item order.
+
+        queries   Q queries
+        excluded  (Q, words)   bitmaps of what must not be shown
+        boosts    gains of some items' scores
+        returns   items (Q, k') int64 and scores (Q, k') float32, k' = min(k, N); where fewer items are allowed the
+                  rest is -1 and -inf
+        raises    ValueError   for a model that gives scores which are not finite, k below 1 or bitmaps that do not fit
+        """
+        shape = len(queries), self._words
+        excluded = np.zeros(shape, np.uint64) if excluded is None else excluded
+        if k < 1 or excluded.shape != shape:
+            raise ValueError(f"there is no top {k} of {shape} words with bitmaps of {excluded.shape}")
+        words = np.ascontiguousarray(excluded)
+        return self._scorer_of(queries).top_k(*self.products(queries), min(k, self.items), words, boosts)
+
+    @torch.inference_mode()
+    def rank_candidates(
+        self, queries: Queries, candidates: Sequence[NDArray[np.int64]], k: int, boosts: Boosts | None = None
+    ) -> list[Ranked]:
+        """Rank each query's own candidates, and score only these: the k best, best first, ties by item order."""
+        return self._scorer_of(queries).rank(*self.products(queries), k, candidates, boosts)
+
+    def explain(self, query: Queries, items: NDArray[np.int64]) -> ScoreParts:
+        """Split one query's scores of k items into their summands."""
+        products, lifted = self.products(query)
+        tables, followers, gains = (part.numpy(force=True)[0] for part in (products, *lifted))
+        newest = min(query.recent.shape[1], LIFTING_ITEMS)
+        codewords = np.empty((len(items), products.shape[1]), np.float32)
+        lifts = np.zeros((len(items), newest), np.float32)
+        _look_up_products(tables, self.target_codes, items, codewords)
+        _add_lifts(followers, gains, self._model.config.followers, items, lifts)
+        return ScoreParts(codewords, self._scorer_of(query).bias_of(items), lifts)
+
+    @torch.inference_mode()
+    def scores_of(self, query: Queries, items: NDArray[np.int64], boosts: Boosts | None = None) -> NDArray[np.float32]:
+        """Score k different items for one query, in their order: (k,)."""
+        return self._scorer_of(query).scores_of(*self.products(query), items, boosts)
+
+    @torch.inference_mode()
+    def products(self, queries: Queries) -> Products:
+        """Compute the queries' products with the codewords, once for all that is done with the queries."""
+        if queries.products is None and self._query_products is not None:
+            found = self._query_products(queries.vectors.numpy(), queries.recent.numpy())
+            products, *lifted = map(torch.from_numpy, found)
+            queries.products = products, Lifted(*lifted)
+        if queries.products is None:
+            products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)
+            lifts = Lifted(*self._model.follower_gains(queries.recent))
+            queries.products = products.transpose(0, 1).contiguous(), lifts
+        return queries.products
+
+    def _scorer_of(self, queries: Queries) -> Scan | TorchScan:
+        """Return the scan that scores these queries."""
+        return self._distances if queries.nearest else self._catalogue
+
+    @cached_property
+    def _distances(self) -> Scan | TorchScan:
+        """The same items, with minus half an item's squared length for its bias.
+
+        A score is then minus half the squared distance, but for half the query's own squared length.
+        """
+        with torch.inference_mode():
+            bias = torch.empty(self.items, device=self.device)
+            for begin in range(0, self.items, ITEMS_PER_CHUNK):
+                part = slice(begin, begin + ITEMS_PER_CHUNK)
+                codes = self._model.target_codes[part]
+                bias[part] = sum_of_codewords(codes, self._model.target_codebooks).square().sum(dim=1) / -2
+            if isinstance(self._catalogue, Scan):  # its lanes hold levels of the bias beside the codes
+                return Scan(self.target_codes, bias.numpy())
+            return self._catalogue.biased(bias)
+
+
+@numba.njit(cache=True, nogil=True)
+def _look_up_products(products, codes, items, codewords):  # type: ignore[no-untyped-def]
+    """Look up the product of each item's codewords: products (B', W') -> codewords (k, B')."""
+    for place in range(len(items)):
+        for book in range(len(products)):
+            codewords[place, book] = products[book, codes[items[place], book]]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_lifts(followers, gains, each, items, lifts):  # type: ignore[no-untyped-def]
+    """Add what each item gains by each of the K newest items, which have so many followers each: lifts (k, K)."""
+    for place in range(len(items)):
+        for newest in range(lifts.shape[1]):
+            for one in range(newest * each, (newest + 1) * each):
+                if followers[one] == items[place]:
+                    lifts[place, newest] += gains[one]
+
+
+def _gpu_scan_class() -> type[TorchScan]:
+    """Return the scan by Triton where it is installed; torch's builds for GPUs bring it along."""
+    if find_spec("triton") is None:
+        return TorchScan
+    from model.inference.scan_gpu import TritonScan
+
+    return TritonScan

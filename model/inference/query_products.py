@@ -1,0 +1,63 @@
+"""The products of queries with the codewords on a CPU, with the gains of followers, in one compiled call."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model.inference import step_kernel
+from model.inference.step import COMPILE_LOCK, aligned_copy, panels
+from model.inference.step_kernel import QUERY_PRODUCTS_SIGNATURE
+from model.lisa.lisa_mini import Lisa, follower_decay
+
+
+class QueryProducts:
+    """Computes the products of one model, whose target codewords it copies, as torch and ``Lisa.follower_gains`` do.
+
+    Several threads may call it at once; it releases the GIL.
+    """
+
+    def __init__(self, model: Lisa) -> None:
+        self._books, self._words, self._width = model.target_codebooks.shape
+        with torch.no_grad():
+            self._codebooks = aligned_copy(panels(model.target_codebooks.flatten(0, 1).T).flatten())
+        self._padded = len(self._codebooks) // self._width
+        self._followers, self._lift = model.followers.numpy(), model.lift.numpy()
+        self._decay = follower_decay(model.config.recent_items).numpy()
+        _compile()
+
+    def __call__(
+        self, queries: NDArray[np.float32], recent: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+        """Compute the inner products with all codewords, and the items whose scores gain something.
+
+        queries  (Q, D)
+        recent   (Q, K)        rows, newest first, -1 for none
+        returns  (Q, B', W'), items (Q, F) and gains (Q, F); an item may stand there several times
+        """
+        users, newest = len(queries), min(recent.shape[1], len(self._decay))
+        products = np.zeros((users, self._padded), np.float32)
+        lifts = users, newest * self._followers.shape[1]
+        items, gains = np.empty(lifts, np.int64), np.empty(lifts, np.float32)
+        step_kernel.query_products(
+            self._codebooks,
+            self._followers,
+            self._lift,
+            self._decay[:newest],
+            queries,
+            recent,
+            products,
+            items,
+            gains,
+        )
+        whole = np.ascontiguousarray(products[:, : self._books * self._words])
+        return whole.reshape(users, self._books, self._words), items, gains
+
+
+def _compile() -> None:
+    """Compile before the first request waits for it, and never again for another type of array."""
+    with COMPILE_LOCK:
+        if not step_kernel.query_products.signatures:
+            step_kernel.query_products.compile(QUERY_PRODUCTS_SIGNATURE)
+            step_kernel.query_products.disable_compile()

@@ -1,0 +1,199 @@
+"""The catalogue scan on a CPU: exact top k from one pass over the codes, one byte per codebook and item.
+
+An item's score is the sum of one inner product per codebook and its bias. A scan does not compute every item's sum:
+given the k-th best score so far, it first rules items out, 256 at a time. The remaining items are scored exactly in
+float32, summed in the same order as by ``scores``. The paths only differ in how they rule items out:
+
+``portable``  by their scores, in float32
+``avx2``      by 8-bit deficits, looked up by byte shuffles of sixteen entries each
+``vbmi``      by 8-bit deficits, looked up by byte permutes of 128 entries each (AVX-512 VBMI)
+
+The *deficit* of a codeword is how far it stays behind the best one of its codebook, in units of 1/254 of what an item
+may lose in all and still reach the k-th best score, rounded down. Deficits are added up with saturation, and an item
+that saturates has lost more than that. Rounding down never rules out too many, so the answer is exact. The bias is one
+more codebook of 256 levels, each the largest bias of those that it stands for. When the k-th best score has risen
+enough, the deficits are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from numba.core.registry import cpu_target
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.inference import bitmap, scan_kernel
+from model.inference.scan_kernel import BLOCK, SMALLEST_RANGE
+
+ScanPath = Literal["portable", "avx2", "vbmi"]
+Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+BIAS_LEVELS = 256  # of the bias
+SAMPLED_BIASES = 1 << 18  # the largest sample of biases that places the levels
+CACHE_LINE = 64
+CPU_FEATURES: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, "vbmi": {"+avx512bw", "+avx512vbmi"}}
+
+
+class Lifted(NamedTuple):
+    """Items of each query whose scores gain something beside what their codes give.
+
+    items  (Q, F)  int64; an item may be there several times
+    gains  (Q, F)  float32, the gain each time
+    """
+
+    items: Tensor
+    gains: Tensor
+
+
+class Boosts(NamedTuple):
+    """Sets of items whose scores gain something for every query; an item may be in several sets, or in none.
+
+    sets   (G, words)  bitmaps
+    gains  (G,)        float32, the gain of each set's items; finite, and may be negative
+    """
+
+    sets: NDArray[np.uint64]
+    gains: NDArray[np.float32]
+
+
+class Scan:
+    """Scans N items in blocks of 256: one row of 256 codes for each codebook.
+
+    codes  (N, B')  uint8
+    bias   (N,)     float32
+    path   how items are ruled out; None: the fastest path of this CPU
+    raises ValueError for a path that this CPU lacks
+    """
+
+    def __init__(self, codes: NDArray[np.uint8], bias: NDArray[np.float32], path: ScanPath | None = None) -> None:
+        self.items, books = codes.shape
+        self._path = path or supported_paths()[-1]
+        if self._path not in supported_paths():
+            raise ValueError(f"this CPU has no {self._path}; it has: {', '.join(supported_paths())}")
+        blocks = -(-self.items // BLOCK)
+        padded = np.full(blocks * BLOCK, -np.inf, np.float32)  # places past the last item never win
+        padded[: self.items] = bias
+        edges = _bias_edges(bias)
+        lanes = _aligned((blocks, books + (len(edges) > 0), BLOCK))
+        levels = np.full(BIAS_LEVELS if len(edges) else 0, -np.inf, np.float32)
+        scan_kernel.pack_lanes(np.ascontiguousarray(codes), bias, edges, lanes, levels)
+        self._catalogue = scan_kernel.Catalogue(
+            lanes, padded, levels, float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
+        )
+        self._no_boosts = Boosts(bitmap.empty(self.items)[None][:0], np.empty(0, np.float32))
+        self._compile(books)
+
+    @property
+    def bias(self) -> Tensor:
+        """The bias of each item: (N,) float32."""
+        return torch.from_numpy(self._catalogue.bias)[: self.items]
+
+    def bias_of(self, items: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the bias of some items: (len(items),)."""
+        bias: NDArray[np.float32] = self._catalogue.bias[items]
+        return bias
+
+    def scores(self, products: Tensor, lifted: Lifted) -> Tensor:
+        """Score every item: inner products (Q, B', W') -> (Q, N), bias first, then book by book, then gains."""
+        scores = np.empty((len(products), len(self._catalogue.bias)), np.float32)
+        scan_kernel.scores(self._catalogue, products.numpy(), scores)
+        return torch.from_numpy(scores)[:, : self.items].scatter_add_(1, *lifted)
+
+    def top_k(
+        self, products: Tensor, lifted: Lifted, k: int, excluded: NDArray[np.uint64], boosts: Boosts | None = None
+    ) -> Ranked:
+        """Find the k best items of each query, best first, ties by item order.
+
+        products  (Q, B', W')  float32, of each query with the codewords
+        lifted    of each query
+        excluded  (Q, words)   bitmaps of what must not be shown
+        returns   items (Q, k) int64 and scores (Q, k) float32; where fewer items are allowed the rest is -1 and -inf
+        raises    ValueError   for scores that are not finite or beyond float32
+        """
+        items, gains = (part.numpy() for part in lifted)
+        sets, amounts = boosts or self._no_boosts
+        best: Ranked = scan_kernel.top_k(
+            self._catalogue, products.numpy(), items, gains, sets, amounts, excluded, self._scratch(len(products)), k
+        )
+        return best
+
+    def rank(
+        self,
+        products: Tensor,
+        lifted: Lifted,
+        k: int,
+        candidates: Sequence[NDArray[np.int64]],
+        boosts: Boosts | None = None,
+    ) -> list[Ranked]:
+        """Rank each query's own candidates, and score only these: the k best, best first, ties by item order."""
+        ranked = []
+        for table, items, gains, own in zip(
+            products.numpy(), *(part.numpy() for part in lifted), candidates, strict=True
+        ):
+            distinct = np.unique(own)
+            shown = min(k, len(distinct))
+            best = np.empty(shown, np.int64), np.empty(shown, np.float32)
+            found = scan_kernel.rank(
+                self._catalogue, table, items, gains, *(boosts or self._no_boosts), distinct, *best
+            )
+            ranked.append((best[0][:found], best[1][:found]))
+        return ranked
+
+    def scores_of(
+        self, products: Tensor, lifted: Lifted, items: NDArray[np.int64], boosts: Boosts | None = None
+    ) -> NDArray[np.float32]:
+        """Score k different items for one query: products (1, B', W') -> (k,)."""
+        scores = np.empty(len(items), np.float32)
+        table, lifting, gains = (part.numpy()[0] for part in (products, *lifted))
+        scan_kernel.scores_of(self._catalogue, table, lifting, gains, *(boosts or self._no_boosts), items, scores)
+        return scores
+
+    def _scratch(self, queries: int) -> NDArray[np.generic]:
+        """Allocate scratch memory, whose type chooses the path."""
+        rows = self._catalogue.lanes.shape[1]
+        if self._path == "portable":
+            return np.empty((queries, BLOCK), np.float32)
+        return np.empty((queries, rows, 256) if self._path == "vbmi" else (queries, rows, 16, 16), np.uint8)
+
+    def _compile(self, books: int) -> None:
+        """Compile, or load the compiled code, before the first request waits for it."""
+        nobody = torch.empty((0, books, 2)), Lifted(torch.empty((0, 0), dtype=torch.int64), torch.empty((0, 0)))
+        self.scores(*nobody)
+        self.top_k(*nobody, 1, bitmap.empty(self.items)[None][:0])
+        table = np.zeros((books, 2), np.float32)
+        lifted, gains, candidates, items, scores = (np.zeros(0, kind) for kind in (int, "f4", int, int, "f4"))
+        scan_kernel.rank(self._catalogue, table, lifted, gains, *self._no_boosts, candidates, items, scores)
+        scan_kernel.scores_of(self._catalogue, table, lifted, gains, *self._no_boosts, candidates, scores)
+
+
+def supported_paths() -> tuple[ScanPath, ...]:
+    """Return the paths that this CPU supports, the fastest last."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()  # of the CPU that numba compiles for
+    return tuple(path for path in get_args(ScanPath) if CPU_FEATURES[path] <= set(features.split(",")))
+
+
+def _bias_edges(bias: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Compute where each level but the first begins: (255,), ascending; (0,) where all biases are equal.
+
+    Half of the levels follow the number of items, half the distances between biases; the square root of the distances
+    keeps the mean loss smallest.
+    """
+    if (bias == bias[:1]).all():  # also of no items at all
+        return np.empty(0, np.float32)
+    ascending = np.sort(bias[:: -(-len(bias) // SAMPLED_BIASES)])
+    spread = np.cumsum(np.sqrt(np.diff(ascending.astype(np.float64), prepend=ascending[0])))
+    place = spread / max(spread[-1], SMALLEST_RANGE) + np.arange(len(ascending)) / len(ascending)  # 0 to below 2
+    first = np.searchsorted(place * (BIAS_LEVELS / 2), np.arange(1, BIAS_LEVELS))
+    return np.append(ascending, np.float32(np.inf))[first]
+
+
+def _aligned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Allocate zeros that begin with a cache line, so that no vector crosses one."""
+    size = int(np.prod(shape))
+    memory = np.zeros(size + CACHE_LINE, np.uint8)
+    begin = -memory.ctypes.data % CACHE_LINE
+    return memory[begin : begin + size].reshape(shape)

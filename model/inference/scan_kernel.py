@@ -1,0 +1,614 @@
+"""The compiled half of ``model.inference.scan``: numba compiles it where it runs, so that no other compiler is needed.
+
+All of it is in one file, as numba compiles a function again only when the function's own file changes.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+BLOCK = 256  # items that are ruled out together
+WORDS_PER_BLOCK = BLOCK // 64  # of a bitmap, for one block
+BLOCKS_PER_CHUNK = 64  # blocks that are scanned for all queries while they are in the cache
+# Blocks spread over the catalogue that are scanned first: they bound the k-th best score, so that later blocks cost
+# little, even in a catalogue sorted from worst to best.
+SAMPLED_BLOCKS = 16
+MAX_DEFICIT = 254.0  # the largest sum of deficits that may still qualify
+REQUANTISE_BELOW = 0.95  # deficits are computed again when an item may lose less than this share of their range
+PREFETCH_BYTES = 8192  # bytes of codes that are fetched ahead of their use
+FLOAT32_EPSILON = 2.0**-23  # of float32
+ROUNDING_ERROR = 1e-5  # more than the relative rounding error of a score's last additions
+SMALLEST_RANGE = 1e-30
+SPARE_KEYS = 32  # keys beside twice the wanted number
+SIGN, BELOW_SIGN = np.uint32(1 << 31), np.uint32((1 << 31) - 1)  # of a float32's bits
+FILTER_BITS = 1024  # of a Bloom filter with one hash, for the lifted items
+MAX_ABSOLUTE_SCORE = 1e38  # of the absolute sum of a score's parts
+
+
+class Catalogue(NamedTuple):
+    """The catalogue of a scan.
+
+    lanes    (blocks, rows, 256)  uint8, book by book the codes of 256 items; then their bias levels, if there are any
+    bias     (blocks * 256,)      float32, minus infinity past the last item
+    levels   (256,) or (0,)       float32, the largest bias of each level
+    highest  the largest bias
+    farthest the largest absolute bias
+    """
+
+    lanes: Any
+    bias: Any
+    levels: Any
+    highest: float
+    farthest: float
+
+
+class Batch(NamedTuple):
+    """Q queries, and the progress of their scan.
+
+    tables         (Q, B', W')  float32, inner products with the codewords
+    excluded       (Q, words)   uint64, bitmaps of the excluded items
+    scratch        memory whose type chooses the path: (Q, 256) float32 portable, (Q, rows, 256) uint8 the deficits of
+                   vbmi, (Q, rows, 16, 16) uint8 those of avx2
+    lifted         (Q, F)       int64, items whose scores gain something, each once, -1 at the end
+    lifted_scores  (Q, F)       float32, their scores with the gains
+    lifted_filter  (Q, 16)      uint64, a Bloom filter of them: the bit of an item is its number modulo 1024
+    best_products  (Q, B')      float32, the largest product of each codebook
+    bounds         (Q, 3)       float64: no score is above the first, none below the second is among the k best, and
+                                the third is the range of the deficits; all without boosts
+    boost_sets     (G, words)   uint64, bitmaps of items whose scores gain something
+    boost_gains    (G,)         float32, their gains
+    max_boost      the largest sum of gains
+    found          (Q,)         int64, the number of kept items
+    keys           (Q, room)    uint64, their sort keys in any order; there is room for more than k, and a full array
+                                is cut to the best k
+    """
+
+    tables: Any
+    excluded: Any
+    scratch: Any
+    lifted: Any
+    lifted_scores: Any
+    lifted_filter: Any
+    best_products: Any
+    bounds: Any
+    boost_sets: Any
+    boost_gains: Any
+    max_boost: float
+    found: Any
+    keys: Any
+
+
+@numba.njit(cache=True, nogil=True)
+def pack_lanes(codes, bias, edges, lanes, levels):
+    """Arrange codes (N, B') in lanes; find each item's level of bias, and the largest bias of each level."""
+    for item in range(len(codes)):
+        block, place = item // BLOCK, item % BLOCK
+        for book in range(codes.shape[1]):
+            lanes[block, book, place] = codes[item, book]
+        if len(edges):
+            low, high = 0, len(edges)  # counts the edges that are not above the bias
+            while low < high:
+                middle = (low + high) // 2
+                if edges[middle] <= bias[item]:
+                    low = middle + 1
+                else:
+                    high = middle
+            lanes[block, codes.shape[1], place] = low
+            levels[low] = max(levels[low], bias[item])
+
+
+@numba.njit(cache=True, nogil=True)
+def scores(catalogue, tables, out):
+    """Score all items: tables (Q, B', W') -> out (Q, blocks * 256)."""
+    for block in range(len(catalogue.lanes)):
+        for q in range(len(tables)):
+            _score_block(catalogue.lanes, catalogue.bias, block, tables[q], out[q, block * BLOCK : (block + 1) * BLOCK])
+
+
+@numba.njit(cache=True, nogil=True)
+def rank(catalogue, table, lifted, gains, boost_sets, boost_gains, candidates, items, scores):
+    """Rank distinct candidates; returns the number of ranked items."""
+    own = np.empty(len(candidates), np.float32)
+    scores_of(catalogue, table, lifted, gains, boost_sets, boost_gains, candidates, own)
+    keys = np.empty(len(candidates), np.uint64)
+    for place in range(len(candidates)):
+        if not np.isfinite(own[place]):
+            raise ValueError("a query's scores are not finite, or beyond float32; train the model again")
+        keys[place] = _sort_key(candidates[place], own[place])
+    return _write_best(keys, len(keys), items, scores)
+
+
+@numba.njit(cache=True, nogil=True)
+def scores_of(catalogue, table, lifted, gains, boost_sets, boost_gains, items, scores):
+    """Score some items, in their order."""
+    distinct, lifted_scores = np.empty(len(lifted), np.int64), np.empty(len(lifted), np.float32)
+    lifted_filter = np.zeros(FILTER_BITS // 64, np.uint64)
+    _score_lifted(catalogue.lanes, catalogue.bias, table, lifted, gains, distinct, lifted_scores, lifted_filter)
+    for number in range(len(items)):
+        place = _find(items[number], distinct, lifted_filter)
+        score = (
+            lifted_scores[place] if place >= 0 else _score_item(catalogue.lanes, catalogue.bias, table, items[number])
+        )
+        scores[number] = _add_boosts(items[number], score, boost_sets, boost_gains)
+
+
+@numba.njit(cache=True, nogil=True)
+def top_k(catalogue, tables, lifted, gains, boost_sets, boost_gains, excluded, scratch, k):
+    """Find the k best items of each query, as ``Scan.top_k`` does."""
+    queries, lifts = lifted.shape
+    max_boost = 0.0
+    for boost in boost_gains:
+        max_boost += max(0.0, boost)
+    batch = Batch(
+        tables,
+        excluded,
+        scratch,
+        np.empty((queries, lifts), np.int64),
+        np.empty((queries, lifts), np.float32),
+        np.zeros((queries, FILTER_BITS // 64), np.uint64),
+        np.empty(tables.shape[:2], np.float32),
+        np.empty((queries, 3)),
+        boost_sets,
+        boost_gains,
+        max_boost,
+        np.empty(queries, np.int64),
+        np.empty((queries, 2 * k + SPARE_KEYS), np.uint64),
+    )
+    for q in range(queries):
+        batch.bounds[q, 0] = _upper_bound(catalogue, tables[q], batch.best_products[q])
+        batch.bounds[q, 1] = -np.inf
+        own = batch.lifted[q], batch.lifted_scores[q], batch.lifted_filter[q]
+        _score_lifted(catalogue.lanes, catalogue.bias, tables[q], lifted[q], gains[q], *own)
+    every, stride = np.arange(queries), len(catalogue.lanes) // SAMPLED_BLOCKS
+    if stride > 8:
+        expected = k / stride  # of the k best in the sample, which rarely has three deviations more
+        _scan(catalogue, batch, every, stride, min(k, 2 + int(expected + 3 * np.sqrt(expected))))
+    _scan(catalogue, batch, every, 1, k)
+    items, scores = np.empty((queries, k), np.int64), np.empty((queries, k), np.float32)
+    for q in range(queries):
+        own = batch.keys[q], batch.found[q : q + 1], batch.bounds[q]
+        if _drop_worst(k, *own, batch.max_boost) < batch.bounds[q, 1]:  # the sample's bound was too high
+            batch.bounds[q, 1] = -np.inf
+            _scan(catalogue, batch, every[q : q + 1], 1, k)
+        _write_best(batch.keys[q], batch.found[q], items[q], scores[q])
+    return items, scores
+
+
+@numba.njit(nogil=True)
+def _scan(catalogue, batch, queries, stride, room):
+    """Find the best items of all blocks and of the lifted items, or of every stride-th block, for some queries."""
+    blocks = len(catalogue.lanes)
+    for q in queries:
+        lifted, lifted_scores, excluded = batch.lifted[q], batch.lifted_scores[q], batch.excluded[q]
+        keys, found, bounds = batch.keys[q, : 2 * room + SPARE_KEYS], batch.found[q : q + 1], batch.bounds[q]
+        found[0] = 0
+        for place in range(len(lifted) if stride == 1 else 0):
+            item = lifted[place]
+            if item >= 0 and not _contains(excluded, item):
+                score = _add_boosts(item, lifted_scores[place], batch.boost_sets, batch.boost_gains)
+                _offer(item, score, room, keys, found, bounds, batch.max_boost)
+        _drop_worst(room, keys, found, bounds, batch.max_boost)
+        _requantise(catalogue, batch.tables[q], batch.best_products[q], bounds, batch.scratch[q])
+    for begin in range(0, blocks, BLOCKS_PER_CHUNK * stride):
+        end = begin + BLOCKS_PER_CHUNK * stride
+        if end > blocks:
+            end = blocks
+        for q in queries:
+            _scan_blocks(catalogue, batch, q, begin, end, stride, room)
+    for q in queries:
+        _drop_worst(room, batch.keys[q], batch.found[q : q + 1], batch.bounds[q], batch.max_boost)
+
+
+@numba.njit(nogil=True)
+def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
+    """Offer the blocks' items that may be among the k best."""
+    lanes, bias = catalogue.lanes, catalogue.bias
+    excluded, table, scratch = batch.excluded[q], batch.tables[q], batch.scratch[q]
+    lifted, lifted_filter = batch.lifted[q], batch.lifted_filter[q]
+    best_products, bounds = batch.best_products[q], batch.bounds[q]
+    keys, found = batch.keys[q, : 2 * room + SPARE_KEYS], batch.found[q : q + 1]
+    for block in range(begin, end, stride):
+        first = block * WORDS_PER_BLOCK
+        if ~(excluded[first] & excluded[first + 1] & excluded[first + 2] & excluded[first + 3]) == 0:
+            continue
+        if bounds[0] < bounds[1]:
+            return  # no other item can reach the k best
+        if bounds[2] > SMALLEST_RANGE and bounds[0] - bounds[1] < REQUANTISE_BELOW * bounds[2]:
+            _requantise(catalogue, table, best_products, bounds, scratch)
+        passing = _find_survivors(lanes, bias, block, table, bounds[1], scratch)
+        for word in range(WORDS_PER_BLOCK):
+            left = passing[word] & ~excluded[first + word]
+            while left:
+                item = block * BLOCK + word * 64 + _lowest_bit(left)
+                left &= left - np.uint64(1)
+                score = _score_item(lanes, bias, table, item)
+                if score >= bounds[1] and _find(item, lifted, lifted_filter) < 0:
+                    score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains)
+                    _offer(item, score, room, keys, found, bounds, batch.max_boost)
+
+
+@numba.njit(nogil=True)
+def _offer(item, score, room, keys, found, bounds, max_boost):
+    """Keep an item that may be among the best."""
+    if score > -np.inf:
+        keys[found[0]] = _sort_key(item, score)
+        found[0] += 1
+        if found[0] == len(keys):
+            _drop_worst(room, keys, found, bounds, max_boost)
+
+
+@numba.njit(nogil=True)
+def _drop_worst(room, keys, found, bounds, max_boost):
+    """Drop all but the best; returns the least score, without boosts, that can beat the worst of them.
+
+    That is minus infinity where there is room for more items.
+    """
+    if found[0] < room:
+        return -np.inf
+    _select_smallest(keys, found[0], room)
+    found[0] = room
+    _, score = _decode_key(keys[room - 1])
+    least = np.float64(score)
+    if max_boost > 0:
+        least -= max_boost + ROUNDING_ERROR * (max_boost + abs(least))
+    bounds[1] = max(bounds[1], least)
+    return least
+
+
+@numba.njit(nogil=True)
+def _add_boosts(item, score, boost_sets, boost_gains):
+    for place in range(len(boost_gains)):
+        if _contains(boost_sets[place], item):
+            score += boost_gains[place]
+    return score
+
+
+@numba.njit(nogil=True)
+def _upper_bound(catalogue, table, best_products):
+    """Compute a bound above every score, with a margin for the rounding of the k-th best score.
+
+    A score that lies L below the best codewords' has a rounding error of at most
+    B' * FLOAT32_EPSILON / 2 * (L + their absolute sum). The margin is twice the second part. The first part is far
+    below L / 255, by which an item that saturates is too low.
+    """
+    total, best, all_of_it = catalogue.highest, abs(catalogue.highest), catalogue.farthest
+    for book in range(len(table)):
+        best_products[book] = _maximum(table[book])
+        total += best_products[book]
+        best += abs(best_products[book])
+        all_of_it += _absolute_sum(table[book])
+    if not all_of_it <= MAX_ABSOLUTE_SCORE:
+        raise ValueError("a query's scores are not finite, or beyond float32; train the model again")
+    return total + (len(table) + 1) * FLOAT32_EPSILON * best
+
+
+@numba.njit(nogil=True)
+def _maximum(products):
+    peak = products[0]
+    for product in products:
+        if product > peak:
+            peak = product
+    return peak
+
+
+@numba.njit(nogil=True, fastmath={"reassoc"})  # in any order, or it would not be vectorised
+def _absolute_sum(products):
+    size = np.float32(0)
+    for product in products:
+        size += abs(product)
+    return size
+
+
+@numba.njit(nogil=True)
+def _score_lifted(lanes, bias, table, lifted, gains, distinct, lifted_scores, lifted_filter):
+    """Score the lifted items, each once, with all its gains."""
+    count = 0
+    for place in range(len(distinct)):
+        distinct[place] = -1
+    for item, gain in zip(lifted, gains):  # noqa: B905 - numba has no strict
+        place = _find(item, distinct, lifted_filter)
+        if place < 0:
+            place, bit = count, item % FILTER_BITS
+            lifted_filter[bit // 64] |= np.uint64(1) << np.uint64(bit % 64)
+            distinct[place], lifted_scores[place] = item, _score_item(lanes, bias, table, item)
+            count += 1
+        lifted_scores[place] += gain
+
+
+@numba.njit(nogil=True)
+def _score_item(lanes, bias, table, item):
+    block, place = item // BLOCK, item % BLOCK
+    score = bias[item]
+    for book in range(len(table)):
+        score += table[book, lanes[block, book, place]]
+    return score
+
+
+@numba.njit(nogil=True)
+def _score_block(lanes, bias, block, table, out):
+    """Score 256 items, each summed as by ``_score_item``, four at a time in registers."""
+    for place in range(0, BLOCK, 4):
+        item = block * BLOCK + place
+        one, two, three, four = bias[item], bias[item + 1], bias[item + 2], bias[item + 3]
+        for book in range(len(table)):
+            one += table[book, lanes[block, book, place]]
+            two += table[book, lanes[block, book, place + 1]]
+            three += table[book, lanes[block, book, place + 2]]
+            four += table[book, lanes[block, book, place + 3]]
+        out[place], out[place + 1], out[place + 2], out[place + 3] = one, two, three, four
+
+
+@numba.njit(nogil=True)
+def _contains(bitmap, item):
+    return (bitmap[item // 64] >> np.uint64(item % 64)) & np.uint64(1) != 0
+
+
+@numba.njit(nogil=True)
+def _find(item, items, lifted_filter):
+    """Find an item among others with the help of their filter; returns its place or -1."""
+    if not _contains(lifted_filter, item % FILTER_BITS):
+        return -1
+    for place in range(len(items)):
+        if items[place] == item:
+            return place
+    return -1
+
+
+# Sort keys of items by their scores: smaller is better. Of equal scores the later item is worse.
+
+
+@numba.njit(nogil=True)
+def _sort_key(item, score):
+    bits = np.float32(score + np.float32(0)).view(np.uint32)  # 0 for -0, which is the same
+    return np.uint64(_reversed_bits(bits)) << np.uint64(32) | np.uint64(item)
+
+
+@numba.njit(nogil=True)
+def _decode_key(key):
+    bits = _reversed_bits(np.uint32(key >> np.uint64(32)))
+    return np.int64(key & np.uint64(0xFFFFFFFF)), np.uint32(bits).view(np.float32)
+
+
+@numba.njit(nogil=True)
+def _reversed_bits(bits):
+    """Map a float32's bits to numbers of the opposite order, and back."""
+    return np.uint32(bits if bits >= SIGN else bits ^ BELOW_SIGN)
+
+
+@numba.njit(nogil=True)
+def _select_smallest(keys, found, room):
+    """Move the `room` smallest keys, which all differ, to the front, with the largest of these last."""
+    low, high = 0, found - 1
+    while low < high:
+        left, right, pivot = low, high, keys[(low + high) // 2]
+        while left <= right:
+            while keys[left] < pivot:
+                left += 1
+            while keys[right] > pivot:
+                right -= 1
+            if left <= right:
+                keys[left], keys[right] = keys[right], keys[left]
+                left += 1
+                right -= 1
+        if room - 1 <= right:
+            high = right
+        elif room - 1 >= left:
+            low = left
+        else:
+            return
+
+
+@numba.njit(nogil=True)
+def _write_best(keys, found, items, scores):
+    """Write the items of the best keys, best first, then -1 at minus infinity; returns the number of items."""
+    if found > len(items):
+        _select_smallest(keys, found, len(items))
+        found = len(items)
+    keys[:found].sort()
+    for place in range(found):
+        items[place], scores[place] = _decode_key(keys[place])
+    for place in range(found, len(items)):
+        items[place], scores[place] = -1, -np.inf
+    return found
+
+
+# The paths differ in how they compute deficits and rule out items by them.
+
+
+def _requantise(catalogue, table, best_products, bounds, scratch):
+    """Prepare ``_find_survivors`` for the k-th best score so far."""
+
+
+def _find_survivors(lanes, bias, block, table, worst, scratch):
+    """Find the items of a block whose scores may reach the worst kept one: four words of a bitmap."""
+
+
+@overload(_requantise, jit_options={"nogil": True})
+def _choose_requantise(catalogue, table, best_products, bounds, scratch):
+    return _skip_deficits if scratch.dtype == types.float32 else _compute_deficits
+
+
+@overload(_find_survivors, jit_options={"nogil": True})
+def _choose_find_survivors(lanes, bias, block, table, worst, scratch):
+    if scratch.dtype == types.float32:
+        return _survivors_by_score
+    return _survivors_by_permute if scratch.ndim == 2 else _survivors_by_shuffle
+
+
+def _skip_deficits(catalogue, table, best_products, bounds, scratch):
+    bounds[2] = 0
+
+
+def _compute_deficits(catalogue, table, best_products, bounds, scratch):
+    """Quantise how far each codeword stays behind the best of its codebook, in 1/254 of what an item may lose."""
+    deficits = scratch.reshape(len(scratch), 256)
+    bounds[2] = bounds[0] - bounds[1]
+    if bounds[2] < SMALLEST_RANGE:  # nothing but the best codewords can qualify
+        bounds[2] = SMALLEST_RANGE
+    scale = np.float32(MAX_DEFICIT / bounds[2])  # 0 while there is no k-th best score
+    for book in range(len(table)):
+        _quantise(table[book], best_products[book], scale, deficits[book])
+    if len(deficits) > len(table):
+        _quantise(catalogue.levels, np.float32(catalogue.highest), scale, deficits[len(table)])
+
+
+@numba.njit(nogil=True)
+def _quantise(products, peak, scale, deficits):
+    for word in range(len(products)):
+        loss = (peak - products[word]) * scale
+        deficits[word] = np.int32(loss if loss < np.float32(255) else np.float32(255))
+
+
+def _survivors_by_score(lanes, bias, block, table, worst, scratch):
+    _score_block(lanes, bias, block, table, scratch)
+    some = False
+    for place in range(BLOCK):
+        some |= scratch[place] >= worst
+    if not some:
+        return np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+    return (
+        _mask(scratch[:64], worst),
+        _mask(scratch[64:128], worst),
+        _mask(scratch[128:192], worst),
+        _mask(scratch[192:], worst),
+    )
+
+
+@numba.njit(nogil=True)
+def _mask(scores, worst):
+    bits = np.uint64(0)
+    for place in range(64):
+        bits |= np.uint64(scores[place] >= worst) << np.uint64(place)
+    return bits
+
+
+def _survivors_by_permute(lanes, bias, block, table, worst, scratch):
+    return _sum_by_permute(lanes, block, scratch)
+
+
+def _survivors_by_shuffle(lanes, bias, block, table, worst, scratch):
+    return _sum_by_shuffle(lanes, block, scratch)
+
+
+@intrinsic
+def _lowest_bit(typing_context, word):
+    def generate(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), True))
+
+    return types.int64(word), generate
+
+
+@intrinsic
+def _sum_by_permute(typing_context, lanes, block, deficits):
+    """Find the items of a block that do not saturate: codes (rows, 256), deficits (rows, 256) -> four words."""
+    vector = ir.VectorType(ir.IntType(8), 64)
+
+    def look_up(builder, deficits, codes):
+        permute = _declare(builder, "llvm.x86.avx512.vpermi2var.qi.512", vector, 3)
+        tables = [_load(builder, deficits, 64 * part, vector) for part in range(4)]
+        for one in codes:
+            low, high = (builder.call(permute, [tables[half], one, tables[half + 1]]) for half in (0, 2))
+            yield builder.select(builder.icmp_signed("<", one, vector(None)), high, low)
+
+    return types.UniTuple(types.uint64, WORDS_PER_BLOCK)(lanes, types.intp, deficits), _saturating_sum(
+        look_up, vector, at_once=4
+    )
+
+
+@intrinsic
+def _sum_by_shuffle(typing_context, lanes, block, deficits):
+    """Find the same items with deficits (rows, 16, 16) by the high and low half of the code."""
+    vector, half = ir.VectorType(ir.IntType(8), 32), ir.VectorType(ir.IntType(8), 16)
+
+    def look_up(builder, deficits, codes):
+        shuffle = _declare(builder, "llvm.x86.avx2.pshuf.b", vector, 2)
+        low = [builder.and_(one, ir.Constant(vector, [15] * 32)) for one in codes]
+        high = {16: codes}  # the bit that halves so many tables comes first, where a sign is
+        for tables in (8, 4, 2):
+            high[tables] = [builder.add(one, one) for one in high[2 * tables]]
+
+        def among(first, tables):
+            if tables == 1:
+                entries = _load(builder, deficits, 16 * first, half)
+                entries = builder.shuffle_vector(
+                    entries, entries, ir.Constant(ir.VectorType(ir.IntType(32), 32), [*range(16)] * 2)
+                )
+                return [builder.call(shuffle, [entries, one]) for one in low]
+            lower, upper = among(first, tables // 2), among(first + tables // 2, tables // 2)
+            return [
+                builder.select(builder.icmp_signed("<", sign, vector(None)), above, below)
+                for sign, below, above in zip(high[tables], lower, upper, strict=True)
+            ]
+
+        yield from among(0, 16)
+
+    return types.UniTuple(types.uint64, WORDS_PER_BLOCK)(lanes, types.intp, deficits), _saturating_sum(
+        look_up, vector, at_once=2
+    )
+
+
+def _saturating_sum(look_up, vector, at_once):
+    """Return a code generator that adds up deficits with saturation, for several vectors of items at once."""
+
+    def generate(context, builder, signature, args):
+        lanes, deficits = (context.make_array(signature.args[n])(context, builder, args[n]) for n in (0, 2))
+        rows = builder.extract_value(lanes.shape, 1)
+        codes = builder.gep(lanes.data, [builder.mul(args[1], builder.mul(rows, rows.type(BLOCK)))])
+        deficits = deficits.data
+        add = _declare(builder, f"llvm.uadd.sat.v{vector.count}i8", vector, 2)
+        masks = []
+        for begin in range(0, BLOCK, at_once * vector.count):
+            sums = [cgutils.alloca_once_value(builder, vector(None)) for _ in range(at_once)]
+            with cgutils.for_range(builder, rows) as loop:
+                row = builder.mul(loop.index, loop.index.type(BLOCK))
+                columns, table = builder.gep(codes, [row]), builder.gep(deficits, [row])
+                for line in range(0, at_once * vector.count, 64):
+                    _prefetch(builder, columns, begin + line + PREFETCH_BYTES)
+                loaded = [_load(builder, columns, begin + place * vector.count, vector) for place in range(at_once)]
+                for total, loss in zip(sums, look_up(builder, table, loaded), strict=True):
+                    builder.store(builder.call(add, [builder.load(total), loss]), total)
+            full = ir.Constant(vector, [255] * vector.count)
+            masks += [builder.icmp_unsigned("!=", builder.load(total), full) for total in sums]
+        return cgutils.pack_array(builder, _pack_masks(builder, masks, vector.count))
+
+    return generate
+
+
+def _pack_masks(builder, masks, count):
+    """Pack masks of `count` items each into words of 64 bits."""
+    word = ir.IntType(64)
+    bits = [
+        builder.zext(builder.bitcast(mask, ir.IntType(count)), word) if count < 64 else builder.bitcast(mask, word)
+        for mask in masks
+    ]
+    while count < 64:
+        bits = [
+            builder.or_(low, builder.shl(high, word(count))) for low, high in zip(bits[::2], bits[1::2], strict=True)
+        ]
+        count *= 2
+    return bits
+
+
+def _declare(builder, name, vector, arguments):
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * arguments), name)
+
+
+def _load(builder, pointer, offset, vector):
+    place = builder.gep(pointer, [ir.IntType(64)(offset)])
+    return builder.load(builder.bitcast(place, vector.as_pointer()), align=1)
+
+
+def _prefetch(builder, pointer, offset):
+    number = ir.IntType(32)
+    kinds = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kinds, "llvm.prefetch.p0i8")
+    builder.call(function, [builder.gep(pointer, [ir.IntType(64)(offset)]), number(0), number(3), number(1)])

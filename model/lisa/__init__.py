@@ -1,0 +1,1 @@
+"""LISA-Mini, read top to bottom, and the parts it is made of."""

@@ -1,0 +1,56 @@
+"""The followers of items, counted: exact pairs, which vectors of bounded width cannot hold.
+
+Where items are many and each is rare, next items are memorised rather than generalised: at rank 128, the matrix of
+counts loses two thirds of its quality (``docs/experiments.md``). So a model has the few strongest followers of every
+item beside the codes, and lifts the scores of those that followed a user's newest items.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from model.lisa import item_codes
+
+WINDOW = 10  # the most events later that count as following
+DECAY_PER_EVENT = 0.4
+SHRINKAGE = 5.0  # weight of follow-ups at which an item's shares count half
+FAINT_SHARE = 0.01  # far smaller shares lift nothing
+DEFAULT_LIFT_STRENGTH = 1.5  # of the lift, in units of log(1 + share / FAINT), where no validation chooses it
+LIFT_STRENGTHS = (0.0, 0.75, DEFAULT_LIFT_STRENGTH, 3.0, 6.0, 12.0)
+LIFTING_ITEMS = 5  # how many of a user's newest items lift their followers
+DECAY_PER_ITEM = 0.7  # of the lift, from each newest item to the one before
+
+
+class Followers(NamedTuple):
+    """The K items that followed each item most often, and the gains of their scores while it is the newest.
+
+    items  (N, K)  int32, -1 where there are fewer
+    lift   (N, K)  float32, 0 there
+    """
+
+    items: NDArray[np.int32]
+    lift: NDArray[np.float32]
+
+
+def strongest_followers(item: NDArray[np.int32], starts: NDArray[np.int64], items: int, count: int) -> Followers:
+    """Find the ``count`` strongest followers of every item in packed histories.
+
+    item    (events,)     item of every event, users one behind the other
+    starts  (users + 1,)  where each user's events begin, and the end
+    """
+    counts = item_codes.follower_counts(item, starts, items, WINDOW, DECAY_PER_EVENT)
+    totals = np.asarray(counts.sum(axis=1)).ravel()
+    shares = sparse.csr_array(sparse.diags_array(1 / (totals + SHRINKAGE)) @ counts)
+    rows = np.repeat(np.arange(items), np.diff(shares.indptr))
+    strongest_first = np.lexsort((shares.indices, -shares.data, rows))
+    place = np.arange(len(rows)) - shares.indptr[rows]
+    kept = strongest_first[place < count]
+    found = Followers(np.full((items, count), -1, np.int32), np.zeros((items, count), np.float32))
+    cells = rows[kept], place[place < count]
+    found.items[cells] = shares.indices[kept]
+    found.lift[cells] = DEFAULT_LIFT_STRENGTH * np.log1p(shares.data[kept] / FAINT_SHARE)
+    return found

@@ -1,0 +1,1 @@
+"""Training LISA-Mini: the loop, the loss, the batches."""

@@ -1,0 +1,213 @@
+"""The training loop of every model: epochs, checkpoints, the learning rate and when to stop."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from model import metrics, ranking
+from model.config import Recipe
+from model.data.interactions import Histories, Interactions
+from model.data.splits import Split
+from model.ranking import HeldOutEvents, Scorer
+
+CHECKPOINT = "checkpoint"
+BEST_CHECKPOINT, LAST_CHECKPOINT = f"{CHECKPOINT}/best.safetensors", f"{CHECKPOINT}/last.safetensors"
+OPTIMIZER_PREFIX = "optimizer."
+
+Batch = TypeVar("Batch")
+
+
+class TrainError(ValueError):
+    """A training cannot start; the message names the way out."""
+
+
+class EpochReport(NamedTuple):
+    """The result of an epoch; metrics are those of validation, None where nothing is held out."""
+
+    epoch: int
+    loss: float
+    ndcg_at_10: float | None
+    hr_at_10: float | None
+    elapsed_s: float
+
+
+class Progress(Protocol):
+    """Follows a training run; the command line draws its progress."""
+
+    def batch(self, epoch: int, share: float, loss: float) -> None:
+        """Report a batch: the share of the epoch that is done, and the batch's loss."""
+        ...
+
+    def epoch(self, report: EpochReport) -> None:
+        """Report the end of an epoch."""
+        ...
+
+
+class TrainingLoop(ABC, Generic[Batch]):
+    """Trains one network on one split; every epoch ends with a checkpoint that ``fit`` can resume from.
+
+    All randomness of an epoch comes from (seed, epoch), so a resumed run equals one that was never interrupted.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        histories: Histories,
+        validation: HeldOutEvents | None,
+        recipe: Recipe,
+        directory: Path,
+        device: str,
+    ) -> None:
+        self.recipe = recipe
+        self.directory = directory
+        self.device = torch.device(device)
+        self.network = network.to(self.device)
+        self.histories = histories
+        self.optimizer = torch.optim.AdamW(
+            network.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=recipe.training.weight_decay, fused=True
+        )
+        self.validation = validation
+        self.reports: list[EpochReport] = []
+
+    @abstractmethod
+    def _batches(self, seed: int) -> Iterator[tuple[Batch, float]]:
+        """Iterate over the batches of an epoch, each with its share of the epoch."""
+
+    @abstractmethod
+    def _loss(self, batch: Batch) -> Tensor:
+        """Compute the mean loss of a batch."""
+
+    @abstractmethod
+    def _scorer(self) -> Scorer:
+        """Return a scorer by the network as it is now."""
+
+    def fit(self, progress: Progress, resume: bool) -> None:
+        """Train to the last epoch, or until validation stops improving; the model ends with its best weights."""
+        if resume:
+            self._load_checkpoint()
+        while len(self.reports) < self.recipe.training.epochs and not self._out_of_patience():
+            report = self._epoch(len(self.reports), progress)
+            self.reports.append(report)
+            self._save_checkpoint()
+            progress.epoch(report)
+        if self.validation is not None:
+            self.network.load_state_dict(load_file(self.directory / BEST_CHECKPOINT))
+        self._finish()
+        self.network.to("cpu").eval()
+
+    def _finish(self) -> None:
+        """Complete the best weights, on the device of the training."""
+
+    def _epoch(self, epoch: int, progress: Progress) -> EpochReport:
+        started = time.monotonic()
+        training = self.recipe.training
+        seed = training.seed * 100_003 + epoch
+        torch.manual_seed(seed)
+        self.network.train()
+        done, losses = 0.0, []
+        for batch, share in self._batches(seed):
+            self._set_learning_rate((epoch + done) / training.epochs)
+            losses.append(self.train_batch(batch))
+            done += share
+            progress.batch(epoch, min(done, 1.0), losses[-1])
+        found = self._validate()
+        elapsed_s = time.monotonic() - started
+        return EpochReport(epoch, sum(losses) / len(losses), found.get("ndcg_at_10"), found.get("hr_at_10"), elapsed_s)
+
+    def train_batch(self, batch: Batch) -> float:
+        """Learn from one batch; returns its loss."""
+        loss = self._loss(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def _set_learning_rate(self, share: float) -> None:
+        """Linear warm-up, then a cosine down to a hundredth; ``share`` of the whole training is done."""
+        training = self.recipe.training
+        warm = min(1.0, (share + 1e-4) / training.warmup_share) if training.warmup_share else 1.0
+        cosine = 0.5 + 0.5 * math.cos(math.pi * share)
+        for group in self.optimizer.param_groups:
+            group["lr"] = training.learning_rate * max(warm * cosine, 0.01)
+
+    @torch.inference_mode()
+    def _validate(self) -> dict[str, float]:
+        if self.validation is None or not len(self.validation):
+            return {}
+        self.network.eval()
+        return metrics.metrics(ranking.ranks_full(self.validation, self._scorer(), self.recipe.data.seen_rule))
+
+    def _best(self) -> int:
+        """Return the epoch of the best validation NDCG@10; the last one where nothing is held out."""
+        return max(range(len(self.reports)), key=lambda epoch: (self.reports[epoch].ndcg_at_10 or 0.0, epoch))
+
+    def _out_of_patience(self) -> bool:
+        held_out = self.validation is not None and len(self.validation) > 0
+        return held_out and bool(self.reports) and len(self.reports) - 1 - self._best() >= self.recipe.training.patience
+
+    def _save_checkpoint(self) -> None:
+        weights = {name: tensor.cpu() for name, tensor in self.network.state_dict().items()}
+        names = [name for name, _ in self.network.named_parameters()]
+        moments = {
+            f"{OPTIMIZER_PREFIX}{names[index]}.{key}": tensor.cpu()
+            for index, state in self.optimizer.state_dict()["state"].items()
+            for key, tensor in state.items()
+        }
+        about = {
+            "config": self.recipe.model_dump_json(),
+            "reports": json.dumps([report._asdict() for report in self.reports]),
+        }
+        (self.directory / CHECKPOINT).mkdir(parents=True, exist_ok=True)
+        if self._best() == len(self.reports) - 1:
+            _replace_file(self.directory / BEST_CHECKPOINT, weights, {})
+        _replace_file(self.directory / LAST_CHECKPOINT, weights | moments, about)
+
+    def _load_checkpoint(self) -> None:
+        path = self.directory / LAST_CHECKPOINT
+        if not path.is_file():
+            raise TrainError(f"there is no checkpoint {path} to resume from; train without --resume")
+        with safe_open(path, "pt") as checkpoint:
+            about = checkpoint.metadata()
+            tensors = {name: checkpoint.get_tensor(name) for name in checkpoint.keys()}  # noqa: SIM118 (no mapping)
+        if about["config"] != self.recipe.model_dump_json():
+            raise TrainError(f"the checkpoint {path} was trained with other options; give the same ones to resume")
+        self._require_own(path, tensors)
+        self.reports = [EpochReport(**report) for report in json.loads(about["reports"])]
+        self.network.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(OPTIMIZER_PREFIX)})
+        names = [name for name, _ in self.network.named_parameters()]
+        state = {
+            index: {key: tensors[f"{OPTIMIZER_PREFIX}{name}.{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+            for index, name in enumerate(names)
+            if f"{OPTIMIZER_PREFIX}{name}.step" in tensors  # none where something is frozen
+        }
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+
+    def _require_own(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        """Raise TrainError for a checkpoint whose tensors are not of this training; a subclass may check."""
+        return
+
+
+def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) -> HeldOutEvents | None:
+    """Return the validation events that epochs are judged by; None where the model trains on them."""
+    if recipe.data.train_on != "train":
+        return None
+    return ranking.held_out_events(interactions, parts.validation, recipe)
+
+
+def _replace_file(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    save_file(tensors, unfinished, metadata)
+    os.replace(unfinished, path)

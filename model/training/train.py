@@ -1,0 +1,237 @@
+"""The training of LISA-Mini: positions of many users' histories, shuffled together, each a state and its next item.
+
+Codes are fixed, so the histogram of a position is data: a scan computes it once per epoch, and no batch is padded.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from model import ranking
+from model.artifact import model_directory
+from model.artifact.item_table import Items
+from model.config import Config, DataCard, ModelConfig, Recipe
+from model.data.interactions import (
+    REPEAT_SHARE_OF_SHOPS,
+    DataError,
+    Histories,
+    Interactions,
+    repeat_share,
+    training_histories,
+)
+from model.data.readers import ItemTexts, read_interactions, read_items
+from model.data.splits import Split, split
+from model.lisa import item_codes
+from model.lisa.histogram import running_histograms
+from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS, strongest_followers
+from model.lisa.lisa_mini import build_lisa_mini
+from model.lisa.recent_attention import recent_windows
+from model.ranking import Scorer
+from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, Progress, TrainError, TrainingLoop, validation_events
+from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
+
+POOL_POSITIONS = 32_768  # positions shuffled together; about 100 MB of histograms
+STEPS_PER_EPOCH = 256  # small data gets smaller batches, down to SMALLEST_BATCH, rather than few steps
+SMALLEST_BATCH = 64
+
+
+class PositionBatch(NamedTuple):
+    """Positions of histories and their next items: histogram (Q, R, B, W), last (Q,), recent (Q, K), targets (Q,)."""
+
+    histogram: Tensor
+    last: Tensor
+    recent: Tensor
+    targets: Tensor
+
+
+def position_batches(
+    histories: Histories, history_codes: NDArray[np.uint8], config: ModelConfig, batch_size: int, seed: int
+) -> Iterator[PositionBatch]:
+    """Iterate over all positions of an epoch, shuffled within pools of some hundred random users."""
+    rng = np.random.default_rng(seed)
+    lengths = np.diff(histories.starts)
+    users = rng.permutation(np.flatnonzero(lengths >= 2))
+    pool_of = np.cumsum(lengths[users]) // POOL_POSITIONS
+    for pool in np.split(users, np.flatnonzero(np.diff(pool_of)) + 1):
+        if not len(pool):
+            continue
+        rows = np.concatenate([np.arange(histories.starts[user], histories.starts[user + 1]) for user in pool])
+        starts = np.concatenate([[0], np.cumsum(lengths[pool])])
+        item = histories.item[rows]
+        psi = history_codes[item]
+        histograms = running_histograms(
+            psi, histories.weights[rows], starts, config.decay_rates, config.history_codewords
+        )
+        has_next = np.ones(len(rows), bool)
+        has_next[starts[1:] - 1] = False
+        shuffled = rng.permutation(np.flatnonzero(has_next))
+        for chosen in np.array_split(shuffled, max(1, round(len(shuffled) / batch_size))):
+            yield PositionBatch(
+                torch.from_numpy(histograms[chosen]),
+                torch.from_numpy(item[chosen].astype(np.int64)),
+                torch.from_numpy(recent_windows(item, starts, chosen, config.recent_items).astype(np.int64)),
+                torch.from_numpy(item[chosen + 1].astype(np.int64)),
+            )
+
+
+class Trainer(TrainingLoop[PositionBatch]):
+    """Trains LISA-Mini; then validation chooses the strength of the lift."""
+
+    def __init__(self, interactions: Interactions, parts: Split, config: Config, directory: Path, device: str) -> None:
+        histories = training_histories(interactions, parts.train, config.event_weights)
+        if not histories.positions:
+            raise DataError("no user has two training events, so there is nothing to learn; add interactions")
+        items = len(interactions.item_ids)
+        self.item_codes = item_codes.item_codes(
+            histories.item, histories.starts, items, config.model, config.training.seed
+        )
+        torch.manual_seed(config.training.seed)
+        followers = strongest_followers(histories.item, histories.starts, items, config.model.followers)
+        self.model = build_lisa_mini(config.model, self.item_codes, followers)
+        super().__init__(
+            self.model, histories, validation_events(interactions, parts, config), config, directory, device
+        )
+        self.config = config
+        if config.training.lift_strength is not None:
+            self.model.lift.mul_(config.training.lift_strength / DEFAULT_LIFT_STRENGTH)
+        self.ndcg_at_10_by_strength: dict[float, float] = {}  # of the lift, after training
+        wanted = max(self.histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH)
+        self._batch_size = min(config.training.batch_size, wanted)
+        self._dtype = matmul_dtype(self.device)
+
+    @override
+    def _finish(self) -> None:
+        self.model.fold_norms_and_round()
+        if self.validation is not None and len(self.validation) and self.config.training.lift_strength is None:
+            self._choose_strength()
+
+    def _choose_strength(self) -> None:
+        """Scale the gains of followers by the best strength on validation, which depends on how rare the items are."""
+        unit = self.model.lift / DEFAULT_LIFT_STRENGTH
+        for strength in LIFT_STRENGTHS:
+            self.model.lift.copy_(unit * strength)
+            self.ndcg_at_10_by_strength[strength] = self._validate().get("ndcg_at_10", 0.0)
+        best = max(LIFT_STRENGTHS, key=self.ndcg_at_10_by_strength.__getitem__)
+        self.model.lift.copy_(unit * best)
+
+    @override
+    def _batches(self, seed: int) -> Iterator[tuple[PositionBatch, float]]:
+        made = position_batches(
+            self.histories, self.item_codes.history.codes, self.config.model, self._batch_size, seed
+        )
+        for batch in made:
+            yield (
+                PositionBatch(*(part.to(self.device) for part in batch)),
+                len(batch.targets) / self.histories.positions,
+            )
+
+    @override
+    def _loss(self, batch: PositionBatch) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            queries = self.model.read(batch.histogram, batch.last, batch.recent).float()
+        items = len(self.model.bias)
+        if items <= self.config.training.full_softmax_items:
+            return full_softmax_loss(queries, self.model.item_vectors(), self.model.bias, batch.targets, self._dtype)
+        negatives = torch.randperm(items)[: self.config.training.sampled_negatives].to(self.device)
+        return sampled_softmax_loss(
+            queries, self.model.item_vectors, self.model.bias, batch.targets, negatives, self._dtype
+        )
+
+    @override
+    def _scorer(self) -> Scorer:
+        tables, vectors = self.model.tables(), self.model.item_vectors()
+
+        def score(*state: NDArray[Any]) -> NDArray[np.float32]:
+            histograms, last, recent = (torch.from_numpy(part).to(self.device) for part in state)
+            queries = self.model.read(histograms, last, recent, tables)
+            scores = queries @ vectors.T + self.model.bias
+            return scores.scatter_add_(1, *self.model.follower_gains(recent)).cpu().numpy()
+
+        return ranking.state_scorer(score, self.item_codes.history.codes, self.config.model)
+
+    @override
+    def _require_own(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        if not torch.equal(tensors["history_codes"], self.model.history_codes.cpu()):
+            raise TrainError(f"the checkpoint {path} was made on another kind of machine; train without --resume")
+
+
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
+
+
+class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
+    """The data of a training, and its recipe completed with the card of that data."""
+
+    recipe: AnyRecipe
+    interactions: Interactions
+    parts: Split
+    texts: ItemTexts
+
+    def catalogue(self) -> Items:
+        """Return the items of the data, with their training counts."""
+        ids = self.interactions.item_ids
+        counts = np.bincount(self.interactions.item[self.parts.train], minlength=len(ids)).astype(np.int64)
+        titles, categories = self.texts.titles, self.texts.categories
+        return Items(ids, [titles.get(name, "") for name in ids], [categories.get(name, ()) for name in ids], counts)
+
+
+def prepare_training(
+    directory: Path, out: Path, recipe: AnyRecipe, device: str, resume: bool
+) -> TrainingInputs[AnyRecipe]:
+    """Read and split the data of a training; raises as ``train``."""
+    if model_directory.exists(out):
+        raise TrainError(f"{str(out)!r} holds a model already; choose another --out or remove it")
+    if (out / LAST_CHECKPOINT).exists() and not resume:
+        raise TrainError(f"{str(out)!r} holds an unfinished training; go on with --resume, or remove it")
+    require_device(device)
+    interactions = read_interactions(directory).stepping(recipe.event_weights)
+    texts = read_items(directory)
+    recipe = recipe.model_copy(update={"data": data_card(interactions, recipe.data)})
+    return TrainingInputs(recipe, interactions, split(interactions, recipe.data.split, recipe.data.train_on), texts)
+
+
+def train(
+    directory: Path, out: Path, config: Config, *, device: str = "cpu", resume: bool = False, progress: Progress
+) -> model_directory.Artifact:
+    """Train a model on a data directory and save it as a model directory.
+
+    ``config.data`` names the split and what to train on; the data gives its hash, counts and seen rule.
+
+    raises  DataError   when the data cannot be read or split
+            TrainError  when ``out`` holds a model or an unfinished training, or a checkpoint of other options
+    """
+    inputs = prepare_training(directory, out, config, device, resume)
+    trainer = Trainer(inputs.interactions, inputs.parts, inputs.recipe, out, device)
+    trainer.fit(progress, resume)
+    reports = [report._asdict() for report in trainer.reports]
+    found = {"epochs": reports, "ndcg_at_10_by_lift_strength": trainer.ndcg_at_10_by_strength}
+    model_directory.save(out, trainer.model, inputs.recipe, inputs.catalogue(), found)
+    shutil.rmtree(out / CHECKPOINT)
+    return model_directory.load(out)
+
+
+def data_card(interactions: Interactions, wanted: DataCard) -> DataCard:
+    """Describe the data; where people return to items, as in shops, seen items stay in the ranking."""
+    repeats = repeat_share(interactions) > REPEAT_SHARE_OF_SHOPS
+    return wanted.model_copy(
+        update={
+            "sha256": interactions.sha256,
+            "seen_rule": "none" if repeats else "all",
+            "users": len(interactions.user_ids),
+            "events": len(interactions),
+        }
+    )
+
+
+def require_device(device: str) -> None:
+    """Raise TrainError for a device that this machine does not have."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise TrainError(f"device {device!r} is not there: torch finds no GPU; use --device cpu")
