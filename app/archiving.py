@@ -12,11 +12,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
 from app.settings import StoreSettings
-from storage.archive import ArchiveWriter
-from storage.archiver import TurnCounts, archive_log
-from storage.archiver_redis_source import RedisSource
-from storage.archiver_source import LogSource
-from storage.archiver_sqlite_source import SQLiteSource
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import TurnCounts, archive_log
+from storage.archiver.redis_source import RedisSource
+from storage.archiver.source import LogSource
+from storage.archiver.sqlite_source import SQLiteSource
 from storage.errors import StorageUnavailable
 
 PAUSE_AFTER_FAILURE_S = 5.0

@@ -7,8 +7,8 @@ write it, as ids from outside have no "!". Its title is
                                     where they are those of its categories
 
 So versions, pages and backups are those of items. No state depends on an assignment: an event that steps with codes
-carries them itself (storage/cold.py). Assignments decide what is recommended, and with which codes events are logged
-from now on.
+carries them itself (storage/state/cold_codes.py). Assignments decide what is recommended, and with which codes events
+are logged from now on.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.cold_items import ColdCodes
-from storage.cold import MARK
 from storage.records import ItemEntry
+from storage.state.cold_codes import MARK
 
 logger = logging.getLogger(__name__)
 NO_ASSIGNMENTS: Mapping[str, CodeAssignment] = {}

@@ -15,7 +15,7 @@ from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import Categories
 from model.inference.scan import Boosts
-from storage.cold import FIRST_COLD_ROW, cold_row
+from storage.state.cold_codes import FIRST_COLD_ROW, cold_row
 
 Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)

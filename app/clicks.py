@@ -14,7 +14,7 @@ from app.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
 from app.schemas.operations import PlaceStats, Stats
 from storage.protocol import UserStore
 from storage.records import AppendResult
-from storage.state_event import Event
+from storage.state.event import Event
 
 OTHER = "other"  # a generation or experiment whose name this process does not know
 SHOWN, CHOSEN = "shown", "chosen"

@@ -23,7 +23,7 @@ from model.config import Config, preset
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions, read_items
 from model.training.train import train
-from storage.state_event import Event
+from storage.state.event import Event
 
 HOST = "127.0.0.1"
 DIRECTORY = Path("var/demo")

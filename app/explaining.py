@@ -11,7 +11,7 @@ from app.catalogue import NO_ROWS, Rows, TrainedCatalogue, gains_of
 from app.schemas.scored_items import Explanation, HistoryCodeword, RecentItem, TargetCodeword
 from model.inference.engine import Engine, Queries, ScoreParts
 from model.inference.scan import Boosts
-from storage.state import Generation
+from storage.state.generation import Generation
 
 NO_BINS = np.zeros((0, 0), np.float32)
 SHOWN = 3  # codewords, and recent items, of each kind

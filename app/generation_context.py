@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from app.shelf import LiveCatalogue
 from app.trending import Trending
 from model.inference.engine import Engine
-from storage.state import Generation
+from storage.state.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)

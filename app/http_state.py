@@ -15,7 +15,7 @@ from app.rates import RateLimiter
 from app.service import Service, in_background, tenant_service
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
-from storage.archive_manifest import archived_through_s
+from storage.archive.manifest import archived_through_s
 
 SAMPLE_EVERY_S = 1.0
 

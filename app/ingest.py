@@ -16,7 +16,7 @@ from app.settings import Settings
 from app.uuid7 import uuid7
 from model.data.table import LAST_SECOND
 from storage.protocol import EventStore
-from storage.state_event import Event, id_time_us
+from storage.state.event import Event, id_time_us
 
 ID_NEEDED = "is required where keys are; best a UUIDv7, and the same one when the event is sent again"
 PLAIN_FIELDS = frozenset({"event_id", "user_id", "item_id", "type", "timestamp", "value", "recommendation_id"})

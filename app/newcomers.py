@@ -32,13 +32,13 @@ from model.cold_items import (
     sampled_query,
 )
 from model.inference.engine import Engine, Queries
-from storage.cold import plain_type, with_codes
 from storage.errors import StorageError
 from storage.protocol import UserStore
 from storage.records import AppendResult
-from storage.state import Generation, State
-from storage.state_event import Event
-from storage.state_fold import fold_event
+from storage.state.cold_codes import plain_type, with_codes
+from storage.state.event import Event
+from storage.state.fold import fold_event
+from storage.state.generation import Generation, State
 
 MAX_WATCHED = 10_000  # items
 MAX_CHOSEN = 20_000  # events on them in all, some 15 MB

@@ -18,7 +18,7 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from app.errors import TooManyRequests
 from app.keys import Key
-from storage.redis_nodes import node_urls
+from storage.redis.nodes import node_urls
 
 REDIS_TIMEOUT_S = 0.25  # a Redis that is slower than this must not make every request slower
 COUNT_LOCALLY_FOR_S = 5.0

@@ -42,8 +42,8 @@ from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
 from model.metrics import difference, difference_interval_95, metrics
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
 from model.training.train import train
-from storage.archive_events import TrainingEvents
-from storage.archive_manifest import MANIFEST as ARCHIVE
+from storage.archive.manifest import MANIFEST as ARCHIVE
+from storage.archive.training_events import TrainingEvents
 from storage.records import KnownGeneration
 
 MIN_QUESTIONS = 100

@@ -27,7 +27,7 @@ from model.cold_items import codes_fit, with_cold_items
 from model.inference.engine import Engine
 from storage.protocol import UserStore
 from storage.records import NamedGeneration
-from storage.state import Generation
+from storage.state.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from app.model_inputs import MAX_MISSING
 from app.schemas.recommendations import RecommendationRequest
 from storage.errors import PartlyRead, StorageError
 from storage.protocol import UserStore
-from storage.state import Generation
+from storage.state.generation import Generation
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 
 from app.settings import StoreSettings
 from storage.protocol import UserStore
-from storage.redis import RedisOptions, RedisStore
-from storage.redis_nodes import ReplicaAcks
-from storage.sqlite import SQLiteStore
-from storage.sqlite_database import FILE_NAME
-from storage.state import Generation
+from storage.redis.nodes import ReplicaAcks
+from storage.redis.store import RedisOptions, RedisStore
+from storage.sqlite.database import FILE_NAME
+from storage.sqlite.store import SQLiteStore
+from storage.state.generation import Generation
 
 
 async def open_store(settings: StoreSettings, *generations: Generation) -> UserStore:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from storage.errors import StorageError
 from storage.protocol import StatisticsStore
 from storage.records import AppendResult
-from storage.state_event import Event
+from storage.state.event import Event
 from storage.trends import HALF_LIFE_S, count_at, trend_of
 
 MAX_ITEMS = 4096  # that are read; those after them are hardly used, and popular items follow

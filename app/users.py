@@ -7,11 +7,11 @@ from pydantic import ValidationError
 from app.catalogue import TrainedCatalogue
 from app.errors import InvalidRequest, UserNotFound, details_of
 from app.schemas.users import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
-from storage.cold import plain_type
-from storage.corrections import UNDO, posted_as
 from storage.protocol import UserStore
-from storage.state import Generation, recent_items
-from storage.state_event import Event
+from storage.state.cold_codes import plain_type
+from storage.state.corrections import UNDO, posted_as
+from storage.state.event import Event
+from storage.state.generation import Generation, recent_items
 
 FILES_WITHIN = timedelta(hours=24)  # an archiver that runs as it should needs minutes
 

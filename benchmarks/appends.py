@@ -17,9 +17,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from storage.sqlite import SQLiteStore
-from storage.state import Generation
-from storage.state_event import Event
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
+from storage.state.generation import Generation
 
 TENANT = "main"
 RATES, CODEBOOKS, CODEWORDS, ITEMS = (0.05, 0.25, 0.8), 8, 32, 3_000

@@ -30,9 +30,9 @@ from torch import Tensor
 from app.served_generation import generation_of
 from model.artifact import model_directory
 from model.inference.engine import Engine, Queries
-from storage.sqlite import SQLiteStore
-from storage.state import Generation
-from storage.state_event import Event
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
+from storage.state.generation import Generation
 
 BATCH = 1000
 USERS = 64  # in a batch of steps

@@ -28,8 +28,8 @@ from app.uuid7 import uuid7
 from benchmarks.ledger import is_fold
 from benchmarks.topology import program, topology
 from model.artifact import model_directory
-from storage.redis import RedisStore
-from storage.state import Generation
+from storage.redis.store import RedisStore
+from storage.state.generation import Generation
 
 HOT_USERS = 10
 HOT_SHARE = 0.5

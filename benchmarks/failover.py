@@ -35,8 +35,8 @@ from benchmarks.topology import program
 from benchmarks.trial import console, counts
 from benchmarks.victim import SupervisedProcess, spawn_program
 from model.artifact import model_directory
-from storage.redis import PARTITIONS, RedisStore
-from storage.redis_layout import Keyspace
+from storage.redis.layout import Keyspace
+from storage.redis.store import PARTITIONS, RedisStore
 
 PRIMARIES = 3
 MOMENT_S = (0.2, 0.6)  # of load before a kill

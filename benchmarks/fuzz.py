@@ -38,7 +38,7 @@ from benchmarks.compose import ROOT
 from benchmarks.fuzz_checks import MAX_ERROR_BYTES
 from benchmarks.nonsense import MalformedCase, ServiceCall, calls_of, malformed_cases
 from benchmarks.topology import Topology, topology
-from storage.state_event import Event
+from storage.state.event import Event
 
 Store = Literal["sqlite", "redis"]
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from app.uuid7 import uuid7
 from storage.protocol import UserStore
-from storage.state import Generation
-from storage.state_event import Event
-from storage.state_fold import fold_event
+from storage.state.event import Event
+from storage.state.fold import fold_event
+from storage.state.generation import Generation
 
 HOUR_S = 3600
 TENANT = "main"

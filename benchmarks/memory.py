@@ -20,10 +20,10 @@ from app.served_generation import generation_of
 from app.uuid7 import uuid7
 from benchmarks.topology import redis_server
 from model.artifact import model_directory
-from storage.redis import PARTITIONS, RedisStore
-from storage.redis_layout import Keyspace
-from storage.state import Generation
-from storage.state_event import Event
+from storage.redis.layout import Keyspace
+from storage.redis.store import PARTITIONS, RedisStore
+from storage.state.event import Event
+from storage.state.generation import Generation
 
 LENGTHS = (10, 100, 1_000, 10_000)
 BATCH = 1_000

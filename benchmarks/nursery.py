@@ -29,7 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
-import storage.sqlite_database
+import storage.sqlite.database
 from app import cli
 from app.main import create_app
 from app.settings import Settings
@@ -38,9 +38,9 @@ from benchmarks.ledger import RENAMED
 from benchmarks.machine import FaultyMachine, library
 from model.artifact import model_directory
 from storage.records import AppendResult
-from storage.redis import RedisStore
-from storage.sqlite import SQLiteStore
-from storage.state_event import Event
+from storage.redis.store import RedisStore
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
 
 ROOT = Path(__file__).parents[1]
 
@@ -119,14 +119,14 @@ def switch_off_guard(store: Any) -> None:
 
 def switch_off_syncs() -> None:
     """Let SQLite not sync its log at a commit."""
-    connect = storage.sqlite_database.connect
+    connect = storage.sqlite.database.connect
 
     def connect_unsynced(path: Path) -> sqlite3.Connection:
         connection = connect(path)
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
 
-    storage.sqlite_database.connect = connect_unsynced
+    storage.sqlite.database.connect = connect_unsynced
 
 
 def weaken(weakness: Weakness) -> None:

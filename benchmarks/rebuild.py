@@ -25,18 +25,18 @@ from rich.table import Table
 from app.uuid7 import uuid7
 from benchmarks.topology import redis_server
 from model.config import EVENT_WEIGHTS, ModelConfig
-from storage.archive import ArchiveWriter
-from storage.archiver import archive_log
-from storage.archiver_redis_source import RedisSource
-from storage.fold import EventColumns, fold_many
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import archive_log
+from storage.archiver.redis_source import RedisSource
 from storage.protocol import UserStore
 from storage.rebuild import rebuild
 from storage.records import FoldedState, LogPage
-from storage.redis import RedisStore
-from storage.sqlite import SQLiteStore
-from storage.state import Generation
-from storage.state_event import Event
-from storage.state_fold import fold_event
+from storage.redis.store import RedisStore
+from storage.sqlite.store import SQLiteStore
+from storage.state.compiled_fold import EventColumns, fold_many
+from storage.state.event import Event
+from storage.state.fold import fold_event
+from storage.state.generation import Generation
 
 ITEMS = 3_500
 BATCH = 500

@@ -32,7 +32,7 @@ from app.uuid7 import uuid7
 from benchmarks.topology import MAX_REPLICAS, Topology, topology
 from benchmarks.watching import ARCHIVE, Prometheus, monitored
 from model.artifact import model_directory
-from storage.archive_events import TrainingEvents
+from storage.archive.training_events import TrainingEvents
 
 REQUEST_TIMEOUT_S = 60.0
 SHOWN_FAILURES = 10

@@ -26,8 +26,8 @@ from benchmarks.topology import FIRST_ADDRESS, HAPROXY_CONFIG, NameServer, answe
 from benchmarks.victim import SupervisedProcess, spawn_program
 from model.artifact.model_directory import Artifact
 from storage.protocol import UserStore
-from storage.redis import RedisStore
-from storage.sqlite import SQLiteStore
+from storage.redis.store import RedisStore
+from storage.sqlite.store import SQLiteStore
 
 StoreKind = Literal["sqlite", "redis"]
 HOST = "127.0.0.1"

@@ -26,7 +26,7 @@ from app.shelf import LiveCatalogue
 from benchmarks.scan import cpu
 from model.artifact.item_table import Items
 from storage.records import MAIN_TENANT, ItemEntry
-from storage.sqlite import SQLiteStore
+from storage.sqlite.store import SQLiteStore
 
 CATEGORIES = 200
 ROUNDS = 50

@@ -19,8 +19,8 @@ from benchmarks.ledger import TENANT
 from model.artifact import model_directory
 from storage.errors import StorageError
 from storage.protocol import UserStore
-from storage.redis import RedisStore
-from storage.sqlite import SQLiteStore
+from storage.redis.store import RedisStore
+from storage.sqlite.store import SQLiteStore
 
 LANES = 4  # at the same time, so that groups form
 

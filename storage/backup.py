@@ -17,11 +17,11 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from storage.corrections import INTO, posted_as
 from storage.errors import StorageError
 from storage.protocol import EventStore, ItemStore, UserStore
 from storage.records import ItemEntry, LogEntry
-from storage.state_event import Event, digest, event_fields
+from storage.state.corrections import INTO, posted_as
+from storage.state.event import Event, digest, event_fields
 
 FORMAT = {"lisarec": "log", "version": 2}
 READABLE_FORMATS = (FORMAT, {"lisarec": "log", "version": 1})  # version 1 has no items

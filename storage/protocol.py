@@ -14,8 +14,8 @@ from storage.records import (
     NamedGeneration,
     TenantPointers,
 )
-from storage.state import Generation
-from storage.state_event import Event
+from storage.state.event import Event
+from storage.state.generation import Generation
 from storage.trends import Trends
 
 

@@ -11,12 +11,12 @@ from itertools import count
 
 import numpy as np
 
-from storage.corrections import INTO, is_correction
-from storage.fold import EventColumns, fold_many
 from storage.protocol import UserStore
 from storage.records import MAIN_TENANT, FoldedState, LogEntry
-from storage.state import Generation
-from storage.state_event import digest
+from storage.state.compiled_fold import EventColumns, fold_many
+from storage.state.corrections import INTO, is_correction
+from storage.state.event import digest
+from storage.state.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.state_event import Event
+from storage.state.event import Event
 
 MAIN_TENANT = "main"
 
@@ -22,7 +22,7 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """An event, or a correction as in storage/corrections.py, and its place in the log.
+    """An event, or a correction as in storage/state/corrections.py, and its place in the log.
 
     Sequence numbers grow, and may have gaps.
     """

@@ -11,10 +11,10 @@ import polars as pl
 from model.data.interactions import DataError
 from model.data.table import Table
 
-ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive.py
+ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive/writer.py
 ARCHIVE_ATTEMPTS = 5
 ARCHIVE_COLUMNS = ("user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value")
-UNDO, INTO = "!undo", "!into"  # types of entries that are no events, drawn in storage/corrections.py
+UNDO, INTO = "!undo", "!into"  # types of entries that are no events, drawn in storage/state/corrections.py
 ARCHIVE_COLUMNS_AS_TEXT = {
     "user_id": pl.col("user_id"),
     "item_id": pl.col("item_id"),
@@ -54,7 +54,9 @@ def _valid_events(log: pl.DataFrame) -> pl.DataFrame:
     merged = log.filter(is_into).select("user_id")
     events = log.filter(~is_undo & ~is_into)
     events = events.join(undone, on=["user_id", "event_id"], how="anti").join(merged, on="user_id", how="anti")
-    return events.with_columns(type=pl.col("type").str.replace("!.*", ""))  # codes, drawn in storage/cold.py
+    return events.with_columns(
+        type=pl.col("type").str.replace("!.*", "")
+    )  # codes, drawn in storage/state/cold_codes.py
 
 
 def _archived_files(manifest: Path, folder: str) -> list[str]:

@@ -19,9 +19,9 @@ from app.cli import main
 from app.shop import generate
 from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions
-from storage.archive import ArchiveWriter
-from storage.archive_reader import ArchiveReader
-from storage.redis import RedisStore
+from storage.archive.reader import ArchiveReader
+from storage.archive.writer import ArchiveWriter
+from storage.redis.store import RedisStore
 from tests.app.test_server import free_port
 from tests.storage.catalogue import click, make_generation
 from tests.storage.redis_servers import RedisServer

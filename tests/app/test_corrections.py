@@ -15,10 +15,10 @@ from app.cli import main
 from model.artifact.model_directory import load
 from model.data.readers import read_interactions
 from model.lisa.histogram import history_histogram
-from storage.archive import ArchiveWriter
-from storage.archiver import archive_log
-from storage.archiver_redis_source import RedisSource
-from storage.archiver_sqlite_source import SQLiteSource
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import archive_log
+from storage.archiver.redis_source import RedisSource
+from storage.archiver.sqlite_source import SQLiteSource
 from tests.app.conftest import SHAPE, Client, item_id
 
 

@@ -14,7 +14,7 @@ from app import serving
 from app.cli import main
 from app.served_generation import generation_of
 from model.artifact import model_directory
-from storage.sqlite_database import FILE_NAME
+from storage.sqlite.database import FILE_NAME
 from tests.app.conftest import Client, item_id, write_model
 from tests.storage.naive_fold import assert_histogram_is, fold
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.errors import InvalidEvents
 from app.ingest import parse_plain_events, to_event, validate_events
-from storage.state_event import Event
+from storage.state.event import Event
 
 NOW_US = 1_800_000_000_000_000
 UUID7 = "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"

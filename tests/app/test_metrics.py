@@ -23,7 +23,7 @@ from app.archiving import run_archiver as archive
 from app.buffered_histogram import BufferedHistogram
 from app.http_state import SAMPLE_EVERY_S
 from app.metrics import LATENCY_BUCKETS_S
-from storage.archive import ArchiveWriter
+from storage.archive.writer import ArchiveWriter
 from tests.app.conftest import Client
 from tests.app.test_server import Process, free_port
 

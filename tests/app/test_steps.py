@@ -11,9 +11,9 @@ from model.lisa.histogram import history_histogram
 from model.lisa.lisa_mini import LisaMini
 from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.served import served_model
-from storage.state import ITEM_RING, Generation
-from storage.state_event import Event
-from storage.state_fold import fold_event
+from storage.state.event import Event
+from storage.state.fold import fold_event
+from storage.state.generation import ITEM_RING, Generation
 
 ITEMS = 50
 

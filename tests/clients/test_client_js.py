@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from clients.lisarec_client import visitor_in
-from storage.state_event import uuid7_time_us
+from storage.state.event import uuid7_time_us
 from tests.clients.conftest import ROOT, Exchange, Front, Service
 
 WAIT_S = 60.0

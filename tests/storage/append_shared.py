@@ -13,7 +13,7 @@ import random
 import sys
 
 from storage.errors import StorageUnavailable
-from storage.state_event import Event
+from storage.state.event import Event
 from tests.storage.catalogue import click, make_generation
 from tests.storage.stores import open_store
 

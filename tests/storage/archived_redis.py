@@ -12,11 +12,11 @@ from typing import Any
 
 import polars as pl
 
-from storage.archive import ArchiveWriter
-from storage.archiver import TurnCounts, archive_log
-from storage.archiver_redis_source import RedisSource
-from storage.redis import RedisStore
-from storage.redis_layout import Keyspace
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import TurnCounts, archive_log
+from storage.archiver.redis_source import RedisSource
+from storage.redis.layout import Keyspace
+from storage.redis.store import RedisStore
 from tests.storage.catalogue import click, make_generation
 from tests.storage.naive_fold import assert_state_is, fold
 from tests.storage.redis_servers import RedisServer

@@ -7,8 +7,8 @@ from itertools import count
 import numpy as np
 from hypothesis import strategies as st
 
-from storage.state import Generation
-from storage.state_event import Event
+from storage.state.event import Event
+from storage.state.generation import Generation
 
 KNOWN_ITEMS = 12
 RATES = (0.0, 0.05, 0.8)

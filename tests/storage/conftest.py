@@ -2,11 +2,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import storage.sqlite.store.log
 
-import storage.redis_log
-import storage.redis_states
-import storage.sqlite
-import storage.sqlite_log
+import storage.redis.log
+import storage.redis.states
+import storage.sqlite.store
 from tests.storage.redis_servers import RedisCluster, RedisServer, expected_servers, new_server, running_cluster
 from tests.storage.stores import STORES, new_address
 
@@ -20,11 +20,11 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and save in pages so small that users and partitions cross their ends."""
-    monkeypatch.setattr(storage.sqlite, "LOG_PAGE", 7)
-    monkeypatch.setattr(storage.sqlite_log, "LOG_PAGE", 7)
-    monkeypatch.setattr(storage.redis_log, "STREAM_PAGE", 3)
-    monkeypatch.setattr(storage.sqlite, "SAVED_AT_ONCE", 4)
-    monkeypatch.setattr(storage.redis_states, "SAVED_AT_ONCE", 2)
+    monkeypatch.setattr(storage.sqlite.store, "LOG_PAGE", 7)
+    monkeypatch.setattr(storage.sqlite.store.log, "LOG_PAGE", 7)
+    monkeypatch.setattr(storage.redis.log, "STREAM_PAGE", 3)
+    monkeypatch.setattr(storage.sqlite.store, "SAVED_AT_ONCE", 4)
+    monkeypatch.setattr(storage.redis.states, "SAVED_AT_ONCE", 2)
 
 
 @pytest.fixture(params=expected_servers())

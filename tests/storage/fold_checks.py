@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from storage.corrections import effective_events
 from storage.protocol import UserStore
-from storage.state import Generation
-from storage.state_event import Event
+from storage.state.corrections import effective_events
+from storage.state.event import Event
+from storage.state.generation import Generation
 from tests.storage.catalogue import make_generation, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
 

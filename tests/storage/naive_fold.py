@@ -1,4 +1,4 @@
-"""The oracle: what a state means, written as plainly as possible and without a line of ``storage.state_fold``.
+"""The oracle: what a state means, written as plainly as possible and without a line of ``storage.state.fold``.
 
 Everything decays in place at every step, in float64; ids are a set; nothing is bounded.
 """
@@ -10,8 +10,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.state import Generation, recent_items
-from storage.state_event import Event
+from storage.state.event import Event
+from storage.state.generation import Generation, recent_items
 
 
 @dataclass

@@ -6,8 +6,8 @@ the name and the id that it was posted with, which is what tells a resend.
 
 from dataclasses import dataclass, field, replace
 
-from storage.state import Generation
-from storage.state_event import Event
+from storage.state.event import Event
+from storage.state.generation import Generation
 from tests.storage.naive_fold import assert_state_is, fold
 
 

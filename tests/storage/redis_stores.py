@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import StorageUnavailable
-from storage.redis import PARTITIONS, RedisOptions, RedisStore
-from storage.redis_layout import Keyspace, User
-from storage.state import Generation
-from storage.state_event import Event
+from storage.redis.layout import Keyspace, User
+from storage.redis.store import PARTITIONS, RedisOptions, RedisStore
+from storage.state.event import Event
+from storage.state.generation import Generation
 from tests.storage.catalogue import fresh_user, make_generation
 from tests.storage.naive_fold import assert_state_is, fold
 from tests.storage.redis_servers import RedisCluster, RedisServer

@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from storage.archive import ArchiveWriter
-from storage.archiver import archive_log
-from storage.archiver_redis_source import RedisSource
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import archive_log
+from storage.archiver.redis_source import RedisSource
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.records import MAIN_TENANT, AppendResult
-from storage.redis import RedisStore
-from storage.sqlite import SQLiteStore
-from storage.state import Generation
-from storage.state_event import Event
+from storage.redis.store import RedisStore
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
+from storage.state.generation import Generation
 from tests.storage.redis_servers import expected_servers, running_cluster, running_server
 
 ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append

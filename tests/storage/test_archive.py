@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.archive import ArchiveWriter, ErasureEntry, EventEntry
-from storage.archive_manifest import MANIFEST
-from storage.archive_reader import ArchiveReader
+from storage.archive.manifest import MANIFEST
+from storage.archive.reader import ArchiveReader
+from storage.archive.writer import ArchiveWriter, ErasureEntry, EventEntry
 from storage.errors import StorageError, StorageUnavailable
 from storage.records import LogEntry
-from storage.state_event import Event, digest
+from storage.state.event import Event, digest
 from tests.storage.catalogue import START_US, click
 
 DAY_MS = 86_400_000
@@ -139,7 +139,7 @@ class TestContents:
         def half_equal(name: str) -> bytes:
             return (7).to_bytes(8, "little") + (hash(name) % 2**63).to_bytes(8, "little")
 
-        monkeypatch.setattr("storage.archive_hashes.digest", half_equal)
+        monkeypatch.setattr("storage.archive.hashes.digest", half_equal)
         with ArchiveWriter.open(tmp_path) as writer:
             writer.commit(some(1, 9), place(9))
         archive = ArchiveReader(tmp_path)

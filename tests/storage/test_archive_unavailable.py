@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from storage.archive import ArchiveWriter
-from storage.archive_reader import ArchiveReader
+from storage.archive.reader import ArchiveReader
+from storage.archive.writer import ArchiveWriter
 from storage.errors import StorageUnavailable
-from storage.state_event import Event
+from storage.state.event import Event
 from tests.storage.archived_redis import (
     GENERATION,
     NOW_MS,
@@ -66,7 +66,7 @@ class TestTheArchiveIsAway:
                     writer.manifest = replace(writer.manifest, archive_id=whole.manifest.archive_id)
                     writer.commit([], dict.fromkeys(range(FEW_PARTITIONS), "1-1"))
             case "too slow":
-                monkeypatch.setattr("storage.archive_lookups.TIMEOUT_S", 0.2)
+                monkeypatch.setattr("storage.archive.async_reader.TIMEOUT_S", 0.2)
                 monkeypatch.setattr(ArchiveReader, "read", lambda *_: time.sleep(1))
 
         async def law() -> None:

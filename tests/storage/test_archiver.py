@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.archiver import TurnCounts
+from storage.archiver.archiver import TurnCounts
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis_scripts import trim_arguments
-from storage.state_event import Event
+from storage.redis.scripts import trim_arguments
+from storage.state.event import Event
 from tests.storage.archived_redis import (
     GENERATION,
     NOW_MS,
@@ -210,7 +210,7 @@ class TestMoving:
                 await assert_state_is_fold_of_log(store)
 
         asyncio.run(fill())
-        monkeypatch.setattr("storage.archiver_redis_source.trim_arguments", overtaken)
+        monkeypatch.setattr("storage.archiver.redis_source.trim_arguments", overtaken)
         turn(any_server, tmp_path)
         asyncio.run(read())
         turn(any_server, tmp_path)

@@ -20,7 +20,7 @@ import polars as pl
 import pytest
 import redis
 
-from storage.state_event import Event
+from storage.state.event import Event
 from tests.storage.archived_redis import (
     NOW_MS,
     assert_nothing_is_missing_or_twice,

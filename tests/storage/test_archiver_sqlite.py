@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.archive import ArchiveWriter
-from storage.archive_reader import ArchiveReader
-from storage.archiver import TurnCounts, archive_log
-from storage.archiver_sqlite_source import SQLiteSource
+from storage.archive.reader import ArchiveReader
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import TurnCounts, archive_log
+from storage.archiver.sqlite_source import SQLiteSource
 from storage.errors import StorageError, StorageUnavailable
-from storage.sqlite import SQLiteStore
-from storage.sqlite_database import FILE_NAME
-from storage.state_event import Event
+from storage.sqlite.database import FILE_NAME
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
 from tests.storage.archived_redis import (
     GENERATION,
 )

@@ -12,9 +12,9 @@ import redis
 
 import storage.backup
 from storage.backup import backup, restore
-from storage.corrections import is_correction, posted_as
 from storage.errors import StorageError, StorageUnavailable
 from storage.protocol import UserStore
+from storage.state.corrections import is_correction, posted_as
 from tests.storage.catalogue import click, make_generation
 from tests.storage.stores import new_address, opened
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import storage.redis_corrections
-import storage.sqlite_corrections
-from storage.corrections import effective_events, is_correction, posted_as
+import storage.redis.corrections
+import storage.sqlite.corrections
 from storage.errors import MergeRefused, MergeTooLarge, UnknownEvent
 from storage.rebuild import rebuild
-from storage.state_event import Event
+from storage.state.corrections import effective_events, is_correction, posted_as
+from storage.state.event import Event
 from tests.storage.catalogue import KNOWN_ITEMS, START_US, WEIGHTS, click, fresh_user, make_generation, make_newer
 from tests.storage.fold_checks import assert_state_is_fold_of_log, log_of
 from tests.storage.naive_users import NaiveUsers, Refused
@@ -133,7 +133,7 @@ class TestLaw:
         asyncio.run(law())
 
     def test_a_visitor_with_too_many_events_is_refused(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (storage.redis_corrections, storage.sqlite_corrections):
+        for module in (storage.redis.corrections, storage.sqlite.corrections):
             monkeypatch.setattr(module, "MAX_MERGED", 5)
 
         async def law() -> None:

@@ -14,16 +14,16 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from storage.archive import ArchiveWriter
-from storage.archiver import archive_log
-from storage.archiver_redis_source import RedisSource
-from storage.archiver_sqlite_source import SQLiteSource
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import archive_log
+from storage.archiver.redis_source import RedisSource
+from storage.archiver.sqlite_source import SQLiteSource
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
-from storage.redis import RedisStore
-from storage.sqlite import SQLiteStore
-from storage.sqlite_database import FILE_NAME
-from storage.state_event import Event
+from storage.redis.store import RedisStore
+from storage.sqlite.database import FILE_NAME
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
 from tests.storage.catalogue import START_US, make_generation
 from tests.storage.redis_servers import RedisServer, expected_servers, new_server
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from storage.fold import EventColumns, fold_encoded, fold_many
-from storage.state import Generation
-from storage.state_event import Event
-from storage.state_fold import Effect, fold_event
+from storage.state.compiled_fold import EventColumns, fold_encoded, fold_many
+from storage.state.event import Event
+from storage.state.fold import Effect, fold_event
+from storage.state.generation import Generation
 from tests.storage.catalogue import KNOWN_ITEMS, START_US, WEIGHTS, logs, make_generation
 from tests.storage.naive_fold import assert_state_is
 from tests.storage.naive_fold import fold as naive_fold

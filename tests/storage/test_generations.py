@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-import storage.redis_servers
-import storage.sqlite_states
+import storage.redis.client
+import storage.sqlite.states
 from storage.protocol import UserStore
 from storage.records import NamedGeneration
-from storage.state_event import Event
+from storage.state.event import Event
 from tests.storage.catalogue import click, events_of, make_generation, make_newer, user_ids_of
 from tests.storage.fold_checks import assert_states_are_folds, count_saved
 from tests.storage.stores import append_all, opened
@@ -146,8 +146,8 @@ class TestRegistry:
     def test_forgetting_removes_the_states_of_that_generation_only(
         self, address: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(storage.sqlite_states, "DROPPED_AT_ONCE", 3)
-        monkeypatch.setattr(storage.redis_servers, "SCAN_COUNT", 3)
+        monkeypatch.setattr(storage.sqlite.states, "DROPPED_AT_ONCE", 3)
+        monkeypatch.setattr(storage.redis.client, "SCAN_COUNT", 3)
         events = events_of(20, 2)
         user_ids = user_ids_of(events)
 

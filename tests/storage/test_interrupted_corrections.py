@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from storage.corrections import posted_as
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
-from storage.redis import RedisStore
+from storage.redis.store import RedisStore
+from storage.state.corrections import posted_as
 from tests.storage.catalogue import click, fresh_user, make_generation
 from tests.storage.fold_checks import assert_state_is_fold_of_log, log_of
 from tests.storage.merge_forever import VISITS

@@ -18,8 +18,8 @@ from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.rebuild import Rebuilt, rebuild
 from storage.records import FoldedState, LogPage
-from storage.redis import RedisStore
-from storage.state_fold import fold_event
+from storage.redis.store import RedisStore
+from storage.state.fold import fold_event
 from tests.storage.catalogue import click, events_of, make_generation, make_newer, user_ids_of
 from tests.storage.fold_checks import assert_states_are_folds, count_saved
 from tests.storage.stores import ARCHIVED, FEW_PARTITIONS, append_all, new_address, opened

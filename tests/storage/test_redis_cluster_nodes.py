@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from storage.errors import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
-from storage.redis import PARTITIONS, RedisStore
-from storage.redis_layout import Keyspace
+from storage.redis.layout import Keyspace
+from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.catalogue import click, fresh_user
 from tests.storage.redis_servers import RedisCluster, free_port, new_server, redis_users
 from tests.storage.redis_stores import (

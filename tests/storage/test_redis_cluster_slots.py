@@ -12,11 +12,11 @@ import pytest
 from redis.crc import key_slot
 
 from benchmarks.cluster import command
-from storage.archive import ArchiveWriter
-from storage.archiver import archive_log
-from storage.archiver_redis_source import RedisSource
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import archive_log
+from storage.archiver.redis_source import RedisSource
 from storage.errors import StorageUnavailable
-from storage.redis import RedisStore
+from storage.redis.store import RedisStore
 from tests.storage.catalogue import click, fresh_user, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
 from tests.storage.redis_servers import RedisCluster

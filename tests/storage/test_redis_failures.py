@@ -13,8 +13,8 @@ import uvloop
 from redis.asyncio.connection import AbstractConnection
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
-from storage.redis import PARTITIONS, RedisStore
-from storage.redis_layout import Keyspace
+from storage.redis.layout import Keyspace
+from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.catalogue import click
 from tests.storage.redis_servers import RedisServer
 from tests.storage.redis_stores import (

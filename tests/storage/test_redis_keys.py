@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.redis_layout import Keyspace
+from storage.redis.layout import Keyspace
 from tests.storage.catalogue import click
 from tests.storage.redis_servers import RedisServer
 from tests.storage.redis_stores import (

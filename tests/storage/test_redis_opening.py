@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import storage.redis_requests
-import storage.redis_session
-import storage.redis_writer
+import storage.redis.requests
+import storage.redis.session
+import storage.redis.writer
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis import RedisStore
+from storage.redis.store import RedisStore
 from tests.storage.catalogue import click
 from tests.storage.redis_servers import RedisServer, free_port, new_server, redis_users
 from tests.storage.redis_stores import (
@@ -37,7 +37,7 @@ class TestOpening:
         asyncio.run(law())
 
     def test_an_old_server_is_refused(self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(storage.redis_session, "OLDEST_SERVER", (99, 0))
+        monkeypatch.setattr(storage.redis.session, "OLDEST_SERVER", (99, 0))
         with pytest.raises(StorageError, match="too old"):
             asyncio.run(RedisStore.open(any_server.url, [GENERATION]))
 

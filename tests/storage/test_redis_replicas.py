@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
-from storage.redis_layout import Head, MergeStage
-from storage.redis_nodes import ReplicaAcks
+from storage.redis.layout import Head, MergeStage
+from storage.redis.nodes import ReplicaAcks
 from tests.storage.catalogue import click
 from tests.storage.redis_servers import RedisCluster, RedisServer, new_replica, new_server
 from tests.storage.redis_stores import (

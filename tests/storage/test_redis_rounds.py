@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-import storage.redis_requests
-import storage.redis_session
-import storage.redis_writer
+import storage.redis.requests
+import storage.redis.session
+import storage.redis.writer
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
-from storage.redis import PARTITIONS, RedisStore
-from storage.redis_layout import Keyspace
-from storage.redis_states import MAX_MISSING_IN_ROUND
-from storage.state_event import Event
+from storage.redis.layout import Keyspace
+from storage.redis.states import MAX_MISSING_IN_ROUND
+from storage.redis.store import PARTITIONS, RedisStore
+from storage.state.event import Event
 from tests.storage.catalogue import click, make_generation
 from tests.storage.naive_fold import assert_state_is, fold
 from tests.storage.redis_servers import RedisServer
@@ -95,8 +95,8 @@ class TestRounds:
     def test_a_server_that_is_too_slow_is_not_waited_for(
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(storage.redis_requests, "TIMEOUT_S", 0.5)
-        monkeypatch.setattr(storage.redis_writer, "MAX_ROUND", 1)
+        monkeypatch.setattr(storage.redis.requests, "TIMEOUT_S", 0.5)
+        monkeypatch.setattr(storage.redis.writer, "MAX_ROUND", 1)
 
         async def law() -> None:
             async with opened(any_server.url) as store:

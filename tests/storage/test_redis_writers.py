@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-import storage.redis_requests
-import storage.redis_session
-import storage.redis_writer
+import storage.redis.requests
+import storage.redis.session
+import storage.redis.writer
 from storage.errors import StorageUnavailable
-from storage.redis import RedisStore
-from storage.state_event import Event
+from storage.redis.store import RedisStore
+from storage.state.event import Event
 from tests.storage.append_shared import HOT_USERS, shared_event
 from tests.storage.catalogue import click
 from tests.storage.redis_servers import RedisServer
@@ -96,7 +96,7 @@ class TestManyWriters:
         asyncio.run(law())
 
     def test_who_is_always_too_slow_gives_up(self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(storage.redis_requests, "TIMEOUT_S", 1.0)
+        monkeypatch.setattr(storage.redis.requests, "TIMEOUT_S", 1.0)
 
         async def law() -> None:
             async with opened(any_server.url) as store, opened(any_server.url) as other:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import storage.sqlite_append
-import storage.sqlite_catch_up
-import storage.sqlite_database
-import storage.sqlite_log
-import storage.sqlite_states
+import storage.sqlite.append
+import storage.sqlite.catch_up
+import storage.sqlite.database
+import storage.sqlite.log
+import storage.sqlite.states
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
-from storage.sqlite import SQLiteStore
-from storage.sqlite_database import FILE_NAME
-from storage.sqlite_schema import FIRST_SCHEMA, SCHEMA_VERSION
+from storage.sqlite.database import FILE_NAME
+from storage.sqlite.schema import FIRST_SCHEMA, SCHEMA_VERSION
+from storage.sqlite.store import SQLiteStore
 from tests.storage.catalogue import KNOWN_ITEMS, START_US, click, make_generation, make_newer
 from tests.storage.naive_fold import assert_state_is, fold
 
@@ -120,7 +120,7 @@ def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path: Path
 def test_a_file_locked_for_too_long_fails_every_waiter_and_the_store_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage.sqlite_database, "BUSY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(storage.sqlite.database, "BUSY_TIMEOUT_S", 0.2)
 
     async def law() -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION])
@@ -165,13 +165,13 @@ def test_a_state_that_is_gone_or_unreadable_is_folded_again(tmp_path: Path, dama
 def test_a_state_that_cannot_be_saved_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full, and another model was activated: what is logged can still be folded for it."""
     connections = []
-    connect = storage.sqlite_database.connect
+    connect = storage.sqlite.database.connect
 
     def connect_and_remember(path: Path) -> sqlite3.Connection:
         connections.append(connect(path))
         return connections[-1]
 
-    monkeypatch.setattr(storage.sqlite_database, "connect", connect_and_remember)
+    monkeypatch.setattr(storage.sqlite.database, "connect", connect_and_remember)
 
     async def law() -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION])
@@ -212,7 +212,7 @@ def test_commits_are_synced(tmp_path: Path) -> None:
     """The durability of an acknowledgement at a power cut; kill -9 alone would not show it."""
     store = asyncio.run(SQLiteStore.open(tmp_path, [GENERATION]))
     asyncio.run(store.close())
-    with closing(storage.sqlite_database.connect(tmp_path / FILE_NAME)) as connection:
+    with closing(storage.sqlite.database.connect(tmp_path / FILE_NAME)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
@@ -220,8 +220,8 @@ def test_commits_are_synced(tmp_path: Path) -> None:
 def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage.sqlite_append, "FAR_BEHIND", 5)
-    monkeypatch.setattr(storage.sqlite_catch_up, "FAR_BEHIND", 5)
+    monkeypatch.setattr(storage.sqlite.append, "FAR_BEHIND", 5)
+    monkeypatch.setattr(storage.sqlite.catch_up, "FAR_BEHIND", 5)
     newer = make_generation(tag=b"gen two\0", seed=1)
     logged = [click(f"e{number}", item=number % 7) for number in range(40)]
 
@@ -257,10 +257,10 @@ def test_states_without_events_for_long_are_let_go_and_folded_again(
 ) -> None:
     async def law() -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
-        today = storage.sqlite_states.today()
-        monkeypatch.setattr(storage.sqlite_states, "today", lambda: today - 8)
+        today = storage.sqlite.states.today()
+        monkeypatch.setattr(storage.sqlite.states, "today", lambda: today - 8)
         await store.append("main", [click("old", user_id="idle"), click("old", user_id="busy")])
-        monkeypatch.setattr(storage.sqlite_states, "today", lambda: today - 7)
+        monkeypatch.setattr(storage.sqlite.states, "today", lambda: today - 7)
         await store.append("main", [click("new", user_id="busy")])
         monkeypatch.undo()
         assert (await store.drop_idle_states(), await store.drop_idle_states()) == (1, 0)
@@ -278,7 +278,7 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> Non
         connection.executescript(FIRST_SCHEMA)
         connection.execute("PRAGMA user_version = 1")
         event = ("main", "e1", "u", "item1", "click", 1, None, None, None)
-        connection.execute(storage.sqlite_log.INSERT_EVENT, event)
+        connection.execute(storage.sqlite.log.INSERT_EVENT, event)
         value = GENERATION.encode(GENERATION.empty())
         connection.execute("INSERT INTO states VALUES ('main', 'v', ?, 1, ?)", (GENERATION.tag, value))
 

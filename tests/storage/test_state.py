@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.state import Generation, State, StateError, recent_items
-from storage.state_event import Event, id_time_us
-from storage.state_fold import Effect, fold_event
+from storage.state.event import Event, id_time_us
+from storage.state.fold import Effect, fold_event
+from storage.state.generation import Generation, State, StateError, recent_items
 from tests.storage.catalogue import click, logs, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_histogram_is, assert_state_is, fold
 

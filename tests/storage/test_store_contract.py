@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.records import FoldedState, LogEntry
-from storage.state import Generation
-from storage.state_event import Event
+from storage.state.event import Event
+from storage.state.generation import Generation
 from tests.storage.catalogue import START_US, UNSEEN, click, fresh_user, logs, make_generation
 from tests.storage.naive_fold import NaiveUser, assert_state_is, fold
 from tests.storage.stores import open_store, opened

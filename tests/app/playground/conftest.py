@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from app.main import create_app
 from app.settings import Settings
-from storage.archive import ArchiveWriter
+from storage.archive.writer import ArchiveWriter
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""The archive of the log: Parquet files, their manifest, reading and writing them."""

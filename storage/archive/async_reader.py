@@ -1,0 +1,47 @@
+"""Reading an archive from an event loop, in threads of its own and in bounded time."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from storage.archive.reader import ArchiveReader, ArchiveSnapshot
+from storage.errors import StorageUnavailable
+
+THREADS = 2
+TIMEOUT_S = 5.0
+
+T = TypeVar("T")
+
+
+class AsyncArchiveReader:
+    """Reads the archive in a directory, or raises StorageUnavailable where no directory is given."""
+
+    def __init__(self, directory: Path | None, timeout_s: float = TIMEOUT_S) -> None:
+        self._reader = None if directory is None else ArchiveReader(directory)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="archive")
+        self._timeout_s = timeout_s
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is a directory of an archive."""
+        return self._reader is not None
+
+    async def read(self, query: Callable[[ArchiveSnapshot], T], timeout_s: float | None = None) -> T:
+        """Run the query as `ArchiveReader.read` does.
+
+        raises  StorageUnavailable  also without an archive, and when it does not answer in time
+        """
+        if self._reader is None:
+            raise StorageUnavailable("older parts of the log are in an archive; say where with --archive-dir DIR")
+        timeout_s = timeout_s or self._timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._reader.read, query)
+        except TimeoutError:
+            raise StorageUnavailable(f"the archive did not answer within {timeout_s:g} s") from None
+
+    def close(self) -> None:
+        """Give up what is still read, and let the threads end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

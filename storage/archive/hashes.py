@@ -1,0 +1,70 @@
+"""Hashes of the users and events in an archived file, by which a reader finds out what the file has.
+
+A hash is 128 bits of BLAKE2b of a name, in two halves: (2, n) uint64 for n names. That is as good as the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from storage.errors import StorageError
+from storage.state.event import digest
+
+Hashes: TypeAlias = NDArray[np.uint64]
+
+
+def hashes_of_users(user_ids: Sequence[str]) -> Hashes:
+    """Return the hashes (2, n) of users."""
+    return hashes_of_digests([digest(user_id) for user_id in user_ids])
+
+
+def hashes_of_events(events: Sequence[tuple[str, str]]) -> Hashes:
+    """Return the hashes (2, n) of (user id, event id) pairs."""
+    return hashes_of_digests([digest(f"{user_id}\0{event_id}") for user_id, event_id in events])
+
+
+def hashes_of_digests(digests: Sequence[bytes]) -> Hashes:
+    """Return digests of 128 bits as hashes (2, n)."""
+    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).T
+
+
+def hashes_of_table(table: pl.DataFrame) -> Hashes:
+    """Return the merged hashes of the table's users and of its (user id, event id) pairs."""
+    events = hashes_of_events(list(table.select("user_id", "event_id").iter_rows()))
+    return merge_hashes([events, hashes_of_users(table["user_id"].unique().to_list())])
+
+
+def merge_hashes(many: Sequence[Hashes]) -> Hashes:
+    """Return each hash of many once, in order of the first half."""
+    hashes = np.hstack(many)
+    hashes = hashes[:, np.lexsort(hashes[::-1])]
+    is_new = np.append(True, np.any(hashes[:, 1:] != hashes[:, :-1], axis=0))
+    return np.ascontiguousarray(hashes[:, is_new])
+
+
+def contains(hashes: Hashes, wanted: Hashes) -> NDArray[np.bool_]:
+    """Return whether each of the wanted (n,) is among the merged hashes."""
+    begin = np.searchsorted(hashes[0], wanted[0], "left")
+    end = np.searchsorted(hashes[0], wanted[0], "right")
+    held: NDArray[np.bool_] = np.zeros(len(begin), np.bool_)
+    for place in np.flatnonzero(end > begin):
+        held[place] = wanted[1, place] in hashes[1, begin[place] : end[place]]
+    return held
+
+
+def read_hashes(path: Path) -> Hashes:
+    """Open a file of hashes, whose pages are read as they are needed.
+
+    raises  StorageError  when the file is damaged
+    """
+    try:
+        hashes: Hashes = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as exc:
+        raise StorageError(f"'{path}' is damaged: {exc}") from exc
+    return hashes

@@ -1,0 +1,150 @@
+"""Reading an archive, while an archiver may be writing it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from storage.archive.hashes import Hashes, contains, hashes_of_events, hashes_of_users, read_hashes
+from storage.archive.manifest import COLUMNS, EVENT_COLUMNS, MANIFEST, ArchiveFile, Manifest
+from storage.errors import StorageUnavailable
+from storage.records import LogEntry
+from storage.state.event import Event
+
+SCANNED_ROWS = 2_000_000  # of the archive in memory at once when all of it is read, about 400 MB
+READ_ATTEMPTS = 5
+FOREVER = 2**62
+
+T = TypeVar("T")
+
+
+class ArchiveReader:
+    """Reads an archive that another process may be writing. It may be used from any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = Path(directory)
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, int, int] | None = None
+        self._snapshot: ArchiveSnapshot | None = None
+
+    def read(self, query: Callable[[ArchiveSnapshot], T]) -> T:
+        """Return what the query finds in the archive as it is now.
+
+        A file that is missing was merged into another one meanwhile, so the query then runs again on the newer archive.
+
+        raises  StorageUnavailable  when the archive cannot be read
+                StorageError        when it is no archive of this version, or what the query raises
+        """
+        try:
+            for _ in range(READ_ATTEMPTS):
+                with suppress(FileNotFoundError):
+                    return query(self._current())
+            self._current()
+            raise StorageUnavailable(f"the archive '{self._directory}' lacks files that its {MANIFEST} names")
+        except (OSError, pl.exceptions.PolarsError) as exc:
+            raise StorageUnavailable(f"the archive '{self._directory}' cannot be read: {exc}") from exc
+
+    def _current(self) -> ArchiveSnapshot:
+        path = self._directory / MANIFEST
+        with self._lock, path.open(encoding="utf-8") as file:
+            found = os.fstat(file.fileno())
+            stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if self._snapshot is None or stamp != self._stamp:
+                known = self._snapshot.hashes if self._snapshot else {}
+                self._snapshot = ArchiveSnapshot(self._directory, Manifest.from_json(file.read()), known)
+                self._stamp = stamp
+            return self._snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedLog:
+    """The archived part of a partition's log, without what was erased or dropped."""
+
+    through_seq: int
+    table: pl.DataFrame
+
+    def pages(self, size: int) -> Iterator[list[tuple[str, LogEntry]]]:
+        """Yield the entries with their tenants, in log order, in pages of that size."""
+        for some in self.table.iter_slices(size):
+            rows = some.select("tenant", "seq", *EVENT_COLUMNS).iter_rows()
+            yield [(tenant, LogEntry(seq, Event(*columns))) for tenant, seq, *columns in rows]
+
+
+class ArchiveSnapshot:
+    """The archive as one manifest describes it."""
+
+    def __init__(self, directory: Path, manifest: Manifest, known_hashes: Mapping[str, Hashes]) -> None:
+        self._directory = directory
+        self.manifest = manifest
+        listed = {file.path for file in manifest.files}
+        self.hashes: dict[str, Hashes] = {path: array for path, array in known_hashes.items() if path in listed}
+
+    def require(self, archive_id: str, partition: int, through: int) -> None:
+        """Raise StorageUnavailable unless this is that archive and has the partition's entries up to `through`."""
+        if archive_id != self.manifest.archive_id:
+            raise StorageUnavailable(f"'{self._directory}' is not the archive of this log; see --archive-dir")
+        if self.manifest.seq(partition) < through:
+            raise StorageUnavailable(f"'{self._directory}' is an older copy of the archive; see --archive-dir")
+
+    def entries(
+        self, tenant: str, user_id: str, *, after: int = 0, through: int = FOREVER, limit: int = FOREVER
+    ) -> list[LogEntry]:
+        """Return the user's first `limit` entries above `after` and up to `through`, in log order."""
+        user = hashes_of_users([user_id])
+        paths = [self.path(file) for file in self._files(tenant) if contains(self._hashes(file), user)[0]]
+        if not paths:
+            return []
+        wanted = (pl.col("user_id") == user_id) & (pl.col("seq") > after) & (pl.col("seq") <= through)
+        found = pl.scan_parquet(paths).filter(wanted).sort("seq").head(min(limit, 2**31)).collect()
+        return [LogEntry(seq, Event(*columns)) for seq, *columns in found.select("seq", *EVENT_COLUMNS).iter_rows()]
+
+    def logs(self, first: int, end: int) -> dict[int, ArchivedLog]:
+        """Return the archived logs of the partitions from the first one on, as many as fit into memory at once."""
+        rows = sum(file.rows for file in self.manifest.files)
+        end = min(end, first + max(1, end * SCANNED_ROWS // max(1, rows)))
+        wanted = pl.col("partition").is_between(first, end - 1)
+        tables = [
+            pl.scan_parquet(self.path(file))
+            .filter(wanted)
+            .select(pl.lit(file.tenant).alias("tenant"), *COLUMNS)
+            .collect()
+            for file in self.manifest.files
+        ]
+        table = pl.concat(tables) if tables else pl.DataFrame(schema={"tenant": pl.String, **COLUMNS})
+        return {
+            number: ArchivedLog(self.manifest.seq(number), table.filter(pl.col("partition") == number).sort("seq"))
+            for number in range(first, end)
+        }
+
+    def holds(self, tenant: str, events: Sequence[tuple[str, str]]) -> list[bool]:
+        """Return whether each (user id, event id) is archived, by the hashes alone."""
+        held: NDArray[np.bool_] = np.zeros(len(events), np.bool_)
+        wanted = hashes_of_events(events)
+        for file in self._files(tenant):
+            held |= contains(self._hashes(file), wanted)
+        return [bool(one) for one in held]
+
+    def paths(self, tenant: str) -> list[Path]:
+        """Return the paths of the tenant's Parquet files."""
+        return [self.path(file) for file in self._files(tenant)]
+
+    def _files(self, tenant: str) -> Iterator[ArchiveFile]:
+        return (file for file in self.manifest.files if file.tenant == tenant)
+
+    def path(self, file: ArchiveFile) -> Path:
+        """Return the path of the Parquet file."""
+        return self._directory / file.path
+
+    def _hashes(self, file: ArchiveFile) -> Hashes:
+        if file.path not in self.hashes:
+            self.hashes[file.path] = read_hashes(self._directory / file.hashes_path)
+        return self.hashes[file.path]

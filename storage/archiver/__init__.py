@@ -1,0 +1,1 @@
+"""Moving the log of a store into the archive."""

@@ -1,0 +1,252 @@
+"""The log of a Redis store, as the archiver reads and trims it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import takewhile
+from typing import Any, TypeAlias
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+from typing_extensions import override
+
+from storage.archive.writer import ErasureEntry, EventEntry
+from storage.archiver.source import PAGE, EntryPage, LogSource
+from storage.errors import StorageError, StorageUnavailable
+from storage.redis.client import NO_CLUSTER
+from storage.redis.layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, Keyspace, parse_erasure
+from storage.redis.nodes import is_cluster_mode, node_urls
+from storage.redis.scripts import RAISE_LAYOUT, TRIM, trim_arguments
+from storage.state.event import Event
+
+CONNECT_TIMEOUT_S = 5.0
+SOCKET_TIMEOUT_S = 30.0
+REWRITE_TIMEOUT_S = 600.0
+PARTITIONS_AT_ONCE = 32
+
+StreamEntry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
+
+logger = logging.getLogger(__name__)
+
+
+class RedisSource(LogSource):
+    """The streams of a Redis store."""
+
+    def __init__(self, client: Any, prefix: str) -> None:
+        self._redis = client
+        self._prefix = prefix
+        self._keys = Keyspace(prefix, 1)
+        self._is_marked = False
+
+    @classmethod
+    @contextmanager
+    def open(cls, url: str, prefix: str = "lisarec") -> Iterator[RedisSource]:
+        """Connect to the server, or to the cluster, of that URL.
+
+        raises  ValueError          for a URL that cannot be used
+                StorageUnavailable  when the server fails, also later
+        """
+        try:
+            with closing(_client(url)) as client:
+                yield cls(client, prefix)
+        except (RedisError, RedisClusterException) as exc:
+            raise StorageUnavailable(f"Redis failed: {exc}") from exc
+
+    @override
+    def claim(self, archive_id: str, is_new: bool) -> None:
+        meta = self._redis.hgetall(self._keys.meta)
+        if not {b"layout", b"partitions"} <= meta.keys():
+            raise StorageUnavailable(f"no service has used the key prefix '{self._prefix}' yet; is it the right one?")
+        if int(meta[b"layout"]) not in KNOWN_LAYOUTS:
+            raise StorageError(
+                f"'{self._keys.meta}' has layout {int(meta[b'layout'])}, which this lisarec does not know"
+            )
+        self._keys = Keyspace(self._prefix, int(meta[b"partitions"]))
+        claimed = meta.get(b"archive")
+        if claimed is None and is_new:
+            self._redis.hset(self._keys.meta, "archive", archive_id)
+        elif claimed is None or claimed.decode() != archive_id:
+            raise StorageError(
+                "this archive is not the one that these events are moved to; give the archive directory that was used "
+                "before, or, for a Redis that has lost its data, a new one"
+            )
+
+    @override
+    def entries(self, position_of: Callable[[int], str | None]) -> Iterator[EntryPage]:
+        for first in range(0, self._keys.partitions, PARTITIONS_AT_ONCE):
+            waiting = list(range(first, min(first + PARTITIONS_AT_ONCE, self._keys.partitions)))
+            while waiting:
+                pages = self._pages(waiting, position_of)
+                yield from [page for page, _ in pages if page.position != position_of(page.partition)]
+                waiting = [page.partition for page, is_full in pages if is_full]
+
+    def _pages(
+        self, partitions: Sequence[int], position_of: Callable[[int], str | None]
+    ) -> list[tuple[EntryPage, bool]]:
+        """Return the next entries of each partition, and whether there may be more."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            for partition in partitions:
+                pipe.xrange(self._keys.log(partition), position_of(partition) or "-", "+", PAGE)
+            pages = pipe.execute()
+        return [
+            (self._after(partition, position_of(partition), page), len(page) == PAGE)
+            for partition, page in zip(partitions, pages, strict=True)
+        ]
+
+    def _after(self, partition: int, position: str | None, page: Sequence[StreamEntry]) -> EntryPage:
+        """Return the page without its first entry, which must be the one at the position."""
+        if position is not None:
+            if not page or page[0][0].decode() != position:
+                raise StorageError(
+                    f"'{self._keys.log(partition)}' no longer has its entry {position}, which is archived: Redis has "
+                    "lost events, or these are other data. docs/operations.md, 'The archive', says what to do"
+                )
+            page = page[1:]
+        return EntryPage(partition, list(_parsed(partition, page)), page[-1][0].decode() if page else position)
+
+    @override
+    def trim(self, position_of: Callable[[int], str | None], before_ms: int) -> int:
+        return sum(
+            self._trim(partition, position, before_ms)
+            for partition in range(self._keys.partitions)
+            if (position := position_of(partition)) is not None
+        )
+
+    def _trim(self, partition: int, position: str, before_ms: int) -> int:
+        """Trim one partition. The entry at the position stays: by it the next turn recognises the log."""
+        trimmed = 0
+        while True:
+            page = self._redis.xrange(self._keys.log(partition), "-", f"({position}", PAGE)
+            old = list(takewhile(lambda entry: _seq_and_ms(entry[0])[1] < before_ms, page))
+            if not old:
+                return trimmed
+            self._mark_layout()
+            events = [(entry.tenant, entry.event) for entry in _parsed(partition, old) if isinstance(entry, EventEntry)]
+            keys, args = trim_arguments(self._keys, partition, _seq_and_ms(old[-1][0])[0], events)
+            self._redis.eval(TRIM.text, len(keys), *keys, *args)
+            trimmed += len(old)
+            if len(old) < PAGE:
+                return trimmed
+
+    @override
+    def scrub(self) -> None:
+        # A server that does not let this user rewrite its append-only file does so by itself one day.
+        for server in self._servers():
+            _rewrite(server)
+
+    @override
+    def memory_usage(self) -> Sequence[tuple[str, int, int]]:
+        found = []
+        for server in self._servers():
+            with suppress(NoPermissionError):
+                memory = server.info("memory")
+                address = server.connection_pool.connection_kwargs
+                name = f"{address.get('host', address.get('path'))}:{address.get('port', '')}".rstrip(":")
+                found.append((name, memory["used_memory"], memory["maxmemory"]))
+        return found
+
+    def _servers(self) -> list[Any]:
+        """Return a client of each server, of a cluster also of its replicas."""
+        if not isinstance(self._redis, redis.RedisCluster):
+            return [self._redis]
+        client: Any = self._redis  # redis-py does not say more of it
+        return [client.get_redis_connection(node) for node in client.get_nodes()]
+
+    def _mark_layout(self) -> None:
+        """Raise the layout before the first entry goes, so that no older service starts over trimmed data."""
+        if not self._is_marked:
+            self._redis.eval(RAISE_LAYOUT.text, 1, self._keys.meta, ARCHIVED_LAYOUT)
+            self._is_marked = True
+
+
+def _rewrite(server: Any) -> None:
+    """Have the server rewrite its append-only file, and wait until it has, if it lets this user do so.
+
+    raises  StorageUnavailable  when the server could not, and should be asked again
+    """
+    with suppress(NoPermissionError):
+        _wait_until(lambda: _begins_rewrite(server))
+        _wait_until(lambda: not _is_rewriting(server.info("persistence")))
+        if server.info("persistence").get("aof_last_bgrewrite_status", "ok") != "ok":
+            raise StorageUnavailable("Redis could not rewrite its append-only file; its log says why")
+
+
+def _begins_rewrite(server: Any) -> bool:
+    try:
+        server.execute_command("BGREWRITEAOF")
+    except NoPermissionError:
+        raise
+    except ResponseError as exc:
+        logger.info("asking again for a rewrite of the append-only file: %s", exc)  # one from before may be under way
+        return False
+    return True
+
+
+def _is_rewriting(persistence: Mapping[str, Any]) -> bool:
+    return any(persistence.get(name) for name in ("aof_rewrite_in_progress", "aof_rewrite_scheduled"))
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    give_up_at_s = time.monotonic() + REWRITE_TIMEOUT_S
+    while not is_so():
+        if time.monotonic() > give_up_at_s:
+            raise StorageUnavailable("Redis does not rewrite its append-only file; its log says why")
+        time.sleep(0.1)
+
+
+def _client(url: str) -> Any:
+    """Return a client of the server, or of the cluster that it belongs to.
+
+    One thread sends one command after the other, for which redis-py's own client of clusters is good enough.
+    """
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    nodes = node_urls(url)
+    failure: Exception = ValueError("the URL names no server")
+    for node in nodes:
+        client: Any = redis.Redis.from_url(node, **options)
+        try:
+            if not is_cluster_mode(client.execute_command("HELLO")):
+                break
+        except (AuthenticationError, RedisConnectionError, RedisTimeoutError) as exc:
+            client.close()
+            failure = exc
+        except ResponseError:  # a server that is too old, or a user who may not ask
+            break
+        else:
+            client.close()
+            return redis.RedisCluster.from_url(node, **options)
+    else:
+        raise failure
+    if len(nodes) > 1:
+        client.close()
+        raise StorageError(NO_CLUSTER)
+    return client
+
+
+def _parsed(partition: int, page: Sequence[StreamEntry]) -> Iterator[EventEntry | ErasureEntry]:
+    for entry_id, fields in page:
+        seq, logged_ms = _seq_and_ms(entry_id)
+        if b"e" in fields:
+            tenant, *columns = json.loads(fields[b"e"])
+            yield EventEntry(tenant, partition, seq, logged_ms, Event(*columns))
+        elif (erased := parse_erasure(fields[b"x"])) is not None:
+            tenant, user = erased
+            yield ErasureEntry(tenant, partition, seq, user)
+
+
+def _seq_and_ms(entry_id: bytes) -> tuple[int, int]:
+    seq, logged_ms = entry_id.split(b"-")
+    return int(seq), int(logged_ms)

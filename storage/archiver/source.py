@@ -1,0 +1,50 @@
+"""What the archiver needs of a log: its entries, and a way to trim what is archived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from storage.archive.writer import ErasureEntry, EventEntry
+
+PAGE = 1_000  # entries read or trimmed in one command, 2 to 5 ms in which Redis does nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPage:
+    """Consecutive entries of one partition, and the position of the last one."""
+
+    partition: int
+    entries: Sequence[EventEntry | ErasureEntry]
+    position: str | None
+
+
+class LogSource(Protocol):
+    """A log that is archived.
+
+    A position names an entry of a partition; None stands for the beginning.
+    """
+
+    def claim(self, archive_id: str, is_new: bool) -> None:
+        """Bind this log to that archive; StorageError when it is bound to another one."""
+        ...
+
+    def entries(self, position_of: Callable[[int], str | None]) -> Iterator[EntryPage]:
+        """Yield what was logged in each partition after its position.
+
+        raises  StorageError  when the entry at the position is not the one that was there
+        """
+        ...
+
+    def trim(self, position_of: Callable[[int], str | None], before_ms: int) -> int:
+        """Remove the entries logged before that time and strictly before the position; return how many."""
+        ...
+
+    def scrub(self) -> None:
+        """Remove what the log's own files still hold of users who were erased."""
+        ...
+
+    def memory_usage(self) -> Sequence[tuple[str, int, int]]:
+        """Return name, used bytes and most bytes (0: no limit) of each server that holds the log in memory."""
+        ...

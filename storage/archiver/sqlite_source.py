@@ -1,0 +1,90 @@
+"""The log of an embedded store, as the archiver reads it."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from typing_extensions import override
+
+from storage.archive.writer import ErasureEntry, EventEntry
+from storage.archiver.source import PAGE, EntryPage, LogSource
+from storage.errors import StorageError, StorageUnavailable
+from storage.sqlite.database import BUSY_TIMEOUT_S, FILE_NAME
+from storage.sqlite.log import EVENT_COLUMNS
+from storage.state.event import Event, event_hash
+
+SELECT_LOG = f"""
+SELECT seq, tenant, {EVENT_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?
+"""  # noqa: S608, the columns are a constant
+SELECT_ERASURES = "SELECT id, tenant, user, through_seq FROM erasures WHERE id > ? ORDER BY id"
+SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
+ERASURES = 1  # a partition of its own in the manifest's positions; the log is partition 0
+
+
+class SQLiteSource(LogSource):
+    """The log table of an embedded store. It keeps its entries: the archive gets copies."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    @classmethod
+    @contextmanager
+    def open(cls, data_dir: Path) -> Iterator[SQLiteSource]:
+        """Open the store in the directory; StorageUnavailable when there is none, or it cannot be read, also later."""
+        path = Path(data_dir) / FILE_NAME
+        if not path.is_file():
+            raise StorageUnavailable(f"there is no '{path}'; give the directory that 'lisarec serve --data-dir' uses")
+        try:
+            with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as db:
+                yield cls(db)
+        except sqlite3.Error as exc:
+            raise StorageUnavailable(f"SQLite failed: {exc}") from exc
+
+    @override
+    def claim(self, archive_id: str, is_new: bool) -> None:
+        pass  # Nothing is trimmed here, so any number of archives may copy the log; positions tell other data.
+
+    @override
+    def entries(self, position_of: Callable[[int], str | None]) -> Iterator[EntryPage]:
+        position = position_of(0)
+        after = 0 if position is None else self._checked_seq(position)
+        while page := self._page(after):
+            after = page[-1].seq
+            yield EntryPage(0, page, _position(page[-1]))
+        erased = self._db.execute(SELECT_ERASURES, (int(position_of(ERASURES) or 0),)).fetchall()
+        if erased:
+            users = [ErasureEntry(tenant, 0, through_seq + 1, user) for _, tenant, user, through_seq in erased]
+            yield EntryPage(ERASURES, users, str(erased[-1][0]))
+
+    @override
+    def trim(self, position_of: Callable[[int], str | None], before_ms: int) -> int:
+        return 0
+
+    @override
+    def scrub(self) -> None:
+        pass  # erasing has already emptied the pages of the file
+
+    @override
+    def memory_usage(self) -> Sequence[tuple[str, int, int]]:
+        return []
+
+    def _page(self, after: int, limit: int = PAGE) -> list[EventEntry]:
+        # the table has no time of logging; the archive's days are those of archiving
+        now_ms = time.time_ns() // 1_000_000
+        rows = self._db.execute(SELECT_LOG, (after, limit))
+        return [EventEntry(tenant, 0, seq, now_ms, Event(*columns)) for seq, tenant, *columns in rows]
+
+    def _checked_seq(self, position: str) -> int:
+        seq = int(position.partition("-")[0])
+        found = [_position(entry) for entry in self._page(seq - 1, 1) if entry.seq == seq]
+        if found != [position] and (found or not self._db.execute(SELECT_ERASED_AT, (seq,)).fetchall()):
+            raise StorageError("the archive holds events of another SQLite file; give another archive directory")
+        return seq
+
+
+def _position(entry: EventEntry) -> str:
+    return f"{entry.seq}-{event_hash(f'{entry.tenant}/{entry.event.user_id}/{entry.event.event_id}'):016x}"

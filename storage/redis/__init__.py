@@ -1,0 +1,1 @@
+"""The store on Redis, Valkey and their clusters."""

@@ -1,0 +1,253 @@
+"""Where the commands of a Redis store go: to one server, or to the nodes of a cluster on which the keys lie.
+
+A server says itself whether it belongs to a cluster. Every MOVED corrects the map of slots, and after every failure it
+is read again. No command is sent twice unless a node said that it did nothing.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
+
+from storage.errors import StorageError
+from storage.redis.nodes import (
+    CONNECTION_ERRORS,
+    Argument,
+    Command,
+    NodeClients,
+    ReplicaAcks,
+    SlotMap,
+    node_urls,
+    storage_error,
+)
+
+REDIRECT_FOR_S = 2.0  # commands whose slot has moved, or whose keys are still apart, are sent again
+PAUSE_S = 0.05
+SCAN_COUNT = 1000  # keys examined by one command, about half a millisecond in which Redis does nothing else
+NO_CLUSTER = "several servers are named, and one of them is in no cluster; name only that one"
+
+
+class RedisServers:
+    """The server, or the cluster, that a URL leads to; of a cluster it may name several nodes: HOST:PORT,HOST:PORT.
+
+    It belongs to the event loop in which it is used first. Every failure is a StorageError.
+    """
+
+    def __init__(self, url: str, *, connect_timeout_s: float, socket_timeout_s: float, acks: ReplicaAcks) -> None:
+        """Raise ValueError when the URL cannot be used."""
+        self.acks = acks
+        self._seeds = node_urls(url)
+        self._nodes = NodeClients(connect_timeout_s, socket_timeout_s, acks)
+        for seed in self._seeds:
+            self._nodes.add(seed)
+        self.slots = SlotMap(self._seeds[0])
+        self._is_connected = False
+        self._refreshing: asyncio.Task[None] | None = None
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys lie on several nodes; False also as long as that is unknown."""
+        return self.slots.is_cluster
+
+    async def connect(self) -> None:
+        """Find out where commands go, unless that is known.
+
+        raises  StorageUnavailable  when no server answers
+                StorageError        when several were named that are no cluster
+        """
+        if self._is_connected:
+            return
+        failure: Exception = RuntimeError("no server is named")
+        for seed in self._seeds:
+            try:
+                is_cluster = await self._nodes.is_in_cluster(seed)
+                if is_cluster:
+                    self.slots.learn(seed, await self._nodes.call(seed, "CLUSTER", "SLOTS"))
+            except CONNECTION_ERRORS as exc:
+                failure = exc
+                continue
+            if not is_cluster and len(self._seeds) > 1:
+                raise StorageError(NO_CLUSTER)
+            self._is_connected = True
+            return
+        raise storage_error(failure) from failure
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.wait([self._refreshing])
+        await self._nodes.close()
+
+    # ---- commands
+
+    async def call(self, *args: Argument) -> Any:
+        """Execute one command whose first argument is its key."""
+        return await self.execute(Command.of(*args))
+
+    async def execute(self, command: Command, *, wait_for_replicas: bool = False) -> Any:
+        """Execute one command and return its reply."""
+        (reply,) = await self.execute_all([command], wait_for_replicas=wait_for_replicas)
+        if isinstance(reply, Exception):
+            raise storage_error(reply) from reply
+        return reply
+
+    async def read(self, groups: Sequence[Sequence[str]]) -> list[list[bytes | None] | Exception]:
+        """Return the values of keys, or why they cannot be read.
+
+        The keys of a group share a slot and are read at one moment.
+        """
+        if not self.slots.is_cluster:
+            keys = [key for group in groups for key in group]
+            stored = iter(await self.execute(Command(keys[0], ("MGET", *keys))) if keys else [])
+            return [[next(stored) for _ in group] for group in groups]
+        found = await self.execute_all([Command.of("MGET", *group) for group in groups], return_try_again=True)
+        for position, values in enumerate(found):
+            if isinstance(values, TryAgainError):
+                found[position] = await self._read_one_by_one(groups[position])
+        return found
+
+    async def _read_one_by_one(self, keys: Sequence[str]) -> list[bytes | None] | Exception:
+        """Read keys whose slot moves to another node: some may be on the one node, others on the other.
+
+        The last key comes first: a state that is older than the head only lacks what was logged in between.
+        """
+        values: list[bytes | None] = []
+        for key in reversed(keys):
+            (value,) = await self.execute_all([Command.of("GET", key)])
+            if isinstance(value, Exception):
+                return value
+            values.append(value)
+        return values[::-1]
+
+    async def execute_all(
+        self,
+        commands: Sequence[Command],
+        *,
+        in_transaction: bool = False,
+        wait_for_replicas: bool = False,
+        return_try_again: bool = False,
+    ) -> list[Any]:
+        """Execute commands as `send`, and send those again that a node redirected.
+
+        return_try_again  a TryAgainError is a reply; otherwise its command is sent again
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + REDIRECT_FOR_S
+        redirections = MovedError if return_try_again else MovedError | TryAgainError
+        replies = await self.send(commands, in_transaction=in_transaction, wait_for_replicas=wait_for_replicas)
+        while redirected := [place for place, reply in enumerate(replies) if isinstance(reply, redirections)]:
+            if loop.time() > deadline_s:
+                break
+            if any(isinstance(replies[place], TryAgainError) for place in redirected):
+                await asyncio.sleep(PAUSE_S)
+            again = [commands[place] for place in redirected]
+            sent = await self.send(again, in_transaction=in_transaction, wait_for_replicas=wait_for_replicas)
+            for place, reply in zip(redirected, sent, strict=True):
+                replies[place] = reply
+        return replies
+
+    async def send(
+        self, commands: Sequence[Command], *, in_transaction: bool = False, wait_for_replicas: bool = False
+    ) -> list[Any]:
+        """Send each command once to the node of its key, and on to a node that an ASK names.
+
+        returns            replies in order, exceptions in the place of those that failed; a MovedError or TryAgainError
+                           says that nothing was done, and after a MovedError the command would go to the right node
+        in_transaction     sync once, where one server can do so
+        wait_for_replicas  succeed only with as many replicas as an acknowledgement requires
+        raises             StorageUnavailable  when no node could be reached
+        """
+        if not commands:
+            return []
+        replies: list[Any] = [None] * len(commands)
+        in_transaction = in_transaction and not self.slots.is_cluster  # MULTI cannot span slots
+        await self._nodes.send(
+            self.slots.by_node(commands),
+            commands,
+            replies,
+            in_transaction=in_transaction,
+            wait_for_replicas=wait_for_replicas,
+        )
+        failures = [(place, reply) for place, reply in enumerate(replies) if isinstance(reply, Exception)]
+        if failures:
+            await self._follow(failures, commands, replies, wait_for_replicas=wait_for_replicas)
+        return replies
+
+    async def _follow(
+        self,
+        failures: Sequence[tuple[int, Exception]],
+        commands: Sequence[Command],
+        replies: list[Any],
+        *,
+        wait_for_replicas: bool,
+    ) -> None:
+        """Send commands on after an ASK, and correct the map of slots."""
+        asked: dict[str | None, list[int]] = {}
+        for place, reply in failures:
+            if isinstance(reply, AskError) and not isinstance(reply, MovedError):
+                asked.setdefault(self.slots.ask_target(commands[place].key, reply), []).append(place)
+        await self._nodes.send(asked, commands, replies, asking=True, wait_for_replicas=wait_for_replicas)
+        for command, reply in zip(commands, replies, strict=True):
+            if isinstance(reply, MovedError):
+                self.slots.apply_moved(command.key, reply)
+        if any(isinstance(reply, MovedError | ClusterDownError) or _is_unreachable(reply) for reply in replies):
+            self._refresh_slots()
+        if all(map(_is_unreachable, replies)):
+            raise storage_error(replies[0]) from replies[0]
+
+    # ---- every node
+
+    async def call_all_nodes(self, *args: Argument, replicas: bool = False) -> list[Any]:
+        """Call all servers that own slots or import some; exceptions are in the place of failed replies.
+
+        raises  StorageUnavailable  when all failed to answer
+        """
+        calls = (self._nodes.call(url, *args) for url in self.slots.nodes(replicas=replicas))
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, CONNECTION_ERRORS):
+                raise reply
+        if not replies or all(map(_is_unreachable, replies)):
+            self._refresh_slots()
+            failure = replies[0] if replies else ClusterDownError("no node of the cluster has slots")
+            assert isinstance(failure, Exception)
+            raise storage_error(failure) from failure
+        return replies
+
+    async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
+        """Yield keys of all servers; a key that moves between nodes meanwhile may be missed."""
+        for url in self.slots.primaries():
+            cursor = None
+            while cursor != 0:
+                try:
+                    cursor, found = await self._nodes.call(
+                        url, "SCAN", cursor or 0, "MATCH", pattern, "COUNT", SCAN_COUNT
+                    )
+                except CONNECTION_ERRORS as exc:
+                    raise storage_error(exc) from exc
+                if found:
+                    yield [key.decode() for key in found]
+
+    def _refresh_slots(self) -> None:
+        """Read the map of slots again in the background."""
+        if self.slots.is_cluster and self._refreshing is None:
+            self._refreshing = asyncio.create_task(self._read_slots())
+
+    async def _read_slots(self) -> None:
+        try:
+            for url in random.sample(self._nodes.urls, len(self._nodes.urls)):
+                with suppress(*CONNECTION_ERRORS):
+                    self.slots.learn(url, await self._nodes.call(url, "CLUSTER", "SLOTS"))
+                    break
+            await asyncio.sleep(PAUSE_S)
+        finally:
+            self._refreshing = None
+
+
+def _is_unreachable(reply: Any) -> bool:
+    """Return whether a connection failed in the place of a reply."""
+    return isinstance(reply, CONNECTION_ERRORS) and not isinstance(reply, ResponseError)

@@ -1,0 +1,281 @@
+"""Undo, merge and erasure in Redis, where the two users of a merge may lie in different partitions.
+
+A merge is a sequence of steps, each of them one script in one partition. A process that dies between them leaves a mark
+in the visitor's head, and the next process that comes across it takes the remaining steps.
+
+  PROPOSED   The head of the visitor names the user; nothing can be appended to the visitor's log any more. Now, and not
+             before, the process follows the merges of the user. If they lead back to the visitor, it removes the mark:
+             of merges that would form a circle, at least the one proposed last sees it.
+  DECIDED    The visitor's log has its last entry, "into".
+  DONE       The user's aliases have the visitor, for erasing, and copies of the visitor's entries are in the user's
+             log: appended in one step, save those that are there.
+
+Nobody reads the visitor meanwhile: a request for the visitor takes the steps, and gets the user. So all that can be
+seen is the user before that one append, or after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
+from itertools import compress
+
+from storage.archive.async_reader import AsyncArchiveReader
+from storage.archive.reader import ArchiveSnapshot
+from storage.errors import MergeTooLarge, StorageUnavailable, UnknownEvent
+from storage.records import MAX_MERGED
+from storage.redis.layout import Entry, Head, MergeStage, User, index_member
+from storage.redis.log import UserLog
+from storage.redis.scripts import (
+    APPEND,
+    COMMIT,
+    ERASE,
+    MARK_MERGE,
+    append_arguments,
+    commit_arguments,
+    erase_arguments,
+    mark_merge_arguments,
+)
+from storage.redis.session import RedisSession
+from storage.state.corrections import INTO, full_id, into, is_already_merged, readdressed, undo
+from storage.state.event import Event
+
+RETRY_FOR_S = 5.0
+MAX_PAUSE_S = 0.01
+CONTENTION = "others were always faster with events of the same users; send it again"
+
+
+class RedisCorrections:
+    """Changes which events count, and for whom."""
+
+    def __init__(self, session: RedisSession, log: UserLog, archive: AsyncArchiveReader) -> None:
+        self._session = session
+        self._log = log
+        self._archive = archive
+
+    async def resolve(self, user: User) -> User:
+        """Return the user whom this one was merged into, or this one; finish any merge found unfinished on the way."""
+        while True:
+            value = await self._head(user)
+            head = Head.of(value)
+            match head.merge:
+                case None:
+                    return user
+                case MergeStage.PROPOSED:
+                    await self._decide(user, value)
+                case MergeStage.DECIDED:
+                    await self._copy(user)
+                case MergeStage.DONE:
+                    user = self._target(user, head)
+
+    async def undo(self, user: User, event_id: str) -> bool:
+        """Log the undo of an event; return whether the event counted until now."""
+        for _ in _attempts():
+            target = await self.resolve(user)
+            value = await self._head(target)
+            undone = full_id(event_id, user.user_id, target.user_id)
+            entry = Entry.of(target.tenant, undo(target.user_id, undone, _now_us()))
+            known = await self._logged_ids(target, value, [undone, entry.event.event_id])
+            if undone not in known:
+                raise UnknownEvent("the user's log has no event of this id")
+            is_new = entry.event.event_id not in known
+            if not is_new or await self._append(target, value, None, [entry]):
+                await self._wait_for_replicas(target)
+                return is_new
+            await _pause()
+        raise StorageUnavailable("others were always faster with events of the same user; send it again")
+
+    async def merge(self, user: User, visitor: User) -> bool:
+        """Merge the visitor into the user; return False if that was done before."""
+        is_proposed = False
+        for _ in _attempts():
+            target, visitors_target = await self.resolve(user), await self.resolve(visitor)
+            if is_already_merged(target.user_id, visitor.user_id, visitors_target.user_id):
+                await self._wait_for_replicas(visitor)
+                return is_proposed
+            value = await self._head(visitor)
+            if Head.of(value).merge is None:
+                await self._require_mergeable_size(visitor)
+                await self._session.raise_layout()
+                is_proposed = await self._mark(visitor, value, MergeStage.PROPOSED, target.user_id)
+            if not is_proposed:
+                await _pause()
+        raise StorageUnavailable(CONTENTION)
+
+    async def erase(self, user: User) -> None:
+        """Erase the user, the one whom they were merged into, and everybody else who was merged into that one.
+
+        The heads that lead from the user to the others go last. So erasing the same user again, after a process died in
+        between, finds what is left.
+        """
+        chain = await self._merge_chain(user)
+        for link in reversed(chain):
+            await self._erase_with_aliases(link, chain)
+
+    async def _erase_with_aliases(self, user: User, chain: Sequence[User]) -> None:
+        """Erase the user, and before that everybody who was or is being merged into them; not those of the chain."""
+        while True:
+            for alias in await self._aliases(user):
+                if alias not in chain and await self._is_merged_into(alias, user):
+                    await self._erase_with_aliases(alias, chain)
+            await self._erase_alone(user)
+            erased = await self._aliases(user)
+            if not any([alias not in chain and await self._is_merged_into(alias, user) for alias in erased]):
+                break
+        if erased:
+            await self._session.call("SREM", user.aliases, *(alias.user_id for alias in erased))
+        await self._wait_for_replicas(user)
+
+    async def _erase_alone(self, user: User) -> None:
+        tags = await self._session.registered_tags()
+        await self._session.run(ERASE, *erase_arguments(user, tags))
+        late = await self._session.registered_tags() - tags  # a generation's first states were written meanwhile
+        if late:
+            await self._session.call("DEL", *map(user.state_of_tag, late))
+
+    async def _merge_chain(self, user: User) -> list[User]:
+        """Return the users from this one to the one whom they were merged into; all merges between them are done."""
+        chain = [user]
+        last = await self.resolve(user)
+        while chain[-1] != last:
+            head = Head.of(await self._head(chain[-1]))
+            if head.merge is not MergeStage.DONE:  # erased meanwhile
+                return [*chain, last]
+            chain.append(self._target(chain[-1], head))
+        return chain
+
+    async def _aliases(self, user: User) -> list[User]:
+        """Return the users who were merged into this one, or are about to be."""
+        user_ids = sorted(await self._session.call("SMEMBERS", user.aliases))
+        return [self._session.keys.user(user.tenant, user_id.decode()) for user_id in user_ids]
+
+    async def _is_merged_into(self, alias: User, user: User) -> bool:
+        head = Head.of(await self._head(alias))
+        return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and self._target(alias, head) == user
+
+    # ---- the steps of a merge
+
+    async def _decide(self, visitor: User, value: bytes | None) -> None:
+        """Go from PROPOSED on to DECIDED, or back."""
+        target = self._target(visitor, Head.of(value))
+        if await self._leads_to(target, visitor):
+            await self._mark(visitor, value, None)
+            return
+        last = Entry.of(visitor.tenant, into(visitor.user_id, target.user_id, _now_us()))
+        await self._mark(visitor, value, MergeStage.DECIDED, target.user_id, last)
+
+    async def _leads_to(self, start: User, end: User) -> bool:
+        """Return whether the merges of the one user lead to the other, or round in circles."""
+        passed: set[User] = set()
+        while start != end and start not in passed:
+            head = Head.of(await self._head(start))
+            if head.merge is None:
+                return False
+            passed.add(start)
+            start = self._target(start, head)
+        return True
+
+    async def _copy(self, visitor: User) -> None:
+        """Go from DECIDED on to DONE, unless another process is faster or the visitor is erased."""
+        decided = Head.of(await self._head(visitor))
+        if decided.merge is not MergeStage.DECIDED:
+            return
+        direct = self._target(visitor, decided)
+        log = [entry.event async for entry in self._log.entries(visitor)]
+        await self._session.call("SADD", direct.aliases, visitor.user_id)
+        for _ in _attempts():
+            target = await self.resolve(direct)
+            # In this order: erasing takes the visitor first and then the user. A user who is erased before the first
+            # read has no mark at the second, or comes back with another one; a user who is erased later has another
+            # head, or the partition another newest entry, when the copies are appended.
+            seq, value = await self._session.call("MGET", target.seq, target.head)
+            visitors_value = await self._head(visitor)
+            head = Head.of(visitors_value)
+            if (head.merge, head.newest) != (MergeStage.DECIDED, decided.newest):
+                if head.merge is None:
+                    await self._session.call("SREM", direct.aliases, visitor.user_id)
+                return
+            if await self._append_missing(target, value, seq, log):
+                # Otherwise a failover could leave a visitor who is done, and no copies of the visitor's entries.
+                await self._wait_for_replicas(target)
+                await self._mark(visitor, visitors_value, MergeStage.DONE, head.merge_target)
+                return
+            await _pause()
+        raise StorageUnavailable(CONTENTION)
+
+    async def _append_missing(self, target: User, value: bytes | None, seq: bytes | None, log: Sequence[Event]) -> bool:
+        """Append copies of the events that the target's log lacks; return False when it is not as believed."""
+        copies = [readdressed(event, target.user_id) for event in log if event.type != INTO]
+        known = await self._logged_ids(target, value, [copy.event_id for copy in copies])
+        missing = [Entry.of(target.tenant, copy) for copy in copies if copy.event_id not in known]
+        return await self._append(target, value, seq, missing)
+
+    async def _append(self, user: User, value: bytes | None, seq: bytes | None, entries: Sequence[Entry]) -> bool:
+        """Append entries without folding them, which the next reader does; return False when the log has changed."""
+        if Head.of(value).merge is not None:
+            return False
+        if not entries:
+            return True
+        await self._session.raise_layout()
+        return bool(await self._session.run(APPEND, *append_arguments(user, value, seq, entries)))
+
+    async def _wait_for_replicas(self, user: User) -> None:
+        """Return when as many replicas as required have the user's partition, whoever wrote to it."""
+        if self._session.servers.acks.are_required:
+            arguments = commit_arguments({user.partition: []}, 0)
+            await self._session.run(COMMIT, *arguments, wait_for_replicas=True)
+
+    async def _logged_ids(self, user: User, value: bytes | None, event_ids: Sequence[str]) -> set[str]:
+        """Return which of the ids are logged, if the user's head has this value."""
+        if not event_ids:
+            return set()
+        scores = await self._session.call("ZMSCORE", user.id_index, *map(index_member, event_ids))
+        known = set(compress(event_ids, (score is not None for score in scores)))
+        head = Head.of(value)
+        rest = [event_id for event_id in event_ids if event_id not in known]
+        if not head.archived or not rest:
+            return known
+        archive_id = await self._session.archive_id()
+
+        def archived(snapshot: ArchiveSnapshot) -> list[bool]:
+            snapshot.require(archive_id, user.partition_number, head.archived)
+            return snapshot.holds(user.tenant, [(user.user_id, event_id) for event_id in rest])
+
+        return known.union(compress(rest, await self._archive.read(archived)))
+
+    async def _require_mergeable_size(self, visitor: User) -> None:
+        log = [entry async for entry in self._log.entries(visitor, limit=MAX_MERGED + 1)]
+        if len(log) > MAX_MERGED:
+            raise MergeTooLarge(f"the visitor has more than {MAX_MERGED:,} events; nothing changed")
+
+    async def _mark(
+        self, user: User, value: bytes | None, stage: MergeStage | None, target: str = "", last: Entry | None = None
+    ) -> bool:
+        """Change the merge mark of a user's head; return False when the head is not as believed."""
+        mark = "" if stage is None else stage.value + target
+        tags = () if last is None else await self._session.registered_tags()
+        return bool(await self._session.run(MARK_MERGE, *mark_merge_arguments(user, value, mark, last, tags)))
+
+    async def _head(self, user: User) -> bytes | None:
+        value: bytes | None = await self._session.call("GET", user.head)
+        return value
+
+    def _target(self, user: User, head: Head) -> User:
+        return self._session.keys.user(user.tenant, head.merge_target)
+
+
+def _attempts() -> Iterator[None]:
+    deadline_s = time.monotonic() + RETRY_FOR_S
+    while time.monotonic() < deadline_s:
+        yield
+
+
+async def _pause() -> None:
+    """Wait for a random time, so that two processes that hinder each other do not go on in step."""
+    await asyncio.sleep(random.uniform(0, MAX_PAUSE_S))  # noqa: S311
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000

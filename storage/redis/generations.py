@@ -1,0 +1,108 @@
+"""The registry of a tenant's generations in Redis, with the deletion of their states."""
+
+from typing import Any
+
+from typing_extensions import override
+
+from storage.protocol import GenerationRegistry
+from storage.records import KnownGeneration, NamedGeneration, TenantPointers
+from storage.redis.nodes import Argument, Command, storage_error
+from storage.redis.session import RedisSession
+
+
+class RedisGenerations(GenerationRegistry):
+    """The generations of one tenant."""
+
+    def __init__(self, session: RedisSession, tenant: str) -> None:
+        self._session = session
+        self._keys = session.keys
+        self._tenant = tenant
+
+    @override
+    async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
+        await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
+        await self._call(
+            "SET", self._keys.live(self._tenant, generation.tag), 1, "PX", max(1, round(live_for_s * 1000))
+        )
+
+    @override
+    async def known(self) -> list[KnownGeneration]:
+        active = await self.active()
+        return [
+            KnownGeneration(
+                generation,
+                is_active=active is not None and active.tag == generation.tag,
+                is_live=await self._call("GET", self._keys.live(self._tenant, generation.tag)) is not None,
+            )
+            for generation in await self._named()
+        ]
+
+    @override
+    async def active(self) -> NamedGeneration | None:
+        return _parse_pointer(await self._call("GET", self._keys.active(self._tenant)))
+
+    @override
+    async def activate(self, generation: NamedGeneration) -> None:
+        await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
+        await self._call("SET", self._keys.active(self._tenant), f"{generation.tag.hex()} {generation.name}")
+
+    @override
+    async def set_experiment(self, text: str | None) -> None:
+        key = self._keys.experiment(self._tenant)
+        await (self._call("DEL", key) if text is None else self._call("SET", key, text))
+
+    @override
+    async def drop(self, tag: bytes) -> int:
+        await self._session.require_open()
+        total = deleted = await self._delete_states(tag)
+        while deleted and self._session.servers.is_cluster:  # keys may have moved to a node that was read before
+            deleted = await self._delete_states(tag)
+            total += deleted
+        await self._call("HDEL", self._keys.generations(self._tenant), tag.hex())
+        return total
+
+    async def pointers(self) -> TenantPointers:
+        """Return what every process polls, in one round trip."""
+        await self._session.require_open()
+        keys = [
+            self._keys.active(self._tenant),
+            self._keys.items(self._tenant).version,
+            self._keys.experiment(self._tenant),
+        ]
+        values: list[bytes | None] = []
+        for found in await self._session.servers.read([[key] for key in keys]):
+            if isinstance(found, Exception):
+                raise storage_error(found) from found
+            values += found
+        active, version, experiment = values
+        return TenantPointers(
+            _parse_pointer(active), int(version or 0), None if experiment is None else experiment.decode()
+        )
+
+    async def _delete_states(self, tag: bytes) -> int:
+        """Delete all states of the generation that a scan finds; return how many."""
+        total = 0
+        async for keys in self._session.servers.scan(self._keys.states_pattern(self._tenant, tag)):
+            commands = [Command.of("UNLINK", key) for key in keys]
+            for reply in await self._session.servers.execute_all(commands, in_transaction=True):
+                if isinstance(reply, Exception):
+                    raise storage_error(reply) from reply
+                total += reply
+        return total
+
+    async def _call(self, *command: Argument) -> Any:
+        await self._session.require_open()
+        return await self._session.call(*command)
+
+    async def _named(self) -> list[NamedGeneration]:
+        """Return the generations in order of names."""
+        fields = await self._call("HGETALL", self._keys.generations(self._tenant))
+        named = [NamedGeneration(name.decode(), bytes.fromhex(tag.decode())) for tag, name in fields.items()]
+        return sorted(named, key=lambda generation: (generation.name, generation.tag))
+
+
+def _parse_pointer(value: bytes | None) -> NamedGeneration | None:
+    if value is None:
+        return None
+    tag, _, name = value.decode().partition(" ")
+    return NamedGeneration(name, bytes.fromhex(tag))

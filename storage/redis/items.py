@@ -1,0 +1,154 @@
+"""What Redis keeps of a tenant's items: values that the tenant has set, trends, tallies, and counts from the log."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+
+from storage.archive.async_reader import AsyncArchiveReader
+from storage.archive.item_counts import (
+    MAX_NEWEST_ENTRIES,
+    ArchivedItemCounts,
+    ItemCounts,
+    add_counts,
+    count_items_of_events,
+)
+from storage.errors import StorageError
+from storage.records import ItemChanges, ItemEntry
+from storage.redis.layout import ITEMS_FIELD, parse_stream_page
+from storage.redis.nodes import Argument, Command, storage_error
+from storage.redis.scripts import ADD_TALLIES, ADD_TRENDS, PUT_ITEMS, READ_ITEMS
+from storage.redis.session import RedisSession
+from storage.trends import Trends, forgotten_below
+
+ITEMS_PAGE = 1000  # of a script's arguments Lua takes 8,000
+TRENDS_PAGE = 500  # some 2 ms in which Redis does nothing else
+ARCHIVE_TIMEOUT_S = 60.0  # for three columns of all its files
+
+
+class RedisItems:
+    """The items of all tenants. The keys of a tenant's items share a slot, so each step is one script."""
+
+    def __init__(self, session: RedisSession, archive: AsyncArchiveReader) -> None:
+        self._session = session
+        self._archive = archive
+        self._registered: set[str] = set()
+        self._archived_counts: dict[tuple[str, Collection[str]], ArchivedItemCounts] = {}
+
+    async def put(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        """Set values of items in one step; raise StorageError when a text is not Unicode."""
+        await self._session.require_open()
+        if tenant not in self._registered:
+            await self._session.call("HSETNX", self._session.keys.meta, f"{ITEMS_FIELD}{tenant}", 1)
+            self._registered.add(tenant)
+        args: list[Argument] = []
+        for entry in entries:
+            args += _encode(entry)
+        keys = self._session.keys.items(tenant)
+        await self._session.run(PUT_ITEMS, [keys.version, keys.changes, *keys.parts], args, wait_for_replicas=True)
+
+    async def changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        """Return the first `limit` items whose versions are above `after`."""
+        await self._session.require_open()
+        keys = self._session.keys.items(tenant)
+        args = [after, min(limit, ITEMS_PAGE)]
+        found = await self._session.run(READ_ITEMS, [keys.changes, *keys.parts], args)
+        if not found:
+            return ItemChanges([], after)
+        ids, scores, *parts = found
+        return ItemChanges([_decode(*values) for values in zip(ids, *parts, strict=True)], int(scores[-1]))
+
+    async def tenants(self) -> list[str]:
+        """Return the tenants that have set values of items."""
+        await self._session.require_open()
+        fields = [field.decode() for field in await self._session.call("HKEYS", self._session.keys.meta)]
+        return [field.removeprefix(ITEMS_FIELD) for field in fields if field.startswith(ITEMS_FIELD)]
+
+    # ---- trends and tallies
+
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        """Add to the items' trends."""
+        await self._session.require_open()
+        if not trends:
+            return
+        key, oldest = self._session.keys.items(tenant).trends, repr(forgotten_below(trends.values()))
+        rest = iter(trends.items())
+        while page := list(islice(rest, TRENDS_PAGE)):
+            args = [oldest, *(part for item_id, trend in page for part in (item_id, repr(trend)))]
+            await self._session.run(ADD_TRENDS, [key], args)
+
+    async def top_trends(self, tenant: str, limit: int) -> dict[str, float]:
+        """Return the items with the highest trends, highest first."""
+        await self._session.require_open()
+        key = self._session.keys.items(tenant).trends
+        found = await self._session.call("ZRANGE", key, 0, limit - 1, "REV", "WITHSCORES")
+        return {item_id.decode(): float(trend) for item_id, trend in zip(found[::2], found[1::2], strict=True)}
+
+    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+        """Add to the tenant's counters."""
+        args: list[Argument] = [part for name, count in counts.items() for part in (name, count)]
+        if args:
+            await self._session.require_open()
+            await self._session.run(ADD_TALLIES, [self._session.keys.items(tenant).tallies], args)
+
+    async def tallies(self, tenant: str) -> dict[str, int]:
+        """Return the tenant's counters by name."""
+        await self._session.require_open()
+        found = await self._session.call("HGETALL", self._session.keys.items(tenant).tallies)
+        return {name.decode(): int(count) for name, count in found.items()}
+
+    # ---- counts
+
+    async def counts(self, tenant: str, types: Collection[str]) -> ItemCounts:
+        """Count each item's events of these types: those in the archive, and the newest of every stream behind it.
+
+        raises  StorageUnavailable  when the servers, or the archive that there is, cannot be read
+        """
+        await self._session.require_open()
+        archived = await self._counts_of_archive(tenant, frozenset(types))
+        commands = [self._newest_entries(number, archived) for number in range(self._session.keys.partitions)]
+        events = []
+        for reply in await self._session.servers.execute_all(commands):
+            if isinstance(reply, Exception):
+                raise storage_error(reply) from reply
+            page = parse_stream_page(reply, is_complete=True)
+            events += [entry.event for owner, entry in page.entries if owner == tenant]
+        counts = count_items_of_events(events, types)
+        return counts if archived is None else add_counts(archived.counts, counts)
+
+    async def _counts_of_archive(self, tenant: str, types: frozenset[str]) -> ArchivedItemCounts | None:
+        archive_id = await self._session.archive_id()
+        if not archive_id or not self._archive.is_configured:
+            return None
+        known = self._archived_counts.get((tenant, types))
+        found = await self._archive.read(ArchivedItemCounts.query(known, archive_id, tenant, types), ARCHIVE_TIMEOUT_S)
+        self._archived_counts[tenant, types] = found
+        return found
+
+    def _newest_entries(self, number: int, archived: ArchivedItemCounts | None) -> Command:
+        """Return the command that reads the newest entries of a partition that are not archived."""
+        after = 0 if archived is None else archived.manifest.seq(number)
+        limit = MAX_NEWEST_ENTRIES // self._session.keys.partitions
+        return Command.of("XREVRANGE", self._session.keys.log(number), "+", after + 1, "COUNT", limit)
+
+
+def _encode(entry: ItemEntry) -> list[Argument]:
+    """Return the arguments of PUT_ITEMS for an item."""
+    texts = (
+        entry.item_id,
+        "" if entry.title is None else f"={entry.title}",
+        "" if entry.categories is None else f"={json.dumps(entry.categories)}",
+        "" if entry.available is None else f"={entry.available:d}",
+    )
+    try:
+        return [text.encode() for text in texts]
+    except UnicodeEncodeError as exc:
+        raise StorageError(f"an item cannot be stored: {exc}") from exc
+
+
+def _decode(item_id: bytes, title: bytes | None, categories: bytes | None, available: bytes | None) -> ItemEntry:
+    return ItemEntry(
+        item_id.decode(),
+        None if title is None else title.decode(),
+        None if categories is None else tuple(json.loads(categories)),
+        None if available is None else available == b"1",
+    )

@@ -1,0 +1,359 @@
+"""The keys and values of a store in Redis.
+
+All keys of a partition share a hash tag and so, in a cluster, a slot. A user belongs to one partition. TENANT is
+percent-encoded, so that the first "/" ends it.
+
+  PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
+                                                "generation:TAG" for every generation that ever had a state,
+                                                "items:TENANT" for every tenant that has ever set values of items,
+                                                "secret", 64 hex digits that are made once
+  PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
+  PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", see `Entry`, or "x":
+                                                an erased user, see `parse_erasure`, or empty: an entry of that user
+  PREFIX:{p17}:head:TENANT/USER         string  see `Head`: SEQ of the user's newest entry, 16 digits; once entries were
+                                                trimmed: SEQ through which to read the archive, 16 digits, and the
+                                                newest time of a UUIDv7 among the trimmed ids, 10 digits of seconds;
+                                                of a merged user: 42 digits, a merge mark and the other USER
+  PREFIX:{p17}:aliases:TENANT/USER      set     USERs who were merged into this one, or are about to be
+  PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
+  PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state;
+                                                expires if the store was opened with a time to live of states
+  PREFIX:{items:TENANT}:version         string  how often values of the tenant's items were set
+  PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version of their last change
+  PREFIX:{items:TENANT}:title           hash    item id -> the value set last; the same for :categories, a JSON array,
+                                                and :available, 0 or 1
+  PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
+  PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name
+  PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one
+  PREFIX:generations                    hash    TAG -> name of its model directory
+  PREFIX:live:TAG                       string  expires when no process serves or builds the generation any more
+  PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
+                                                The last three are the generations of the tenant `main`; those of others
+                                                end in ":TENANT".
+
+No SEQ is ever used twice. So an unchanged head means an unchanged log, also when the user was erased in between, and a
+state is the fold of the log exactly if it begins with the head's SEQ.
+
+The entries of a user's log above the head's second number are in stream and index, the others in the archive. Trimming
+changes the head, so a commit that relied on what the archive held before is refused and decided again.
+Layout 1 has no archive; the archiver makes it layout 2 before it trims the first entry. Layout 3 begins with the first
+undo or merge, and may have an archive.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+from zlib import crc32
+
+from storage.errors import StorageError
+from storage.records import MAIN_TENANT, LogEntry, LogPage
+from storage.state.event import Event, event_fields, event_hash, uuid7_time_us
+from storage.state.generation import Generation
+
+LAYOUT_VERSION = 1
+ARCHIVED_LAYOUT = 2
+CORRECTED_LAYOUT = 3
+KNOWN_LAYOUTS = (LAYOUT_VERSION, ARCHIVED_LAYOUT, CORRECTED_LAYOUT)
+GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as does the next
+ITEMS_FIELD = "items:"
+SEQ_DIGITS = 16  # more than the 53 bits that a score holds exactly
+TIME_DIGITS = 10
+LAST_TIME_S = 9_999_999_999
+MERGE_MARK = 2 * SEQ_DIGITS + TIME_DIGITS  # position of the merge mark in a head
+
+compact_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Keyspace:
+    """The keys under one prefix."""
+
+    def __init__(self, prefix: str, partitions: int) -> None:
+        if not prefix or set(prefix) & set("{}") or partitions < 1:
+            raise ValueError(f"a key prefix without braces and a partition are needed, not {prefix!r} and {partitions}")
+        self.meta = f"{prefix}:meta"
+        self.partitions = partitions
+        self._prefix = prefix
+        self._partitions = [self.partition(number) for number in range(partitions)]
+
+    def generations(self, tenant: str) -> str:
+        """Return the key of the tenant's generations."""
+        return f"{self._prefix}:generations{_tenant_suffix(tenant)}"
+
+    def active(self, tenant: str) -> str:
+        """Return the key of the tenant's active generation."""
+        return f"{self._prefix}:active{_tenant_suffix(tenant)}"
+
+    def live(self, tenant: str, tag: bytes) -> str:
+        """Return the key that exists as long as some process serves or builds the generation."""
+        return f"{self._prefix}:live:{tag.hex()}{_tenant_suffix(tenant)}"
+
+    def items(self, tenant: str) -> "ItemKeys":
+        """Return the keys of the tenant's items."""
+        return ItemKeys(f"{self._prefix}:{{items:{quote(tenant, safe='')}}}")
+
+    def experiment(self, tenant: str) -> str:
+        """Return the key of the tenant's experiment."""
+        return f"{self._prefix}:experiment:{quote(tenant, safe='')}"
+
+    def states_pattern(self, tenant: str, tag: bytes) -> str:
+        """Return the SCAN pattern that matches every state of the tenant's generation."""
+        return f"{_escaped(self._prefix)}:{{p*}}:state:{tag.hex()}:{quote(tenant, safe='')}/*"
+
+    def partition(self, number: int) -> str:
+        """Return the prefix of the partition's keys, with the hash tag."""
+        return f"{self._prefix}:{{p{number}}}"
+
+    def log(self, partition: int) -> str:
+        """Return the key of the partition's log."""
+        return f"{self.partition(partition)}:log"
+
+    def user(self, tenant: str, user_id: str) -> "User":
+        """Return the user with the partition of their keys; raise StorageError when the ids are not Unicode."""
+        try:
+            name = f"{_encoded(tenant)}/{user_id}"
+            partition = crc32(name.encode()) % self.partitions
+        except UnicodeEncodeError as exc:
+            raise StorageError(f"an id cannot be stored: {exc}") from exc
+        return User(self._partitions[partition], name)
+
+
+@cache
+def _encoded(tenant: str) -> str:
+    return quote(tenant, safe="")
+
+
+def _tenant_suffix(tenant: str) -> str:
+    """Return the end of keys that are older than tenants with generations of their own: empty for `main`."""
+    return "" if tenant == MAIN_TENANT else f":{quote(tenant, safe='')}"
+
+
+def _escaped(text: str) -> str:
+    """Return the part of a pattern that matches just this text."""
+    return re.sub(r"([*?\[\]\\^])", r"\\\1", text)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemKeys:
+    """The keys of a tenant's items, all in one slot."""
+
+    prefix: str  # PREFIX:{items:TENANT}
+
+    @property
+    def version(self) -> str:
+        """Key of the number of changes."""
+        return f"{self.prefix}:version"
+
+    @property
+    def changes(self) -> str:
+        """Key of the item ids in the order of their last changes."""
+        return f"{self.prefix}:changes"
+
+    @property
+    def parts(self) -> list[str]:
+        """Keys of the values, in the order of an ItemEntry's fields."""
+        return [f"{self.prefix}:{part}" for part in ("title", "categories", "available")]
+
+    @property
+    def trends(self) -> str:
+        """Key of the items' trends."""
+        return f"{self.prefix}:trends"
+
+    @property
+    def tallies(self) -> str:
+        """Key of the tenant's counters."""
+        return f"{self.prefix}:tallies"
+
+
+class User(NamedTuple):
+    """A user of a tenant, and the partition that has their keys."""
+
+    partition: str  # PREFIX:{p17}
+    name: str  # TENANT/USER
+
+    @property
+    def tenant(self) -> str:
+        """The tenant, decoded."""
+        return unquote(self.name.partition("/")[0])
+
+    @property
+    def user_id(self) -> str:
+        """The user's id within the tenant."""
+        return self.name.partition("/")[2]
+
+    @property
+    def partition_number(self) -> int:
+        """The number of the partition."""
+        return int(self.partition.rpartition(":{p")[2].removesuffix("}"))
+
+    @property
+    def head(self) -> str:
+        """Key of the user's head."""
+        return f"{self.partition}:head:{self.name}"
+
+    @property
+    def id_index(self) -> str:
+        """Key of the hashes of the user's event ids."""
+        return f"{self.partition}:index:{self.name}"
+
+    @property
+    def aliases(self) -> str:
+        """Key of the users who were merged into this one."""
+        return f"{self.partition}:aliases:{self.name}"
+
+    @property
+    def seq(self) -> str:
+        """Key of the number of the newest entry in the partition's log."""
+        return f"{self.partition}:seq"
+
+    @property
+    def log(self) -> str:
+        """Key of the partition's log."""
+        return f"{self.partition}:log"
+
+    def state(self, generation: Generation) -> str:
+        """Return the key of the user's state of the generation."""
+        return self.state_of_tag(generation.tag.hex())
+
+    def state_of_tag(self, tag: str) -> str:
+        """Return the key of the user's state of the generation with this tag, in hex."""
+        return f"{self.partition}:state:{tag}:{self.name}"
+
+    def states(self, generations: Sequence[Generation]) -> list[str]:
+        """Return the keys of the user's states of the generations."""
+        return [self.state(generation) for generation in generations]
+
+
+class MergeStage(Enum):
+    """The merge mark in a head: how far the user's merge into another user is, see storage/redis/corrections.py."""
+
+    PROPOSED = "?"
+    DECIDED = ">"
+    DONE = "="
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far a user's log goes, and which part of it is in the archive.
+
+    newest        SEQ of the newest entry, 0 without a log
+    archived      SEQ; entries up to it are in the archive and no longer in Redis
+    id_time_s     the newest time of a UUIDv7 among the ids up to there, rounded up
+    merge         the stage of the user's merge into another one; None for almost everybody
+    merge_target  the id of that user
+    """
+
+    newest: int = 0
+    archived: int = 0
+    id_time_s: int = 0
+    merge: MergeStage | None = None
+    merge_target: str = ""
+
+    @classmethod
+    def of(cls, value: bytes | None) -> "Head":
+        """Parse the value of a head's key; None is a user without a log."""
+        if not value:
+            return cls()
+        archived, time_s = value[SEQ_DIGITS : 2 * SEQ_DIGITS], value[2 * SEQ_DIGITS : MERGE_MARK]
+        merge = MergeStage(value[MERGE_MARK : MERGE_MARK + 1].decode()) if len(value) > MERGE_MARK else None
+        target = value[MERGE_MARK + 1 :].decode()
+        return cls(int(value[:SEQ_DIGITS]), int(archived or 0), int(time_s or 0), merge, target)
+
+    def may_be_archived(self, event_id: str) -> bool:
+        """Return whether only the archive can tell that the user's log does not have this id.
+
+        A UUIDv7 shows by itself that it is younger than all trimmed entries. Any other id has to be looked up: a resend
+        of the event may come with another time.
+        """
+        if not self.archived:
+            return False
+        time_us = uuid7_time_us(event_id)
+        return time_us is None or rounded_up_s(time_us) <= self.id_time_s
+
+
+def rounded_up_s(time_us: int) -> int:
+    """Return the time in seconds, rounded up and clipped to ten digits.
+
+    Both are monotone, so a comparison of such times can only err towards looking up.
+    """
+    return min(-(-time_us // 1_000_000), LAST_TIME_S)
+
+
+class Entry(NamedTuple):
+    """An event as it enters the log, with the hash of its id as number and as member of the index."""
+
+    event: Event
+    id_hash: int
+    member: bytes
+    encoded: str
+
+    @classmethod
+    def of(cls, tenant: str, event: Event) -> "Entry":
+        """Encode an event; raise StorageError when it cannot be encoded or folded, before it fails a whole round."""
+        try:
+            for time_us in (event.timestamp_us, event.id_time_us or 0):
+                time_us.to_bytes(8, "little", signed=True)
+            id_hash = event_hash(event.event_id)
+            encoded = compact_json((tenant, *event_fields(event)))
+        except (ValueError, TypeError, OverflowError) as exc:
+            raise StorageError(f"an event cannot be stored: {exc!r}") from exc
+        return cls(event, id_hash, id_hash.to_bytes(8, "little"), encoded)
+
+
+def index_member(event_id: str) -> bytes:
+    """Return the member of an index that stands for the event id."""
+    return event_hash(event_id).to_bytes(8, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is committed for one user: new entries, and the states that they are folded into, by their keys."""
+
+    head_key: str
+    id_index: str
+    head: bytes  # through which the states held the log before; empty without a log
+    entries: Sequence[Entry]
+    states: Mapping[str, bytes]
+
+
+def parse_erasure(value: bytes) -> tuple[str, bytes] | None:
+    """Return tenant and digest of the erased user that an "x" of the log names; None for an entry of such a user."""
+    if not value:
+        return None
+    tenant, user = json.loads(value)
+    return tenant, bytes.fromhex(user)
+
+
+def parse_log_entries(reply: Iterable[bytes]) -> Iterator[LogEntry]:
+    """Yield the entries in a reply of READ_LOG."""
+    fields = iter(reply)
+    for seq, encoded in zip(fields, fields, strict=True):
+        if not encoded:
+            raise StorageError(f"a user's log has lost its entry {int(seq)}")
+        _tenant, *columns = json.loads(encoded)
+        yield LogEntry(int(seq), Event(*columns))
+
+
+def parse_stream_page(reply: Sequence[tuple[bytes, Mapping[bytes, bytes]]], *, is_complete: bool) -> LogPage:
+    """Return a page of a partition's log from a reply of XRANGE.
+
+    An erased user has no entries before the erasure in the same reply.
+    """
+    entries: list[tuple[str, LogEntry]] = []
+    erased: list[tuple[str, bytes]] = []
+    for entry_id, fields in reply:
+        if b"e" in fields:
+            tenant, *columns = json.loads(fields[b"e"])
+            entries.append((tenant, LogEntry(entry_seq(entry_id), Event(*columns))))
+        elif (user := parse_erasure(fields[b"x"])) is not None:
+            erased.append(user)
+    return LogPage(entries, is_complete, erased)
+
+
+def entry_seq(entry_id: bytes) -> int:
+    """Return the SEQ in the id of a stream entry."""
+    return int(entry_id.partition(b"-")[0])

@@ -1,0 +1,367 @@
+"""What waits for a round of the Redis store, and how its callers are answered."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+from redis.exceptions import MovedError, NoScriptError, ResponseError, TryAgainError
+
+from storage.errors import PartlyApplied, StorageError, StorageUnavailable
+from storage.records import AppendResult
+from storage.redis.layout import MERGE_MARK, SEQ_DIGITS, Change, Entry, Head, Keyspace, User
+from storage.redis.nodes import storage_error
+from storage.state.compiled_fold import fold_encoded
+from storage.state.corrections import is_correction, readdressed
+from storage.state.event import Event
+from storage.state.generation import Generation
+
+TIMEOUT_S = 5.0
+DUPLICATE = AppendResult(duplicate=True)
+
+
+class _Waiting(ABC):
+    """Something that waits for a round, until a deadline."""
+
+    deadline_s: float
+
+    @abstractmethod
+    def fail(self, cause: Exception) -> None: ...
+
+    def expire(self) -> bool:
+        """Fail after the deadline: the server is too slow; return whether that is so."""
+        is_late = asyncio.get_running_loop().time() > self.deadline_s
+        if is_late:
+            self.fail(StorageUnavailable("Redis answers too slowly"))
+        return is_late
+
+
+class Read(_Waiting):
+    """A read of keys of one user."""
+
+    def __init__(self, keys: list[str]) -> None:
+        loop = asyncio.get_running_loop()
+        self.keys = keys
+        self.size = len(keys)
+        self.answer: asyncio.Future[list[bytes | None]] = loop.create_future()
+        self.deadline_s = loop.time() + TIMEOUT_S
+
+    def settle(self, values: list[bytes | None] | Exception) -> None:
+        """Answer with the values, or the reason why they cannot be read."""
+        if isinstance(values, Exception):
+            self.fail(values)
+        elif not self.answer.done():  # else it was cancelled
+            self.answer.set_result(values)
+
+    def fail(self, cause: Exception) -> None:
+        """Answer with an error."""
+        if not self.answer.done():
+            self.answer.set_exception(storage_error(cause))
+
+
+class Request:
+    """A call of `append`. It has a part for each partition, and is answered when all of them are settled."""
+
+    def __init__(self, size: int) -> None:
+        self.answer: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
+        self.failure: StorageError | None = None
+        self._results: list[AppendResult | None] = [None] * size
+        self._open_parts: set[Part] = set()
+
+    def split(self, keys: Keyspace, tenant: str, events: Sequence[Event]) -> "list[Part]":
+        """Return the parts of the request."""
+        parts: dict[str, Part] = {}
+        for position, event in enumerate(events):
+            user = keys.user(tenant, event.user_id)
+            entry = Entry.of(tenant, event)
+            part = parts.get(user.partition) or parts.setdefault(user.partition, Part(self, user.partition))
+            part.add(user, entry, position)
+        self._open_parts.update(parts.values())
+        return list(parts.values())
+
+    def replace(self, part: "Part", parts: "Sequence[Part]") -> None:
+        """Wait for other parts instead of this one, unless it is settled: then nobody waits for those either."""
+        if part in self._open_parts:
+            self._open_parts.remove(part)
+            self._open_parts.update(parts)
+
+    def settle(self, part: "Part", results: Sequence[AppendResult] | StorageError) -> None:
+        """Note the results of a part, or its failure. Once a part is settled, it stays so."""
+        if part not in self._open_parts:
+            return
+        self._open_parts.remove(part)
+        if isinstance(results, StorageError):
+            self.failure = self.failure or results
+        else:
+            for position, result in zip(part.positions, results, strict=True):
+                self._results[position] = result
+        if not self._open_parts and not self.answer.done():
+            self._reply()
+
+    def _reply(self) -> None:
+        applied = [position for position, result in enumerate(self._results) if result is not None]
+        if self.failure is None:
+            self.answer.set_result([result for result in self._results if result is not None])
+        elif applied:
+            self.answer.set_exception(PartlyApplied(str(self.failure), applied))
+        else:
+            self.answer.set_exception(self.failure)
+
+
+class Part(_Waiting):
+    """The events of a request in one partition. Those of a user are applied as one, or not at all."""
+
+    def __init__(self, request: Request, partition: str, *, refusals: int = 0, deadline_s: float | None = None) -> None:
+        self.deadline_s = asyncio.get_running_loop().time() + TIMEOUT_S if deadline_s is None else deadline_s
+        self.request = request
+        self.partition = partition  # PREFIX:{p17}
+        self.entries: list[tuple[User, Entry]] = []
+        self.positions: list[int] = []  # of the entries, in the request
+        self.size = 0
+        self.refusals = refusals
+        # The ids that the archive held when it held the partition's log through an entry, and how far it has to go.
+        self.archived: set[tuple[User, int]] = set()
+        self.searched_through = 0
+        self.must_search_through = 0
+
+    @property
+    def number(self) -> int:
+        """The number of the partition."""
+        return self.entries[0][0].partition_number
+
+    def add(self, user: User, entry: Entry, position: int) -> None:
+        """Add an entry of the request."""
+        self.entries.append((user, entry))
+        self.positions.append(position)
+        self.size += 1
+
+    def is_waiting(self) -> bool:
+        """Return whether a caller still waits; settle the part if its request failed elsewhere or it is too late."""
+        if self.request.failure is not None:
+            self.request.settle(self, self.request.failure)
+            return False
+        return not (self.request.answer.done() or self.expire())
+
+    def fail(self, cause: Exception) -> None:
+        """Settle the part with an error."""
+        self.request.settle(self, storage_error(cause))
+
+    def has_merged_user(self, folds: "Mapping[User, UserFold]") -> bool:
+        """Return whether one of the users was merged, or is about to be merged, into another one."""
+        return any(
+            (head := folds[user].head) is not None and len(head) > MERGE_MARK and Head.of(head).merge is not None
+            for user, _ in self.entries
+        )
+
+    def readdressed(self, targets: "Mapping[User, User]") -> "list[Part]":
+        """Replace the part by parts for the users whom its users were merged into."""
+        parts: dict[str, Part] = {}
+        for (user, entry), position in zip(self.entries, self.positions, strict=True):
+            target = targets[user]
+            part = parts.setdefault(target.partition, Part(self.request, target.partition, deadline_s=self.deadline_s))
+            moved = entry if target == user else Entry.of(target.tenant, readdressed(entry.event, target.user_id))
+            part.add(target, moved, position)
+        self.request.replace(self, list(parts.values()))
+        return list(parts.values())
+
+    def split_off(self, users: Set[User]) -> "list[Part]":
+        """Move the entries of these users into a part of their own, and return it, if there are any."""
+        other = Part(self.request, self.partition, refusals=self.refusals, deadline_s=self.deadline_s)
+        own = list(zip(self.entries, self.positions, strict=True))
+        self.entries, self.positions, self.size = [], [], 0
+        for (user, entry), position in own:
+            (other if user in users else self).add(user, entry, position)
+        if not other.entries:
+            return []
+        self.request.replace(self, [self, other])
+        return [other]
+
+    def needs_archive(self, folds: "Mapping[User, UserFold]") -> bool:
+        """Return whether only the archive can tell which of the entries were logged, and has not told yet."""
+        if all(len(folds[user].head or b"") <= SEQ_DIGITS for user, _ in self.entries):
+            return False  # nothing of them was ever archived
+        heads = {user: Head.of(folds[user].head) for user, _ in self.entries}
+        self.must_search_through = max(head.archived for head in heads.values())
+        return self.searched_through < self.must_search_through and any(
+            heads[user].may_be_archived(entry.event.event_id) and not folds[user].knows(entry)
+            for user, entry in self.entries
+        )
+
+    def may_retry(self, why: str) -> bool:
+        """Count a refusal; return False, and fail, after the deadline."""
+        self.refusals += 1
+        if asyncio.get_running_loop().time() < self.deadline_s:
+            return True
+        self.fail(StorageUnavailable(f"{self.refusals} times {why}"))
+        return False
+
+
+@dataclass(slots=True)
+class UserFold:
+    """A user as stored, and then with new entries folded in."""
+
+    user: User
+    serving: Sequence[Generation]
+    head_key: str
+    id_index: str
+    state_keys: list[str]  # for each generation
+    head: bytes | None = None
+    states: dict[bytes, bytes] = field(default_factory=dict)  # that hold the whole log, by the tags of generations
+    stale: list[tuple[Generation, bytes | None]] = field(default_factory=list)  # with what is stored, if anything
+    seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
+    new: list[Entry] = field(default_factory=list)
+    late: set[int] = field(default_factory=set)  # hashes of new ids that are late to the first generation
+    corrections: set[int] = field(default_factory=set)  # hashes of new ids that are no events
+    failure: Exception | None = None  # why the user cannot be read
+
+    def load(self, values: list[bytes | None] | Exception) -> None:
+        """Take the values of the keys, or the reason why they cannot be read."""
+        if isinstance(values, Exception):
+            self.failure = values
+            return
+        self.head = values[0]
+        for generation, stored in zip(self.serving, values[1:], strict=True):
+            if self.head is None:
+                self.states[generation.tag] = generation.encoded_empty
+            elif (value := fresh_state(generation, stored, self.head)) is not None:
+                self.states[generation.tag] = value
+            else:
+                self.stale.append((generation, stored))
+
+    def knows(self, entry: Entry) -> bool:
+        """Return whether the entry is certainly logged; only the script knows all that are."""
+        return entry.id_hash in self.seen or any(
+            generation.remembers(self.states[generation.tag], entry.id_hash)
+            for generation in self.serving
+            if generation.tag in self.states
+        )
+
+    def receive(self, entry: Entry) -> bool:
+        """Add the entry if it is new, as far as is known; return whether it is."""
+        if self.knows(entry):
+            return False
+        self.seen.add(entry.id_hash)
+        self.new.append(entry)
+        if is_correction(entry.event):  # a back-up is being restored
+            self.corrections.add(entry.id_hash)
+            self.states.clear()  # the next reader folds them
+        return True
+
+    def result(self, entry: Entry) -> AppendResult:
+        """Return the result of a new entry, which has been folded in."""
+        if entry.id_hash in self.corrections:
+            return AppendResult()
+        unknown_item = not self.serving[0].knows_item_of(entry.event)
+        return AppendResult(unknown_item=unknown_item, late=entry.id_hash in self.late)
+
+    def change(self) -> Change:
+        """Return what is to be committed."""
+        states = {
+            key: self.states[generation.tag]
+            for generation, key in zip(self.serving, self.state_keys, strict=True)
+            if generation.tag in self.states
+        }
+        return Change(self.head_key, self.id_index, self.head or b"", self.new, states)
+
+
+def fresh_state(generation: Generation, stored: bytes | None, head: bytes) -> bytes | None:
+    """Return the encoded state in a stored value, if it holds the log through the head."""
+    if stored is None or stored[:SEQ_DIGITS] != head[:SEQ_DIGITS]:
+        return None
+    value = stored[SEQ_DIGITS:]
+    return value if generation.fits(value) else None
+
+
+class Commit:
+    """The parts of a round in one partition, and the changes of their users.
+
+    Each user's change is applied or refused by itself.
+    """
+
+    def __init__(self, parts: Sequence[Part], folds: Mapping[User, UserFold]) -> None:
+        self.partition = parts[0].partition
+        self.parts = parts
+        self.folds = {user: folds[user] for part in parts for user, _ in part.entries}
+        self._is_new: list[list[bool]] = []  # of the parts' entries
+
+    def decide(self) -> list[Part]:
+        """Return the parts that the archive has to decide; without any, note which entries are new."""
+        undecided = [part for part in self.parts if part.needs_archive(self.folds)]
+        if not undecided:
+            for part in self.parts:
+                for user, id_hash in part.archived:
+                    self.folds[user].seen.add(id_hash)
+            self._is_new = [[self.folds[user].receive(entry) for user, entry in part.entries] for part in self.parts]
+        return undecided
+
+    def changes(self) -> list[Change]:
+        """Return the changes of users with new entries."""
+        return [fold.change() for fold in self.folds.values() if fold.new]
+
+    def settle(self, replies: Sequence[Any] | Exception) -> list[Part]:
+        """Settle the parts by a reply for each change; return the parts that have to wait for the next round."""
+        if isinstance(replies, TryAgainError):
+            return self._retries(self.parts, "the cluster was moving the users' partition")
+        if isinstance(replies, MovedError | NoScriptError):
+            # a node that has the partition only now may lack what the fold began with
+            return self._retries(self.parts, "the users' partition was elsewhere")
+        if isinstance(replies, Exception):
+            return self.fail(replies)
+        errors = [reply for reply in replies if isinstance(reply, bytes)]
+        if errors:
+            return self.fail(ResponseError(errors[0].decode()))
+        changed = (fold.user for fold in self.folds.values() if fold.new)
+        refused = {user for user, reply in zip(changed, replies, strict=True) if reply == 0}
+        retries: list[Part] = []
+        for part, is_new in zip(self.parts, self._is_new, strict=True):
+            if refused:
+                is_new = [new for new, (user, _) in zip(is_new, part.entries, strict=True) if user not in refused]
+                retries += part.split_off(refused)
+            results = [
+                self.folds[user].result(entry) if new else DUPLICATE
+                for new, (user, entry) in zip(is_new, part.entries, strict=True)
+            ]
+            part.request.settle(part, results)
+        return self._retries(retries, "others were faster with events of the same users")
+
+    def fail(self, cause: Exception) -> list[Part]:
+        """Settle all parts with an error; none has to wait."""
+        for part in self.parts:
+            part.fail(cause)
+        return []
+
+    def _retries(self, parts: Sequence[Part], why: str) -> list[Part]:
+        return [part for part in parts if part.may_retry(why)]
+
+
+def commits_of(parts: Iterable[Part], folds: Mapping[User, UserFold]) -> list[Commit]:
+    """Return a commit for each partition of the parts."""
+    by_partition: dict[str, list[Part]] = {}
+    for part in parts:
+        by_partition.setdefault(part.partition, []).append(part)
+    return [Commit(own, folds) for own in by_partition.values()]
+
+
+def fold_new_entries(serving: Sequence[Generation], commits: Sequence[Commit]) -> None:
+    """Fold the new entries of all users into their states."""
+    folds = [fold for commit in commits for fold in commit.folds.values() if fold.new]
+    for generation in serving:
+        own = [fold for fold in folds if generation.tag in fold.states]
+        entries = [entry for fold in own for entry in fold.new]
+        if not entries:
+            continue
+        users = [place for place, fold in enumerate(own) for _ in fold.new]
+        folded, late = fold_encoded(
+            generation,
+            [fold.states[generation.tag] for fold in own],
+            users,
+            [entry.event for entry in entries],
+            [entry.id_hash for entry in entries],
+        )
+        for fold, value in zip(own, folded, strict=True):
+            fold.states[generation.tag] = value
+        if generation is serving[0]:
+            for place, entry in compress(zip(users, entries, strict=True), late):
+                own[place].late.add(entry.id_hash)

@@ -1,0 +1,205 @@
+"""The servers of a Redis store, checked before their first use, and what is stored once for all users."""
+
+import asyncio
+import logging
+import secrets
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
+
+from storage.errors import StorageError, StorageUnavailable
+from storage.redis.client import RedisServers
+from storage.redis.layout import CORRECTED_LAYOUT, GENERATION_FIELD, KNOWN_LAYOUTS, LAYOUT_VERSION, Keyspace
+from storage.redis.nodes import MAX_CONNECTIONS, Argument, storage_error
+from storage.redis.scripts import RAISE_LAYOUT, STORE_SCRIPTS, Script
+from storage.state.generation import Generation
+
+OLDEST_SERVER = (6, 2)
+OLDEST_WITH_WAITAOF = (7, 2)
+SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+COVERAGE = "cluster-require-full-coverage"
+
+logger = logging.getLogger(__name__)
+
+
+class RedisSession:
+    """Servers whose version, data layout and settings are checked once they can be reached.
+
+    lacks_archive  whether to warn if older parts of the log are in an archive
+    """
+
+    def __init__(self, servers: RedisServers, keys: Keyspace, *, lacks_archive: bool) -> None:
+        self.servers = servers
+        self.keys = keys
+        self.is_closed = False
+        self._lacks_archive = lacks_archive
+        self._is_checked = False
+        self._archive_id = ""
+        self._registered: set[bytes] = set()
+        self._layout_is_raised = False
+        # Folding missing states must not take the connections to a node that the rounds of all users need.
+        self._background = defaultdict[str | None, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_CONNECTIONS // 2))
+
+    async def require_open(self) -> None:
+        """Check the servers before their first use; raise StorageUnavailable once the store is closed."""
+        if self.is_closed:
+            raise StorageUnavailable("the store is closed")
+        await self.check()
+
+    async def check(self) -> None:
+        """Make sure, before the first use, that the servers and their data can be used.
+
+        raises  StorageUnavailable  when the servers cannot be reached, or refuse the user or a command
+                StorageError        when they are too old, or their data have another layout
+        """
+        if self._is_checked:
+            return
+        await self.servers.connect()
+        await self._check_versions()
+        await self._check_layout()
+        await self._check_settings()
+        await self._load_scripts()
+        self._is_checked = True
+
+    async def prepare_writes(self, generations: Sequence[Generation]) -> None:
+        """Check the servers before their first use, and register generations whose states are to be written."""
+        await self.check()
+        await self.register(generations)
+
+    async def call(self, *command: Argument) -> Any:
+        """Execute one command whose first argument is its key."""
+        return await self.servers.call(*command)
+
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, wait_for_replicas: bool = False
+    ) -> Any:
+        """Run a script, and load it first where a server has lost it."""
+        command = script.command(keys, args)
+        (reply,) = await self.servers.execute_all([command], wait_for_replicas=wait_for_replicas)
+        if isinstance(reply, NoScriptError):
+            await self._load_scripts()
+            (reply,) = await self.servers.execute_all([command], wait_for_replicas=wait_for_replicas)
+        if isinstance(reply, Exception):
+            raise storage_error(reply) from reply
+        return reply
+
+    async def reload_lost_scripts(self, replies: Sequence[Any]) -> bool:
+        """Load the scripts again if a reply says that a server has lost one; return whether one does."""
+        is_lost = any(isinstance(reply, NoScriptError) for reply in replies)
+        if is_lost:
+            await self._load_scripts()
+        return is_lost
+
+    def background_limit(self, key: str) -> asyncio.Semaphore:
+        """Return what bounds the calls outside of rounds to the key's node."""
+        return self._background[self.servers.slots.node_of(key)]
+
+    async def ping(self) -> None:
+        """Return when all servers can be read."""
+        await self.require_open()
+        for reply in await self.servers.call_all_nodes("PING"):
+            if isinstance(reply, Exception):
+                raise storage_error(reply) from reply
+
+    # ---- what is stored once
+
+    async def register(self, generations: Sequence[Generation]) -> None:
+        """Note the generations before their first state is written: erasing a user relies on it."""
+        for generation in generations:
+            if generation.tag not in self._registered:
+                await self.call("HSETNX", self.keys.meta, f"{GENERATION_FIELD}{generation.tag.hex()}", 1)
+                self._registered.add(generation.tag)
+
+    async def registered_tags(self) -> set[str]:
+        """Return the tags, in hex, of all generations that ever had a state."""
+        fields = [field.decode() for field in await self.call("HKEYS", self.keys.meta)]
+        return {field.removeprefix(GENERATION_FIELD) for field in fields if field.startswith(GENERATION_FIELD)}
+
+    async def archive_id(self) -> str:
+        """Return the id of the archive, empty where there is none.
+
+        It never changes; so a store that knows it does not need its server.
+        """
+        try:
+            self._archive_id = (await self.call("HGET", self.keys.meta, "archive") or b"").decode()
+        except StorageUnavailable:
+            if not self._archive_id:
+                raise
+        return self._archive_id
+
+    async def raise_layout(self) -> None:
+        """Keep versions of lisarec that do not know undo and merge from these data."""
+        if not self._layout_is_raised:
+            await self.run(RAISE_LAYOUT, [self.keys.meta], [CORRECTED_LAYOUT])
+            self._layout_is_raised = True
+
+    async def secret(self) -> bytes:
+        """Return the 32 random bytes that are made once for the data."""
+        await self.require_open()
+        await self.call("HSETNX", self.keys.meta, "secret", secrets.token_hex(32))
+        return bytes.fromhex((await self.call("HGET", self.keys.meta, "secret")).decode())
+
+    # ---- checks
+
+    async def _check_versions(self) -> None:
+        for info in await self.servers.call_all_nodes("INFO", "server", replicas=True):
+            if isinstance(info, NoPermissionError):  # a user without dangerous commands: the scripts will tell
+                logger.info("Redis does not tell its version")
+            elif not isinstance(info, Exception):
+                version = str(info["redis_version"])
+                if _version_number(version) < OLDEST_SERVER:
+                    raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
+                if self.servers.acks.synced and _version_number(version) < OLDEST_WITH_WAITAOF:
+                    raise StorageError(
+                        f"Redis {version} cannot tell what its replicas have synced, 7.2 can; wait for replicas without"
+                    )
+            elif not self.servers.is_cluster or isinstance(info, AuthenticationError):
+                raise storage_error(info) from info
+
+    async def _check_layout(self) -> None:
+        wanted = {"layout": LAYOUT_VERSION, "partitions": self.keys.partitions}
+        read = ("HMGET", self.keys.meta, *wanted)
+        if None in await self.call(*read):
+            for name, value in wanted.items():
+                await self.call("HSETNX", self.keys.meta, name, value)
+        found = dict(zip(wanted, map(int, await self.call(*read)), strict=True))
+        if self._lacks_archive and await self.archive_id():
+            logger.warning("older parts of the log are in an archive, and no archive directory is given")
+        if found["layout"] not in KNOWN_LAYOUTS or found["partitions"] != self.keys.partitions:
+            raise StorageError(
+                f"'{self.keys.meta}' says {found}, and this lisarec was started for {wanted}; "
+                "start it as the data were made, or choose another key prefix"
+            )
+
+    async def _check_settings(self) -> None:
+        """Warn of settings that differ from docker/redis.conf and, for a cluster, docker/redis-cluster.conf."""
+        for name, safe in SAFE_SETTINGS.items():
+            for value in await self._settings(name):
+                if value != safe:
+                    logger.warning("Redis may lose acknowledged events: its %s is %s, not %s", name, value, safe)
+        if self.servers.is_cluster:
+            for value in await self._settings(COVERAGE):
+                if value != "no":
+                    logger.warning("one lost node will stop the whole cluster of Redis: its %s is %s", COVERAGE, value)
+
+    async def _settings(self, name: str) -> set[str]:
+        """Return the values on all servers that tell theirs."""
+        values = set()
+        for reply in await self.servers.call_all_nodes("CONFIG GET", name, replicas=True):
+            if isinstance(reply, Exception):  # many managed servers do not tell
+                logger.info("Redis does not tell its %s: %s", name, reply)
+            elif name in reply:
+                values.add(reply[name])
+        return values
+
+    async def _load_scripts(self) -> None:
+        for script in STORE_SCRIPTS:
+            for reply in await self.servers.call_all_nodes("SCRIPT LOAD", script.text):
+                if isinstance(reply, Exception) and not self.servers.is_cluster:
+                    raise storage_error(reply) from reply
+
+
+def _version_number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))

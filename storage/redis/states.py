@@ -1,0 +1,246 @@
+"""The states of a Redis store: reading them in rounds, and folding what they lack of the log."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from storage.errors import PartlyRead, StorageError, StorageUnavailable
+from storage.group_commit import GroupCommitByNode
+from storage.records import FoldedState
+from storage.redis.corrections import RedisCorrections
+from storage.redis.layout import MERGE_MARK, SEQ_DIGITS, Head, User
+from storage.redis.log import ENDLESS, UserLog
+from storage.redis.nodes import storage_error
+from storage.redis.requests import Read, fresh_state
+from storage.redis.scripts import SAVE_STATE, save_state_arguments
+from storage.redis.session import RedisSession
+from storage.state.corrections import LogFold
+from storage.state.generation import Generation, State, StateError
+
+MAX_ROUND = 512  # values
+SAVED_AT_ONCE = 64  # states of a rebuild in one transaction, about 250 kB
+MAX_MISSING_IN_ROUND = 500  # entries; states that lack more are folded in the background, so that no round waits
+
+logger = logging.getLogger(__name__)
+
+
+class RedisStates:
+    """The users' states, of all generations."""
+
+    def __init__(
+        self, session: RedisSession, log: UserLog, corrections: RedisCorrections, *, max_waiting: int, ttl_s: int
+    ) -> None:
+        self._session = session
+        self._log = log
+        self._corrections = corrections
+        self._ttl_s = ttl_s
+        node_of = session.servers.slots.node_of
+        self._reads: GroupCommitByNode[Read] = GroupCommitByNode(
+            self._read_round, lambda read: node_of(read.keys[0]) or "", max_size=MAX_ROUND, max_waiting=max_waiting
+        )
+        self._catching_up: dict[str, asyncio.Task[None]] = {}  # by the keys of the states
+
+    @property
+    def waiting(self) -> int:
+        """How many reads wait, in values."""
+        return self._reads.waiting_size
+
+    async def read(
+        self, tenant: str, user_ids: Sequence[str], generation: Generation, max_missing: int | None
+    ) -> list[bytes | None]:
+        """Return the users' encoded states, in order."""
+        users = {user_id: self._session.keys.user(tenant, user_id) for user_id in user_ids}
+        reads = [Read([user.head, user.state(generation)]) for user in users.values()]
+        self._reads.put(reads)
+        values: dict[str, bytes | None] = {}
+        failure: StorageError | None = None
+        for (user_id, user), read in zip(users.items(), reads, strict=True):
+            try:
+                head, stored = await read.answer
+                values[user_id] = await self._fresh_value(user, generation, head, stored, max_missing)
+            except StorageError as exc:
+                failure = exc
+        if failure is None:
+            return [values[user_id] for user_id in user_ids]
+        if not values:
+            raise failure
+        raise PartlyRead(str(failure), values) from failure
+
+    async def _read_round(self, reads: list[Read]) -> list[Read]:
+        await self._session.check()
+        reads = [read for read in reads if not read.expire()]
+        found = await self._session.servers.read([read.keys for read in reads])
+        for read, values in zip(reads, found, strict=True):
+            read.settle(values)
+        return []
+
+    async def _fresh_value(
+        self,
+        user: User,
+        generation: Generation,
+        head: bytes | None,
+        stored: bytes | None,
+        max_missing: int | None = None,
+    ) -> bytes | None:
+        """Return the state through the head, folding what the stored value lacks.
+
+        It is None without a log, and for now if more than `max_missing` entries are missing.
+        """
+        if head is None:
+            return None
+        if len(head) <= MERGE_MARK and (value := fresh_state(generation, stored, head)) is not None:
+            return value  # almost always
+        if Head.of(head).merge is not None:
+            return await self._read_again(await self._corrections.resolve(user), generation, max_missing)
+        try:
+            state, is_fresh = await self._fold(user, generation, head, stored, max_missing)
+        except _TooFarBehindError:
+            if max_missing is not None:
+                self._catch_up(user, generation)
+                return None
+            newest, stored = await self._stored(user, generation)
+            if newest == head:
+                raise
+            return await self._fresh_value(user, generation, newest, stored)  # the user was erased meanwhile
+        value = generation.encode(state)
+        if not is_fresh:
+            # A server that is full or read-only cannot store the state, but this process can still serve it.
+            with suppress(StorageUnavailable):
+                await self._save(user, generation, head, value)
+        return value
+
+    async def _read_again(self, user: User, generation: Generation, max_missing: int | None = None) -> bytes | None:
+        head, stored = await self._stored(user, generation)
+        return await self._fresh_value(user, generation, head, stored, max_missing)
+
+    async def _stored(self, user: User, generation: Generation) -> list[bytes | None]:
+        (values,) = await self._session.servers.read([[user.head, user.state(generation)]])
+        if isinstance(values, Exception):
+            raise storage_error(values) from values
+        return values
+
+    # ---- folding
+
+    async def fold_in_round(
+        self, user: User, generation: Generation, head: bytes | None, stored: bytes | None
+    ) -> bytes | None:
+        """Return the state through the head; None if that lacks too much, and is folded in the background."""
+        if user.state(generation) in self._catching_up:
+            return None
+        try:
+            state, _ = await self._fold(user, generation, head, stored, MAX_MISSING_IN_ROUND)
+        except _TooFarBehindError:
+            self._catch_up(user, generation)
+            return None
+        return generation.encode(state)
+
+    async def _fold(
+        self, user: User, generation: Generation, head: bytes | None, stored: bytes | None, max_missing: int | None
+    ) -> tuple[State, bool]:
+        """Return the fold of the user's log through the head, and whether the stored value was that already.
+
+        A value lacks all of the log for a new generation or layout. It lacks the rest where a process that serves
+        another generation has appended.
+
+        raises  _TooFarBehindError  when the value lacks more than `max_missing` entries
+        """
+        if head is None:
+            return generation.empty(), True
+        log = Head.of(head)
+        through, state = _decode(generation, stored, newest=log.newest)
+        if through == log.newest:
+            return state, True
+        fold = LogFold(generation, state)
+        limit = ENDLESS if max_missing is None else max_missing
+        while True:
+            if through < log.archived and max_missing is not None:
+                raise _TooFarBehindError
+            async for entry in self._log.entries(user, after=through, through=log.newest, limit=limit):
+                fold.apply(entry.event)
+                through = entry.seq
+            if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
+                raise _TooFarBehindError
+            if not fold.must_restart:
+                return fold.state, False
+            fold, through = fold.restarted(), 0
+
+    def catch_up(self, user: User, generations: Sequence[Generation]) -> None:
+        """Fold the user's states in the background, before a caller needs them."""
+        for generation in generations:
+            self._catch_up(user, generation)
+
+    def _catch_up(self, user: User, generation: Generation) -> None:
+        key = user.state(generation)
+        if key in self._catching_up or self._session.is_closed:
+            return
+
+        async def fold() -> None:
+            try:
+                await self._read_again(user, generation)
+            except StorageError as exc:
+                logger.warning("a state could not be folded from the log, which will be tried again: %s", exc)
+            finally:
+                del self._catching_up[key]
+
+        self._catching_up[key] = asyncio.create_task(fold())
+
+    # ---- saving
+
+    async def save(self, generation: Generation, states: Sequence[FoldedState]) -> None:
+        """Store states of a rebuild, unless newer ones are stored."""
+        await self._session.require_open()
+        await self._session.register([generation])
+        for start in range(0, len(states), SAVED_AT_ONCE):
+            page = states[start : start + SAVED_AT_ONCE]
+            if await self._session.reload_lost_scripts(await self._save_page(generation, page)):
+                await self._save_page(generation, page)
+
+    async def _save_page(self, generation: Generation, states: Sequence[FoldedState]) -> list[Any]:
+        commands = []
+        for state in states:
+            user = self._session.keys.user(state.tenant, state.user_id)
+            arguments = save_state_arguments(user, generation, state.through_seq, state.value, self._ttl_s)
+            commands.append(SAVE_STATE.command(*arguments))
+        replies = await self._session.servers.execute_all(commands, in_transaction=True)
+        for reply in replies:
+            if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
+                raise storage_error(reply) from reply
+        return replies
+
+    async def _save(self, user: User, generation: Generation, head: bytes, value: bytes) -> None:
+        """Store the state through the head, unless a newer one is stored, while other stores go on appending."""
+        await self._session.register([generation])
+        arguments = save_state_arguments(user, generation, Head.of(head).newest, value, self._ttl_s)
+        async with self._session.background_limit(user.head):
+            await self._session.run(SAVE_STATE, *arguments)
+
+    async def close(self) -> None:
+        """Answer the reads that were accepted; stop folding what nobody waits for."""
+        await self._reads.close()
+        for task in list(self._catching_up.values()):
+            task.cancel()  # what it has not saved can be folded again
+            await asyncio.wait([task])
+
+
+class _TooFarBehindError(StorageError):
+    """A user's state lacks more of the log than may be folded now."""
+
+    def __init__(self) -> None:
+        super().__init__("the log of a user could not be read to its end")
+
+
+def _decode(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, State]:
+    """Return the newest entry that a stored value holds, and its state; 0 and the empty state if it is unusable."""
+    if stored is not None:
+        try:
+            through, state = int(stored[:SEQ_DIGITS]), generation.decode(stored[SEQ_DIGITS:])
+        except (StateError, ValueError) as exc:
+            logger.warning("folding a state again from the log: %s", exc)
+        else:
+            if through <= newest:  # else it was left over when the log was lost
+                return through, state
+    return 0, generation.empty()

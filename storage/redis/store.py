@@ -1,0 +1,272 @@
+"""The Redis store: any number of replicas on one server, Redis 6.2 or later or Valkey.
+
+Events are folded here, in numpy, and committed by compare-and-set: a script changes the log, index and states of a
+partition's users in one step, provided that nobody else has appended to them since they were read. A round trip and a
+sync cost far more than an event, so whatever arrives during one round is read and committed together in the next.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from redis.exceptions import AuthenticationError, NoPermissionError
+from typing_extensions import override
+
+from storage.archive.async_reader import AsyncArchiveReader
+from storage.errors import StorageError, StorageUnavailable
+from storage.protocol import GenerationRegistry, UserStore
+from storage.records import (
+    MAIN_TENANT,
+    AppendResult,
+    FoldedState,
+    ItemChanges,
+    ItemEntry,
+    LogEntry,
+    LogPage,
+    TenantPointers,
+)
+from storage.redis.client import RedisServers
+from storage.redis.corrections import RedisCorrections
+from storage.redis.generations import RedisGenerations
+from storage.redis.items import RedisItems
+from storage.redis.layout import Keyspace, User
+from storage.redis.log import UserLog
+from storage.redis.nodes import ReplicaAcks
+from storage.redis.session import RedisSession
+from storage.redis.states import RedisStates
+from storage.redis.writer import EventWriter
+from storage.state.cold_codes import plain_type
+from storage.state.compiled_fold import compile_fold
+from storage.state.corrections import effective_events
+from storage.state.event import Event
+from storage.state.generation import Generation
+from storage.trends import Trends
+
+PARTITIONS = 256
+NO_ACKS = ReplicaAcks()
+DAY_S = 86_400
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisOptions:
+    """How long the store waits, how much may wait, and what an acknowledgement requires.
+
+    max_waiting     events, and as many values to read
+    state_ttl_days  states expire so many days after the last event; None: never
+    acks            the replicas that have what is acknowledged
+    """
+
+    connect_timeout_s: float = 1.0
+    socket_timeout_s: float = 2.0
+    max_waiting: int = 8192
+    state_ttl_days: int | None = None
+    acks: ReplicaAcks = NO_ACKS
+
+
+DEFAULT_OPTIONS = RedisOptions()
+
+
+class RedisStore(UserStore):
+    """A store on Redis. Make it with `open`; it belongs to the event loop in which it was opened."""
+
+    def __init__(
+        self,
+        session: RedisSession,
+        archive: AsyncArchiveReader,
+        generations: Sequence[Generation],
+        tenant: str,
+        options: RedisOptions,
+    ) -> None:
+        ttl_s, max_waiting = (options.state_ttl_days or 0) * DAY_S, options.max_waiting
+        self._session = session
+        self._archive = archive
+        self._log = UserLog(session, archive)
+        self._corrections = RedisCorrections(session, self._log, archive)
+        self._states = RedisStates(session, self._log, self._corrections, max_waiting=max_waiting, ttl_s=ttl_s)
+        self._writer = EventWriter(
+            session, self._states, self._corrections, archive, max_waiting=max_waiting, ttl_s=ttl_s
+        )
+        self._writer.serving = tuple(generations)
+        self._items = RedisItems(session, archive)
+        self._generations = RedisGenerations(session, tenant)
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        generations: Sequence[Generation],
+        *,
+        tenant: str = MAIN_TENANT,
+        prefix: str = "lisarec",
+        partitions: int = PARTITIONS,
+        archive_dir: Path | None = None,
+        options: RedisOptions = DEFAULT_OPTIONS,
+    ) -> "RedisStore":
+        """Open the store at a redis://, rediss:// (TLS) or unix:// URL with the user, password and database in it.
+
+        The URL of a cluster names a node, or several: redis://HOST:PORT,HOST:PORT. The archive directory is where an
+        archiver has moved, or will move, the older part of the log. Without a generation the store takes no events. A
+        server that cannot be reached now is no error: until it is there, every call raises StorageUnavailable.
+
+        raises  ValueError          when the URL or prefix cannot be used
+                StorageUnavailable  when the server refuses the user, the password or a command
+                StorageError        when the server is too old, or its data have another layout
+        """
+        servers = RedisServers(
+            url,
+            connect_timeout_s=options.connect_timeout_s,
+            socket_timeout_s=options.socket_timeout_s,
+            acks=options.acks,
+        )
+        if generations:
+            await asyncio.to_thread(compile_fold, generations[0])
+        lacks_archive = bool(generations) and archive_dir is None
+        session = RedisSession(servers, Keyspace(prefix, partitions), lacks_archive=lacks_archive)
+        store = cls(session, AsyncArchiveReader(archive_dir), generations, tenant, options)
+        try:
+            await session.check()
+            with suppress(StorageUnavailable):  # a read-only server; a later write registers them again
+                await session.register(generations)
+        except StorageError as exc:
+            refused = isinstance(exc.__cause__, AuthenticationError | NoPermissionError)
+            if refused or not isinstance(exc, StorageUnavailable):
+                await store.close()
+                raise
+            logger.warning("the store is not there yet: %s", exc)
+        return store
+
+    @property
+    @override
+    def generations(self) -> GenerationRegistry:
+        return self._generations
+
+    @property
+    @override
+    def waiting(self) -> int:
+        return self._states.waiting + self._writer.waiting
+
+    @override
+    def serve_generations(self, generations: Sequence[Generation]) -> None:
+        self._writer.serving = tuple(generations)
+
+    # ---- events and states
+
+    @override
+    async def append(self, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
+        return await self._writer.append(tenant, events) if events else []
+
+    @override
+    async def states(
+        self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
+    ) -> list[bytes | None]:
+        return await self._states.read(tenant, user_ids, generation, max_missing) if user_ids else []
+
+    @override
+    async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
+        await self._states.save(generation, states)
+
+    @override
+    async def drop_idle_states(self) -> int:
+        return 0  # the server does it
+
+    @override
+    def log(self) -> AsyncIterator[LogPage]:
+        return self._log.pages()
+
+    @override
+    async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
+        user = await self._resolve(tenant, user_id)
+        return [entry async for entry in self._log.entries(user, after=after, limit=limit)]
+
+    @override
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
+        user = await self._resolve(tenant, user_id)
+        events = effective_events([entry.event async for entry in self._log.entries(user)])
+        return {event.item_id for event in events if plain_type(event.type) not in unseen_types}
+
+    # ---- corrections
+
+    @override
+    async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
+        user = await self._resolve(tenant, user_id)
+        is_new = await self._corrections.undo(self._session.keys.user(tenant, user_id), event_id)
+        self._states.catch_up(user, self._writer.serving)
+        return is_new
+
+    @override
+    async def merge(self, tenant: str, user_id: str, visitor: str) -> bool:
+        user = await self._resolve(tenant, user_id)
+        is_new = await self._corrections.merge(user, self._session.keys.user(tenant, visitor))
+        self._states.catch_up(user, self._writer.serving)
+        return is_new
+
+    @override
+    async def erase(self, tenant: str, user_id: str) -> None:
+        await self._session.require_open()
+        await self._corrections.erase(self._session.keys.user(tenant, user_id))
+
+    async def _resolve(self, tenant: str, user_id: str) -> User:
+        """Return the user, or the one whom they were merged into."""
+        await self._session.require_open()
+        return await self._corrections.resolve(self._session.keys.user(tenant, user_id))
+
+    # ---- items and statistics
+
+    @override
+    async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        await self._items.put(tenant, entries)
+
+    @override
+    async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        return await self._items.changes(tenant, after, limit)
+
+    @override
+    async def item_tenants(self) -> list[str]:
+        return await self._items.tenants()
+
+    @override
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        return await self._items.counts(tenant, types)
+
+    @override
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        await self._items.add_trends(tenant, trends)
+
+    @override
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        return await self._items.top_trends(tenant, limit)
+
+    @override
+    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+        await self._items.add_tallies(tenant, counts)
+
+    @override
+    async def tallies(self, tenant: str) -> dict[str, int]:
+        return await self._items.tallies(tenant)
+
+    # ---- the store itself
+
+    @override
+    async def pointers(self) -> TenantPointers:
+        return await self._generations.pointers()
+
+    @override
+    async def secret(self) -> bytes:
+        return await self._session.secret()
+
+    @override
+    async def ping(self) -> None:
+        await self._session.ping()
+
+    @override
+    async def close(self) -> None:
+        self._session.is_closed = True
+        await self._states.close()
+        await self._writer.close()
+        await self._session.servers.close()
+        self._archive.close()

@@ -1,0 +1,69 @@
+"""Catching up: states that are far behind their logs are folded apart, so that no writer waits for them."""
+
+import logging
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from storage.errors import StorageError
+from storage.records import FoldedState
+from storage.sqlite import states
+from storage.sqlite.append import FAR_BEHIND
+from storage.sqlite.database import Database
+from storage.sqlite.log import log_entries
+from storage.state.corrections import LogFold
+from storage.state.generation import Generation
+
+logger = logging.getLogger(__name__)
+
+
+class CatchUpThread:
+    """A thread that folds what states lack, one user at a time, on a connection of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection = database.connect()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-catch-up")
+        self._under_way: set[tuple[str, str, bytes]] = set()
+        self._closed = False
+
+    def start(self, tenant: str, user_id: str, generation: Generation) -> None:
+        """Fold what the user's state lacks, unless that is under way; later reads find it saved."""
+        key = (tenant, user_id, generation.tag)
+        if key in self._under_way:
+            return
+        self._under_way.add(key)
+        with suppress(RuntimeError):  # closed meanwhile
+            self._thread.submit(self._run, key, generation)
+
+    def close(self) -> None:
+        """Give up what is not folded yet; it can be folded later."""
+        self._closed = True
+        self._thread.shutdown(cancel_futures=True)
+        self._connection.close()
+
+    def _run(self, key: tuple[str, str, bytes], generation: Generation) -> None:
+        try:
+            self._catch_up(key[0], key[1], generation)
+        except (sqlite3.Error, StorageError) as exc:
+            logger.warning("a state could not be folded from the log, which will be tried again: %s", exc)
+        finally:
+            self._under_way.discard(key)
+
+    def _catch_up(self, tenant: str, user_id: str, generation: Generation) -> None:
+        (stored,) = states.stored_states(self._connection, generation, tenant, [user_id]).values()
+        newest_seq, through_seq = stored.newest_seq, stored.through_seq
+        fold = LogFold(generation, generation.decode(stored.value))
+        while through_seq < newest_seq:
+            found = log_entries(self._connection, tenant, user_id, through_seq, FAR_BEHIND)
+            # entries above newest_seq may belong to a user who was erased and came back
+            entries = [entry for entry in found if entry.seq <= newest_seq]
+            if self._closed or not entries:  # the log may be gone
+                return
+            for entry in entries:
+                fold.apply(entry.event)
+            through_seq = entries[-1].seq
+            if fold.must_restart and through_seq == newest_seq:
+                fold, through_seq = fold.restarted(), 0
+        folded = FoldedState(tenant, user_id, through_seq, generation.encode(fold.state))
+        self._database.submit(lambda db: states.save(db, generation, [folded])).result()

@@ -1,0 +1,82 @@
+"""The registry of generations in the embedded store."""
+
+import sqlite3
+import time
+
+from typing_extensions import override
+
+from storage.protocol import GenerationRegistry
+from storage.records import KnownGeneration, NamedGeneration
+from storage.sqlite.database import Database
+from storage.sqlite.items import EXPERIMENT, set_note
+from storage.sqlite.states import drop_generation
+
+ANNOUNCE = """
+INSERT INTO generations (tenant, tag, name, live_until) VALUES (?, ?, ?, ?)
+ON CONFLICT (tenant, tag) DO UPDATE SET name = excluded.name, live_until = max(live_until, excluded.live_until)
+"""
+
+
+class SQLiteGenerations(GenerationRegistry):
+    """The GenerationRegistry of one tenant in a SQLite file."""
+
+    def __init__(self, database: Database, tenant: str) -> None:
+        self._database = database
+        self._tenant = tenant
+
+    @override
+    async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
+        await self._database.write(lambda db: _announce(db, self._tenant, generation, live_for_s))
+
+    @override
+    async def known(self) -> list[KnownGeneration]:
+        return await self._database.read(lambda db: _known(db, self._tenant))
+
+    @override
+    async def active(self) -> NamedGeneration | None:
+        return await self._database.read(lambda db: active(db, self._tenant))
+
+    @override
+    async def activate(self, generation: NamedGeneration) -> None:
+        await self._database.write(lambda db: _activate(db, self._tenant, generation))
+
+    @override
+    async def set_experiment(self, text: str | None) -> None:
+        await self._database.write(lambda db: set_note(db, self._tenant, EXPERIMENT, text))
+
+    @override
+    async def drop(self, tag: bytes) -> int:
+        total, row = 0, 0
+        while rows := await self._database.write(lambda db, row=row: drop_generation(db, self._tenant, tag, row)):  # type: ignore[misc]
+            total, row = total + len(rows), max(rows)
+        await self._database.write(lambda db: _drop_name(db, self._tenant, tag))
+        return total
+
+
+def active(db: sqlite3.Connection, tenant: str) -> NamedGeneration | None:
+    """Return the tenant's active generation; None before the first activation."""
+    row = db.execute("SELECT name, tag FROM generations WHERE tenant = ? AND is_active", (tenant,)).fetchone()
+    return None if row is None else NamedGeneration(*row)
+
+
+def _announce(db: sqlite3.Connection, tenant: str, generation: NamedGeneration, live_for_s: float) -> None:
+    db.execute(ANNOUNCE, (tenant, generation.tag, generation.name, time.time() + live_for_s))
+
+
+def _activate(db: sqlite3.Connection, tenant: str, generation: NamedGeneration) -> None:
+    _announce(db, tenant, generation, 0)
+    db.execute("UPDATE generations SET is_active = (tag = ?) WHERE tenant = ?", (generation.tag, tenant))
+
+
+def _known(db: sqlite3.Connection, tenant: str) -> list[KnownGeneration]:
+    sql = "SELECT name, tag, is_active, live_until FROM generations WHERE tenant = ? ORDER BY name, tag"
+    rows = db.execute(sql, (tenant,)).fetchall()
+    now = time.time()
+    return [
+        KnownGeneration(NamedGeneration(name, tag), bool(is_active), live_until > now)
+        for name, tag, is_active, live_until in rows
+    ]
+
+
+def _drop_name(db: sqlite3.Connection, tenant: str, tag: bytes) -> None:
+    db.execute("DELETE FROM generations WHERE tenant = ? AND tag = ? AND NOT is_active", (tenant, tag))

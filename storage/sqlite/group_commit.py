@@ -1,0 +1,129 @@
+"""Group commit: a sync costs far more than an event, so one thread commits everything that waits together."""
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from storage.errors import StorageBusy, StorageError, StorageUnavailable
+from storage.sqlite.append import Append, append_all
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    work: Callable[[sqlite3.Connection], Any]
+    size: int
+    answer: Future[Any]
+
+
+class WriterThread:
+    """A thread that runs everything that waits in one transaction and then answers it; it owns the connection."""
+
+    def __init__(self, connection: sqlite3.Connection, max_waiting: int) -> None:
+        self._connection = connection
+        self._max_waiting = max_waiting
+        self._waiting: list[_Request] = []
+        self._waiting_size = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        # A daemon: a program that forgets to close loses nothing that was answered, and can still exit.
+        self._thread = threading.Thread(target=self._run, name="sqlite-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """The size of all requests that wait."""
+        return self._waiting_size
+
+    def submit(self, work: Callable[[sqlite3.Connection], T], size: int) -> Future[T]:
+        """Queue the work for the next group. Cancelling the answer before that group begins withdraws the work."""
+        answer: Future[T] = Future()
+        with self._changed:
+            if self._closed:
+                raise StorageUnavailable("the store is closed")
+            if self._waiting and self._waiting_size + size > self._max_waiting:
+                raise StorageBusy(f"{self._waiting_size} events wait to be written; try again later")
+            self._waiting.append(_Request(work, size, answer))
+            self._waiting_size += size
+            self._changed.notify()
+        return answer
+
+    def close(self) -> None:
+        """Accept nothing more; return when everything accepted is answered."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with closing(self._connection):
+            while group := self._next_group():
+                self._commit_and_answer([one for one in group if one.answer.set_running_or_notify_cancel()])
+
+    def _next_group(self) -> list[_Request]:
+        """Everything that waits; empty only when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            group, self._waiting, self._waiting_size = self._waiting, [], 0
+        return group
+
+    def _commit_and_answer(self, group: list[_Request]) -> None:
+        try:
+            results = self._commit(group)
+        except Exception as exc:
+            # A failure of the database concerns everybody; any other may come from a single request.
+            if len(group) == 1 or isinstance(exc, sqlite3.OperationalError):
+                _fail(group, exc)
+            else:
+                for request in group:
+                    self._commit_and_answer([request])
+        else:
+            for request, result in zip(group, results, strict=True):
+                request.answer.set_result(result)
+
+    def _commit(self, group: list[_Request]) -> list[Any]:
+        """Run the group in one transaction: all of it is durable, or nothing happened."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            results = [result for run in _runs(group) for result in self._results(run)]
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # SQLite has rolled back by itself after some errors
+                self._connection.execute("ROLLBACK")
+            raise
+        return results
+
+    def _results(self, run: list[_Request]) -> list[Any]:
+        works = [request.work for request in run]
+        appends = [work for work in works if isinstance(work, Append)]
+        return append_all(self._connection, appends) if appends else [work(self._connection) for work in works]
+
+
+def _runs(group: list[_Request]) -> list[list[_Request]]:
+    """The requests in order, where consecutive appends that can be combined form one run."""
+    runs: list[list[_Request]] = []
+    for request in group:
+        if runs and isinstance(request.work, Append) and request.work.combines_with(runs[-1][-1].work):
+            runs[-1].append(request)
+        else:
+            runs.append([request])
+    return runs
+
+
+def _fail(group: list[_Request], cause: Exception) -> None:
+    for request in group:
+        failure = storage_error(cause)  # one for each: a raised exception collects the traceback of its waiter
+        failure.__cause__ = cause
+        request.answer.set_exception(failure)
+
+
+def storage_error(cause: Exception) -> StorageError:
+    """Translate a failure of SQLite, or of a request's work, into the store's own error."""
+    if isinstance(cause, sqlite3.Error):
+        return StorageUnavailable(f"SQLite failed: {cause}")
+    return StorageError(f"the request could not be applied: {cause!r}")

@@ -1,0 +1,172 @@
+"""The table of states in the embedded store: reading states, folding what they lack, and saving them."""
+
+import logging
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from storage.records import FoldedState
+from storage.sqlite.log import NO_LIMIT, execute_in_batches, log_entries
+from storage.sqlite.schema import DAY_S
+from storage.state.corrections import LogFold
+from storage.state.generation import Generation
+
+DROPPED_AT_ONCE = 1000  # states removed in one transaction, so that no writer waits long
+
+SELECT_STATES = """
+SELECT asked.column1, (SELECT max(seq) FROM log WHERE tenant = ? AND user_id = asked.column1),
+    states.through_seq, states.value
+FROM ({rows}) AS asked
+LEFT JOIN states ON states.tenant = ? AND states.user_id = asked.column1 AND states.generation = ?
+"""
+
+COUNT_MISSING = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND seq > ? LIMIT ?)"
+
+# A newer state that another process has saved meanwhile stays, and no state of a log that is gone is saved.
+SAVE_STATE = """
+INSERT INTO states (tenant, user_id, generation, through_seq, value, written_day)
+SELECT :tenant, :user_id, :generation, :through_seq, :value, :day
+WHERE EXISTS (SELECT 1 FROM log WHERE seq = :through_seq AND tenant = :tenant AND user_id = :user_id)
+ON CONFLICT (tenant, user_id, generation)
+DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value, written_day = excluded.written_day
+WHERE excluded.through_seq >= states.through_seq
+"""
+
+DROP_GENERATION = """
+DELETE FROM states
+WHERE rowid IN (SELECT rowid FROM states WHERE rowid > ? AND tenant = ? AND generation = ? ORDER BY rowid LIMIT ?)
+RETURNING rowid
+"""
+
+# Only for states that hold the newest entry of the log, and under the write lock.
+REPLACE_STATES = """
+INSERT INTO states (tenant, user_id, generation, through_seq, value, written_day) {rows}
+ON CONFLICT (tenant, user_id, generation)
+DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value, written_day = excluded.written_day
+"""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class CurrentState:
+    """The fold of a user's log through `newest_seq` (0: no log); the stored state went through `stored_seq`."""
+
+    value: bytes
+    newest_seq: int
+    stored_seq: int
+
+
+@dataclass(slots=True)
+class StoredState:
+    """A state as it is stored: the newest sequence number of the user's log, that of the state (0: none), its bytes."""
+
+    newest_seq: int
+    through_seq: int
+    value: bytes
+
+
+def current_states(
+    db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str], max_missing: int | None = None
+) -> dict[str, CurrentState | None]:
+    """Return the users' states as of now; None for a stored state that lacks more than `max_missing` entries.
+
+    What a stored state lacks is folded: the whole log for a new generation or layout, the rest of the log where a
+    process that serves another generation has appended.
+    """
+    states: dict[str, CurrentState | None] = {}
+    for user_id, stored in stored_states(db, generation, tenant, user_ids).items():
+        if stored.through_seq == stored.newest_seq:
+            states[user_id] = CurrentState(stored.value, stored.newest_seq, stored.through_seq)
+        else:
+            states[user_id] = _caught_up(db, generation, tenant, user_id, stored, max_missing)
+    return states
+
+
+def _caught_up(
+    db: sqlite3.Connection,
+    generation: Generation,
+    tenant: str,
+    user_id: str,
+    stored: StoredState,
+    max_missing: int | None,
+) -> CurrentState | None:
+    after, fold = stored.through_seq, LogFold(generation, generation.decode(stored.value))
+    while after < stored.newest_seq:
+        if max_missing is not None and _misses_more(db, tenant, user_id, after, max_missing):
+            return None
+        for entry in log_entries(db, tenant, user_id, after, NO_LIMIT):
+            if entry.seq > stored.newest_seq:  # logged since newest_seq was read
+                break
+            fold.apply(entry.event)
+        if not fold.must_restart:
+            break
+        after, fold = 0, fold.restarted()
+    return CurrentState(generation.encode(fold.state), stored.newest_seq, stored.through_seq)
+
+
+def _misses_more(db: sqlite3.Connection, tenant: str, user_id: str, after: int, than: int) -> bool:
+    (missing,) = db.execute(COUNT_MISSING, (tenant, user_id, after, than + 1)).fetchone()
+    return bool(missing > than)
+
+
+def stored_states(
+    db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str]
+) -> dict[str, StoredState]:
+    """Return what is stored of each user; the empty state where that is nothing or unreadable."""
+    found: dict[str, StoredState] = {}
+    rows = [(user_id,) for user_id in dict.fromkeys(user_ids)]
+    for user_id, newest_seq, through_seq, value in execute_in_batches(
+        db, SELECT_STATES, rows, before=[tenant], after=[tenant, generation.tag]
+    ):
+        if value is not None and not generation.fits(value):
+            logger.warning("folding a state again from the log: it is of another layout")
+        if value is None or not generation.fits(value):
+            through_seq, value = 0, generation.encoded_empty
+        found[user_id] = StoredState(newest_seq or 0, through_seq, value)
+    return found
+
+
+def save(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:
+    """Save these states, except those of users who have a newer state or no log any more."""
+    day = today()
+    db.executemany(
+        SAVE_STATE,
+        [
+            {
+                "tenant": state.tenant,
+                "user_id": state.user_id,
+                "generation": generation.tag,
+                "through_seq": state.through_seq,
+                "value": state.value,
+                "day": day,
+            }
+            for state in states
+        ],
+    )
+
+
+def replace(
+    db: sqlite3.Connection, generation: Generation, tenant: str, values: Mapping[str, bytes], seqs: Mapping[str, int]
+) -> None:
+    """Save the users' states, which hold their whole logs, through `seqs`. The caller holds the write lock."""
+    day = today()
+    rows = [(tenant, user_id, generation.tag, seqs[user_id], value, day) for user_id, value in values.items()]
+    execute_in_batches(db, REPLACE_STATES, rows, sizes=(16, 4, 1))
+
+
+def drop_generation(db: sqlite3.Connection, tenant: str, tag: bytes, after_row: int) -> list[int]:
+    """Remove some of the tenant's states of the generation that follow that row; return their rows, none at the end."""
+    return [row for (row,) in db.execute(DROP_GENERATION, (after_row, tenant, tag, DROPPED_AT_ONCE))]
+
+
+def drop_idle(db: sqlite3.Connection, before_day: int) -> int:
+    """Remove some states that were last written before that day; return how many."""
+    sql = "DELETE FROM states WHERE rowid IN (SELECT rowid FROM states WHERE written_day < ? LIMIT ?)"
+    return db.execute(sql, (before_day, DROPPED_AT_ONCE)).rowcount
+
+
+def today() -> int:
+    """Return the number of today, in days since 1970."""
+    return int(time.time() // DAY_S)

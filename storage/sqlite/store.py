@@ -1,0 +1,270 @@
+"""The embedded store: one SQLite file, shared by any number of processes.
+
+Events are logged, folded and acknowledged in one transaction, synced to disk.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from typing_extensions import override
+
+from storage.archive import item_counts
+from storage.errors import MergeRefused, StorageError, StorageUnavailable, UnknownEvent
+from storage.protocol import UserStore
+from storage.records import (
+    MAIN_TENANT,
+    AppendResult,
+    FoldedState,
+    ItemChanges,
+    ItemEntry,
+    LogEntry,
+    LogPage,
+    TenantPointers,
+)
+from storage.sqlite import corrections, items
+from storage.sqlite import states as sqlite_states
+from storage.sqlite.append import Append
+from storage.sqlite.catch_up import CatchUpThread
+from storage.sqlite.database import FILE_NAME, Database, empty_write_ahead_log
+from storage.sqlite.generations import SQLiteGenerations, active
+from storage.sqlite.log import LOG_PAGE, log_entries, log_page, newest_entries, resolve_alias
+from storage.state.compiled_fold import compile_fold
+from storage.state.event import Event, digest
+from storage.state.generation import Generation
+from storage.trends import Trends
+
+SAVED_AT_ONCE = 256  # states of a rebuild in one transaction, about 1 MB
+# About half a second of work: beyond it, writes are refused with StorageBusy instead of waiting longer.
+MAX_WAITING_EVENTS = 8192
+
+
+class SQLiteStore(UserStore):
+    """A UserStore in one directory. Make it with `open`; it may be used from any event loop."""
+
+    def __init__(
+        self, database: Database, generations: Sequence[Generation], state_ttl_days: int | None, tenant: str
+    ) -> None:
+        self._database = database
+        self._catch_up = CatchUpThread(database)
+        self._generations = SQLiteGenerations(database, tenant)
+        self._served = tuple(generations)
+        self._tenant = tenant
+        self._state_ttl_days = state_ttl_days
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        generations: Sequence[Generation],
+        *,
+        tenant: str = MAIN_TENANT,
+        max_waiting_events: int = MAX_WAITING_EVENTS,
+        state_ttl_days: int | None = None,
+    ) -> "SQLiteStore":
+        """Open the store in the directory, or make it there. Without a generation it takes no events.
+
+        raises  StorageUnavailable  when the directory or file cannot be used
+                StorageError        when a newer lisarec has written the file
+        """
+        path = Path(directory) / FILE_NAME
+
+        def open_files() -> "SQLiteStore":
+            try:
+                if generations:
+                    compile_fold(generations[0])
+                return cls(Database(path, max_waiting_events), generations, state_ttl_days, tenant)
+            except (OSError, sqlite3.Error) as exc:
+                raise StorageUnavailable(f"cannot open '{path}': {exc}") from exc
+
+        return await asyncio.to_thread(open_files)
+
+    @property
+    @override
+    def generations(self) -> SQLiteGenerations:
+        return self._generations
+
+    @property
+    @override
+    def waiting(self) -> int:
+        return self._database.waiting
+
+    @override
+    def serve_generations(self, generations: Sequence[Generation]) -> None:
+        self._served = tuple(generations)
+
+    @override
+    async def append(self, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
+        if not events:
+            return []
+        served = self._served
+        if not served:
+            raise ValueError("a store that takes events needs at least one generation")
+        results, behind = await self._database.write(Append(served, tenant, events), size=len(events))
+        for user_id, generation in behind:
+            self._catch_up.start(tenant, user_id, generation)
+        return results
+
+    @override
+    async def states(
+        self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
+    ) -> list[bytes | None]:
+        def read(db: sqlite3.Connection) -> tuple[dict[str, str], dict[str, sqlite_states.CurrentState | None]]:
+            targets = {user_id: resolve_alias(db, tenant, user_id) for user_id in user_ids}
+            return targets, sqlite_states.current_states(db, generation, tenant, targets.values(), max_missing)
+
+        targets, states = await self._database.read(read)
+        caught_up = []
+        for user_id, state in states.items():
+            if state is None:
+                self._catch_up.start(tenant, user_id, generation)
+            elif state.stored_seq < state.newest_seq:
+                caught_up.append(FoldedState(tenant, user_id, state.newest_seq, state.value))
+        if caught_up:
+            with suppress(StorageError):  # a state that cannot be saved, as on a full disk, can still be served
+                await self._save(generation, caught_up)
+        return [
+            state.value if state is not None and state.newest_seq else None
+            for state in (states[targets[user_id]] for user_id in user_ids)
+        ]
+
+    @override
+    async def log(self) -> AsyncIterator[LogPage]:
+        tenant, user_id = "", ""
+        while True:
+            page = await self._database.read(lambda db, after=(tenant, user_id): list(log_page(db, *after)))  # type: ignore[misc]
+            is_complete = len(page) < LOG_PAGE
+            yield LogPage(page, is_complete)
+            if is_complete:
+                return
+            tenant, last = page[-1]
+            user_id, seq = last.event.user_id, last.seq
+            while not is_complete:  # the rest of the last user
+                rest = await self._database.read(
+                    lambda db, tenant=tenant, user_id=user_id, after=seq - 1: list(  # type: ignore[misc]
+                        log_entries(db, tenant, user_id, after, 1 + LOG_PAGE)
+                    )
+                )
+                is_complete = len(rest) < 1 + LOG_PAGE
+                is_same = bool(rest) and rest[0].seq == seq
+                new = [(tenant, entry) for entry in rest if entry.seq > seq]
+                yield LogPage(new, is_complete, () if is_same else [(tenant, digest(user_id))])
+                seq = rest[-1].seq if rest else seq
+
+    @override
+    async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
+        for start in range(0, len(states), SAVED_AT_ONCE):
+            await self._save(generation, states[start : start + SAVED_AT_ONCE])
+
+    async def _save(self, generation: Generation, states: Sequence[FoldedState]) -> None:
+        await self._database.write(lambda db: sqlite_states.save(db, generation, states), size=len(states))
+
+    @override
+    async def drop_idle_states(self) -> int:
+        if self._state_ttl_days is None:
+            return 0
+        before_day, total = sqlite_states.today() - self._state_ttl_days, 0
+        while dropped := await self._database.write(lambda db: sqlite_states.drop_idle(db, before_day)):
+            total += dropped
+        return total
+
+    @override
+    async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
+        def read(db: sqlite3.Connection) -> list[LogEntry]:
+            return list(log_entries(db, tenant, resolve_alias(db, tenant, user_id), after, limit))
+
+        return await self._database.read(read)
+
+    @override
+    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
+        return await self._database.read(lambda db: corrections.seen_items(db, tenant, user_id, unseen_types))
+
+    @override
+    async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
+        counted = await self._database.write(lambda db: corrections.undo_event(db, tenant, user_id, event_id))
+        if counted is None:
+            raise UnknownEvent("the user's log has no event of this id")
+        await self._fold_corrected(tenant, user_id)
+        return counted
+
+    @override
+    async def merge(self, tenant: str, user_id: str, visitor: str) -> bool:
+        outcome = await self._database.write(lambda db: corrections.merge(db, tenant, user_id, visitor))
+        if isinstance(outcome, MergeRefused):
+            raise outcome
+        await self._fold_corrected(tenant, user_id)
+        return outcome
+
+    async def _fold_corrected(self, tenant: str, user_id: str) -> None:
+        """Start folding a log that was corrected before the next read needs its states."""
+        target = await self._database.read(lambda db: resolve_alias(db, tenant, user_id))
+        for generation in self._served:
+            self._catch_up.start(tenant, target, generation)
+
+    @override
+    async def erase(self, tenant: str, user_id: str) -> None:
+        await self._database.write(lambda db: corrections.erase(db, tenant, user_id))
+        await self._database.read(empty_write_ahead_log)
+
+    @override
+    async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        await self._database.write(lambda db: items.put_items(db, tenant, entries), size=len(entries))
+
+    @override
+    async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        return await self._database.read(lambda db: items.item_changes(db, tenant, after, limit))
+
+    @override
+    async def item_tenants(self) -> list[str]:
+        return await self._database.read(items.item_tenants)
+
+    @override
+    async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
+        return await self._database.read(
+            lambda db: item_counts.count_items_of_rows(
+                newest_entries(db, tenant, item_counts.MAX_NEWEST_ENTRIES), types
+            )
+        )
+
+    @override
+    async def add_trends(self, tenant: str, trends: Trends) -> None:
+        if trends:
+            await self._database.write(lambda db: items.add_trends(db, tenant, trends), size=len(trends))
+
+    @override
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        return await self._database.read(lambda db: items.highest_trends(db, tenant, limit))
+
+    @override
+    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+        if counts:
+            await self._database.write(lambda db: items.add_tallies(db, tenant, counts), size=len(counts))
+
+    @override
+    async def tallies(self, tenant: str) -> dict[str, int]:
+        return await self._database.read(lambda db: items.tallies(db, tenant))
+
+    @override
+    async def pointers(self) -> TenantPointers:
+        return await self._database.read(
+            lambda db: TenantPointers(
+                active(db, self._tenant),
+                items.items_version(db, self._tenant),
+                items.note(db, self._tenant, items.EXPERIMENT),
+            )
+        )
+
+    @override
+    async def secret(self) -> bytes:
+        return await self._database.write(items.secret)
+
+    @override
+    async def ping(self) -> None:
+        await self._database.read(lambda db: db.execute("SELECT seq FROM log LIMIT 1").fetchone())
+
+    @override
+    async def close(self) -> None:
+        await asyncio.to_thread(self._catch_up.close)
+        await self._database.close()

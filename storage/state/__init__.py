@@ -1,0 +1,1 @@
+"""A user's state: its bytes, and the fold of events into it."""

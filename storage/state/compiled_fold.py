@@ -1,0 +1,216 @@
+"""The compiled fold of many users' events at once, used for a round of appends and for a rebuild.
+
+`fold_event` in `storage.state.fold` defines the fold of one event. This module does the same to arrays, and tests hold
+the two equal.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.state.cold_codes import FIRST_COLD_ROW, MARK, cold_row, plain_type
+from storage.state.event import Event, event_hash
+from storage.state.generation import MAX_TIME_S, NEGLIGIBLE, Generation
+
+UNKNOWN = -1
+FOLDED_FIELDS = (
+    "n",
+    "anchor",
+    "bins",
+    "event_count",
+    "recent_event_ids",
+    "recent_id_times_s",
+    "low_water_s",
+    "item_count",
+    "recent_items",
+    "stepped_items",
+    "last_item",
+    "last_timestamp_us",
+    "last_codes",
+)
+
+
+class EventColumns(NamedTuple):
+    """Q events as the fold reads them.
+
+    rows           (Q,) int32    rows of the items in the generation's codes, -1 = unknown, >= FIRST_COLD_ROW = cold
+    cold_codes     (Q, B) uint8  codes that the events bring for cold items; (0, B) where none does
+    weights        (Q,) float32  weights of their types, 0 = no step
+    seen           (Q,) bool     whether their types count as seen
+    timestamps_us  (Q,) int64
+    id_times_s     (Q,) uint32   rounded up, 0 = none
+    id_hashes      (Q,) uint64
+    """
+
+    rows: NDArray[np.int32]
+    cold_codes: NDArray[np.uint8]
+    weights: NDArray[np.float32]
+    seen: NDArray[np.bool_]
+    timestamps_us: NDArray[np.int64]
+    id_times_s: NDArray[np.uint32]
+    id_hashes: NDArray[np.uint64]
+
+    @classmethod
+    def from_events(
+        cls, generation: Generation, events: Sequence[Event], id_hashes: Iterable[int] | None = None
+    ) -> "EventColumns":
+        """Make the columns of events. Their ids are hashed unless their hashes are given."""
+        count = len(events)
+        row_of = generation.item_index.get
+        weights = {kind: max(0.0, weight) for kind, weight in generation.event_weights.items()}
+        if id_hashes is None:
+            id_hashes = (event_hash(event.event_id) for event in events)
+        kinds = [event.type for event in events]
+        rows = np.fromiter(map(row_of, (event.item_id for event in events), repeat(UNKNOWN)), np.int32, count)
+        cold_codes = np.zeros((0, generation.codes.shape[1]), np.uint8)  # the one type that is compiled for
+        if any(MARK in kind for kind in kinds):
+            cold_codes = _cold_codes(generation, events, rows)
+            kinds = [plain_type(kind) for kind in kinds]
+        id_times_us = np.fromiter((event.id_time_us or 0 for event in events), np.int64, count)
+        return cls(
+            rows,
+            cold_codes,
+            np.fromiter((weights.get(kind, 0.0) for kind in kinds), np.float32, count),
+            np.fromiter((kind not in generation.unseen_types for kind in kinds), np.bool_, count),
+            np.fromiter((event.timestamp_us for event in events), np.int64, count),
+            np.clip(-(-id_times_us // 1_000_000), 0, MAX_TIME_S).astype(np.uint32),
+            np.fromiter(id_hashes, np.uint64, count),
+        )
+
+
+def _cold_codes(generation: Generation, events: Sequence[Event], rows: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Return the codes (Q, B) that events bring for unknown items, and set the `rows` of these items."""
+    found = np.zeros((len(events), generation.codes.shape[1]), np.uint8)
+    for place in np.flatnonzero(rows == UNKNOWN).tolist():
+        codes = generation.cold_codes(events[place])
+        if codes is not None:
+            found[place] = codes
+            rows[place] = cold_row(events[place].item_id)
+    return found
+
+
+def fold_encoded(
+    generation: Generation,
+    values: Sequence[bytes],
+    users: Sequence[int],
+    events: Sequence[Event],
+    id_hashes: Iterable[int] | None = None,
+) -> tuple[list[bytes], list[bool]]:
+    """Fold Q events into U encoded states, in order.
+
+    values     (U,)  encoded states of the generation
+    users      (Q,)  the user of each event, as an index of values
+    id_hashes  (Q,)  hashes of the events' ids, where they are known
+    returns    the states (U,), encoded, and whether each of the events (Q,) was late
+    """
+    size = generation.dtype.itemsize
+    # One state more: numpy calls the columns of a single record contiguous, and numba would compile for these again.
+    encoded = bytearray().join([*values, bytes(size)])
+    states = np.frombuffer(encoded, generation.dtype)
+    columns = EventColumns.from_events(generation, events, id_hashes)
+    late = fold_many(generation, states, np.fromiter(users, np.int64, len(users)), columns)
+    with memoryview(encoded) as folded:
+        return [bytes(folded[size * user : size * (user + 1)]) for user in range(len(values))], late.tolist()
+
+
+def compile_fold(generation: Generation) -> None:
+    """Compile the fold, or read it from the cache, so that no request waits some seconds for it."""
+    fold_encoded(generation, [generation.encoded_empty], [0], [Event("e", "u", "i", "click", 0, None)])
+
+
+def fold_many(
+    generation: Generation, states: NDArray[np.void], users: NDArray[np.int64], events: EventColumns
+) -> NDArray[np.bool_]:
+    """Fold Q events into the states of their users, in place and in order.
+
+    states   (U,)  records of ``generation.dtype``
+    users    (Q,)  the user of each event, as an index of states
+    returns  (Q,)  whether the event stepped and came late
+    """
+    late = np.zeros(len(users), np.bool_)
+    items = (
+        generation.codes,
+        np.empty((0, 0, 0), np.float32) if generation.shares is None else generation.shares,
+        np.asarray(generation.decay_rates, np.float64),
+        generation.growth,
+    )
+    _fold_many(late, users, tuple(events), items, tuple(map(states.__getitem__, FOLDED_FIELDS)))
+    return late
+
+
+@numba.njit(cache=True)
+def _fold_many(late, users, events, items, states):  # type: ignore[no-untyped-def]
+    # numba counts a reference whenever an array is taken from a tuple or passed on, so the loop avoids both.
+    rows, cold_codes, weights, seen, timestamps_us, id_times_s, id_hashes = events
+    codes, shares, rates, growth = items
+    n, anchor, bins, event_count, ids, times_s, low_water_s = states[:7]
+    item_count, recent, stepped, last, last_us, last_codes = states[7:]
+    for event in range(len(users)):
+        user = users[event]
+
+        slot = event_count[user] % ids.shape[1]
+        if times_s[user, slot] > low_water_s[user]:
+            low_water_s[user] = times_s[user, slot]
+        times_s[user, slot] = id_times_s[event]
+        ids[user, slot] = id_hashes[event]
+        event_count[user] += 1
+
+        row, weight = rows[event], weights[event]
+        if row < 0:
+            continue
+        if seen[event]:
+            recent[user, item_count[user] % recent.shape[1]] = row
+            item_count[user] += 1
+        if weight <= 0:
+            continue
+        n[user] += 1
+        age = n[user] - anchor[user]
+        if age >= len(growth):
+            _rescale(bins, user, age, rates)
+            anchor[user] = n[user]
+            age = np.uint64(0)
+        is_cold = row >= FIRST_COLD_ROW
+        if len(shares) and not is_cold:
+            _add_shares(bins, user, shares, row, weight, growth, age)
+        else:
+            for rate in range(len(rates)):
+                step = weight * growth[age, rate]
+                for book in range(codes.shape[1]):
+                    word = cold_codes[event, book] if is_cold else codes[row, book]
+                    bins[user, rate, book, word] += step
+
+        late[event] = timestamps_us[event] < last_us[user]
+        first = 1 if late[event] else 0
+        for place in range(stepped.shape[1] - 1, first, -1):
+            stepped[user, place] = stepped[user, place - 1]
+        if first < stepped.shape[1]:
+            stepped[user, first] = row
+        if not late[event]:
+            last[user] = row
+            last_us[user] = timestamps_us[event]
+            for book in range(codes.shape[1]):
+                last_codes[user, book] = cold_codes[event, book] if is_cold else codes[row, book]
+
+
+@numba.njit
+def _rescale(bins, user, age, rates):  # type: ignore[no-untyped-def]
+    for rate in range(len(rates)):
+        decay = np.float32(math.exp(-float(age) * rates[rate]))
+        for book in range(bins.shape[2]):
+            for word in range(bins.shape[3]):
+                scaled = bins[user, rate, book, word] * decay
+                bins[user, rate, book, word] = scaled if scaled >= NEGLIGIBLE else np.float32(0)
+
+
+@numba.njit
+def _add_shares(bins, user, shares, row, weight, growth, age):  # type: ignore[no-untyped-def]
+    for rate in range(growth.shape[1]):
+        step = weight * growth[age, rate]
+        for book in range(shares.shape[1]):
+            for word in range(shares.shape[2]):
+                bins[user, rate, book, word] += step * shares[row, book, word]

@@ -1,0 +1,101 @@
+"""The fold of one event into one state, in numpy: the definition of what a state means.
+
+The compiled fold of many events (`storage.state.compiled_fold`) says the same of arrays, and tests hold the two equal.
+"""
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.state.cold_codes import cold_row, plain_type
+from storage.state.event import Event, event_hash
+from storage.state.generation import ITEM_RING, MAX_TIME_S, NEGLIGIBLE, Generation, State
+
+
+class Effect(Enum):
+    """What folding an event did to a state."""
+
+    STEPPED = "stepped"
+    STEPPED_LATE = "stepped, but an item with a newer timestamp stays the last one"
+    WEIGHTLESS = "no step, its type has no positive weight"
+    UNKNOWN_ITEM = "no step, the generation has no codes for its item"
+
+
+def fold_event(generation: Generation, state: State, event: Event) -> Effect:
+    """Fold the event into the state, in place. The caller makes sure that it was not folded before."""
+    _push_id(state, event)
+    kind, item = plain_type(event.type), generation.item_index.get(event.item_id)
+    codes = generation.cold_codes(event) if item is None else generation.codes[item]
+    if codes is None:
+        return Effect.UNKNOWN_ITEM
+    shares = None if item is None or generation.shares is None else generation.shares[item]
+    item = cold_row(event.item_id) if item is None else item
+    weight = generation.event_weights.get(kind, 0.0)
+    if kind not in generation.unseen_types:
+        _push_item(state, item)
+    if weight <= 0:
+        return Effect.WEIGHTLESS
+    late = event.timestamp_us < state["last_timestamp_us"]
+    _step(generation, state, codes, shares, weight)
+    _insert(state["stepped_items"], item, place=int(late))  # a late item goes behind the last one
+    if late:
+        return Effect.STEPPED_LATE
+    state["last_item"] = item
+    state["last_codes"] = codes
+    state["last_timestamp_us"] = event.timestamp_us
+    return Effect.STEPPED
+
+
+def _push_id(state: State, event: Event) -> None:
+    count = int(state["event_count"])
+    times_s: NDArray[Any] = state["recent_id_times_s"]
+    slot = count % len(times_s)
+    evicted_s = int(times_s[slot])
+    if evicted_s > int(state["low_water_s"]):
+        state["low_water_s"] = evicted_s
+    # An id without time needs no mark: without time it is looked up whenever the ring has evicted anything.
+    times_s[slot] = 0 if event.id_time_us is None else _rounded_up_s(event.id_time_us)
+    state["recent_event_ids"][slot] = event_hash(event.event_id)
+    state["event_count"] = count + 1
+
+
+def _push_item(state: State, item: int) -> None:
+    count = int(state["item_count"])
+    state["recent_items"][count % ITEM_RING] = item
+    state["item_count"] = count + 1
+
+
+def _step(
+    generation: Generation, state: State, codes: NDArray[np.uint8], shares: NDArray[np.float32] | None, weight: float
+) -> None:
+    """Add the item to the bins.
+
+    The new event weighs more, instead of what is there decaying: the scale of a row does not matter.
+    """
+    n = int(state["n"]) + 1
+    age = n - int(state["anchor"])
+    bins = state["bins"]
+    if age >= len(generation.growth):
+        bins *= generation.decay(age)[:, None, None]
+        bins[bins < NEGLIGIBLE] = 0
+        state["anchor"] = n
+        age = 0
+    state["n"] = n
+    added = weight * generation.growth_of_rows[age]  # (R * B,)
+    if shares is not None:
+        bins += added.reshape(-1, len(codes), 1) * shares
+        return
+    cells = (generation.first_cells + codes).reshape(-1)  # (R * B,)
+    bins.reshape(-1)[cells] += added
+
+
+def _insert(newest_first: NDArray[np.int32], item: int, place: int) -> None:
+    newest_first[place + 1 :] = newest_first[place:-1].copy()
+    newest_first[place : place + 1] = item
+
+
+def _rounded_up_s(time_us: int) -> int:
+    """Round up: comparing rounded times can then only err towards looking up, and so does clipping to 32 bits."""
+    return min(max(-(-time_us // 1_000_000), 0), MAX_TIME_S)

@@ -1,0 +1,236 @@
+"""The bytes of a user's state, and the generation that gives them their meaning.
+
+A state is a view of the log. Folding a user's events in log order from an empty state always gives the stored
+state, so a state that is missing, of another generation or of another layout is simply folded again.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.state.cold_codes import MARK, codes_in
+from storage.state.event import Event
+
+# One state, little-endian, without padding (R rates, B codebooks, W codewords):
+#
+#   version            u1        layout; always the first byte, so that any layout can be told from any other
+#   reserved           u1[3]     zero
+#   last_item          i4        row of the last item in the generation's codes, -1 = none yet; others: cold_codes.py
+#   generation         u1[8]     tag of the generation that folds this state (not S8, which strips trailing zeros)
+#   n                  u8        steps so far
+#   anchor             u8        the step at which bins were last on the scale of the true histogram
+#   last_timestamp_us  i8        of the last item, INT64_MIN = none yet
+#   event_count        u8        events folded, each pushed its id;     newest in slot (event_count - 1) % 20
+#   item_count         u8        of these on known items and seen, each pushed;  newest in slot (item_count - 1) % 24
+#   recent_event_ids   u8[20]    ring of 64-bit hashes of event ids, 0 = empty
+#   bins               f4[R,B,W] true histogram * exp(rate_r * (n - anchor))
+#   recent_items       i4[24]    ring of rows of the codes that were seen, -1 = empty
+#   stepped_items      i4[K]     rows of the newest items that stepped, newest first, -1 = none; the first is last_item
+#   recent_id_times_s  u4[20]    ring, beside recent_event_ids: their id-times in seconds, rounded up
+#   low_water_s        u4        the newest id-time evicted from that ring
+#   last_codes         u1[B]     codes of the last item, 0 while there is none
+#
+# 3,496 bytes at R = 3, B = 8, W = 32, K = 5, whatever the length of the history.
+LAYOUT_VERSION = 3
+TAG_BYTES = slice(8, 16)
+ITEM_RING = 24
+STEPPED_ITEMS = 5
+ID_RING = 20
+
+# Bins are rescaled before exp(rate * age) passes e^40: times the largest weight that is 2e23, far from float32's 3e38.
+MAX_EXPONENT = 40.0
+MAX_AGE = 1024
+WEIGHT_RANGE = (1e-6, 1e6)
+# What a rescale leaves below this is dropped. It is under 1e-14 of its row's newest entry, and no product
+# with exp(-40) can become a (slow) denormal afterwards.
+NEGLIGIBLE = np.float32(1e-20)
+
+MAX_TIME_S = 2**32 - 1
+NO_TIMESTAMP = np.iinfo(np.int64).min
+
+State: TypeAlias = np.void
+"""One mutable record of ``Generation.dtype``; fields by name, ``state["n"]``."""
+
+
+class StateError(Exception):
+    """A value is no state of this generation and layout. The way out is to fold the user's log again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """How one generation folds events into states.
+
+    tag            8 raw bytes, written into every state
+    decay_rates    (R,) per step, >= 0; 0 counts plainly (and stops at 2**24 events of weight 1 in one bin)
+    codewords      W, at most 256
+    item_index     item id -> row of codes
+    codes          (N, B) uint8, every code < W
+    event_weights  event type -> weight; a missing type weighs 0, only positive weights step
+    unseen_types   event types whose items do not count as seen
+    stepped_items  K, how many of a user's newest steps a state names
+    id_ring        length of the ring of event ids; another length or K is another layout
+    shares         (N, B, W) float32, >= 0: an item adds its shares of all codewords, not 1 to that of each code
+    raises         ValueError when these do not fit together
+    """
+
+    tag: bytes
+    decay_rates: tuple[float, ...]
+    codewords: int
+    item_index: Mapping[str, int]
+    codes: NDArray[np.uint8]
+    event_weights: Mapping[str, float]
+    unseen_types: Collection[str] = ()
+    stepped_items: int = STEPPED_ITEMS
+    id_ring: int = ID_RING
+    shares: NDArray[np.float32] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.tag) != 8:
+            raise ValueError(f"a generation's tag is 8 bytes, not {len(self.tag)}")
+        if not self.decay_rates or not all(0 <= rate < np.inf for rate in self.decay_rates):
+            raise ValueError(f"decay rates must be finite and not negative: {self.decay_rates}")
+        if self.codes.dtype != np.uint8 or self.codes.ndim != 2 or not 1 <= self.codewords <= 256:
+            raise ValueError("codes must be an (N, B) array of uint8, with at most 256 codewords")
+        if np.any(self.codes >= self.codewords):
+            raise ValueError(f"a code is not below the number of codewords, {self.codewords}")
+        if self.shares is not None and (
+            self.shares.dtype != np.float32 or self.shares.shape != (*self.codes.shape, self.codewords)
+        ):
+            raise ValueError("shares of codes must be an (N, B, W) array of float32")
+        low, high = WEIGHT_RANGE
+        for event_type, weight in self.event_weights.items():
+            if not (weight <= 0 or low <= weight <= high):
+                raise ValueError(f"weight of {event_type!r} is {weight}; positive ones lie in [{low}, {high}]")
+
+    @cached_property
+    def dtype(self) -> np.dtype[np.void]:
+        """The layout of a state. ``np.frombuffer(b"".join(values), dtype)`` reads Q encoded states as a (Q,) array."""
+        codebooks = self.codes.shape[1]
+        fields: list[tuple[str, str, tuple[int, ...]]] = [
+            ("version", "u1", ()),
+            ("reserved", "u1", (3,)),
+            ("last_item", "<i4", ()),
+            ("generation", "u1", (8,)),
+            ("n", "<u8", ()),
+            ("anchor", "<u8", ()),
+            ("last_timestamp_us", "<i8", ()),
+            ("event_count", "<u8", ()),
+            ("item_count", "<u8", ()),
+            ("recent_event_ids", "<u8", (self.id_ring,)),
+            ("bins", "<f4", (len(self.decay_rates), codebooks, self.codewords)),
+            ("recent_items", "<i4", (ITEM_RING,)),
+            ("stepped_items", "<i4", (self.stepped_items,)),
+            ("recent_id_times_s", "<u4", (self.id_ring,)),
+            ("low_water_s", "<u4", ()),
+            ("last_codes", "u1", (codebooks,)),
+        ]
+        return np.dtype(fields)
+
+    def empty(self) -> State:
+        """Return the state of a user without events."""
+        state: State = np.zeros(1, self.dtype)[0]
+        state["version"] = LAYOUT_VERSION
+        state["generation"] = np.frombuffer(self.tag, np.uint8)
+        state["last_item"] = -1
+        state["last_timestamp_us"] = NO_TIMESTAMP
+        state["recent_items"] = -1
+        state["stepped_items"] = -1
+        return state
+
+    @cached_property
+    def encoded_empty(self) -> bytes:
+        """The encoded state of a user without events."""
+        return self.encode(self.empty())
+
+    def cold_codes(self, event: Event) -> NDArray[np.uint8] | None:
+        """Return the codes (B,) that the event brings for an item that the generation has not learned, or None."""
+        if MARK not in event.type:
+            return None
+        return codes_in(event.type, self.tag, self.codes.shape[1], self.codewords)
+
+    def knows_item_of(self, event: Event) -> bool:
+        """Return whether the event's item has codes."""
+        return event.item_id in self.item_index or self.cold_codes(event) is not None
+
+    def encode(self, state: State) -> bytes:
+        """Return the state as bytes, always ``dtype.itemsize`` of them."""
+        return state.tobytes()
+
+    def fits(self, value: bytes) -> bool:
+        """Return whether `decode` accepts the value."""
+        return len(value) == self.dtype.itemsize and value[0] == LAYOUT_VERSION and value[TAG_BYTES] == self.tag
+
+    def remembers(self, value: bytes, id_hash: int) -> bool:
+        """Return whether the ring of an encoded state holds the hash of an event's id."""
+        ring = value[self._id_ring_bytes]
+        # almost no id is there, and finding that out takes no array
+        return id_hash.to_bytes(8, "little") in ring and id_hash in np.frombuffer(ring, "<u8")
+
+    @cached_property
+    def _id_ring_bytes(self) -> slice:
+        assert self.dtype.fields is not None
+        ring, start = self.dtype.fields["recent_event_ids"][:2]
+        return slice(start, start + ring.itemsize)
+
+    def decode(self, value: bytes) -> State:
+        """Return a mutable copy of an encoded state.
+
+        raises  StateError  when the value has another size, layout version or generation
+        """
+        self._check(value)
+        state: State = np.frombuffer(bytearray(value), self.dtype)[0]
+        return state
+
+    def decode_many(self, values: Sequence[bytes]) -> NDArray[np.void]:
+        """Return Q encoded states as one read-only (Q,) array; StateError as for `decode`."""
+        for value in values:
+            self._check(value)
+        return np.frombuffer(b"".join(values), self.dtype)
+
+    def histograms(self, states: NDArray[np.void]) -> NDArray[np.float32]:
+        """Return the true histograms (Q, R, B, W) of (Q,) states."""
+        decay = self.decay((states["n"] - states["anchor"]).astype(np.float64))  # (Q, R)
+        histograms: NDArray[np.float32] = states["bins"] * decay[:, :, None, None]
+        return histograms
+
+    def _check(self, value: bytes) -> None:
+        if len(value) != self.dtype.itemsize:
+            raise StateError(f"a state of this generation has {self.dtype.itemsize} bytes, not {len(value)}")
+        if value[0] != LAYOUT_VERSION:
+            raise StateError(f"the state has layout version {value[0]}, not {LAYOUT_VERSION}")
+        if value[TAG_BYTES] != self.tag:
+            raise StateError(f"the state belongs to generation {value[TAG_BYTES].hex()}, not {self.tag.hex()}")
+
+    def decay(self, age: float | NDArray[np.float64]) -> NDArray[np.float32]:
+        """Return the weights (..., R) that are left of an event after (...) steps."""
+        return np.exp(-np.multiply.outer(age, self.decay_rates)).astype(np.float32)
+
+    @cached_property
+    def growth(self) -> NDArray[np.float32]:
+        """The weights (ages, R) of a new event, exp(rate * age), at the ages that need no rescaling."""
+        fastest = max(self.decay_rates)
+        ages = min(MAX_AGE, int(MAX_EXPONENT / fastest) + 1) if fastest > 0 else MAX_AGE
+        return np.exp(np.multiply.outer(np.arange(ages), self.decay_rates)).astype(np.float32)
+
+    @cached_property
+    def growth_of_rows(self) -> NDArray[np.float32]:
+        """The same weights (ages, R * B), one for each row of W codewords in the bins."""
+        return np.repeat(self.growth, self.codes.shape[1], axis=1)
+
+    @cached_property
+    def first_cells(self) -> NDArray[np.intp]:
+        """The places (R, B) where each row of W codewords begins in the flattened bins."""
+        rows = len(self.decay_rates), self.codes.shape[1]
+        return np.arange(rows[0] * rows[1]).reshape(rows) * self.codewords
+
+
+def recent_items(state: State) -> NDArray[np.int32]:
+    """Return the rows (at most 24,) of the newest items of the state, newest first, repeats included."""
+    ring: NDArray[np.int32] = state["recent_items"]
+    next_slot = int(state["item_count"]) % len(ring)
+    newest_first = np.concatenate((ring[:next_slot][::-1], ring[next_slot:][::-1]))
+    return newest_first[newest_first >= 0]
