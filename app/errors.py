@@ -1,4 +1,4 @@
-"""Every way in which a request can fail. The HTTP response to each stands in `app.error_responses`."""
+"""Every way in which a request can fail. The HTTP response to each stands in `app.http.error_responses`."""
 
 from collections.abc import Sequence
 from typing import Any

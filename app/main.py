@@ -22,17 +22,19 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
-from app import logs, no_model, openapi
-from app.connections import LimitedHttpProtocol
-from app.cross_origin import CrossOriginPolicy
-from app.dependencies import no_encoded_slash, only_known_lists_repeat
-from app.direct import FastPath
-from app.error_responses import install_error_handlers
-from app.http_state import Services, running
-from app.metrics import Metrics
-from app.overload import LoadShedding
-from app.request_metrics import RequestTimer
-from app.routes import admin, client, events, health, items, model, playground, recommendations, users
+from app.http import openapi
+from app.http.dependencies import no_encoded_slash, only_known_lists_repeat
+from app.http.error_responses import install_error_handlers
+from app.http.middleware.cors import CrossOriginPolicy
+from app.http.middleware.fast_path import FastPath
+from app.http.middleware.load_shedding import LoadShedding
+from app.http.middleware.request_metrics import RequestTimer
+from app.http.protocol import LimitedHttpProtocol
+from app.http.routes import admin, client, events, health, items, model, playground, recommendations, users
+from app.http.state import Services, running
+from app.observability import log_format
+from app.observability.metrics import Metrics
+from app.serving import empty_model
 from app.settings import Settings, is_loopback, share_metrics, shared_metrics
 from model.artifact import model_directory
 
@@ -62,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
     raises  ArtifactError  when the model directory cannot be used
     """
     loaded = {
-        tenant: no_model.artifact() if model_dir is None else model_directory.load(model_dir)
+        tenant: empty_model.artifact() if model_dir is None else model_directory.load(model_dir)
         for tenant, model_dir in settings.model_dirs.items()
     }
     metrics = Metrics(shared_metrics())
@@ -134,7 +136,7 @@ def serve(settings: Settings) -> None:
 
     raises  ArtifactError, StorageError, ValueError  when the model, the store, the device or the port cannot be used
     """
-    logs.configure(settings.log_level, settings.log_format)
+    log_format.configure(settings.log_level, settings.log_format)
     _require_keys_beyond_loopback(settings)
     require_free(settings.host, settings.port, "--port 8001")
     # For the time before the server handles signals, and after it shuts down, when it raises the signal again.
@@ -146,7 +148,7 @@ def serve(settings: Settings) -> None:
     options: dict[str, Any] = {
         "host": settings.host,
         "port": settings.port,
-        "log_config": logs.configuration(settings.log_level, settings.log_format),
+        "log_config": log_format.configuration(settings.log_level, settings.log_format),
         "access_log": False,
         "server_header": False,
         "proxy_headers": False,  # nothing reads a client's address

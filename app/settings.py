@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.logs import LogFormat
+from app.observability.log_format import LogFormat
 from app.schemas.fields import Id
 from storage.records import MAIN_TENANT
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.schemas.recommendations import RecommendationRequest
-from app.service import Service
+from app.serving.lifespan import Service
 from benchmarks.cold_items import EVERY, NEVER, K, finish, service_of
 from benchmarks.scan import cpu
 from model.artifact import model_directory

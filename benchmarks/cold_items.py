@@ -2,9 +2,9 @@
 
 Every tenth item of a data set is held out of training. Then all events come in order of time, as live ones would:
 they are posted to a real service with its embedded store, which gives codes to new items when enough users with a
-history have chosen them (app/newcomers.py, model/cold_items.py). When the time of a test event has come, the service
-is asked for that user's ten best items. After every request the service has the time that it wants for its work in
-the background.
+history have chosen them (app/events/cold_item_learner.py, model/cold_items.py). When the time of a test event has
+come, the service is asked for that user's ten best items. After every request the service has the time that it wants
+for its work in the background.
 
     python -m benchmarks.cold_items --data $LISAREC_DATA/online-retail --plain models/retail --without models/tenth
 
@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from app import newcomers
-from app.http_state import running
-from app.metrics import Metrics
+from app.events import cold_item_learner
+from app.http.state import running
+from app.observability.metrics import Metrics
 from app.schemas.recommendations import RecommendationRequest
-from app.service import Service
+from app.serving.lifespan import Service
 from app.settings import Settings
 from benchmarks.scan import cpu
 from model.artifact import model_directory
@@ -140,7 +140,7 @@ async def replayed(
     trained: Artifact, model: Path, interactions: Interactions, parts: Split
 ) -> tuple[RankedAnswers, RankedAnswers]:
     """Answers of the service and of popularity at that moment, in the order of the split's test events."""
-    newcomers.SAMPLED_AFTER_S = 0.0  # a year takes minutes here
+    cold_item_learner.SAMPLED_AFTER_S = 0.0  # a year takes minutes here
     new = set(interactions.item_ids) - set(trained.items.ids)
     tested = {int(position): place for place, position in enumerate(parts.test)}
     by_place = [(RankedAnswers(), RankedAnswers()) for _ in tested]

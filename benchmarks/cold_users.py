@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from app.trending import PRIOR
+from app.recommendation.trending import PRIOR
 from benchmarks.scan import cpu
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact

@@ -27,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from app.served_generation import generation_of
+from app.serving.served_generation import generation_of
 from model.artifact import model_directory
 from model.inference.engine import Engine, Queries
 from storage.sqlite.store import SQLiteStore

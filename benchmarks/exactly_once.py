@@ -23,8 +23,8 @@ import httpx
 import typer
 from rich.console import Console
 
-from app.served_generation import generation_of
-from app.uuid7 import uuid7
+from app.events.uuid7 import uuid7
+from app.serving.served_generation import generation_of
 from benchmarks.ledger import is_fold
 from benchmarks.topology import program, topology
 from model.artifact import model_directory

@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 
 from redis.crc import key_slot
 
-from app.served_generation import generation_of
-from app.uuid7 import uuid7
+from app.events.uuid7 import uuid7
+from app.serving.served_generation import generation_of
 from benchmarks.cluster import HOST, ClusterAdmin, command, free_node_port, slots_of, wait_until
 from benchmarks.compose import RedisUsers, make_users, node_command
 from benchmarks.ledger import TENANT, Ledger, StoreVerdict, judge

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from starlette.types import Message
 
-from app import enlarged
+from app.jobs.loadtest import synthetic_catalogue
 from app.main import create_app
 from app.settings import Settings
 from model.artifact import model_directory
@@ -126,7 +126,7 @@ def main(
     """Print what each feature costs beside the plain request."""
     with TemporaryDirectory() as directory:
         large = Path(directory) / "large"
-        enlarged.write_enlarged(large, model, items, "trained")
+        synthetic_catalogue.write_enlarged(large, model, items, "trained")
         found = asyncio.run(measure(large, Path(directory) / "state", rounds))
     plain = np.array(found["plain"])
     table = Table(f"one of {items:,} items", "median µs", "beside plain", "CPU, median µs", "beside plain")

@@ -33,7 +33,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from app.keys import SCOPES, add, make
+from app.http.auth.keys import SCOPES, add, make
 from benchmarks.compose import ROOT
 from benchmarks.fuzz_checks import MAX_ERROR_BYTES
 from benchmarks.nonsense import MalformedCase, ServiceCall, calls_of, malformed_cases

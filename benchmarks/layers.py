@@ -26,14 +26,15 @@ from rich.console import Console
 from rich.table import Table
 from starlette.types import Message
 
-from app import direct, trace
-from app.batching import MicroBatcher
+from app.http.middleware import fast_path
+from app.http.middleware.request_metrics import RequestTimer
 from app.main import create_app
-from app.metrics import Metrics
-from app.request_metrics import RequestTimer
+from app.observability import tracing
+from app.observability.metrics import Metrics
+from app.recommendation.batching import MicroBatcher
+from app.recommendation.state_reader import StoredUsers
 from app.schemas.recommendations import RecommendationRequest
 from app.settings import Settings
-from app.state_reader import StoredUsers
 from storage.records import AppendResult
 
 USERS = 64
@@ -93,7 +94,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
 
         with patch.object(MicroBatcher, "submit", answer_prepared):
             found["HTTP, direct: from the ASGI call to the answer's bytes"] = await median_us(ask)
-            with patch.object(direct, "_fast_answer", lambda *_: None):
+            with patch.object(fast_path, "_fast_answer", lambda *_: None):
                 found["HTTP, declared: the same through the framework"] = await median_us(ask)
 
         async def read() -> None:
@@ -140,7 +141,7 @@ async def _observation_costs() -> dict[str, float]:
         metrics.engine.in_progress += 1
         metrics.engine.in_progress -= 1
         metrics.engine.observe_batch(1, 0.0003, 0.0004)
-        if (request_trace := trace.current.get()) is not None:
+        if (request_trace := tracing.current.get()) is not None:
             request_trace.spans |= {"store": store_s, "step": 0.0003, "scan": 0.0004}
         metrics.recommendations.count("personalised")
         await answer(scope, receive, send)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from app.uuid7 import uuid7
+from app.events.uuid7 import uuid7
 from storage.protocol import UserStore
 from storage.state.event import Event
 from storage.state.fold import fold_event

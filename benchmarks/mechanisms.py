@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from safetensors import safe_open
 
-from app.plots import Spot, scatter
+from app.jobs.reports.svg import Spot, scatter
 from benchmarks.scan import cpu
 from model.artifact import model_directory
 from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining

@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.served_generation import generation_of
-from app.uuid7 import uuid7
+from app.events.uuid7 import uuid7
+from app.serving.served_generation import generation_of
 from benchmarks.topology import redis_server
 from model.artifact import model_directory
 from storage.redis.layout import Keyspace

@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 import storage.sqlite.database
-from app import cli
+from app.cli import main as cli
 from app.main import create_app
 from app.settings import Settings
 from benchmarks import writer

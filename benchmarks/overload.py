@@ -21,8 +21,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from app.bench import RateSweep, Row, service_of_size
-from app.bench_table import bench_table
+from app.jobs.loadtest.rate_sweep import RateSweep, Row, service_of_size
+from app.jobs.loadtest.table import bench_table
 
 USUAL_SHARE = 0.5  # of the capacity
 OVERLOAD = 3.0

@@ -20,7 +20,8 @@ import numpy as np
 import typer
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from app import enlarged, shop
+from app.jobs.datasets import synthetic_shop
+from app.jobs.loadtest import synthetic_catalogue
 from benchmarks.running import running_service
 from model.artifact import model_directory
 from model.artifact.item_table import Items
@@ -67,9 +68,9 @@ def main(
 
 def name_items(directory: Path, model: Path, count: int) -> Path:
     """Write a model with so many items, each with a title and categories."""
-    enlarged.write_enlarged(directory / "unnamed", model, count, "trained")
+    synthetic_catalogue.write_enlarged(directory / "unnamed", model, count, "trained")
     (directory / "shop").mkdir()
-    shop.generate(directory / "shop", shoppers=1)
+    synthetic_shop.generate(directory / "shop", shoppers=1)
     names = read_items(directory / "shop")
     goods = list(names.titles)
     large = model_directory.load(directory / "unnamed")

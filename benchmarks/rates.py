@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.uuid7 import uuid7
+from app.events.uuid7 import uuid7
 from benchmarks.running import running_service
 from benchmarks.topology import redis_server
 from model.artifact import model_directory

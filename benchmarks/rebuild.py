@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.uuid7 import uuid7
+from app.events.uuid7 import uuid7
 from benchmarks.topology import redis_server
 from model.config import EVENT_WEIGHTS, ModelConfig
 from storage.archive.writer import ArchiveWriter

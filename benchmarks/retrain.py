@@ -36,8 +36,8 @@ import polars as pl
 import typer
 from rich.console import Console
 
-from app.shop import generate
-from app.uuid7 import uuid7
+from app.events.uuid7 import uuid7
+from app.jobs.datasets.synthetic_shop import generate
 from benchmarks.compose import ROOT
 from benchmarks.running import free_port
 from benchmarks.topology import redis_server

@@ -28,7 +28,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.uuid7 import uuid7
+from app.events.uuid7 import uuid7
 from benchmarks.topology import MAX_REPLICAS, Topology, topology
 from benchmarks.watching import ARCHIVE, Prometheus, monitored
 from model.artifact import model_directory

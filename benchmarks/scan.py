@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from app import enlarged
+from app.jobs.loadtest import synthetic_catalogue
 from model.artifact import model_directory
 from model.inference import bitmap
 from model.inference.engine import Engine
@@ -89,7 +89,7 @@ def catalogues(model: Path | None, items: int) -> Iterator[tuple[str, tuple[Any,
 def trained_data(model: Path, items: int) -> tuple[Any, ...]:
     """Return codes, codebooks and bias of a model of so many items, and queries of users with twenty trained items."""
     with TemporaryDirectory() as directory:
-        enlarged.write_enlarged(Path(directory), model, items, "trained")
+        synthetic_catalogue.write_enlarged(Path(directory), model, items, "trained")
         trained = model_directory.load(Path(directory))
     shape, rng, engine = trained.config.model, np.random.default_rng(0), Engine(trained)
     first = min(items, len(model_directory.load(model).items))

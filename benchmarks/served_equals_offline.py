@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.replay import ReplayCounts, histories, replay
+from app.jobs.replay import ReplayCounts, histories, replay
 from benchmarks.running import running_service
 from benchmarks.topology import topology
 from model.artifact import model_directory

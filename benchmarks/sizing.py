@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.bench import EVENTS_PER_RECOMMENDATION, HISTORY, USERS, RateSweep, service_of_size
+from app.jobs.loadtest.rate_sweep import EVENTS_PER_RECOMMENDATION, HISTORY, USERS, RateSweep, service_of_size
 from benchmarks.compose import ROOT
 
 SIZES = (10_000, 100_000, 1_000_000)  # of the catalogue

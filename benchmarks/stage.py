@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from app.served_generation import generation_of
+from app.serving.served_generation import generation_of
 from benchmarks.compose import RedisUsers, make_users, redis_command
 from benchmarks.ledger import Ledger, StoreVerdict, judge
 from benchmarks.load import TRANSPORT_ERRORS, HttpConnection

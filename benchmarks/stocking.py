@@ -20,9 +20,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.said import ItemOverrides
-from app.serving import ITEMS_AT_ONCE
-from app.shelf import LiveCatalogue
+from app.catalogue.item_overrides import ItemOverrides
+from app.catalogue.live_catalogue import LiveCatalogue
+from app.serving.switcher import ITEMS_AT_ONCE
 from benchmarks.scan import cpu
 from model.artifact.item_table import Items
 from storage.records import MAIN_TENANT, ItemEntry
@@ -46,7 +46,7 @@ class LoopPauses:
 
 
 async def follow(store: SQLiteStore, overrides: ItemOverrides, catalogue: LiveCatalogue) -> None:
-    """Apply the changes of items as app/serving.py does."""
+    """Apply the changes of items as app/serving/switcher.py does."""
     if (await store.pointers()).items_version == overrides.version:
         return
     while (changes := await store.item_changes(MAIN_TENANT, overrides.version, ITEMS_AT_ONCE)).entries:

@@ -30,11 +30,11 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from app.load import LoadGenerator, Responses, ScheduledRequest, get, post
-from app.served_generation import generation_of
+from app.events.uuid7 import uuid7
+from app.jobs.loadtest.load_generator import LoadGenerator, Responses, ScheduledRequest, get, post
+from app.serving.served_generation import generation_of
+from app.serving.store_factory import open_store
 from app.settings import StoreSettings
-from app.store_factory import open_store
-from app.uuid7 import uuid7
 from benchmarks.compose import ROOT
 from benchmarks.ledger import is_fold
 from benchmarks.topology import Topology, topology

@@ -26,8 +26,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app import enlarged
-from app.uuid7 import uuid7
+from app.events.uuid7 import uuid7
+from app.jobs.loadtest import synthetic_catalogue
 from benchmarks.running import free_port, wait_until_ready
 from model.artifact import model_directory
 
@@ -104,7 +104,7 @@ def main(
     """Print what workers of the small and of the large model take."""
     with TemporaryDirectory() as temporary:
         if large is None:
-            enlarged.write_enlarged(large := Path(temporary) / "large", model, items, "trained")
+            synthetic_catalogue.write_enlarged(large := Path(temporary) / "large", model, items, "trained")
         with worker(model) as one:
             small = Memory.of(one.process)
             small_ready_s = one.ready_s

@@ -10,10 +10,10 @@ import asyncio
 import json
 from pathlib import Path
 
-from app.ingest import Ingest
-from app.live import LiveSignals
-from app.metrics import Metrics
-from app.served_generation import generation_of
+from app.events.ingest import Ingest
+from app.events.live_signals import LiveSignals
+from app.observability.metrics import Metrics
+from app.serving.served_generation import generation_of
 from app.settings import Settings
 from benchmarks.ledger import TENANT
 from model.artifact import model_directory

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from app import shop
-from app.generations import rebuild
+from app.jobs.datasets import synthetic_shop
+from app.jobs.generations import rebuild
 from app.main import create_app
 from app.settings import Settings
 from model.config import Config, ModelConfig, TrainConfig
@@ -31,7 +31,7 @@ class Silent:
 
 def main(place: Path) -> None:
     (place / "shop").mkdir()
-    shop.generate(place / "shop", shoppers=100)
+    synthetic_shop.generate(place / "shop", shoppers=100)
     config = Config(model=ModelConfig(), training=TrainConfig(epochs=1))
     train(place / "shop", place / "model", config, progress=Silent())
     item_ids = read_interactions(place / "shop").item_ids[:3]

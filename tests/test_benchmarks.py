@@ -11,8 +11,9 @@ import pytest
 import torch
 import typer
 
-from app import enlarged, shop
-from app.bench import Row
+from app.jobs.datasets import synthetic_shop
+from app.jobs.loadtest import synthetic_catalogue
+from app.jobs.loadtest.rate_sweep import Row
 from benchmarks import (
     attention,
     constant,
@@ -52,7 +53,7 @@ def require_servers() -> None:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("shop")
-    shop.generate(directory, shoppers=300)
+    synthetic_shop.generate(directory, shoppers=300)
     return directory
 
 
@@ -148,7 +149,7 @@ def test_the_state_of_a_long_history_has_the_bytes_of_a_short_one(
 
 
 def test_a_worker_is_weighed(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    enlarged.write_enlarged(tmp_path, model, 2_000, "trained")
+    synthetic_catalogue.write_enlarged(tmp_path, model, 2_000, "trained")
     worker.main(model, users=20, large=tmp_path)
     printed = capsys.readouterr().out
     assert "2,000 items" in printed

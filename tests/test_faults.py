@@ -17,7 +17,7 @@ import pytest
 import redis
 import typer
 
-from app import shop
+from app.jobs.datasets import synthetic_shop
 from benchmarks.compose import make_users, redis_command
 from benchmarks.episodes import BrokenPromise, Degradation, require_clear_answers
 from benchmarks.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
@@ -36,7 +36,7 @@ STORES: list[StoreKind] = ["sqlite", "redis"]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data, directory = tmp_path_factory.mktemp("shop"), tmp_path_factory.mktemp("models") / "shop"
-    shop.generate(data, shoppers=100)
+    synthetic_shop.generate(data, shoppers=100)
     train(data, directory, Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1)), progress=Silent())
     return directory
 

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.cursor import BadCursor, shown_before
+from app.schemas.cursor import BadCursor, shown_before
 from model.config import ID_PATTERN
 from model.data.table import LAST_SECOND
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from starlette.types import Receive, Scope, Send
 
-from app.http_state import Services
+from app.http.state import Services
 from app.main import create_app
-from app.served_generation import generation_of
+from app.serving.served_generation import generation_of
+from app.serving.store_factory import open_store
 from app.settings import Settings
-from app.store_factory import open_store
 from model.artifact import model_directory
 from model.artifact.item_table import Items
 from model.config import Config, DataCard, ModelConfig

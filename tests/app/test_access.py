@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import ValidationError
 
-from app.access import declared_scopes
-from app.keys import SCOPES, Scope, add, make
+from app.http.access import declared_scopes
+from app.http.auth.keys import SCOPES, Scope, add, make
 from app.main import create_app
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model

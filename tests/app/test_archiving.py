@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.cli import main
-from app.shop import generate
+from app.cli.main import main
+from app.jobs.datasets.synthetic_shop import generate
 from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions
 from storage.archive.reader import ArchiveReader

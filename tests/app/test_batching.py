@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
-from app.batching import MicroBatcher
 from app.errors import Overloaded
+from app.recommendation.batching import MicroBatcher
 
 MAX_BATCH = 4
 MAX_WAITING = 10

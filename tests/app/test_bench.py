@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app import enlarged
-from app.cli import main
-from app.load import NO_RESPONSE, Address, LoadGenerator, Responses, ScheduledRequest
+from app.cli.main import main
+from app.jobs.loadtest import synthetic_catalogue
+from app.jobs.loadtest.load_generator import NO_RESPONSE, Address, LoadGenerator, Responses, ScheduledRequest
 from model.artifact import model_directory
 from tests.app.conftest import ITEMS
 
@@ -101,7 +101,7 @@ def test_nobody_listens() -> None:
 class TestEnlarged:
     def test_keeps_the_items_and_the_coarse_codes_of_their_copies(self, model_dir: Path, tmp_path: Path) -> None:
         trained = model_directory.load(model_dir)
-        enlarged.write_enlarged(tmp_path / "large", model_dir, 10 * ITEMS + 7, "trained")
+        synthetic_catalogue.write_enlarged(tmp_path / "large", model_dir, 10 * ITEMS + 7, "trained")
         large = model_directory.load(tmp_path / "large")
         original = np.arange(len(large.items)) % ITEMS
         assert len(large.items) == len(set(large.items.ids)) == 10 * ITEMS + 7
@@ -117,8 +117,8 @@ class TestEnlarged:
         assert followers.max() < len(large.items)
 
     @pytest.mark.parametrize("codes", ["trained", "random"])
-    def test_may_be_smaller_too(self, model_dir: Path, tmp_path: Path, codes: enlarged.Codes) -> None:
-        enlarged.write_enlarged(tmp_path / "small", model_dir, 5, codes)
+    def test_may_be_smaller_too(self, model_dir: Path, tmp_path: Path, codes: synthetic_catalogue.Codes) -> None:
+        synthetic_catalogue.write_enlarged(tmp_path / "small", model_dir, 5, codes)
         assert len(model_directory.load(tmp_path / "small").items) == 5
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.catalogue import TrainedCatalogue
+from app.catalogue.trained_catalogue import TrainedCatalogue
 from model.artifact.item_table import Items
 from model.inference import bitmap
 from tests.app.conftest import ITEMS, Client

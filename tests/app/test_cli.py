@@ -17,9 +17,9 @@ import polars as pl
 import pytest
 from pydantic import ValidationError
 
-from app.cli import main
+from app.cli.main import main
+from app.jobs.datasets.synthetic_shop import generate
 from app.settings import Settings
-from app.shop import generate
 from model.data.readers import read_interactions
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
+from app.events.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
 from app.schemas.fields import is_id
 from tests.app.conftest import Client
 from tests.storage.redis_servers import RedisServer

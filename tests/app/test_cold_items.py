@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app import newcomers
-from app.assigned import CodeAssignment, ColdItemCodes, assignment_in, entry_of
-from app.served_generation import generation_of
+from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes, assignment_in, entry_of
+from app.events import cold_item_learner
+from app.serving.served_generation import generation_of
+from app.serving.store_factory import open_store
 from app.settings import Settings
-from app.store_factory import open_store
 from model.artifact import model_directory
 from model.cold_items import MAX_SIMILAR_ITEMS, ColdCodes
 from storage.backup import backup, restore
@@ -30,8 +30,8 @@ NEW = "new-1"
 @pytest.fixture(autouse=True)
 def sampled_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few events are enough to stand for all users."""
-    monkeypatch.setattr(newcomers, "SAMPLED_EVERY", 2)
-    monkeypatch.setattr(newcomers, "SAMPLED_AFTER_S", 0.0)
+    monkeypatch.setattr(cold_item_learner, "SAMPLED_EVERY", 2)
+    monkeypatch.setattr(cold_item_learner, "SAMPLED_AFTER_S", 0.0)
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Clie
     assert serving.cold_items[NEW].evidence == 10
     introduce(client, users=20, first=20)
     assert client.service.switcher.current.cold_items[NEW].evidence == 30
-    fresh = newcomers.ColdItemLearner(
+    fresh = cold_item_learner.ColdItemLearner(
         serving.artifact,
         serving.generation,
         serving.context.item_codes,

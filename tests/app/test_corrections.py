@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.cli import main
+from app.cli.main import main
 from model.artifact.model_directory import load
 from model.data.readers import read_interactions
 from model.lisa.histogram import history_histogram

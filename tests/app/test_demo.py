@@ -22,9 +22,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 from rich.console import Console
 
-from app.demo import demo, invitation
+from app.jobs.datasets.synthetic_shop import GOODS, generate
+from app.jobs.demo import demo, invitation
 from app.main import PortTaken
-from app.shop import GOODS, generate
 from docs import screenshots
 from model.data.readers import read_interactions, read_items
 

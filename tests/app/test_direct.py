@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import direct
-from app.keys import add, make
+from app.http.auth.keys import add, make
+from app.http.middleware import fast_path
 from app.schemas.events import MAX_EVENTS
 from app.schemas.recommendations import MAX_REQUESTS
 from app.settings import Settings
@@ -32,7 +32,7 @@ def assert_same(client: Client, method: str, url: str, **options: Any) -> httpx.
         client.request(method, url, **options)  # so that both are told of duplicates
     directly = client.request(method, url, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct, "_fast_answer", lambda *_: None)
+        patch.setattr(fast_path, "_fast_answer", lambda *_: None)
         declared = client.request(method, url, **options)
     assert directly.status_code == declared.status_code, (directly.text, declared.text)
     assert shown(directly) == shown(declared)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from app import download as rooms
-from app.data_directory import new_directory, write_interactions
-from app.download import PUBLIC_SETS, DownloadError, PublicSet, download, git_blob_id
+from app.jobs.datasets import download as rooms
+from app.jobs.datasets.download import PUBLIC_SETS, DownloadError, PublicSet, download, git_blob_id
+from app.jobs.datasets.writer import new_directory, write_interactions
 from model.data.readers import read_interactions, read_items
 
 SEQUENCES = b"1 10\n1 11\n2 10\n"

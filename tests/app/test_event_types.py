@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.cli import main
-from app.served_generation import generation_of
+from app.cli.main import main
+from app.serving.served_generation import generation_of
 from app.settings import Settings
 from model.artifact import model_directory
 from model.config import EVENT_WEIGHTS

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.cli import main
-from app.experiments import arm_of
+from app.cli.main import main
+from app.recommendation.experiments import arm_of
 from app.schemas.operations import Experiment
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.explaining import _fill_facts
-from app.no_model import NAME as NO_MODEL
+from app.recommendation.explanations import _fill_facts
+from app.serving.empty_model import NAME as NO_MODEL
 from app.settings import Settings
 from model.artifact import model_directory
 from model.lisa.lisa_mini import LisaMini

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from app import serving
-from app.cli import main
-from app.served_generation import generation_of
+from app.cli.main import main
+from app.serving import switcher
+from app.serving.served_generation import generation_of
 from model.artifact import model_directory
 from storage.sqlite.database import FILE_NAME
 from tests.app.conftest import Client, item_id, write_model
@@ -210,7 +210,7 @@ class TestRefusals:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """As on a replica whose disk lacks what another one could read, or has another model of that name."""
-        monkeypatch.setattr(serving, "RETRY_AFTER_S", 0.05)
+        monkeypatch.setattr(switcher, "RETRY_AFTER_S", 0.05)
         client = begin()
         client.click("ada", item_id(1))
         shutil.copytree(models / "june", models / "new")

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.errors import InvalidEvents
-from app.ingest import parse_plain_events, to_event, validate_events
+from app.events.ingest import parse_plain_events, to_event, validate_events
 from storage.state.event import Event
 
 NOW_US = 1_800_000_000_000_000

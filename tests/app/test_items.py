@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import served_generation
-from app.cli import main
-from app.said import ItemOverrides
+from app.catalogue.item_overrides import ItemOverrides
+from app.catalogue.live_catalogue import LiveCatalogue
+from app.cli.main import main
+from app.serving import served_generation
 from app.settings import Settings
-from app.shelf import LiveCatalogue
 from model.artifact import model_directory
 from model.artifact.item_table import Items
 from model.inference import bitmap

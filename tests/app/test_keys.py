@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app import keys
-from app.keys import SCOPES, Key, Keyring, KeysFileError, add, make, read, remove
+from app.http.auth import keys
+from app.http.auth.keys import SCOPES, Key, Keyring, KeysFileError, add, make, read, remove
 
 SHOP = "https://shop.example"
 TENANTS = ("main", "books")
@@ -120,7 +120,7 @@ class TestTheKeyring:
 
 
 def test_the_cli_makes_lists_and_removes_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from app.cli import main
+    from app.cli.main import main
 
     def run(*arguments: str) -> str:
         with pytest.raises(SystemExit) as exit_:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app import newcomers
-from app.assigned import CodeAssignment, entry_of
+from app.catalogue.cold_item_codes import CodeAssignment, entry_of
+from app.events import cold_item_learner
 from model.cold_items import ColdCodes
 from tests.app.conftest import SHAPE, Client, item_id
 from tests.storage.redis_servers import new_server
@@ -37,7 +37,7 @@ def service(
 ) -> Iterator[Client]:
     """A service on each kind of store, in which `new-1` has codes, and learns of no other item while laws are tried."""
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(newcomers, "SAMPLED_EVERY", 1 << 40)
+    monkeypatch.setattr(cold_item_learner, "SAMPLED_EVERY", 1 << 40)
     server = new_server("redis-server") if request.param == "redis" else None
     client = start(tmp_path_factory.mktemp("state"), redis_url=None if server is None else server.url)
     rng = np.random.default_rng(0)

@@ -19,8 +19,8 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from app.keys import add, make, remove
-from app.overload import LoadShedding
+from app.http.auth.keys import add, make, remove
+from app.http.middleware.load_shedding import LoadShedding
 from tests.app.conftest import item_id
 from tests.app.support import bearer
 from tests.app.test_requests import assert_refused

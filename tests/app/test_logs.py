@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import trace
-from app.logs import CONTROL, LINES_A_SECOND, OWN, JsonLines, TextLines
-from app.metrics import Metrics
-from app.request_metrics import RequestTimer
-from app.trace import Trace
+from app.http.middleware.request_metrics import RequestTimer
+from app.observability import tracing
+from app.observability.log_format import CONTROL, LINES_A_SECOND, OWN, JsonLines, TextLines
+from app.observability.metrics import Metrics
+from app.observability.tracing import Trace
 from tests.app.conftest import Client
 from tests.storage.redis_servers import RedisServer
 
@@ -64,12 +64,12 @@ def test_in_text_only_the_first_line_looks_like_a_record(message: str, fault: st
 
 
 def test_a_line_carries_the_id_of_the_request_at_hand() -> None:
-    token = trace.current.set(Trace(b"abc-1"))
+    token = tracing.current.set(Trace(b"abc-1"))
     try:
         assert json.loads(JsonLines().format(record_of("x")))["request_id"] == "abc-1"
         assert " [abc-1] app.somewhere: " in TextLines().format(record_of("x"))
     finally:
-        trace.current.reset(token)
+        tracing.current.reset(token)
     assert "request_id" not in json.loads(JsonLines().format(record_of("x")))
 
 

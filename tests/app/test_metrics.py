@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.archiving import ArchiverMetrics, ArchiverPlan
-from app.archiving import run_archiver as archive
-from app.buffered_histogram import BufferedHistogram
-from app.http_state import SAMPLE_EVERY_S
-from app.metrics import LATENCY_BUCKETS_S
+from app.http.state import SAMPLE_EVERY_S
+from app.jobs.archive import ArchiverMetrics, ArchiverPlan
+from app.jobs.archive import run_archiver as archive
+from app.observability.buffered_histogram import BufferedHistogram
+from app.observability.metrics import LATENCY_BUCKETS_S
 from storage.archive.writer import ArchiveWriter
 from tests.app.conftest import Client
 from tests.app.test_server import Process, free_port

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app import no_model, serving
-from app.served_generation import generation_of
+from app.serving import empty_model, switcher
+from app.serving.served_generation import generation_of
 from app.settings import Settings
 from model.artifact import model_directory
 from tests.app.conftest import Client, item_id, write_model
@@ -25,7 +25,7 @@ def begin(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Client]]:
     """Start a service without a model on the store of this test."""
-    monkeypatch.setattr(serving, "REBUILD_EVERY_S", 0.05)
+    monkeypatch.setattr(switcher, "REBUILD_EVERY_S", 0.05)
     clients: list[Client] = []
     server: RedisServer | None = request.getfixturevalue("redis_server") if request.param == "redis" else None
 
@@ -59,7 +59,7 @@ def test_popular_items_are_counted_from_live_events_in_every_process(begin: Call
         assert client.get("/readyz").status_code == 200
         assert popular(client) == []
         model = client.get("/v1/model").json()
-        assert (model["generation"], model["tag"], model["items"]) == ("none", no_model.TAG.hex(), 0)
+        assert (model["generation"], model["tag"], model["items"]) == ("none", empty_model.TAG.hex(), 0)
     first.click("ada", "tea", "cup", "tea", "pot")
     second.click("bea", "tea", "pot")
     counts = [("tea", 3), ("pot", 2), ("cup", 1)]

@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 from pydantic import ValidationError
 
+from app.events.uuid7 import uuid7
 from app.settings import Settings
-from app.uuid7 import uuid7
 from model.artifact.model_directory import load
 from tests.app.conftest import ITEMS, Client
 

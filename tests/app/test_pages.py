@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cursor import cursor_after, shown_before
+from app.schemas.cursor import cursor_after, shown_before
 from app.schemas.fields import MAX_K
 from tests.app.conftest import GONE, Client, item_id
 from tests.app.test_recommendations import ALL_ITEMS, item_ids, post

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.markup import Html, tag
-from app.plots import Axis, Point, Spot, bars, heat_map, lines, scatter
-from app.quality_page import codeword_shares, page, write_page
-from app.quality_table import baselines_table, metrics_table
-from app.shop import generate
+from app.jobs.datasets.synthetic_shop import generate
+from app.jobs.reports.html import Html, tag
+from app.jobs.reports.quality_page import codeword_shares, page, write_page
+from app.jobs.reports.quality_table import baselines_table, metrics_table
+from app.jobs.reports.svg import Axis, Point, Spot, bars, heat_map, lines, scatter
 from model.artifact.item_table import Items
 from model.artifact.model_directory import Artifact
 from model.config import Config, ModelConfig, TrainConfig

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app import rates
 from app.errors import TooManyRequests
-from app.keys import add, make
-from app.rates import RateLimiter
+from app.http.auth import rate_limit
+from app.http.auth.keys import add, make
+from app.http.auth.rate_limit import RateLimiter
 from tests.app.conftest import Client
 from tests.app.support import bearer
 from tests.app.test_requests import assert_refused
@@ -43,7 +43,7 @@ def test_a_key_has_as_many_requests_as_it_says(
 
 
 def test_processes_on_a_cluster_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "REDIS_TIMEOUT_S", 60.0)  # on a machine with other things to do
+    monkeypatch.setattr(rate_limit, "REDIS_TIMEOUT_S", 60.0)  # on a machine with other things to do
     cluster = running_cluster()
     _, key = make("main", ["recs:read"], requests_per_minute=5)
     _, other = make("main", ["recs:read"], requests_per_minute=5)

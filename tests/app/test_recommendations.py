@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import executor
-from app.query_builder import QueryBuilder
+from app.recommendation import executor
+from app.recommendation.query_builder import QueryBuilder
 from app.schemas.fields import MAX_ITEM_IDS, MAX_K
 from app.schemas.recommendations import MAX_REQUESTS
 from model.artifact.model_directory import load

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.served_generation import generation_of
+from app.serving.served_generation import generation_of
+from app.serving.store_factory import open_store
 from app.settings import Settings, with_password
-from app.store_factory import open_store
 from model.artifact.model_directory import load
 from storage.errors import StorageUnavailable
 from tests.app.conftest import Client

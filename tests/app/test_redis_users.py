@@ -15,8 +15,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app.archiving import ArchiverMetrics, ArchiverPlan
-from app.archiving import run_archiver as archive
+from app.jobs.archive import ArchiverMetrics, ArchiverPlan
+from app.jobs.archive import run_archiver as archive
 from app.settings import StoreSettings
 from benchmarks.cluster import free_node_port
 from benchmarks.compose import MAKE_SECRETS, ROOT, make_users, node_command, redis_command

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from app.data_directory import write_interactions
-from app.replay import EventJson, ReplayError, histories, replay
+from app.jobs.datasets.writer import write_interactions
+from app.jobs.replay import EventJson, ReplayError, histories, replay
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions
 

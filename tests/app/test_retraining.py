@@ -15,16 +15,19 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from app import generations, no_model, retraining, retraining_loop, serving
-from app.archiving import ArchiverMetrics, ArchiverPlan
-from app.archiving import run_archiver as archive
-from app.cli import main
-from app.retraining import RetrainingPlan, RetrainingRound
-from app.retraining_loop import run_trainer
-from app.retraining_report import RoundOutcome, TrainerReport
+from app.cli.main import main
+from app.jobs import generations
+from app.jobs.archive import ArchiverMetrics, ArchiverPlan
+from app.jobs.archive import run_archiver as archive
+from app.jobs.datasets.synthetic_shop import generate
+from app.jobs.retraining import loop
+from app.jobs.retraining import round as retraining_round
+from app.jobs.retraining.loop import run_trainer
+from app.jobs.retraining.metrics import OUTCOMES, TrainerMetrics
+from app.jobs.retraining.report import RoundOutcome, TrainerReport
+from app.jobs.retraining.round import RetrainingPlan, RetrainingRound
+from app.serving import empty_model, switcher
 from app.settings import Settings
-from app.shop import generate
-from app.trainer_metrics import OUTCOMES, TrainerMetrics
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST
 from model.config import PRESETS, ModelConfig, TrainConfig
@@ -107,8 +110,8 @@ class Shop:
 @pytest.fixture
 def shop(tmp_path: Path, visits: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setitem(PRESETS, "tiny", TINY)
-    monkeypatch.setattr(retraining_loop, "NICENESS", 0)  # the tests that follow are not to be slower
-    for module in (serving, generations):
+    monkeypatch.setattr(loop, "NICENESS", 0)  # the tests that follow are not to be slower
+    for module in (switcher, generations):
         monkeypatch.setattr(module, "LIVE_FOR_S", 0.01)
     shop = Shop(tmp_path, visits)
     yield shop
@@ -118,7 +121,7 @@ def shop(tmp_path: Path, visits: list[list[str]], monkeypatch: pytest.MonkeyPatc
 def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> None:
     for _ in range(2):
         outcome = shop.retrain()
-        assert (outcome.outcome, outcome.served, shop.names()) == ("waiting", no_model.TAG.hex(), [])
+        assert (outcome.outcome, outcome.served, shop.names()) == ("waiting", empty_model.TAG.hex(), [])
         assert "600 are needed" in outcome.reason
         shop.client.click("early", "school-bag-red", "tea-tin-steel")
         shop.archive()
@@ -130,7 +133,7 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> Non
         assert outcome.ndcg_at_10 is not None
         assert outcome.served_ndcg_at_10 is not None
         assert outcome.name is not None
-        before = model_directory.load(shop.models / made[-1]).tag if made else no_model.TAG.hex()
+        before = model_directory.load(shop.models / made[-1]).tag if made else empty_model.TAG.hex()
         assert (outcome.served, outcome.questions >= 50) == (before, True)
         made.append(outcome.name)
         assert shop.names() == made[-2:]
@@ -176,8 +179,8 @@ def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, m
             raise Killed
 
     monkeypatch.setattr(RetrainingRound, "run", fail)
-    monkeypatch.setattr(retraining_loop.time, "sleep", pause)
-    monkeypatch.setattr(retraining_loop.os, "nice", lambda _: 0)
+    monkeypatch.setattr(loop.time, "sleep", pause)
+    monkeypatch.setattr(loop.os, "nice", lambda _: 0)
     with pytest.raises(Killed):
         run_trainer(Settings(models_dir=tmp_path, archive_dir=tmp_path), PLAN, 60.0, Console(quiet=True), told)
     sample = told._registry.get_sample_value
@@ -191,8 +194,8 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
     shop.collect(200)
     trained: list[str] = []
     steps: list[tuple[Any, str]] = [
-        (retraining, "cut"),
-        (retraining, "train"),
+        (retraining_round, "cut"),
+        (retraining_round, "train"),
         (RetrainingRound, "_compare"),
         (RetrainingRound, "_check_final_model"),
         (RetrainingRound, "_record_model"),
@@ -202,13 +205,13 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
         (RetrainingRound, "_finish"),
         (RetrainingRound, "_clear"),
     ]
-    real = retraining.train
+    real = retraining_round.train
 
     def train(data: Path, *arguments: Any, **options: Any) -> Any:
         trained.append(data.parent.name)
         return real(data, *arguments, **options)
 
-    monkeypatch.setattr(retraining, "train", train)
+    monkeypatch.setattr(retraining_round, "train", train)
     names = set()
     for owner, name in steps:
         for kill in (killed_before, killed_after):
@@ -267,7 +270,7 @@ def test_a_worse_model_is_refused(
 
         monkeypatch.setattr(RetrainingRound, "_write_data", write)
         with monkeypatch.context() as patch:
-            patch.setattr(retraining.shutil, "rmtree", killed_within)
+            patch.setattr(retraining_round.shutil, "rmtree", killed_within)
             with pytest.raises(Killed):
                 shop.retrain()
         arguments = ["retrain", "--data-dir", shop.settings.data_dir, "--archive-dir", shop.settings.archive_dir]
@@ -282,23 +285,23 @@ def test_a_worse_model_is_refused(
 
 
 def test_the_trainer_is_alone(shop: Shop) -> None:
-    with retraining_loop.locked(shop.models), pytest.raises(ValueError, match="another trainer is at work"):
+    with loop.locked(shop.models), pytest.raises(ValueError, match="another trainer is at work"):
         shop.retrain()
 
 
 def test_when_the_next_round_is_due(tmp_path: Path) -> None:
-    assert retraining_loop.due_in_s(tmp_path, 86_400) == 0
+    assert loop.due_in_s(tmp_path, 86_400) == 0
     for outcome, served, expected_s in (
-        ("waiting", no_model.TAG.hex(), 600),
+        ("waiting", empty_model.TAG.hex(), 600),
         ("waiting", "ab", 86_400),
         ("refused", "ab", 86_400),
     ):
         last = {"outcome": outcome, "served": served, "at": datetime.now(UTC).isoformat()}
         TrainerReport(last).write(tmp_path)
-        assert expected_s - 60 < retraining_loop.due_in_s(tmp_path, 86_400) <= expected_s
+        assert expected_s - 60 < loop.due_in_s(tmp_path, 86_400) <= expected_s
     (tmp_path / ".retraining").mkdir()
     (tmp_path / ".retraining" / "round.json").write_text("{}")
-    assert retraining_loop.due_in_s(tmp_path, 86_400) == 0
+    assert loop.due_in_s(tmp_path, 86_400) == 0
 
 
 @pytest.mark.parametrize("every", ["24", "h", "0h", "1.5h", "-1h", "1w"])

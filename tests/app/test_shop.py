@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.shop import generate
+from app.jobs.datasets.synthetic_shop import generate
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions, read_items
 

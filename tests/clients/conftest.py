@@ -17,8 +17,8 @@ import httpx
 import pytest
 import uvicorn
 
-from app import keys
-from app.keys import SCOPES, Scope, add, make
+from app.http.auth import keys
+from app.http.auth.keys import SCOPES, Scope, add, make
 from app.main import create_app
 from app.settings import Settings
 from clients.lisarec_client import AsyncClient, Client

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import TimeoutError as Timeout
 
-from app.metrics import LATENCY_BUCKETS_S, Metrics
+from app.observability.metrics import LATENCY_BUCKETS_S, Metrics
 from benchmarks import playground as benchmark
 from model.artifact import model_directory
 from tests.app.playground.conftest import visiting

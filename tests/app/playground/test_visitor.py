@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app import keys
+from app.http.auth import keys
 from app.settings import Settings
 from model.artifact import model_directory
 from tests.app.conftest import SHAPE, write_model

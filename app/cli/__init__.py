@@ -1,0 +1,1 @@
+"""The command line `lisarec`: one module for each group of commands."""

@@ -1,0 +1,111 @@
+"""Commands about the event log: archive, backup, restore."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from app.cli.console import console, say
+from app.cli.options import ArchiveDirOption, DataDirOption, MetricsOption, ModelOption, RedisUrlOption, store_settings
+
+if TYPE_CHECKING:
+    from app.settings import StoreSettings
+
+
+def archive(
+    redis_url: Annotated[str | None, typer.Option(help="Move the log of this Redis.", metavar="URL")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Copy the log of the SQLite store in this directory.", metavar="DIR")
+    ] = None,
+    archive_dir: Annotated[
+        Path | None, typer.Option(help="Where the archive is, or will be made.", metavar="DIR")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="One turn, instead of a turn every --every seconds.")] = False,
+    every: Annotated[float, typer.Option(min=0, help="Seconds between two turns.")] = 60,
+    keep_tail: Annotated[
+        float, typer.Option(min=0, help="Seconds that an archived event stays in Redis at least.")
+    ] = 3600,
+    keep_days: Annotated[
+        int | None,
+        typer.Option(min=1, help="Forget archived events after so many whole days; default: never.", metavar="DAYS"),
+    ] = None,
+    metrics: MetricsOption = None,
+) -> None:
+    """Move the event log into Parquet files, each event once; it may be killed at any time and goes on where it was.
+
+    What is not given comes from LISAREC_* in the environment. Afterwards 'lisarec train --data DIR' trains on it, and
+    services on Redis need the same directory as --archive-dir.
+    """
+    from app.jobs.archive import ArchiverMetrics, ArchiverPlan, run_archiver
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    if settings.archive_dir is None:
+        raise typer.BadParameter("give the archive with --archive-dir DIR, or LISAREC_ARCHIVE_DIR in the environment")
+    if redis_url is not None and data_dir is not None:
+        raise typer.BadParameter("give one of --redis-url and --data-dir")
+    if data_dir is not None:
+        settings = settings.model_copy(update={"redis_url": None})
+    numbers = ArchiverMetrics()
+    if metrics is not None:
+        numbers.listen(metrics.host, metrics.port)
+    run_archiver(
+        settings, ArchiverPlan(None if once else every, keep_tail, keep_days), _log_line(settings) or say, numbers
+    )
+
+
+def _log_line(settings: StoreSettings) -> Callable[[str], None] | None:
+    """Return what writes a line to the log where programs read it; None where people do."""
+    from app.observability import log_format
+
+    if settings.log_format == "text":
+        return None
+    log_format.configure(settings.log_level, settings.log_format)
+    return logging.getLogger("app.jobs.archive").info
+
+
+def backup(
+    out: Annotated[Path, typer.Option(help="File to write, such as log.jsonl.gz.", metavar="FILE")],
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
+) -> None:
+    """Write the whole log, archived events included, to one file, from which 'restore' fills any store.
+
+    The service goes on meanwhile. The file appears when all of it is on disk.
+    """
+    from app.jobs import backup as backups
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("entries", total=None)
+        entries = asyncio.run(backups.backup(settings, out, lambda done: bar.update(task, completed=done)))
+    say(f"{out}: {entries:,} entries of the log")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="That 'backup' wrote.", metavar="FILE")],
+    model: ModelOption,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after an interruption; nothing counts twice.")
+    ] = False,
+) -> None:
+    """Fill an empty store with a back-up, and fold its events for a model."""
+    from app.jobs import backup as backups
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir)
+    with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("entries", total=None)
+        entries = asyncio.run(
+            backups.restore(
+                settings, file, model, resume=resume, on_progress=lambda done: bar.update(task, completed=done)
+            )
+        )
+    say(f"{entries:,} entries restored; try 'lisarec serve --model {model}'")

@@ -1,0 +1,162 @@
+"""Commands about the model that is served: rebuild, activate, experiment, drop, retrain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from app.cli.console import console, say
+from app.cli.options import (
+    ArchiveDirOption,
+    DataDirOption,
+    MetricsOption,
+    ModelOption,
+    ModelsDirOption,
+    RedisUrlOption,
+    known_preset,
+    store_settings,
+)
+
+
+def rebuild(
+    model: ModelOption,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
+) -> None:
+    """Fold all events into a new model's states.
+
+    The old model goes on being served, and events may go on coming in; 'activate' then switches to the new one.
+    """
+    from app.jobs import generations
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    os.nice(10)  # requests have priority
+    with Progress(TextColumn("{task.completed:,} events"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("events", total=None)
+        done = asyncio.run(
+            generations.rebuild(settings, model, lambda rebuilt: bar.update(task, completed=rebuilt.events))
+        )
+    name = model.resolve().name
+    say(f"{name}: {done.events:,} events of {done.users:,} users folded; 'lisarec activate {name}' switches to it")
+
+
+def activate(
+    name: Annotated[str, typer.Argument(help="Of a model directory in the models folder.", metavar="NAME")],
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    models_dir: ModelsDirOption = None,
+) -> None:
+    """Let every process on a store serve another model.
+
+    They follow within a second or so; no request fails. A model that was not rebuilt may be activated too: until a
+    user's events are folded for it, which the first request starts, a user with many of them gets popular items.
+    """
+    from app.jobs import generations
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir, models_dir=models_dir)
+    named, before = asyncio.run(generations.activate(settings, name))
+    say(f"{named.name}, generation {named.tag.hex()}, is active")
+    if before is not None and before != named:
+        say(f"'lisarec activate {before.name}' goes back, 'lisarec drop {before.name}' lets go of its states")
+
+
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="Of the experiment.", metavar="[NAME]")] = None,
+    shares: Annotated[
+        list[str] | None, typer.Argument(help="Models and their shares of the users.", metavar="MODEL=SHARE...")
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="Serve the active model to everybody again.")] = False,
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    models_dir: ModelsDirOption = None,
+) -> None:
+    """Let every process on a store serve several models at the same time, each to its share of the users.
+
+    Who gets which is told by a hash of the user's id and the experiment's name. GET /v1/stats tells what came of it.
+    """
+    from pydantic import ValidationError
+
+    from app.jobs import generations
+    from app.schemas.operations import Experiment
+
+    if end == (name is not None):
+        raise typer.BadParameter("give a name and MODEL=SHARE for two models or more, or --end")
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir, models_dir=models_dir)
+    begun = None
+    if name is not None:
+        try:
+            given = [share.rpartition("=") for share in shares or ()]
+            begun = Experiment(name=name, shares={model: float(part) for model, _, part in given})
+        except (ValueError, ValidationError) as exc:
+            raise typer.BadParameter(
+                "an experiment is a name and MODEL=SHARE for 2 to 8 models, with shares above 0"
+            ) from exc
+    asyncio.run(generations.set_experiment(settings, begun))
+    say("the experiment has ended" if begun is None else f"experiment {begun.name}: {', '.join(shares or ())}")
+
+
+def drop(
+    name: Annotated[str, typer.Argument(help="Name, or tag, of a generation nobody serves.", metavar="NAME")],
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Remove the states of a model nobody serves. Events stay, so they can be rebuilt."""
+    from app.jobs import generations
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir)
+    removed = asyncio.run(generations.drop(settings, name))
+    say(f"{removed:,} states of {name} removed")
+
+
+def _seconds(text: str) -> float:
+    number, unit = text[:-1], text[-1:]
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    if not number.isdecimal() or not int(number) or unit not in seconds:
+        raise typer.BadParameter(f"{text!r} is no time such as 24h, 30m or 7d")
+    return float(int(number) * seconds[unit])
+
+
+def retrain(
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
+    models_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the models, where new ones are put.", metavar="DIR")
+    ] = None,
+    every: Annotated[
+        float | None, typer.Option(parser=_seconds, help="Again and again, as 24h; default: once.", metavar="TIME")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Shape and training settings.", callback=known_preset)] = "lisa-mini",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
+    min_events: Annotated[int, typer.Option(min=1, help="In the archive, before there is a first model.")] = 2_000,
+    max_events: Annotated[
+        int, typer.Option(min=1, help="The newest ones to train on; they bound the memory.")
+    ] = 2_000_000,
+    max_loss: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the served model's NDCG@10 that a new one may lack.")
+    ] = 0.1,
+    metrics: MetricsOption = None,
+) -> None:
+    """Train on the archive, compare with the model that is served, and serve the new one if it is no worse.
+
+    May be killed at any time and goes on where it was. Exits 0 when a new model is served or there is too little to
+    train on yet, and 3 when the new one was refused. How it ended stands in retrain.json beside the models.
+    """
+    from app.jobs.retraining.loop import run_trainer
+    from app.jobs.retraining.metrics import TrainerMetrics
+    from app.jobs.retraining.round import RetrainingPlan
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir, models_dir=models_dir)
+    plan = RetrainingPlan(preset, epochs, min_events, max_events, max_loss)
+    trainer_metrics = TrainerMetrics()
+    if metrics is not None:
+        trainer_metrics.listen(metrics.host, metrics.port)
+    outcome = run_trainer(settings, plan, every, console, trainer_metrics)
+    if outcome.outcome == "refused":
+        raise typer.Exit(3)

@@ -1,0 +1,41 @@
+"""The command that imports a shop's items."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from app.cli.console import console, say
+
+cli = typer.Typer(help="The items of a running service.", no_args_is_help=True)
+
+
+@cli.command("import")
+def import_items(
+    file: Annotated[
+        Path, typer.Argument(help="Table with item_id and any of title, categories (a|b), available.", metavar="FILE")
+    ],
+    url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with a key that may write the catalogue, where keys are on.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Say something of many items: .tsv, .csv (.gz) or .parquet.
+
+    An empty cell, like a column that is missing, leaves what was said before. It can be done again.
+    """
+    from app.jobs.import_items import read, send
+
+    items = read(file)
+    key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
+    with Progress(
+        TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    ) as bar:
+        task = bar.add_task("items", total=len(items))
+        unknown = send(items, url, key, on_sent=lambda sent: bar.advance(task, sent))
+    rest = f"; {unknown:,} of them no model has learned yet" if unknown else ""
+    say(f"{len(items):,} items noted{rest}")

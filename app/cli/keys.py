@@ -1,0 +1,75 @@
+"""Commands that add, list and remove keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.console import error_console, say
+from app.cli.options import store_settings
+
+cli = typer.Typer(help="Keys, which say who may call the service, and for which tenant.", no_args_is_help=True)
+KeysFileOption = Annotated[
+    Path | None, typer.Option("--keys", help="The file; default: LISAREC_KEYS_FILE, else keys.", metavar="FILE")
+]
+
+
+@cli.command("add")
+def add_key(
+    scope: Annotated[
+        list[str], typer.Option(help="What it may do: events:write, recs:read, users:admin ...; repeatable.")
+    ],
+    keys: KeysFileOption = None,
+    tenant: Annotated[str | None, typer.Option(help="Whose it is; default: LISAREC_TENANT, else main.")] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(help="For browsers: pages that may use it, as https://shop.example; repeatable."),
+    ] = None,
+    rate: Annotated[int | None, typer.Option(min=1, help="Requests a minute; default: any number.")] = None,
+    note: Annotated[str, typer.Option(help="Who has it, for people.")] = "",
+) -> None:
+    """Make a key and print it, once. The file gets its hash; services notice within a second."""
+    from pydantic import ValidationError
+
+    from app.http.auth import keys as keyring
+
+    file = _keys_file(keys)
+    known = ", ".join(keyring.SCOPES)
+    if unknown := sorted(set(scope) - set(keyring.SCOPES)):
+        raise typer.BadParameter(f"no scope {unknown[0]!r}; there are: {known}")
+    scopes = [one for one in keyring.SCOPES if one in scope]
+    try:
+        text, key = keyring.make(tenant or store_settings().tenant, scopes, origin or (), rate, note)
+    except ValidationError as exc:
+        raise typer.BadParameter("; ".join(error["msg"] for error in exc.errors())) from exc
+    keyring.add(file, key)
+    error_console.print(f"key {key.id} for {key.tenant}, in '{file}'; it is shown once:", highlight=False, markup=False)
+    say(text)
+
+
+@cli.command("list")
+def list_keys(keys: KeysFileOption = None) -> None:
+    """Say which keys there are; nobody can say what they are."""
+    from app.http.auth.keys import read
+
+    for key in read(_keys_file(keys)):
+        rate = "" if key.requests_per_minute is None else f"{key.requests_per_minute}/min"
+        say("  ".join(filter(None, (key.id, key.tenant, ",".join(key.scopes), *key.origins, rate, key.note))))
+
+
+@cli.command("remove")
+def remove_key(
+    key_id: Annotated[str, typer.Argument(help="As 'lisarec keys list' shows it.", metavar="ID")],
+    keys: KeysFileOption = None,
+) -> None:
+    """Let a key be valid no longer; services notice within a second."""
+    from app.http.auth.keys import remove
+
+    remove(_keys_file(keys), key_id)
+    say(f"key {key_id} is no longer valid")
+
+
+def _keys_file(given: Path | None) -> Path:
+    return given or store_settings().keys_file or Path("keys")

@@ -1,0 +1,60 @@
+"""The command line. Commands import modules when they run, since torch takes seconds and ``--help`` must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import typer
+
+from app.cli import data, event_log, generations, items, keys, models, service
+from app.cli.console import error_console
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": models.train,
+    "evaluate": models.evaluate,
+    "serve": service.serve,
+    "rebuild": generations.rebuild,
+    "activate": generations.activate,
+    "experiment": generations.experiment,
+    "drop": generations.drop,
+    "archive": event_log.archive,
+    "retrain": generations.retrain,
+    "backup": event_log.backup,
+    "restore": event_log.restore,
+    "replay": data.replay,
+    "data": data.download_data,
+    "demo": service.demo,
+    "bench": service.bench,
+}
+
+cli = typer.Typer(
+    help="Online recommendation: every user's whole history as one codeword histogram of constant size.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for name, command in COMMANDS.items():
+    cli.command(name)(command)
+cli.add_typer(items.cli, name="items")
+cli.add_typer(keys.cli, name="keys")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command. A failure prints one line with the way out and exits 1; wrong usage exits 2."""
+    try:
+        cli(arguments, prog_name="lisarec")
+    except Exception as exc:
+        if not isinstance(exc, _expected_failures()):
+            raise
+        error_console.print(f"lisarec: {exc}", style="red", highlight=False, markup=False, soft_wrap=True)
+        raise SystemExit(1) from None
+
+
+def _expected_failures() -> tuple[type[Exception], ...]:
+    """Return the exceptions whose message says what to do. Those of data, model and training are ValueErrors."""
+    from app.jobs.datasets.download import DownloadError
+    from app.jobs.replay import ReplayError
+    from storage.errors import StorageError
+
+    return DownloadError, ReplayError, StorageError, ValueError, OSError

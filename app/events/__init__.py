@@ -1,0 +1,1 @@
+"""What happens when an event is posted: appending, counting, learning."""

@@ -1,0 +1,124 @@
+"""Click-through: how often each place of the lists was shown, and how often an event came of it.
+
+Both are counted in memory and flushed to the store now and then, which adds up the counts of all processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from app.events.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
+from app.observability.metrics import Metrics
+from app.schemas.operations import PlaceStats, Stats
+from storage.protocol import UserStore
+from storage.records import AppendResult
+from storage.state.event import Event
+
+OTHER = "other"  # a generation or experiment whose name this process does not know
+SHOWN, CHOSEN = "shown", "chosen"
+
+
+class ClickThrough:
+    """Counts shown lists and chosen items of one tenant.
+
+    A tally's name is "shown|GENERATION|EXPERIMENT|LENGTH" for lists, LENGTH at most PLACES + 1, and
+    "chosen|GENERATION|EXPERIMENT|PLACE|TYPE" for events; names of generations and experiments have no "|".
+    """
+
+    def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
+        self.ids = RecommendationIds(tenant)
+        self._store = store
+        self._tenant = tenant
+        self._metrics = metrics
+        self._shown = Counter[tuple[str, str, int]]()
+        self._chosen = Counter[tuple[Place, str]]()
+        self._types: Collection[str] = ()
+        self._generations: dict[bytes, str] = {}
+        self._experiments: dict[int, str] = {0: ""}
+        self._has_secret = False
+        self._flushing = asyncio.Lock()
+
+    def add_generation(self, tag: bytes, name: str, experiment: str, types: Collection[str]) -> None:
+        """Count for this generation and experiment from now on, and count events of these types."""
+        self._generations[tag[:4]] = name
+        self._experiments[hash_of(experiment)] = experiment
+        self._types = {*self._types, *types}
+
+    def show(self, generation: str, experiment: str, length: int) -> None:
+        """Count a list that is sent."""
+        self._shown[generation, experiment, min(length, PLACES + 1)] += 1
+
+    def count(self, events: Sequence[Event], results: Iterable[AppendResult]) -> None:
+        """Count the new events that came of a list."""
+        for event, result in zip(events, results, strict=True):
+            if event.recommendation_id is not None and not result.duplicate and event.type in self._types:
+                place = self.ids.place(event.recommendation_id, event.item_id)
+                if place is not None:
+                    self._chosen[place, event.type] += 1
+
+    async def sync(self) -> None:
+        """Read what is needed to read ids, then flush; StorageError when the store cannot be used."""
+        if not self._has_secret:
+            self.ids.use(await self._store.secret())
+            self._has_secret = True
+        for known in await self._store.generations.known():
+            self._generations.setdefault(known.named.tag[:4], known.named.name)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Write what was counted to the store; what cannot be written is kept for the next time."""
+        # without the lock, this might return before another flush has written what it has taken
+        async with self._flushing:
+            shown, chosen = self._shown, self._chosen
+            self._shown, self._chosen = Counter(), Counter()
+            tallies = Counter[str]()
+            for (generation, experiment, length), count in shown.items():
+                tallies[f"{SHOWN}|{generation}|{experiment}|{length}"] += count
+            for (place, kind), count in chosen.items():
+                generation, experiment = self._names_of(place)
+                tallies[f"{CHOSEN}|{generation}|{experiment}|{place.place}|{kind}"] += count
+            try:
+                await self._store.add_tallies(self._tenant, tallies)
+            except Exception:
+                self._shown.update(shown)
+                self._chosen.update(chosen)
+                raise
+            self._metrics.recommendations.count_places(self._tenant, tallies)
+
+    async def stats(self) -> Stats:
+        """Return what all processes have flushed; StorageError when it cannot be read."""
+        await self.flush()
+        return stats_of(await self._store.tallies(self._tenant))
+
+    def _names_of(self, place: Place) -> tuple[str, str]:
+        return self._generations.get(place.generation, OTHER), self._experiments.get(place.experiment, OTHER)
+
+
+def stats_of(tallies: dict[str, int]) -> Stats:
+    """Return the tallies by generation, experiment and place."""
+    lists = Counter[tuple[str, str, int]]()
+    chosen = Counter[tuple[str, str, int, str]]()
+    for name, count in tallies.items():
+        what, generation, experiment, number, *kind = name.split("|")
+        if what == SHOWN:
+            lists[generation, experiment, int(number)] += count
+        elif what == CHOSEN:
+            chosen[generation, experiment, int(number), kind[0]] += count
+    places = []
+    for generation, experiment in sorted({name[:2] for name in lists} | {name[:2] for name in chosen}):
+        for place in range(1, PLACES + 1):
+            shown = sum(lists[generation, experiment, length] for length in range(place, PLACES + 2))
+            events = {
+                kind: count
+                for (*of, at, kind), count in sorted(chosen.items())
+                if (*of, at) == (generation, experiment, place)
+            }
+            if shown or events:
+                places.append(
+                    PlaceStats(
+                        generation=generation, experiment=experiment or None, place=place, shown=shown, events=events
+                    )
+                )
+    return Stats(places=places)

@@ -1,0 +1,48 @@
+"""What live events teach beside the states: trends, click-through of recommendations, codes of new items."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from app.events.click_through import ClickThrough
+from app.events.cold_item_learner import ColdItemLearner
+from app.events.trend_counter import TrendCounter
+from app.observability.metrics import Metrics
+from storage.errors import StorageError
+from storage.protocol import UserStore
+
+SYNC_EVERY_S = 5.0
+
+
+class LiveSignals:
+    """Counts and learns from the events of one tenant.
+
+    learners  of the generations that are served
+    """
+
+    def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
+        self.trend_counter = TrendCounter(store, tenant)
+        self.click_through = ClickThrough(store, tenant, metrics)
+        self.learners: Sequence[ColdItemLearner] = ()
+
+    async def follow(self) -> None:
+        """Synchronise with the other processes for ever."""
+        while True:
+            with suppress(StorageError):
+                await self.sync()
+            await asyncio.sleep(SYNC_EVERY_S)
+
+    async def sync(self) -> None:
+        """Write what was counted to the store, and read what all processes have counted.
+
+        raises  StorageError  when the store cannot be used; what was counted is written the next time
+        """
+        await self.click_through.sync()
+        await self.trend_counter.sync()
+
+    async def flush(self) -> None:
+        """Write what was counted to the store; StorageError as for `sync`."""
+        await self.click_through.flush()
+        await self.trend_counter.flush()

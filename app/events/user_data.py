@@ -1,0 +1,115 @@
+"""What the service keeps of one user: the endpoints that read, correct and erase it."""
+
+from datetime import UTC, datetime, timedelta
+
+from pydantic import ValidationError
+
+from app.catalogue.trained_catalogue import TrainedCatalogue
+from app.errors import InvalidRequest, UserNotFound, details_of
+from app.schemas.users import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
+from storage.protocol import UserStore
+from storage.state.cold_codes import plain_type
+from storage.state.corrections import UNDO, posted_as
+from storage.state.event import Event
+from storage.state.generation import Generation, recent_items
+
+FILES_WITHIN = timedelta(hours=24)  # an archiver that runs as it should needs minutes
+
+
+class UserData:
+    """Reads, corrects and erases the data of one tenant's users."""
+
+    def __init__(
+        self, name: str, generation: Generation, catalogue: TrainedCatalogue, store: UserStore, tenant: str
+    ) -> None:
+        self._name = name
+        self._generation = generation
+        self._catalogue = catalogue
+        self._store = store
+        self._tenant = tenant
+
+    async def state(self, user_id: str) -> UserState:
+        """Return the user's state as of the newest acknowledged event.
+
+        raises  UserNotFound  when the user has no event
+                StorageError  when the store cannot be read
+        """
+        (value,) = await self._store.states(self._tenant, [user_id], self._generation)
+        if value is None:
+            raise UserNotFound("no event of this user is known")
+        states = self._generation.decode_many([value])
+        state = states[0]
+        item_ids = self._catalogue.item_ids
+        last = int(self._catalogue.in_state(states["last_item"])[0])
+        return UserState(
+            user_id=user_id,
+            generation=self._name,
+            event_count=int(state["event_count"]),
+            last_item_id=item_ids[last] if last >= 0 else None,
+            recent_items=[item_ids[row] for row in self._catalogue.known_in_state(recent_items(state))],
+            histogram=self._generation.histograms(states)[0].tolist(),
+        )
+
+    async def events(self, user_id: str, after: int, limit: int) -> UserEvents:
+        """Return a page of the user's log, also of the part that is in the archive.
+
+        raises  UserNotFound  when the user has no event
+                StorageError  when the store, or the archive that is needed, cannot be read
+        """
+        entries = await self._store.events(self._tenant, user_id, after=after, limit=limit + 1)
+        if not entries and not after:
+            raise UserNotFound("no event of this user is known")
+        page = entries[:limit]
+        return UserEvents(
+            user_id=user_id,
+            events=[_logged(entry.event) for entry in page],
+            next=page[-1].seq if len(entries) > limit else None,
+        )
+
+    async def undo(self, user_id: str, event_id: str) -> Undone:
+        """Undo an event.
+
+        raises  UnknownEvent  when no event was posted with this user and id
+                StorageError  when that cannot be made durable, or the archive that is needed cannot be read
+        """
+        changed = await self._store.undo(self._tenant, user_id, event_id)
+        return Undone(user_id=user_id, event_id=event_id, changed=changed)
+
+    async def merge(self, user_id: str, body: object) -> Merged:
+        """Merge the visitor whom the parsed body names into the user; either may be unknown.
+
+        raises  InvalidRequest  when the body is none of a merge, or names the user
+                MergeRefused    when the visitor is somebody else or too large, or the user has become the visitor
+                StorageError    as for `undo`; the same again finishes it
+        """
+        try:
+            visitor = MergeRequest.model_validate(body).visitor
+        except ValidationError as exc:
+            raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
+        if visitor == user_id:
+            raise InvalidRequest("a user cannot become themselves; name the visitor in 'from'")
+        changed = await self._store.merge(self._tenant, user_id, visitor)
+        return Merged(user_id=user_id, visitor=visitor, changed=changed)
+
+    async def erase(self, user_id: str) -> Erasure:
+        """Erase the user, known or not. StorageError when that cannot be made durable; then erase again."""
+        await self._store.erase(self._tenant, user_id)
+        return Erasure(user_id=user_id, files_by=datetime.now(UTC).replace(microsecond=0) + FILES_WITHIN)
+
+
+def _logged(event: Event) -> LoggedEvent | LoggedUndo:
+    user_id, event_id = posted_as(event)
+    if event.type == UNDO:
+        return {"undo": event_id, "user_id": user_id, "timestamp": event.timestamp_us / 1e6}
+    logged: LoggedEvent = {
+        "event_id": event_id,
+        "user_id": user_id,
+        "item_id": event.item_id,
+        "type": plain_type(event.type),
+        "timestamp": event.timestamp_us / 1e6,
+    }
+    if event.value is not None:
+        logged["value"] = event.value
+    if event.recommendation_id is not None:
+        logged["recommendation_id"] = event.recommendation_id
+    return logged

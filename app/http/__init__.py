@@ -1,0 +1,1 @@
+"""HTTP: protocol, middleware, authentication, routes and error responses."""

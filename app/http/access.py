@@ -1,0 +1,77 @@
+"""Access control: every route declares the scope that it needs, and none reaches a tenant's data without one."""
+
+from collections.abc import Sequence
+
+from fastapi import Depends, Request
+from fastapi.params import Depends as Dependency
+from starlette.datastructures import Headers
+from starlette.types import Scope as HTTPScope
+
+from app.errors import Forbidden, Unauthenticated
+from app.http.auth.keys import Key, Keyring, Scope
+from app.http.state import Services
+
+
+class RequireScope:
+    """A dependency that requires a key with this scope, and lets the request work for that key's tenant.
+
+    A service without keys is reachable from its own machine only, and every request works for its only tenant.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    async def __call__(self, request: Request) -> None:
+        """Authenticate the request.
+
+        raises  Unauthenticated, Forbidden, TooManyRequests
+        """
+        request.state.tenant = await tenant_of(request.state.services, request.scope, self.scope)
+
+
+async def tenant_of(services: Services, request: HTTPScope, needed: Scope) -> str:
+    """Return the tenant of a request that needs the scope, and count the request against its key's rate limit.
+
+    raises  Unauthenticated, Forbidden, TooManyRequests
+    """
+    if services.keyring is None or (needed == "metrics:read" and services.settings.open_metrics):
+        return services.settings.tenant
+    headers = Headers(scope=request)
+    key = _key_of(services.keyring, headers.getlist("authorization"))
+    if needed not in key.scopes:
+        raise Forbidden(f"this call needs a key with the scope {needed}")
+    if key.origins and headers.get("origin") not in key.origins:
+        raise Forbidden("this key is for pages of other origins")
+    await services.rate_limiter.count(key)
+    return key.tenant
+
+
+class NoScope:
+    """A dependency that requires nothing, for routes that say nothing about tenants."""
+
+    async def __call__(self) -> None:
+        """Let every request pass."""
+
+
+def needs(scope: Scope) -> Dependency:
+    """Return the dependency that requires a key with the scope."""
+    dependency: Dependency = Depends(RequireScope(scope))
+    return dependency
+
+
+OPEN: Dependency = Depends(NoScope())
+
+
+def declared_scopes(dependencies: Sequence[Dependency]) -> list[Scope | None]:
+    """Return the scopes that a route's dependencies declare, None for OPEN. Every route must declare exactly one."""
+    declarations = [one.dependency for one in dependencies if isinstance(one.dependency, RequireScope | NoScope)]
+    return [one.scope if isinstance(one, RequireScope) else None for one in declarations]
+
+
+def _key_of(keyring: Keyring, headers: list[str]) -> Key:
+    """Return the key of the request. No key and a wrong key get the same error, which reveals no existing key."""
+    scheme, _, text = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
+    key = keyring.find(text.strip()) if scheme.lower() == "bearer" else None
+    if key is None:
+        raise Unauthenticated("this call needs a valid key: Authorization: Bearer KEY")
+    return key

@@ -1,0 +1,128 @@
+"""The dependencies of the endpoints: the running service, the parsed body, ids of the path."""
+
+import asyncio
+import json
+from collections import Counter
+from typing import Annotated, Any
+
+from fastapi import Depends, Path
+from fastapi.openapi.models import Example
+from starlette.requests import Request
+
+from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
+from app.http.state import Services
+from app.schemas.fields import Id
+from app.schemas.items import StockedId
+from app.serving.lifespan import Service
+
+REPEATABLE = frozenset({"categories", "categories_all", "categories_none", "exclude"})
+
+
+async def running_services(request: Request) -> Services:
+    """Return the services of the lifespan."""
+    services: Services = request.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(running_services)]
+
+
+async def running_service(request: Request, services: ServicesDep) -> Service:
+    """Return the service of the caller's tenant, which the route's declared scope has determined."""
+    return services.by_tenant[request.state.tenant]
+
+
+def example(value: str) -> dict[str, Example]:
+    """Return the OpenAPI example of a parameter whose type, such as `Id`, has a description of its own."""
+    return {value: {"value": value}}
+
+
+ServiceDep = Annotated[Service, Depends(running_service)]
+UserId = Annotated[Id, Path(openapi_examples=example("ada"))]
+ItemId = Annotated[Id, Path(openapi_examples=example("tea-2"))]
+StockedItemId = Annotated[StockedId, Path(openapi_examples=example("tea-2"))]
+EventId = Annotated[Id, Path(openapi_examples=example("01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"))]
+
+
+async def json_body(request: Request, services: ServicesDep) -> object:
+    """Return the body, read no further than the limit and parsed strictly.
+
+    raises  BodyTooLarge, BodyTooSlow, UnsupportedMediaType, InvalidJson
+    """
+    content_type = request.headers.get("content-type")
+    if content_type is not None and content_type.partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMediaType("the body must be JSON; send Content-Type: application/json")
+    timeout_s = services.settings.body_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            body = await _read(request, services.settings.max_body_bytes)
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s; send it again") from None
+    try:
+        return json.loads(body.decode(), object_pairs_hook=_without_repeats)
+    except UnicodeDecodeError:
+        raise InvalidJson("the body is not UTF-8") from None
+    except RecursionError:
+        raise InvalidJson("the body is nested too deeply") from None
+    except ValueError as exc:
+        raise InvalidJson(_json_fault(exc)) from None
+
+
+JsonBody = Annotated[object, Depends(json_body)]
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    body = bytearray()
+    is_too_large = _declared_length(request) > limit
+    if not is_too_large:
+        async for chunk in request.stream():
+            body += chunk
+            if is_too_large := len(body) > limit:
+                break
+    if is_too_large:
+        raise BodyTooLarge(f"a body has at most {limit:,} bytes; split it")
+    return bytes(body)
+
+
+def _declared_length(request: Request) -> int:
+    try:
+        return int(request.headers.get("content-length", 0))
+    except ValueError:
+        return 0  # the bytes that arrive are counted anyway
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a field appears twice in one object")
+    return fields
+
+
+def _json_fault(fault: ValueError) -> str:
+    if isinstance(fault, json.JSONDecodeError):
+        return f"the body is not JSON: {fault.msg} at character {fault.pos:,}"
+    if "digits" in str(fault):
+        return "the body has an integer of too many digits"
+    return str(fault)
+
+
+async def only_known_lists_repeat(request: Request) -> None:
+    """Refuse a query parameter that is repeated and is no list; the framework would silently use the last one."""
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    if any(count > 1 and name not in REPEATABLE for name, count in counts.items()):
+        raise InvalidRequest("a query parameter that is not a list is given more than once")
+
+
+async def no_encoded_slash(request: Request) -> None:
+    """Refuse a path with an encoded slash: it would be routed like a plain one, past a proxy's rules."""
+    if b"%2f" in request.scope.get("raw_path", b"").lower():
+        raise InvalidRequest("a path has no encoded slash")
+
+
+async def no_query(request: Request) -> None:
+    """Refuse any query parameter."""
+    if request.query_params:
+        raise InvalidRequest("this call takes no query parameters")
+
+
+NO_QUERY = Depends(no_query)

@@ -1,0 +1,202 @@
+"""The HTTP response to each exception: one table, and one shape of the body."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute, iter_route_contexts
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from app.errors import (
+    BodyTooLarge,
+    BodyTooSlow,
+    Draining,
+    ErrorDetail,
+    Forbidden,
+    HeadTooLarge,
+    InvalidEvents,
+    InvalidItems,
+    InvalidJson,
+    InvalidRequest,
+    ItemNotFound,
+    NotHttp,
+    Overloaded,
+    RequestError,
+    TooManyRequests,
+    Unauthenticated,
+    UnsupportedMediaType,
+    UserNotFound,
+    details_of_errors,
+)
+from app.serving.model_registry import NoSuchModel
+from model.artifact.model_directory import ArtifactError
+from storage.errors import (
+    MergeRefused,
+    MergeTooLarge,
+    PartlyApplied,
+    StorageBusy,
+    StorageError,
+    StorageUnavailable,
+    UnknownEvent,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_RUNS = 300
+
+
+class Error(BaseModel):  # a docstring would be its description in /openapi.json
+    code: str
+    message: str
+    details: list[ErrorDetail] = []
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: Error
+
+    model_config = {
+        "json_schema_extra": {
+            "examples": [
+                {
+                    "error": {
+                        "code": "invalid_events",
+                        "message": "nothing was applied; correct the events named here and send them all again",
+                        "details": [{"index": 3, "field": "timestamp", "reason": "has no time zone"}],
+                    }
+                }
+            ]
+        }
+    }
+
+
+class Problem(NamedTuple):
+    """What one exception is to the client: status, code and message. Without a message, the exception's is used."""
+
+    status: int
+    code: str
+    message: str | None = None
+
+
+PROBLEMS: dict[type[Exception], Problem] = {
+    InvalidJson: Problem(400, "invalid_json"),
+    InvalidRequest: Problem(422, "invalid_request"),
+    InvalidEvents: Problem(422, "invalid_events"),
+    InvalidItems: Problem(422, "invalid_items"),
+    ItemNotFound: Problem(404, "item_not_found"),
+    BodyTooLarge: Problem(413, "body_too_large"),
+    BodyTooSlow: Problem(408, "body_too_slow"),
+    HeadTooLarge: Problem(431, "head_too_large"),
+    NotHttp: Problem(400, "not_http"),
+    UnsupportedMediaType: Problem(415, "unsupported_media_type"),
+    UserNotFound: Problem(404, "user_not_found"),
+    UnknownEvent: Problem(404, "event_not_found", "no event of this user has this id; nothing changed"),
+    MergeRefused: Problem(409, "merge_refused"),
+    MergeTooLarge: Problem(409, "merge_too_large"),
+    NoSuchModel: Problem(404, "model_not_found", "no model of this name lies in the models folder; nothing changed"),
+    ArtifactError: Problem(
+        409,
+        "model_unusable",
+        "the model is incomplete, damaged or of another version, the log says why; nothing changed",
+    ),
+    Unauthenticated: Problem(401, "unauthenticated"),
+    Forbidden: Problem(403, "forbidden"),
+    TooManyRequests: Problem(429, "too_many_requests"),
+    Overloaded: Problem(503, "overloaded", "this process has more to do than it can; nothing was done, try again"),
+    Draining: Problem(503, "draining", "this process is shutting down; ask another one"),
+    StorageBusy: Problem(503, "storage_busy", "too much is waiting to be written; nothing was applied, try again"),
+    PartlyApplied: Problem(
+        503, "partly_applied", "not all events were applied; send all of them again, with their ids"
+    ),
+    StorageUnavailable: Problem(503, "storage_unavailable", "the store cannot be reached; send the same again later"),
+    StorageError: Problem(503, "storage_failed", "the store could not take or give this; its log says why"),
+    # Nobody reads this response, but an unhandled exception would be logged as a fault of the service.
+    ClientDisconnect: Problem(400, "client_disconnected", "the request ended before its body did"),
+    Exception: Problem(500, "internal_error", "the service failed; its log says why"),
+}
+
+EXPECTED_ERRORS = tuple(kind for kind in PROBLEMS if kind is not Exception)
+"""The exceptions that are no faults of the service; every other one must also reach the server, which logs it."""
+
+FRAMEWORK_PROBLEMS = {
+    404: Problem(404, "not_found", "there is nothing at this path; /openapi.json lists what there is"),
+    405: Problem(
+        405, "method_not_allowed", "this path does not take this method; the Allow header names those it does"
+    ),
+}
+
+RETRY_AFTER_S = "1"
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Give every exception the same shape of response, also those of the framework."""
+    for exception in PROBLEMS:
+        app.add_exception_handler(exception, _handle)
+    app.add_exception_handler(RequestValidationError, _handle_validation)
+    app.add_exception_handler(HTTPException, _handle_http)
+
+
+async def _handle(_request: Request, exc: Exception) -> JSONResponse:
+    return error_response(exc)
+
+
+def error_response(exc: Exception) -> JSONResponse:
+    """Return the response to an exception. Middleware calls it too, since the framework does not see its exceptions."""
+    problem = next(PROBLEMS[kind] for kind in type(exc).__mro__ if kind in PROBLEMS)
+    details = exc.details if isinstance(exc, RequestError) else []
+    if isinstance(exc, PartlyApplied):
+        details = _applied_runs(exc)
+    if type(exc) is StorageError:
+        logger.error("the store failed: %s", exc)
+    if isinstance(exc, ArtifactError):
+        logger.error("a model cannot be activated: %s", exc)
+    return _as_json(problem, problem.message or str(exc), details, _headers(exc, problem.status))
+
+
+def _headers(exc: Exception, status: int) -> dict[str, str]:
+    if isinstance(exc, Unauthenticated):
+        return {"WWW-Authenticate": 'Bearer realm="lisarec"'}
+    if isinstance(exc, TooManyRequests):
+        return {"Retry-After": str(exc.retry_after_s)}
+    return {"Retry-After": RETRY_AFTER_S} if status == 503 else {}
+
+
+def _applied_runs(exc: PartlyApplied) -> list[ErrorDetail]:
+    """Return which events are durable, as runs of indices: as many as fit."""
+    applied = set(exc.applied)
+    first_of_run = [index for index in sorted(applied) if index - 1 not in applied]
+    last_of_run = [index for index in sorted(applied) if index + 1 not in applied]
+    runs = [str(a) if a == b else f"{a}-{b}" for a, b in zip(first_of_run, last_of_run, strict=True)]
+    rest = f" and {len(runs) - MAX_RUNS} more runs" if len(runs) > MAX_RUNS else ""
+    return [ErrorDetail(reason=f"applied: {', '.join(runs[:MAX_RUNS])}{rest}")]
+
+
+async def _handle_validation(_request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, RequestValidationError)
+    return _as_json(PROBLEMS[InvalidRequest], "the path or the query is not valid", details_of_errors(exc.errors()))
+
+
+async def _handle_http(request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, HTTPException)
+    unnamed = Problem(exc.status_code, "http_error", "the request was refused")
+    problem = FRAMEWORK_PROBLEMS.get(exc.status_code, unnamed)
+    headers = {"Allow": _allowed_methods(request)} if exc.status_code == 405 else exc.headers
+    return _as_json(problem, str(problem.message), headers=headers)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Return all methods of the path; the framework would name only those of the first route that has the path."""
+    declared = [context.original_route for context in iter_route_contexts(request.app.routes)]
+    routes = [one for one in declared if isinstance(one, APIRoute) and one.path_regex.match(request.scope["path"])]
+    return ", ".join(sorted({method for one in routes if one.path == routes[0].path for method in one.methods or ()}))
+
+
+def _as_json(problem: Problem, message: str, details: Sequence[ErrorDetail] = (), headers: Any = None) -> JSONResponse:
+    body = ErrorBody(error=Error(code=problem.code, message=message, details=list(details)))
+    return JSONResponse(body.model_dump(), problem.status, headers)

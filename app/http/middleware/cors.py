@@ -1,0 +1,92 @@
+"""CORS: pages of other origins may post events with a key of theirs, and may do nothing where there are no keys.
+
+Without this check, any page in a browser on the service's own machine could post events or switch models of a service
+without keys: blindly, or under a host name of its own that resolves to 127.0.0.1 (DNS rebinding).
+"""
+
+from collections.abc import Awaitable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import Forbidden
+from app.http.error_responses import error_response
+from app.http.state import Services
+from app.settings import is_loopback
+
+PATH = "/v1/events"  # the only path that a key for browsers may call
+METHOD = "POST"
+ALLOWED_HEADERS = frozenset({"authorization", "content-type"})
+PREFLIGHT_MAX_AGE_S = 600
+BROWSER_HEADERS = frozenset({b"origin", b"sec-fetch-site"})
+PUBLIC_PATH = "/client.js"
+
+
+class CrossOriginPolicy:
+    """ASGI middleware that answers preflights, which have no key; `app.http.access` checks a key's origins."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Handle one request (ASGI)."""
+        if scope["type"] != "http":
+            return self._app(scope, receive, send)
+        services: Services = scope["state"]["services"]
+        if services.keyring is None:
+            if _is_cross_origin(scope, services.settings.host):
+                refusal = Forbidden("there are no keys here, and pages of other origins may do nothing")
+                return error_response(refusal)(scope, receive, send)
+            return self._app(scope, receive, send)
+        if scope["path"] != PATH:
+            return self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        origin = headers.get("origin", "")
+        is_allowed = services.keyring.allows(origin)
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            return _preflight(headers, is_allowed)(scope, receive, send)
+
+        async def send_with_origin(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answer = MutableHeaders(scope=message)
+                answer.add_vary_header("Origin")
+                if is_allowed:
+                    answer["Access-Control-Allow-Origin"] = origin
+                    answer["Access-Control-Expose-Headers"] = "Retry-After"
+            await send(message)
+
+        return self._app(scope, receive, send_with_origin)
+
+
+def _is_cross_origin(scope: Scope, own_host: str) -> bool:
+    """Return whether a browser sent the request for a page of another origin; other programs send no such headers."""
+    if not any(name in BROWSER_HEADERS for name, _ in scope["headers"]) or scope["path"] == PUBLIC_PATH:
+        return False
+    headers = Headers(scope=scope)
+    host = headers.get("host", "")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if is_loopback(own_host) and not is_loopback(name):
+        return True
+    site = headers.get("sec-fetch-site")
+    if site is None:
+        return headers["origin"] not in (f"http://{host}", f"https://{host}")
+    return site not in ("same-origin", "none")  # none: a typed address or a bookmark
+
+
+def _preflight(headers: Headers, is_allowed: bool) -> Response:
+    requested = {name.strip().lower() for name in headers.get("access-control-request-headers", "").split(",")} - {""}
+    if not is_allowed or headers["access-control-request-method"] != METHOD or requested - ALLOWED_HEADERS:
+        refusal = error_response(Forbidden("pages of this origin may not call this"))
+        refusal.headers["Vary"] = "Origin"
+        return refusal
+    return Response(
+        status_code=204,
+        headers={
+            "Access-Control-Allow-Origin": headers["origin"],
+            "Access-Control-Allow-Methods": METHOD,
+            "Access-Control-Allow-Headers": ", ".join(sorted(ALLOWED_HEADERS)),
+            "Access-Control-Max-Age": str(PREFLIGHT_MAX_AGE_S),
+            "Vary": "Origin",
+        },
+    )

@@ -1,0 +1,120 @@
+"""The most frequent calls, answered without the framework, which costs more than all that they do.
+
+The declared routes stay: /openapi.json is made of them. They also answer every request here that is not of the plainest
+form, so that one place decides what is refused before its body is read. Everything else is shared.
+"""
+
+import re
+from collections.abc import Awaitable
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+import orjson
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.http.access import tenant_of
+from app.http.auth.keys import Scope as KeyScope
+from app.http.dependencies import REPEATABLE, json_body
+from app.http.error_responses import EXPECTED_ERRORS, error_response
+from app.http.state import Services
+from app.recommendation.batching import never
+from app.schemas.recommendations import RecommendationQuery, RecommendationRequest
+from app.serving.lifespan import Service
+
+USER_PATH = re.compile(r"/v1/users/([^/]+)/recommendations")
+SINGLE = RecommendationQuery.model_fields.keys() - REPEATABLE
+JSON = (b"content-type", b"application/json")
+
+
+class Route(NamedTuple):
+    """What requests are counted under."""
+
+    path: str
+
+
+GET_RECOMMENDATIONS = Route("/v1/users/{user_id}/recommendations")
+POST_RECOMMENDATIONS = Route("/v1/recommendations")
+POST_EVENTS = Route("/v1/events")
+
+
+class FastPath:
+    """ASGI middleware: answers the most frequent calls itself, and passes all others on to the app."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request (ASGI)."""
+        answer = _fast_answer(scope, receive) if scope["type"] == "http" else None
+        if answer is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            content = await answer
+        except Exception as exc:
+            await error_response(exc)(scope, receive, send)
+            if isinstance(exc, EXPECTED_ERRORS):
+                return
+            raise  # a fault: whoever runs the app logs it
+        length = b"content-length", b"%d" % len(content)
+        await send({"type": "http.response.start", "status": 200, "headers": [length, JSON]})
+        await send({"type": "http.response.body", "body": content})
+
+
+def _fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes] | None:
+    """Return the body of the answer to come; None for a request that the app has to answer."""
+    method, path = scope["method"], scope["path"]
+    if method == "GET" and (user := USER_PATH.fullmatch(path)) and (request := _plain_request(scope, user[1])):
+        scope["route"] = GET_RECOMMENDATIONS
+        return _recommend(scope, request)
+    if method == "POST" and not scope["query_string"]:
+        if path == POST_EVENTS.path:
+            scope["route"] = POST_EVENTS
+            return _append_events(scope, receive)
+        if path == POST_RECOMMENDATIONS.path:
+            scope["route"] = POST_RECOMMENDATIONS
+            return _recommend_for_body(scope, receive)
+    return None
+
+
+def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
+    """Return what path and query ask for; None where they are percent-encoded, or something is wrong with them."""
+    if b"%" in scope["raw_path"]:
+        return None
+    fields: dict[str, str | list[str]] = {"user_id": user_id}
+    for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        if name in REPEATABLE:
+            fields.setdefault(name, []).append(value)  # type: ignore[union-attr]
+        elif name in fields or name not in SINGLE:
+            return None
+        else:
+            fields[name] = value
+    try:
+        return RecommendationRequest.model_validate(fields, strict=False)
+    except ValidationError:
+        return None
+
+
+async def _recommend(scope: Scope, request: RecommendationRequest) -> bytes:
+    service = await _authorised_service(scope, "recs:read")
+    (answer,) = await service.switcher.recommender.recommend([request], scope["state"].get("is_gone", never))
+    return orjson.dumps(answer)
+
+
+async def _recommend_for_body(scope: Scope, receive: Receive) -> bytes:
+    service = await _authorised_service(scope, "recs:read")
+    body = await json_body(Request(scope, receive), scope["state"]["services"])
+    return orjson.dumps(await service.switcher.recommender.recommend_body(body, scope["state"].get("is_gone", never)))
+
+
+async def _append_events(scope: Scope, receive: Receive) -> bytes:
+    service = await _authorised_service(scope, "events:write")
+    body = await json_body(Request(scope, receive), scope["state"]["services"])
+    return (await service.ingest.append(body)).model_dump_json().encode()
+
+
+async def _authorised_service(scope: Scope, needed: KeyScope) -> Service:
+    services: Services = scope["state"]["services"]
+    return services.by_tenant[await tenant_of(services, scope, needed)]

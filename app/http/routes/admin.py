@@ -1,0 +1,47 @@
+"""The routes of operators: activation and experiments. Without keys only this machine can call them."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from app.http.access import needs
+from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep, example
+from app.http.openapi import errors, json_request
+from app.schemas.fields import Id
+from app.schemas.operations import Activated, Experiment, Experiments
+
+router = APIRouter(tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
+
+EXPERIMENT = json_request(
+    Experiment.model_json_schema(),
+    {"a tenth gets the new model": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}},
+)
+
+
+@router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409))
+async def activate_generation(
+    name: Annotated[Id, Path(openapi_examples=example("shop-june"))], service: ServiceDep
+) -> Activated:
+    """Serve the model of that name from the models folder: this process at once, all others within a second or so."""
+    previous = service.served_model.generation
+    served = await service.switcher.activate(name)
+    return Activated(generation=served.model.generation, tag=served.model.tag, previous=previous)
+
+
+@router.put("/v1/admin/experiment", openapi_extra=EXPERIMENT, responses=errors(400, 404, 409, 413, 415))
+async def put_experiment(body: JsonBody, service: ServiceDep) -> Experiments:
+    """Serve several models from the models folder at the same time, each to its share of the users."""
+    return Experiments(experiment=await service.switcher.start_experiment(body))
+
+
+@router.get("/v1/admin/experiment")
+async def get_experiment(service: ServiceDep) -> Experiments:
+    """The experiment that this process goes by."""
+    return Experiments(experiment=service.switcher.experiment)
+
+
+@router.delete("/v1/admin/experiment")
+async def end_experiment(service: ServiceDep) -> Experiments:
+    """Serve the active model to everybody again."""
+    await service.switcher.end_experiment()
+    return Experiments(experiment=None)

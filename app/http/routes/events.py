@@ -1,0 +1,29 @@
+"""The route that takes in events."""
+
+from fastapi import APIRouter
+
+from app.http.access import needs
+from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep
+from app.http.openapi import errors, json_request
+from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
+
+router = APIRouter(tags=["events"], dependencies=[needs("events:write")])
+
+EXAMPLE = {
+    "event_id": "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11",
+    "user_id": "ada",
+    "item_id": "tea-2",
+    "type": "click",
+    "timestamp": "2024-11-14T18:20:00Z",
+}
+EVENT_SCHEMA = PostedEvent.model_json_schema()
+BODY = json_request(
+    {"anyOf": [EVENT_SCHEMA, {"type": "array", "items": EVENT_SCHEMA, "minItems": 1, "maxItems": MAX_EVENTS}]},
+    {"one": EXAMPLE, "several": [EXAMPLE, {"user_id": "ada", "item_id": "cup-1"}]},
+)
+
+
+@router.post("/v1/events", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
+async def post_events(body: JsonBody, service: ServiceDep) -> EventCounts:
+    """Log and fold one event, or up to 1,000 in an array: all of them, durably, or none."""
+    return await service.ingest.append(body)

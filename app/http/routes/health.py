@@ -1,0 +1,45 @@
+"""The routes of operations: liveness, readiness, metrics."""
+
+import asyncio
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from app.errors import Draining
+from app.http.access import OPEN, needs
+from app.http.dependencies import NO_QUERY, ServicesDep
+from app.schemas.operations import Health
+
+EXAMPLE = 'lisarec_events_total{outcome="accepted"} 3.0'
+
+router = APIRouter(tags=["operations"], dependencies=[NO_QUERY])
+
+
+@router.head("/healthz", include_in_schema=False, dependencies=[OPEN])  # some balancers probe with it
+@router.get("/healthz", dependencies=[OPEN])
+async def get_health() -> Health:
+    """The process lives."""
+    return Health(status="ok")
+
+
+@router.head("/readyz", include_in_schema=False, dependencies=[OPEN])
+@router.get("/readyz", dependencies=[OPEN])
+async def get_readiness(services: ServicesDep) -> Health:
+    """The model is loaded and the process is not shutting down. A lost store does not matter: popular items flow."""
+    if services.draining:
+        raise Draining
+    return Health(status="ready")
+
+
+@router.get(
+    "/metrics",
+    dependencies=[needs("metrics:read")],
+    responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}},
+)
+async def get_metrics(services: ServicesDep) -> PlainTextResponse:
+    """The numbers of this service, all of its worker processes together, for Prometheus."""
+    services.sample()
+    # A thread, because the files of many workers take milliseconds to read.
+    numbers = await asyncio.to_thread(services.metrics.exposition)
+    return PlainTextResponse(numbers, media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,86 @@
+"""The catalogue: popular and trending items, search, and the shop's updates of its items."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from app.http.access import needs
+from app.http.dependencies import NO_QUERY, ItemId, JsonBody, ServiceDep, StockedItemId
+from app.http.openapi import errors, json_request
+from app.schemas.items import (
+    MAX_ITEMS,
+    Item,
+    Items,
+    ItemsTaken,
+    ItemWords,
+    PopularItems,
+    PopularQuery,
+    PostedItem,
+    SearchQuery,
+    TrendingItems,
+    TrendingQuery,
+)
+from app.schemas.recommendations import Recommendations, SimilarQuery
+
+router = APIRouter(tags=["items"])
+READS, WRITES = needs("recs:read"), needs("catalogue:write")
+
+WORDS = {"title": "Green tea", "categories": ["tea", "organic"], "available": True}
+ITEM_SCHEMA = PostedItem.model_json_schema()
+PUT = json_request(ItemWords.model_json_schema(), {"all": WORDS, "sold out": {"available": False}})
+POST = json_request(
+    {"anyOf": [ITEM_SCHEMA, {"type": "array", "items": ITEM_SCHEMA, "minItems": 1, "maxItems": MAX_ITEMS}]},
+    {"one": {"item_id": "tea-2", **WORDS}, "several": [{"item_id": "tea-2", **WORDS}, {"item_id": "cup-1"}]},
+)
+
+
+@router.get("/v1/items/popular", dependencies=[READS])
+async def get_popular_items(query: Annotated[PopularQuery, Query()], service: ServiceDep) -> PopularItems:
+    """The items with the most training events."""
+    return PopularItems(generation=service.served_model.generation, items=service.catalogue.popular(query.k))
+
+
+@router.get("/v1/items/trending", dependencies=[READS])
+async def get_trending_items(query: Annotated[TrendingQuery, Query()], service: ServiceDep) -> TrendingItems:
+    """The items with the most live events of late, of all processes, some seconds ago; none where nothing was used."""
+    items = service.trending.items(query.k, query.categories)
+    return TrendingItems(generation=service.served_model.generation, items=items)
+
+
+@router.get("/v1/items", dependencies=[READS])
+async def search_items(query: Annotated[SearchQuery, Query()], service: ServiceDep) -> Items:
+    """Items whose title or id contains the query, closest match first; all by popularity without a query."""
+    # A thread, because a large catalogue takes milliseconds to look through.
+    return Items(items=await asyncio.to_thread(service.catalogue.search, query.query, query.limit))
+
+
+@router.post("/v1/items", openapi_extra=POST, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY])
+async def post_items(body: JsonBody, service: ServiceDep) -> ItemsTaken:
+    """Say something of one item, or of up to 1,000 in an array: all of it is noted, durably, or nothing.
+
+    What an item leaves out stays as it was: said before, or learned with the model.
+    """
+    return await service.item_updates.post(body)
+
+
+@router.get("/v1/items/{item_id}", responses=errors(404), dependencies=[READS, NO_QUERY])
+async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
+    """The item as this process goes by it, at most a second behind the others."""
+    return service.item_updates.item(item_id)
+
+
+@router.put(
+    "/v1/items/{item_id}", openapi_extra=PUT, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY]
+)
+async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep) -> Item:
+    """Say something of an item, whether a model has learned it or not; what is left out stays as it was."""
+    return await service.item_updates.put(item_id, body)
+
+
+@router.get("/v1/items/{item_id}/similar", responses=errors(404), dependencies=[READS])
+async def get_similar_items(
+    item_id: ItemId, query: Annotated[SimilarQuery, Query()], service: ServiceDep
+) -> Recommendations:
+    """The items whose codes lie nearest to this item's; minus half the squared distance is the score."""
+    return await service.switcher.recommender.similar(item_id, query)

@@ -1,0 +1,48 @@
+"""The playground: a page that shows one user's state and recommendations, live."""
+
+from pathlib import Path
+
+from fastapi import APIRouter, HTTPException
+from fastapi.responses import FileResponse, RedirectResponse
+
+from app.http.access import OPEN
+
+STATIC = Path(__file__).parents[1] / "static"
+PARTS = frozenset(path.name for path in STATIC.iterdir() if path.suffix in (".css", ".js"))
+# Nothing loads from other origins, no markup brings its own script, and no other page may frame this one.
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+# The page says nothing about tenants. Its requests need the visitor's key, where there are keys.
+router = APIRouter(dependencies=[OPEN], include_in_schema=False)
+
+
+@router.get("/")
+async def redirect_to_playground() -> RedirectResponse:
+    """The address that the server logs at its start leads to the page."""
+    return RedirectResponse("playground/")
+
+
+@router.get("/playground")
+async def redirect_to_page() -> RedirectResponse:
+    """The page finds its own files only with the slash."""
+    return RedirectResponse("playground/")
+
+
+@router.get("/playground/")
+async def get_page() -> FileResponse:
+    """The page."""
+    return FileResponse(STATIC / "playground.html", headers=HEADERS)
+
+
+@router.get("/playground/{part}")
+async def get_part(part: str) -> FileResponse:
+    """A script or style sheet of the page."""
+    if part not in PARTS:
+        raise HTTPException(404)
+    return FileResponse(STATIC / part, headers=HEADERS)

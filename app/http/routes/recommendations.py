@@ -1,0 +1,69 @@
+"""The recommendation endpoints."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from app.http.access import needs
+from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep, UserId
+from app.http.openapi import errors, json_request
+from app.schemas.recommendations import (
+    MAX_REQUESTS,
+    RecommendationQuery,
+    RecommendationRequest,
+    RecommendationResults,
+    Recommendations,
+)
+
+router = APIRouter(tags=["recommendations"], dependencies=[needs("recs:read")])
+
+REQUEST_SCHEMA = RecommendationRequest.model_json_schema()
+BODY = json_request(
+    {
+        "anyOf": [
+            REQUEST_SCHEMA,
+            {
+                "type": "object",
+                "properties": {
+                    "requests": {"type": "array", "items": REQUEST_SCHEMA, "minItems": 1, "maxItems": MAX_REQUESTS}
+                },
+                "required": ["requests"],
+                "additionalProperties": False,
+            },
+        ]
+    },
+    {
+        "user": {"user_id": "ada", "k": 5, "categories": ["tea"]},
+        "history": {"history": ["cup-1", "tea-2"], "exclude_seen": "all"},
+        "the shop's rules": {
+            "user_id": "ada",
+            "k": 5,
+            "categories_none": ["gift cards"],
+            "boost": {"organic": 0.7},
+            "pin": [{"item_id": "tea-2", "place": 2}],
+            "diversity": 0.5,
+            "max_per_category": 2,
+        },
+        "the first page": {"user_id": "ada", "cursor": ""},
+        "explained": {"user_id": "ada", "k": 3, "explain": True},
+        "a page": {"requests": [{"user_id": "ada"}, {"user_id": "ada", "because": ""}]},
+        "several": {"requests": [{"user_id": "ada"}, {"history": ["cup-1"], "candidates": ["tea-2", "tea-3"]}]},
+    },
+)
+
+
+@router.get("/v1/users/{user_id}/recommendations")
+async def get_recommendations(
+    user_id: UserId, query: Annotated[RecommendationQuery, Query()], service: ServiceDep
+) -> Recommendations:
+    """The user's best items; popular ones for who is unknown."""
+    (answer,) = await service.switcher.recommender.recommend(
+        [RecommendationRequest(user_id=user_id, **query.model_dump())]
+    )
+    return answer
+
+
+@router.post("/v1/recommendations", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
+async def post_recommendations(body: JsonBody, service: ServiceDep) -> Recommendations | RecommendationResults:
+    """The best items for a user or for a history that is not stored; or for up to 100 of them at once."""
+    return await service.switcher.recommender.recommend_body(body)

@@ -1,0 +1,51 @@
+"""The routes of users: state, log, undo, merge, erasure."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from app.http.access import needs
+from app.http.dependencies import NO_QUERY, EventId, JsonBody, ServiceDep, UserId
+from app.http.openapi import errors, json_request
+from app.schemas.users import Erasure, Merged, MergeRequest, Undone, UserEvents, UserEventsQuery, UserState
+
+router = APIRouter(tags=["users"], dependencies=[needs("users:admin")])
+
+MERGE = json_request(MergeRequest.model_json_schema(), {"a visitor who has logged in": {"from": "visitor-7"}})
+
+
+@router.get("/v1/users/{user_id}", responses=errors(404), dependencies=[NO_QUERY])
+async def get_user(user_id: UserId, service: ServiceDep) -> UserState:
+    """The state that the user's recommendations are made from; 404 for a user without events."""
+    return await service.users.state(user_id)
+
+
+@router.get("/v1/users/{user_id}/events", responses=errors(404))
+async def get_user_events(
+    user_id: UserId, query: Annotated[UserEventsQuery, Query()], service: ServiceDep
+) -> UserEvents:
+    """The user's log, oldest first, in pages."""
+    return await service.users.events(user_id, query.after, query.limit)
+
+
+@router.delete("/v1/users/{user_id}/events/{event_id}", responses=errors(404), dependencies=[NO_QUERY])
+async def undo_event(user_id: UserId, event_id: EventId, service: ServiceDep) -> Undone:
+    """Take back the event that was posted with this user and id: the state is as if it had never come."""
+    return await service.users.undo(user_id, event_id)
+
+
+@router.post(
+    "/v1/users/{user_id}/merge",
+    openapi_extra=MERGE,
+    responses=errors(400, 408, 409, 413, 415),
+    dependencies=[NO_QUERY],
+)
+async def merge_user(user_id: UserId, body: JsonBody, service: ServiceDep) -> Merged:
+    """Let a visitor become this user: the visitor's events follow the user's, and later ones are the user's too."""
+    return await service.users.merge(user_id, body)
+
+
+@router.delete("/v1/users/{user_id}", status_code=202, dependencies=[NO_QUERY])
+async def erase_user(user_id: UserId, service: ServiceDep) -> Erasure:
+    """Forget the user: state, log and ids at once, copies in files by the deadline. Later events are a new user's."""
+    return await service.users.erase(user_id)

@@ -1,0 +1,73 @@
+"""What the lifespan hands to every request: a service for each tenant, and what all of them share."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import torch
+
+from app.http.auth.keys import Keyring
+from app.http.auth.rate_limit import RateLimiter
+from app.observability.metrics import Metrics
+from app.serving.lifespan import Service, in_background, tenant_service
+from app.settings import Settings
+from model.artifact.model_directory import Artifact
+from storage.archive.manifest import archived_through_s
+
+SAMPLE_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class Services:
+    """A service for each tenant, and what they share. Only `draining` changes."""
+
+    settings: Settings
+    by_tenant: Mapping[str, Service]
+    metrics: Metrics
+    keyring: Keyring | None  # None: no keys; every request is the only tenant's
+    rate_limiter: RateLimiter
+    draining: bool = False
+
+    def sample(self) -> None:
+        """Write the current queue depths and buffered observations to the metrics."""
+        self.metrics.sample(sum(service.store.waiting for service in self.by_tenant.values()))
+
+
+@asynccontextmanager
+async def running(settings: Settings, artifacts: Mapping[str, Artifact], metrics: Metrics) -> AsyncIterator[Services]:
+    """Open stores and engines of all tenants; afterwards finish what was accepted and close them.
+
+    raises  KeysFileError, StorageError, ValueError  when keys or store cannot be used
+    """
+    keyring = None if settings.keys_file is None else Keyring(settings.keys_file, artifacts)
+    redis_url = None if settings.redis_url is None else settings.redis_url_with_password
+    rate_limiter = RateLimiter(redis_url, settings.redis_prefix)
+    torch.set_num_threads(1)  # processes share the cores, one request does not
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(rate_limiter.close)
+        # One thread: the engines are called for one batch at a time, off the event loop.
+        engine_thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine"))
+        by_tenant = {
+            tenant: await stack.enter_async_context(
+                tenant_service(settings.for_tenant(tenant), artifact, engine_thread, metrics)
+            )
+            for tenant, artifact in artifacts.items()
+        }
+        services = Services(settings, by_tenant, metrics, keyring, rate_limiter)
+        async with in_background(_sample(services)):
+            yield services
+        services.sample()  # the last numbers of a worker that ends
+
+
+async def _sample(services: Services) -> None:
+    """Update the metrics regularly: a scrape reaches one worker, and reads the numbers of all."""
+    archive_dir = services.settings.archive_dir
+    while True:
+        services.sample()
+        through_s = None if archive_dir is None else await asyncio.to_thread(archived_through_s, archive_dir)
+        if through_s is not None:
+            services.metrics.store.set_log_lag(time.time() - through_s)
+        await asyncio.sleep(SAMPLE_EVERY_S)

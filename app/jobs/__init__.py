@@ -1,0 +1,1 @@
+"""Work that runs beside or before the service: archiving, retraining, replays, imports, reports, load tests."""

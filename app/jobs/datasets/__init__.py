@@ -1,0 +1,1 @@
+"""Data directories: downloads, a synthetic shop, and how both are written."""

@@ -1,0 +1,133 @@
+"""The demo: a synthetic shop, a quick training, and a running service that learns from every click."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from app.jobs.datasets import synthetic_shop
+from app.jobs.reports.training_progress import TrainingProgress
+from app.main import require_free, serve
+from app.serving.served_generation import generation_of
+from app.serving.store_factory import open_store
+from app.settings import Settings
+from model.artifact import model_directory
+from model.config import Config, preset
+from model.data.interactions import Interactions
+from model.data.readers import read_interactions, read_items
+from model.training.train import train
+from storage.state.event import Event
+
+HOST = "127.0.0.1"
+DIRECTORY = Path("var/demo")
+EPOCHS = 3
+EVENTS = 10_000  # of the data, logged before the start; half a second
+BATCH = 500
+
+
+def demo(data: Path | None, port: int, console: Console, directory: Path = DIRECTORY) -> None:
+    """Train on ``data``, or else on a synthetic shop, and serve on 127.0.0.1 until interrupted.
+
+    directory  where the demo writes its shop, model and states; earlier ones are removed
+    raises     PortTaken
+    """
+    require_free(HOST, port, "lisarec demo --port 8001, or make demo PORT=8001")
+    data = data or _shop(directory / "shop", console)
+    model, state = _emptied(directory / "models") / "demo", _emptied(directory / "state")
+    train_quickly(data, model, console)
+    # only this machine may use the demo, whatever the environment says
+    own = Settings(model_dir=model, data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port)
+    interactions = read_interactions(data)
+    asyncio.run(log_first_events(interactions, own))
+    text = invitation(interactions, read_items(data).titles, port)
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+    serve(own.model_copy(update={"workers": 1, "playground": True}))
+
+
+def train_quickly(data: Path, model: Path, console: Console) -> None:
+    """Train the default preset for a few epochs, in about half a minute."""
+    # matrices this small gain little from a second thread, and lose tenfold where another process wants its core
+    torch.set_num_threads(1)
+    shape, training = preset("lisa-mini")
+    config = Config(model=shape, training=training.model_copy(update={"epochs": EPOCHS}))
+    console.print(f"Training on {data} ...", highlight=False, markup=False)
+    with TrainingProgress(EPOCHS, console) as progress:
+        train(data, model, config, progress=progress)
+
+
+async def log_first_events(interactions: Interactions, settings: Settings) -> None:
+    """Log the first events of the data, so that the playground has users to open."""
+    assert settings.model_dir is not None
+    events = [_event(interactions, row) for row in range(min(EVENTS, len(interactions)))]
+    store = await open_store(settings, generation_of(model_directory.load(settings.model_dir)))
+    try:
+        for begin in range(0, len(events), BATCH):
+            await store.append(settings.tenant, events[begin : begin + BATCH])
+    finally:
+        await store.close()
+
+
+def _event(interactions: Interactions, row: int) -> Event:
+    time_us = int(interactions.timestamp_us[row])
+    return Event(
+        event_id=f"demo-{row}",
+        user_id=interactions.user_ids[interactions.user[row]],
+        item_id=interactions.item_ids[interactions.item[row]],
+        type=interactions.type_names[interactions.type[row]],
+        timestamp_us=time_us,
+        id_time_us=time_us,
+    )
+
+
+def invitation(interactions: Interactions, titles: Mapping[str, str], port: int) -> str:
+    """Return the text with two requests to try, about the item that most users begin with, and a user to open."""
+    beginnings = np.bincount(interactions.item[interactions.starts[:-1]])
+    item_id = interactions.item_ids[int(beginnings.argmax())]
+    title = titles.get(item_id) or item_id
+    click, recommend = curl_lines(item_id, port)
+    user_id = interactions.user_ids[0]
+    return f"""
+Once it says that it is running, click on {title!r}:
+
+  {click}
+
+and ask what to recommend. Asked before the first click, it offers what is popular:
+
+  {recommend}
+
+Or see what a click does, in a browser: http://{HOST}:{port}/playground
+
+Users of the data can be opened there, {user_id!r} for instance.
+
+Ctrl-C ends the demo.
+"""
+
+
+def curl_lines(item_id: str, port: int) -> tuple[str, str]:
+    """Return the command that posts a click of a visitor called ann, and the one that asks for her recommendations."""
+    service = f"http://{HOST}:{port}/v1"
+    click = f'{{"user_id": "ann", "item_id": "{item_id}"}}'
+    return (
+        f"curl {service}/events -H 'content-type: application/json' -d {shlex.quote(click)}",
+        f"curl {shlex.quote(f'{service}/users/ann/recommendations?k=5')}",
+    )
+
+
+def _shop(directory: Path, console: Console) -> Path:
+    console.print("Making up a small shop ...")
+    synthetic_shop.generate(_emptied(directory))
+    return directory
+
+
+def _emptied(directory: Path) -> Path:
+    """Return the directory, without the files of an earlier demo."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory

@@ -1,0 +1,112 @@
+"""What operators do with the generations of a store, beside the processes that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from app.schemas.operations import Experiment
+from app.serving.model_registry import load_named
+from app.serving.served_generation import generation_of
+from app.serving.store_factory import opened_store
+from app.serving.switcher import ANNOUNCE_EVERY_S, LIVE_FOR_S
+from app.settings import StoreSettings
+from model.artifact import model_directory
+from storage import rebuild as storage_rebuild
+from storage.errors import StorageError
+from storage.protocol import UserStore
+from storage.rebuild import Rebuilt
+from storage.records import KnownGeneration, NamedGeneration
+
+
+async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[Rebuilt], None]) -> Rebuilt:
+    """Fold the store's whole log into the states of the model's generation.
+
+    raises  ArtifactError, StorageError, ValueError  when the model or the store cannot be used
+    """
+    loaded = await asyncio.to_thread(model_directory.load, model)
+    generation = generation_of(loaded)
+    async with opened_store(settings, generation) as store:
+        named = NamedGeneration(loaded.name, generation.tag)
+        announcing = asyncio.create_task(_keep_announcing(store, named))
+        try:
+            return await storage_rebuild.rebuild(store, generation, on_progress, tenant=settings.tenant)
+        finally:
+            announcing.cancel()
+            await asyncio.wait([announcing])
+
+
+async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration, NamedGeneration | None]:
+    """Make every process on the store serve the model of that name; return it, and what was active before.
+
+    raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
+    """
+    loaded = await asyncio.to_thread(load_named, settings.models_folder, name)
+    named = NamedGeneration(name, bytes.fromhex(loaded.tag))
+    async with opened_store(settings) as store:
+        before = await store.generations.active()
+        await store.generations.activate(named)
+    return named, before
+
+
+async def set_experiment(settings: StoreSettings, experiment: Experiment | None) -> None:
+    """Make every process on the store take part in the experiment; None ends it.
+
+    raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
+    """
+    for name in experiment.shares if experiment is not None else ():
+        await asyncio.to_thread(load_named, settings.models_folder, name)
+    async with opened_store(settings) as store:
+        await store.generations.set_experiment(None if experiment is None else experiment.model_dump_json())
+
+
+async def drop(settings: StoreSettings, name: str) -> int:
+    """Remove the states of a generation, by its name or tag, that is neither active nor live; return how many.
+
+    raises  StorageError, ValueError
+    """
+    async with opened_store(settings) as store:
+        known = await store.generations.known()
+        chosen = [one for one in known if name in (one.named.name, one.named.tag.hex())]
+        _refuse_unless_free(name, chosen, known)
+        return sum([await store.generations.drop(one.named.tag) for one in chosen])
+
+
+async def drop_unserved(settings: StoreSettings, names: Collection[str]) -> set[str]:
+    """Remove the states of generations of these names that no process serves; return the names that are free then.
+
+    raises  StorageError, ValueError
+    """
+    async with opened_store(settings) as store:
+        known = [one for one in await store.generations.known() if one.named.name in names]
+        for one in known:
+            if not (one.is_active or one.is_live):
+                await store.generations.drop(one.named.tag)
+        return set(names) - {one.named.name for one in known if one.is_active or one.is_live}
+
+
+def _refuse_unless_free(name: str, chosen: list[KnownGeneration], known: list[KnownGeneration]) -> None:
+    if not chosen:
+        others = ", ".join(f"{one.named.name} ({one.named.tag.hex()})" for one in known) or "none"
+        raise ValueError(f"the store knows no generation {name!r}; it knows: {others}")
+    idle = "".join(
+        f"; 'lisarec drop {one.named.tag.hex()}' removes an older one of this name"
+        for one in chosen
+        if not (one.is_active or one.is_live)
+    )
+    if any(one.is_active for one in chosen):
+        raise ValueError(f"{name!r} is active; activate another one first{idle}")
+    if any(one.is_live for one in chosen):
+        raise ValueError(
+            f"{name!r} is served or rebuilt by some process, or was within the last {LIVE_FOR_S:.0f} s; "
+            f"stop that, or try again later{idle}"
+        )
+
+
+async def _keep_announcing(store: UserStore, named: NamedGeneration) -> None:
+    while True:
+        with suppress(StorageError):  # the rebuild itself will fail, too
+            await store.generations.announce(named, LIVE_FOR_S)
+        await asyncio.sleep(ANNOUNCE_EVERY_S)

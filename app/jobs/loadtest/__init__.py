@@ -1,0 +1,1 @@
+"""`lisarec bench`: load at given rates against services of given sizes."""

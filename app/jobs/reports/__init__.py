@@ -1,0 +1,1 @@
+"""Reports for people: HTML pages, tables, plots and progress."""

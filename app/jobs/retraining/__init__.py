@@ -1,0 +1,1 @@
+"""`lisarec retrain`: one round, the loop around it, its report and its metrics."""

@@ -1,0 +1,80 @@
+"""The trainer's loop: one round of retraining, or one again and again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from app.jobs.retraining.metrics import TrainerMetrics
+from app.jobs.retraining.report import LOCK, ROUND, WORK, RoundOutcome, TrainerReport, print_line
+from app.jobs.retraining.round import RetrainingPlan, RetrainingRound
+from app.serving import empty_model
+from app.settings import StoreSettings
+from storage.errors import StorageError
+
+POLL_EVERY_S = 600.0  # until there are enough events for a first model
+AFTER_FAILURE_S = 300.0
+NICENESS = 10
+
+
+def run_trainer(
+    settings: StoreSettings, plan: RetrainingPlan, every_s: float | None, console: Console, metrics: TrainerMetrics
+) -> RoundOutcome:
+    """Retrain once, or every `every_s` seconds; a failed round is reported and tried again.
+
+    raises  StorageError, ValueError, OSError  when the one round fails
+    """
+    os.nice(NICENESS)
+    torch.set_num_threads(1)
+    folder = settings.models_folder
+    with locked(folder):
+        metrics.begin(folder, TrainerReport.read(folder), every_s or 0.0)
+        while True:
+            if every_s is not None:
+                time.sleep(due_in_s(folder, every_s))
+            try:
+                outcome = RetrainingRound(settings, plan, console).run()
+            except (StorageError, ValueError, OSError) as exc:
+                if every_s is None:
+                    raise
+                metrics.failed()
+                print_line(console, f"will try again: {exc}")
+                time.sleep(min(AFTER_FAILURE_S, every_s))
+                continue
+            metrics.ended(folder, TrainerReport.read(folder), outcome)
+            print_line(console, f"{outcome.outcome}: {outcome.reason}")
+            if every_s is None:
+                return outcome
+
+
+def due_in_s(folder: Path, every_s: float) -> float:
+    """Return the seconds until the next round; 0 where one was interrupted."""
+    last = TrainerReport.read(folder).last
+    if last is None or (folder / WORK / ROUND).exists():
+        return 0.0
+    waits_for_first = last["outcome"] == "waiting" and last["served"] == empty_model.TAG.hex()
+    pause_s = min(POLL_EVERY_S, every_s) if waits_for_first else every_s
+    return max(0.0, datetime.fromisoformat(last["at"]).timestamp() + pause_s - time.time())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other trainers from working in the models folder.
+
+    raises  ValueError  when another one does
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another trainer is at work in '{folder}'; let it, or stop it") from None
+        yield

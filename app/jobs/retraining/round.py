@@ -1,0 +1,335 @@
+"""One round of retraining: train the next generation, and activate it if it is no worse than the served one.
+
+A round has four steps. It may be killed in each of them, and the next start continues it. Its files are in
+MODELS/.retraining, where `round.json` says that the data are complete:
+
+  prepare   write the archive's events as training data, and the past: those before the held-out ones
+  try       train a model on the past, and compare it with the served one on the held-out events
+  train     train a model on all events, if the first one is no worse
+  go live   move the model to MODELS/NAME, fold all events for it, activate it, and remove older models
+
+MODELS/retrain.json has the outcome of the last round, and the models that the trainer has made. It removes no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from rich.console import Console
+
+from app.jobs import generations
+from app.jobs.reports.training_progress import TrainingProgress
+from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line, write_atomically
+from app.serving import empty_model
+from app.serving.model_registry import load_named
+from app.serving.store_factory import opened_store
+from app.settings import StoreSettings
+from model.artifact import model_directory
+from model.artifact.model_directory import MANIFEST, Artifact
+from model.config import EVENT_WEIGHTS, Config, DataCard, TrainConfig, preset
+from model.data.table import SUFFIXES
+from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
+from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
+from model.metrics import difference, difference_interval_95, metrics
+from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
+from model.training.train import train
+from storage.archive.manifest import MANIFEST as ARCHIVE
+from storage.archive.training_events import TrainingEvents
+from storage.records import KnownGeneration
+
+MIN_QUESTIONS = 100
+
+FACTS = ("served", "events", "questions", "ndcg_at_10", "served_ndcg_at_10", "difference_interval_95")
+
+Ranks = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RetrainingPlan:
+    """The options of a round.
+
+    max_loss  the share of the served model's NDCG@10 that a new one may lack, where that may be chance
+    """
+
+    preset: str = "lisa-mini"
+    epochs: int | None = None
+    min_events: int = 2_000
+    max_events: int = 2_000_000
+    max_loss: float = 0.1
+
+    def config(self, lift_strength: float | None) -> Config:
+        """Return the configuration of a training on all of its data; what is held out is not among them."""
+        shape, training = preset(self.preset)
+        training = training.model_copy(
+            update={"epochs": self.epochs or training.epochs, "lift_strength": lift_strength}
+        )
+        return Config(model=shape, training=training, data=DataCard(train_on="all"))
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Whether the new model may replace the served one, and the NDCG@10 of both."""
+
+    passes: bool
+    reason: str
+    ndcg_at_10: float
+    served_ndcg_at_10: float
+    difference_interval_95: tuple[float, float]
+
+
+class RetrainingRound:
+    """One round, new or continued after an interruption."""
+
+    def __init__(self, settings: StoreSettings, plan: RetrainingPlan, console: Console) -> None:
+        if settings.archive_dir is None:
+            raise ValueError("give the archive with --archive-dir DIR, or LISAREC_ARCHIVE_DIR in the environment")
+        self._settings = settings
+        self._plan = plan
+        self._console = console
+        self._folder = settings.models_folder
+        self._work = self._folder / WORK
+        self._archive_dir = settings.archive_dir
+        self._begin_s = time.monotonic()
+
+    def run(self) -> RoundOutcome:
+        """Do what is left of the round, and return how it ended.
+
+        raises  ArtifactError, StorageError, ValueError, OSError  when a step fails; the next run tries it again
+        """
+        served = self._served_model()
+        if self._has_new_model(served):
+            return self._go_live(served)
+        if not self._is_prepared(served):
+            waiting = self._prepare(served)
+            if waiting is not None:
+                return self._finish(waiting)
+        past, exam = self._hold_out(served)
+        choosing, judging = exam.halves()
+        tried = _with_best_lift(self._train("past", None), choosing)
+        ranks = judging.ranks(tried)
+        comparison = self._compare(ranks, _served_ranks(judging, served, past), is_first=served is None)
+        if comparison.passes:
+            strength = _lift_strength(tried) or 0.0
+            comparison = self._check_final_model(self._train("all", strength), judging, ranks, comparison)
+        self._add_notes(**{**asdict(comparison), "questions": len(judging)})
+        if not comparison.passes:
+            return self._finish(self._outcome("refused", comparison.reason, served))
+        self._record_model(self._read_notes()["name"])
+        made = self._work / "all" / "model"
+        shutil.rmtree(made / CHECKPOINT, ignore_errors=True)
+        made.rename(self._folder / self._read_notes()["name"])
+        return self._go_live(served)
+
+    def _served_model(self) -> Artifact | None:
+        """Return the model that is served; None where there is none yet."""
+        known = asyncio.run(self._known_generations())
+        chosen = [one for one in known if one.is_active] or [one for one in known if one.is_live]
+        names = [one.named for one in chosen if one.named.tag != empty_model.TAG]
+        if not names:
+            return None
+        loaded = load_named(self._folder, names[0].name)
+        if loaded.tag != names[0].tag.hex():
+            raise ValueError(
+                f"the model {names[0].name!r} in '{self._folder}' is not the one that is served; activate another one"
+            )
+        return loaded
+
+    async def _known_generations(self) -> list[KnownGeneration]:
+        async with opened_store(self._settings) as store:
+            return await store.generations.known()
+
+    # ---- steps
+
+    def _has_new_model(self, served: Artifact | None) -> bool:
+        """Return whether the round's model is in the models folder, and is active or still to replace this one."""
+        notes = self._read_notes()
+        if "name" not in notes or not model_directory.exists(self._folder / notes["name"]):
+            return False
+        return _tag(served) in (notes["served"], model_directory.load(self._folder / notes["name"]).tag)
+
+    def _is_prepared(self, served: Artifact | None) -> bool:
+        notes = self._read_notes()
+        return notes.get("plan") == asdict(self._plan) and notes.get("served") == _tag(served)
+
+    def _prepare(self, served: Artifact | None) -> RoundOutcome | None:
+        """Write the data of a round from the archive, and return None; or return what the round has to wait for."""
+        self._clear()
+        archived = TrainingEvents(self._archive_dir, self._settings.tenant)
+        entries = len(archived) if (self._archive_dir / ARCHIVE).exists() else 0
+        if entries < self._plan.min_events:
+            reason = f"{entries:,} events are archived, {self._plan.min_events:,} are needed to begin with"
+            return self._outcome("waiting", reason, served, events=entries)
+        kinds = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
+        events = archived.newest(self._plan.max_events).filter(pl.col("type").is_in(kinds))
+        past, exam = split_for_comparison(events, _trained_at_ms(self._folder, served))
+        if len(exam) < MIN_QUESTIONS:
+            reason = f"{len(exam)} users have done something new, {MIN_QUESTIONS} are needed to compare models"
+            return self._outcome("waiting", reason, served, events=len(events), questions=len(exam))
+        for name, table in (("past", past), ("all", events)):
+            self._write_data(self._work / name / "data", table)
+        events.write_parquet(self._work / "events.parquet")
+        name = _new_name(self._folder)
+        self._add_notes(name=name, served=_tag(served), plan=asdict(self._plan), events=len(events))
+        print_line(self._console, f"round {name}: {len(events):,} events, {len(exam):,} questions")
+        return None
+
+    def _write_data(self, directory: Path, events: pl.DataFrame) -> None:
+        """Write a data directory, with the items' titles and categories of the archive's folder."""
+        directory.mkdir(parents=True)
+        table = events.select("user_id", "item_id", "type", "value", timestamp=pl.col("timestamp_us") / 1e6)
+        table.write_parquet(directory / "interactions.parquet")
+        for suffix in SUFFIXES:
+            if (self._archive_dir / f"items{suffix}").is_file():
+                shutil.copy(self._archive_dir / f"items{suffix}", directory)
+
+    def _hold_out(self, served: Artifact | None) -> tuple[pl.DataFrame, HoldoutComparison]:
+        return split_for_comparison(
+            pl.read_parquet(self._work / "events.parquet"), _trained_at_ms(self._folder, served)
+        )
+
+    def _train(self, name: str, lift_strength: float | None) -> Artifact:
+        """Return a model trained on these data, which an earlier run may have trained."""
+        out = self._work / name / "model"
+        if model_directory.exists(out):
+            return model_directory.load(out)
+        config = self._plan.config(lift_strength)
+        print_line(self._console, f"training on {'everything' if name == 'all' else 'the past'}")
+        with TrainingProgress(config.training.epochs, self._console) as progress:
+            return train(
+                self._work / name / "data", out, config, resume=(out / LAST_CHECKPOINT).exists(), progress=progress
+            )
+
+    def _compare(self, ranks: Ranks, served: Ranks, *, is_first: bool) -> ModelComparison:
+        """Compare the models. The first one must be better than popular items.
+
+        A later one may be worse than the served one, but not significantly, and not by more than `max_loss`.
+        """
+        new, old = (metrics(each)["ndcg_at_10"] for each in (ranks, served))
+        interval = difference_interval_95(ranks, served, "ndcg_at_10")
+        against = "popular items" if is_first else "the served model"
+        numbers = f"NDCG@10 {new:.4f}, of {against} {old:.4f}, on {len(ranks):,} users"
+        if is_first:
+            passes = difference(ranks, served, "ndcg_at_10") > 0
+        else:
+            passes = interval[1] >= 0 and new >= old * (1 - self._plan.max_loss)
+        return ModelComparison(passes, numbers, new, old, interval)
+
+    def _check_final_model(
+        self, model: Artifact, judging: HoldoutComparison, tried: Ranks, so_far: ModelComparison
+    ) -> ModelComparison:
+        """Refuse a model that training on all events made worse on the held-out ones, which it has now seen."""
+        found = metrics(judging.ranks(model))["ndcg_at_10"]
+        if found >= metrics(tried)["ndcg_at_10"] * (1 - self._plan.max_loss):
+            return so_far
+        reason = f"trained on everything, its NDCG@10 fell to {found:.4f}; {so_far.reason}"
+        return replace(so_far, passes=False, reason=reason)
+
+    def _go_live(self, served: Artifact | None) -> RoundOutcome:
+        notes = self._read_notes()
+        name: str = notes["name"]
+        if _tag(served) == notes["served"]:
+            previous = None if served is None else served.name
+            replace(TrainerReport.read(self._folder), previous=previous).write(self._folder)
+            print_line(self._console, f"folding all events for {name}")
+            asyncio.run(generations.rebuild(self._settings, self._folder / name, lambda _: None))
+            asyncio.run(generations.activate(self._settings, name))
+        self._remove_older(name)
+        reason = f"{name}; {notes['reason']}"
+        return self._finish(self._outcome("activated", reason, served, name=name))
+
+    def _remove_older(self, name: str) -> None:
+        """Remove the models that the trainer made before the previous one, and the states of the empty model."""
+        report = TrainerReport.read(self._folder)
+        gone = [made for made in report.made if made not in (name, report.previous)]
+        free = asyncio.run(generations.drop_unserved(self._settings, [*gone, empty_model.NAME]))
+        for one in set(gone) & free:
+            shutil.rmtree(self._folder / one, ignore_errors=True)
+        replace(report, made=tuple(made for made in report.made if made not in free)).write(self._folder)
+
+    # ---- notes and report
+
+    def _read_notes(self) -> dict[str, Any]:
+        """Return the notes of this round; none before its data are complete."""
+        try:
+            notes: dict[str, Any] = json.loads((self._work / ROUND).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return notes
+
+    def _add_notes(self, **facts: object) -> None:
+        write_atomically(self._work / ROUND, json.dumps(self._read_notes() | facts, indent=2))
+
+    def _record_model(self, name: str) -> None:
+        report = TrainerReport.read(self._folder)
+        replace(report, made=(*dict.fromkeys((*report.made, name)),)).write(self._folder)
+
+    def _outcome(
+        self, outcome: Literal["activated", "refused", "waiting"], reason: str, served: Artifact | None, **facts: Any
+    ) -> RoundOutcome:
+        notes = {name: fact for name, fact in self._read_notes().items() if name in FACTS}
+        stated: dict[str, Any] = {"served": _tag(served)} | notes | facts
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        return RoundOutcome(outcome, reason, at, seconds=round(time.monotonic() - self._begin_s, 1), **stated)
+
+    def _finish(self, outcome: RoundOutcome) -> RoundOutcome:
+        replace(TrainerReport.read(self._folder), last=asdict(outcome)).write(self._folder)
+        self._clear()
+        return outcome
+
+    def _clear(self) -> None:
+        (self._work / ROUND).unlink(missing_ok=True)  # first: without it, the other files are ignored
+        shutil.rmtree(self._work, ignore_errors=True)
+
+
+def _served_ranks(judging: HoldoutComparison, served: Artifact | None, past: pl.DataFrame) -> Ranks:
+    if served is not None:
+        return judging.ranks(served)
+    return judging.ranks_by_counts(dict(past.group_by("item_id").len().sort("item_id").iter_rows()))
+
+
+def _with_best_lift(model: Artifact, choosing: HoldoutComparison) -> Artifact:
+    """Return the model with the strength of its lift that is best on the held-out events.
+
+    The best strength depends on how rare items are, and training on all events leaves no validation to choose it.
+    """
+    lift_of_one = model.model.lift / (_lift_strength(model) or DEFAULT_LIFT_STRENGTH)
+
+    def ndcg_with(strength: float) -> float:
+        model.model.lift = lift_of_one * strength  # not into the memory that is mapped from the file
+        return metrics(choosing.ranks(model))["ndcg_at_10"]
+
+    best = max(LIFT_STRENGTHS, key=ndcg_with)
+    model.model.lift = lift_of_one * best
+    training = model.config.training.model_copy(update={"lift_strength": best})
+    return replace(model, config=model.config.model_copy(update={"training": training}))
+
+
+def _lift_strength(model: Artifact) -> float | None:
+    """Return the strength of the lift that the model was trained with; None where validation was to choose it."""
+    return model.config.training.lift_strength if isinstance(model.config.training, TrainConfig) else None
+
+
+def _trained_at_ms(folder: Path, served: Artifact | None) -> int:
+    """Return when the model was ready: later events cannot have been in its training."""
+    return 0 if served is None else int((folder / served.name / MANIFEST).stat().st_mtime * 1000)
+
+
+def _tag(served: Artifact | None) -> str:
+    return empty_model.TAG.hex() if served is None else served.tag
+
+
+def _new_name(folder: Path) -> str:
+    """Return the current minute, as 2026-11-21T0300, with a number if that name is taken."""
+    name = datetime.now(UTC).strftime("%Y-%m-%dT%H%M")
+    taken = {place.name for place in folder.iterdir()} | set(TrainerReport.read(folder).made)
+    return name if name not in taken else next(f"{name}.{n}" for n in range(2, 10_000) if f"{name}.{n}" not in taken)

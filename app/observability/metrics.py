@@ -1,0 +1,293 @@
+"""The metrics that Prometheus reads: requests, events, store, engine and the generations served.
+
+Several worker processes behind one port write their numbers into files that they share (prometheus_client's
+multiprocess mode), and the one that is scraped reports for all of them. Counters and histograms outlive a worker that
+dies, gauges do not. A single process keeps its numbers in memory.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
+from prometheus_client import generate_latest as in_text
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from app.observability.buffered_histogram import BufferedHistogram
+from app.observability.multiprocess import WorkerProcesses, living_workers
+from storage.errors import StorageError
+from storage.records import AppendResult
+
+LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+STORE_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2, 5)
+COMPUTE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+StoreCall = Literal["append", "states", "log"]
+STORE_CALLS: tuple[StoreCall, ...] = ("append", "states", "log")
+
+
+class Metrics:
+    """The metrics of one app, by subject, in a registry of its own: two apps in one process share no numbers.
+
+    shared_dir  where the workers of one service keep their numbers. PROMETHEUS_MULTIPROC_DIR must name it too, before
+                prometheus_client is imported. None: this process is the only one
+    """
+
+    def __init__(self, shared_dir: Path | None = None) -> None:
+        self.shared_dir = shared_dir
+        self._instruments = instruments = Instruments()
+        if shared_dir is None:
+            ProcessCollector(registry=instruments.registry)
+            GCCollector(registry=instruments.registry)
+        self.requests = RequestMetrics(instruments)
+        self.store = StoreMetrics(instruments)
+        self.engine = EngineMetrics(instruments)
+        self.events = EventMetrics(instruments)
+        self.recommendations = RecommendationMetrics(instruments)
+        self.generations = GenerationMetrics(instruments)
+        self._queue_depth = instruments.gauge(
+            "lisarec_queue_depth",
+            "Requests at work, those of them at the engine, and reads and writes that wait for the store",
+            ["queue"],
+        )
+
+    def exposition(self) -> bytes:
+        """Return all numbers of all workers in Prometheus' text format."""
+        if self.shared_dir is None:
+            return in_text(self._instruments.registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(self.shared_dir))  # type: ignore[no-untyped-call]
+        registry.register(WorkerProcesses(living_workers(self.shared_dir)))
+        return in_text(registry)
+
+    def sample(self, store_waiting: int) -> None:
+        """Record the current queue depths, and flush what was observed since the last call."""
+        self._instruments.flush()
+        self._queue_depth.labels("requests").set(self.requests.in_progress)
+        self._queue_depth.labels("engine").set(self.engine.in_progress)
+        self._queue_depth.labels("store").set(store_waiting)
+
+
+class Instruments:
+    """Makes counters, gauges and buffered histograms in one registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._buffered: list[BufferedHistogram] = []
+
+    def counter(self, name: str, documentation: str, labels: Iterable[str] = ()) -> Counter:
+        """Make a counter."""
+        return Counter(name, documentation, labels, registry=self.registry)
+
+    def gauge(
+        self, name: str, documentation: str, labels: Iterable[str] = (), mode: Literal["livesum", "livemax"] = "livesum"
+    ) -> Gauge:
+        """Make a gauge, whose values of several living workers are added up, or of which the largest counts."""
+        return Gauge(name, documentation, labels, registry=self.registry, multiprocess_mode=mode)
+
+    def histogram(self, name: str, documentation: str, buckets: Sequence[float], labels: Iterable[str]) -> Histogram:
+        """Make a histogram with labels; `buffered` makes what observes one of its series."""
+        return Histogram(name, documentation, labels, buckets=buckets, registry=self.registry)
+
+    def buffered(self, histogram: Histogram, buckets: Sequence[float]) -> BufferedHistogram:
+        """Make a buffer in front of the histogram, or of one of its series."""
+        buffered = BufferedHistogram(histogram, buckets)
+        self._buffered.append(buffered)
+        return buffered
+
+    def flush(self) -> None:
+        """Write all buffers into their histograms."""
+        for buffered in self._buffered:
+            buffered.flush()
+
+
+class RequestMetrics:
+    """How long requests take. `in_progress` counts those that are being answered; it is a plain number to be set."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self.in_progress = 0
+        self._instruments = instruments
+        self._seconds = instruments.histogram(
+            "lisarec_request_seconds",
+            "Time from a request's head to the end of its answer",
+            LATENCY_BUCKETS_S,
+            ["method", "route", "status"],
+        )
+        self._series: dict[tuple[str, str, int], BufferedHistogram] = {}  # the library's own look-up costs more
+
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Record one request that was answered."""
+        key = (method, route, status)
+        series = self._series.get(key)
+        if series is None:
+            labelled = self._seconds.labels(method, route, str(status))
+            series = self._series[key] = self._instruments.buffered(labelled, LATENCY_BUCKETS_S)
+        series.observe(seconds)
+
+
+class StoreMetrics:
+    """How long the store takes, what it fails, and how far the archive is behind the log."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
+        seconds = instruments.histogram(
+            "lisarec_store_seconds", "Time until the store had answered a call", STORE_BUCKETS_S, ["call"]
+        )
+        failures = instruments.counter("lisarec_store_failures", "Calls that the store failed", ["call"])
+        self._seconds = {call: instruments.buffered(seconds.labels(call), STORE_BUCKETS_S) for call in STORE_CALLS}
+        self._failures = {call: failures.labels(call) for call in STORE_CALLS}
+        self._failed_reads = instruments.counter(
+            "lisarec_failed_state_reads",
+            "Recommendations answered with popular items because the store could not be read",
+        )
+        self._log_lag: Gauge | None = None
+
+    def timed(self, call: StoreCall) -> "StoreCallTimer":
+        """Return a context manager that measures one call of the store, and counts it if it fails."""
+        return StoreCallTimer(self._seconds[call], self._failures[call])
+
+    def observe(self, call: StoreCall, seconds: float, *, failed: bool) -> None:
+        """Record one call of the store, and count it if it failed."""
+        self._seconds[call].observe(seconds)
+        if failed:
+            self._failures[call].inc()
+
+    def count_failed_read(self) -> None:
+        """Count a recommendation that was answered without the user's state, since the store failed."""
+        self._failed_reads.inc()
+
+    def set_log_lag(self, seconds: float) -> None:
+        """Record how far the archive is behind the log. A service without an archive has no such series."""
+        if self._log_lag is None:
+            self._log_lag = self._instruments.gauge(
+                "lisarec_log_lag_seconds",
+                "How long ago everything that had been logged was in the archive",
+                mode="livemax",
+            )
+        self._log_lag.set(seconds)
+
+
+class StoreCallTimer:
+    """A context manager for one call of the store; a class, since a generator would cost more than it measures."""
+
+    __slots__ = ("_begin_s", "_failures", "_seconds")
+
+    def __init__(self, seconds: BufferedHistogram, failures: Counter) -> None:
+        self._seconds = seconds
+        self._failures = failures
+
+    def __enter__(self) -> None:
+        self._begin_s = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._seconds.observe(time.perf_counter() - self._begin_s)
+        if kind is not None and issubclass(kind, StorageError):
+            self._failures.inc()
+
+
+class EngineMetrics:
+    """How long the engine takes for its batches. `in_progress` counts requests at the engine or waiting for it."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self.in_progress = 0
+        seconds = instruments.histogram(
+            "lisarec_engine_seconds",
+            "Time of the engine for one batch, by stage: step makes queries from states, scan ranks the catalogue",
+            COMPUTE_BUCKETS_S,
+            ["stage"],
+        )
+        self._step_seconds = instruments.buffered(seconds.labels("step"), COMPUTE_BUCKETS_S)
+        self._scan_seconds = instruments.buffered(seconds.labels("scan"), COMPUTE_BUCKETS_S)
+        queries = instruments.histogram(
+            "lisarec_batch_queries", "Queries that the engine was given at a time", BATCH_BUCKETS, []
+        )
+        self._batch_queries = instruments.buffered(queries, BATCH_BUCKETS)
+
+    def observe_batch(self, queries: int, step_s: float, scan_s: float) -> None:
+        """Record one batch."""
+        self._batch_queries.observe(queries)
+        self._step_seconds.observe(step_s)
+        self._scan_seconds.observe(scan_s)
+
+
+class EventMetrics:
+    """What became of posted events."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        events = instruments.counter(
+            "lisarec_events", "Valid events by outcome; unknown_item and late ones are accepted too", ["outcome"]
+        )
+        self._accepted, self._duplicate = events.labels("accepted"), events.labels("duplicate")
+        self._unknown_item, self._late = events.labels("unknown_item"), events.labels("late")
+
+    def count(self, results: Sequence[AppendResult]) -> None:
+        """Count the events of one call, by outcome."""
+        duplicates = sum(result.duplicate for result in results)
+        self._accepted.inc(len(results) - duplicates)
+        if duplicates:
+            self._duplicate.inc(duplicates)
+        if unknown := sum(result.unknown_item for result in results):
+            self._unknown_item.inc(unknown)
+        if late := sum(result.late for result in results):
+            self._late.inc(late)
+
+
+class RecommendationMetrics:
+    """Where recommendations come from, and what events come of them."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._recommendations = instruments.counter(
+            "lisarec_recommendations", "Answers by the source of their items", ["source"]
+        )
+        self._by_source: dict[str, Counter] = {}
+        of_list = ["tenant", "generation", "experiment"]
+        self._shown = instruments.counter(
+            "lisarec_shown_lists", "Lists by their length, 21 for longer ones", [*of_list, "length"]
+        )
+        self._chosen = instruments.counter(
+            "lisarec_chosen_items", "Events that came of a list, by the item's place in it", [*of_list, "place", "type"]
+        )
+
+    def count(self, source: str) -> None:
+        """Count one answer."""
+        series = self._by_source.get(source)
+        if series is None:
+            series = self._by_source[source] = self._recommendations.labels(source)
+        series.inc()
+
+    def count_places(self, tenant: str, tallies: Mapping[str, int]) -> None:
+        """Count lists and events, by the names that `app.events.click_through` gives them."""
+        for name, count in tallies.items():
+            what, *labels = name.split("|")
+            (self._shown if what == "shown" else self._chosen).labels(tenant, *labels).inc(count)
+
+
+class GenerationMetrics:
+    """Which generation each tenant is served, and the switches to others."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        switches = instruments.counter(
+            "lisarec_switches", "Attempts to serve another model, by outcome: switched or failed", ["outcome"]
+        )
+        self._switches = {outcome: switches.labels(outcome) for outcome in ("switched", "failed")}
+        self._processes = instruments.gauge(
+            "lisarec_generation", "Processes that serve the generation", ["tenant", "generation", "tag"]
+        )
+        self._state_bytes = instruments.gauge(
+            "lisarec_state_bytes", "Size of one user's state in the generation served", ["tenant"], mode="livemax"
+        )
+        self._served: dict[str, Gauge] = {}
+
+    def count_switch(self, outcome: Literal["switched", "failed"]) -> None:
+        """Count one attempt to serve another generation."""
+        self._switches[outcome].inc()
+
+    def set_served(self, tenant: str, generation: str, tag: str, state_bytes: int) -> None:
+        """Record the generation that the tenant is served from now on."""
+        if (before := self._served.get(tenant)) is not None:
+            before.set(0)  # several processes cannot take a series back
+        self._served[tenant] = self._processes.labels(tenant, generation, tag)
+        self._served[tenant].set(1)
+        self._state_bytes.labels(tenant).set(state_bytes)

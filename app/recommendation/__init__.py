@@ -1,0 +1,1 @@
+"""From a request for recommendations to the list that answers it."""

@@ -1,0 +1,205 @@
+"""Explains why an item is recommended: the parts of its score, and the recent items that share its codewords."""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue, gains_of
+from app.schemas.scored_items import Explanation, HistoryCodeword, RecentItem, TargetCodeword
+from model.inference.engine import Engine, Queries, ScoreParts
+from model.inference.scan import Boosts
+from storage.state.generation import Generation
+
+NO_BINS = np.zeros((0, 0), np.float32)
+SHOWN = 3  # codewords, and recent items, of each kind
+
+
+class ExplainedQuery(NamedTuple):
+    """A query whose items are explained.
+
+    vector     what the engine ranked by, of one query
+    lifting    (K,)       rows of the items whose followers the query lifts; -1 for none
+    recent     (M,)       rows of the items that may share codewords
+    histogram  (R, B, W)  None where the query has none
+    boosts     what the request adds to scores
+    """
+
+    vector: Queries
+    lifting: NDArray[np.integer]
+    recent: Rows
+    histogram: NDArray[np.float32] | None
+    boosts: Boosts | None
+
+
+class Explainer:
+    """Explains the recommendations of one generation."""
+
+    def __init__(self, generation: Generation, catalogue: TrainedCatalogue, engine: Engine) -> None:
+        self._history_codes = engine.history_codes
+        self._slowest = int(np.argmin(generation.decay_rates))
+        self._catalogue = catalogue
+        self._engine = engine
+        nothing = ScoreParts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
+        nobody = ExplainedQuery(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None, None)
+        self._facts(NO_ROWS, nothing, nobody)  # compiled before the first request waits for it
+
+    def explain(self, query: ExplainedQuery, rows: Rows) -> list[Explanation]:
+        """Return one explanation for each of the items, in order."""
+        parts = self._engine.explain(query.vector, rows)
+        whole, amounts, sums, ends = self._facts(rows, parts, query)
+        # what there is of all items stands in one list, as making many small ones would take longer
+        books, words, history_books, history_words, others, shared, shared_history = whole
+        adding, shares, adds, lifts = amounts
+        others = others[: ends[2][-1]]
+        shown = list(dict.fromkeys(others))
+        names = dict(zip(shown, self._catalogue.named_items(np.array(shown, np.int64)), strict=True))
+        codewords: list[TargetCodeword] = [
+            {"codebook": book, "codeword": word, "adds": gain}
+            for book, word, gain in zip(books[: ends[0][-1]], words, adding, strict=False)
+        ]
+        history: list[HistoryCodeword] = [
+            {"codebook": book, "codeword": word, "share": share}
+            for book, word, share in zip(history_books[: ends[1][-1]], history_words, shares, strict=False)
+        ]
+        items: list[RecentItem] = [
+            {**names[other], "shared": same, "shared_history": of_history, "adds": gain, "follows": lift}
+            for other, same, of_history, gain, lift in zip(others, shared, shared_history, adds, lifts, strict=False)
+        ]
+        explanations: list[Explanation] = [
+            {
+                "codewords": codewords[ends[0][n] : ends[0][n + 1]],
+                "other_codewords": rest,
+                "bias": bias,
+                "follows": follows,
+                "history": history[ends[1][n] : ends[1][n + 1]],
+                "recent_items": items[ends[2][n] : ends[2][n + 1]],
+            }
+            for n, (bias, rest, follows) in enumerate(zip(parts.bias.tolist(), *sums, strict=True))
+        ]
+        if query.boosts is not None:
+            for explanation, gain in zip(explanations, gains_of(query.boosts, rows).tolist(), strict=True):
+                explanation["boost"] = gain
+        return explanations
+
+    def _facts(
+        self, rows: Rows, parts: ScoreParts, query: ExplainedQuery
+    ) -> tuple[list[list[int]], list[list[float]], list[list[float]], list[list[int]]]:
+        """Return the numbers of the explanations of k items, as `_fill_facts` fills them in."""
+        bins = NO_BINS if query.histogram is None else query.histogram[self._slowest]
+        whole, amounts = np.empty((7, len(rows) * SHOWN), np.int64), np.empty((4, len(rows) * SHOWN))
+        sums, ends = np.zeros((2, len(rows))), np.zeros((3, len(rows) + 1), np.int64)
+        codes = self._engine.target_codes, self._history_codes
+        # of the types that are compiled, whatever a state's are: else the first request compiles for seconds
+        asked = [np.array(one, np.int64) for one in (rows, query.recent, query.lifting)]
+        asked += [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
+        _fill_facts(*codes, *asked, whole, amounts, sums, ends)  # type: ignore[call-arg]
+        return whole.tolist(), amounts.tolist(), sums.tolist(), ends.tolist()
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill_facts(  # type: ignore[no-untyped-def]
+    targets, histories, rows, recent, lifting, adding, lifts, bins, whole, amounts, sums, ends
+):
+    """Fill in what there is of each item, at most SHOWN each, one item behind the other.
+
+    whole    books and words of its target codewords that add most; books and words of its history codewords that the
+             history has most; rows of the recent items that add most, and how many target and history codewords they
+             share with it
+    amounts  what those target codewords add; the shares of those history codewords; what the shared target codewords
+             add and what following adds
+    sums     what the other target codewords add, and following all recent items
+    ends     where an item's target codewords, history codewords and recent items end, with a 0 before the first
+    """
+    totals = np.zeros(len(bins))
+    for book in range(len(bins)):
+        for word in range(bins.shape[1]):
+            totals[book] += bins[book, word]
+    others = _distinct(lifting[: lifts.shape[1]], recent)
+    shares, order = np.empty(len(bins)), np.empty(max(adding.shape[1], len(bins)), np.int64)
+    for item in range(len(rows)):
+        row, end = rows[item], ends[0, item]
+        _strongest_first(adding[item], order)
+        for place in range(adding.shape[1]):
+            book = order[place]
+            if place < SHOWN:
+                whole[0, end], whole[1, end], amounts[0, end] = book, targets[row, book], adding[item, book]
+                end += 1
+            else:
+                sums[0, item] += adding[item, book]
+        ends[0, item + 1] = end
+        for lift in lifts[item]:
+            sums[1, item] += lift
+        for book in range(len(bins)):
+            shares[book] = bins[book, histories[row, book]] / totals[book]
+        _strongest_first(shares, order)
+        end = ends[1, item]
+        for place in range(min(len(bins), SHOWN)):
+            book = order[place]
+            if shares[book] > 0:
+                whole[2, end], whole[3, end], amounts[1, end] = book, histories[row, book], shares[book]
+                end += 1
+        ends[1, item + 1] = end
+        begin = ends[2, item]
+        room = slice(begin, begin + SHOWN)
+        ends[2, item + 1] = begin + _relate(
+            targets, histories, row, others, lifting, adding[item], lifts[item], whole[4:, room], amounts[2:, room]
+        )
+
+
+@numba.njit(nogil=True)
+def _strongest_first(values, order):  # type: ignore[no-untyped-def]
+    """Places of a few values, the largest first; ties as they stand."""
+    for number in range(len(values)):
+        place = number
+        while place > 0 and values[order[place - 1]] < values[number]:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = number
+
+
+@numba.njit(nogil=True)
+def _relate(targets, histories, row, others, lifting, adding, lifts, most, gains):  # type: ignore[no-untyped-def]
+    """Of one item the recent ones that add most, and how many there are: most (3, SHOWN), gains (2, SHOWN)."""
+    found = 0
+    for other in others:
+        adds, same, of_history, follows = 0.0, 0, 0, 0.0
+        for book in range(targets.shape[1]):
+            is_same = targets[row, book] == targets[other, book]
+            adds += is_same * adding[book]  # without a branch that nobody can guess
+            same += is_same
+        for book in range(histories.shape[1]):
+            of_history += histories[row, book] == histories[other, book]
+        for place in range(len(lifts)):
+            if lifting[place] == other:
+                follows += lifts[place]
+        if same + of_history == 0 and follows <= 0:
+            continue
+        place = found
+        while place > 0 and (
+            gains[0, place - 1] + gains[1, place - 1] < adds + follows
+            or (gains[0, place - 1] + gains[1, place - 1] == adds + follows and most[1, place - 1] < same)
+        ):
+            place -= 1
+        if place == SHOWN:
+            continue
+        found = min(found + 1, SHOWN)
+        for later in range(found - 1, place, -1):
+            most[:, later], gains[:, later] = most[:, later - 1], gains[:, later - 1]
+        most[0, place], most[1, place], most[2, place] = other, same, of_history
+        gains[0, place], gains[1, place] = adds, follows
+    return found
+
+
+@numba.njit(nogil=True)
+def _distinct(rows, others):  # type: ignore[no-untyped-def]
+    """Of both in the order given, without those that are none."""
+    found, distinct = 0, np.empty(len(rows) + len(others), np.int64)
+    for number in range(len(distinct)):
+        row = rows[number] if number < len(rows) else others[number - len(rows)]
+        if row >= 0 and row not in distinct[:found]:
+            distinct[found] = row
+            found += 1
+    return distinct[:found]

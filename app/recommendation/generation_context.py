@@ -1,0 +1,19 @@
+"""One served generation with everything that recommendations are computed from."""
+
+from dataclasses import dataclass
+
+from app.catalogue.live_catalogue import LiveCatalogue
+from app.recommendation.trending import Trending
+from model.inference.engine import Engine
+from storage.state.generation import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationContext:
+    """A generation by its name, with the catalogue, the engine and the trends that belong together."""
+
+    name: str
+    generation: Generation
+    catalogue: LiveCatalogue
+    engine: Engine
+    trending: Trending

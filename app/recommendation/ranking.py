@@ -1,0 +1,97 @@
+"""Rankings of the items that one request may show: by a model, or by popularity."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from app.catalogue.trained_catalogue import Rows
+from app.recommendation.trending import Trending
+from model.inference import bitmap
+from model.inference.bitmap import Bitmap
+from model.inference.diversity import TargetCodes
+from model.inference.engine import Engine, Queries
+from model.inference.scan import Boosts
+
+Scores = NDArray[np.floating]
+Ranked = tuple[Rows, Scores]
+
+
+def without_padding(ranked: Ranked) -> Ranked:
+    """Return the ranking without the places behind its last item, which are -1."""
+    rows, scores = ranked
+    if not len(rows) or rows[-1] >= 0:
+        return ranked
+    found = int(np.count_nonzero(rows >= 0))
+    return rows[:found], scores[:found]
+
+
+class Ranking(Protocol):
+    """What one request ranks items by, its boosts and candidates included."""
+
+    def best(self, count: int, excluded: Bitmap) -> Ranked:
+        """Return rows and scores of the best items that are not excluded, at most `count`; ties by item order."""
+
+    def relevance(self, scores: Scores) -> NDArray[np.float32]:
+        """Return the scores as logarithms of odds, against which the likeness of items is weighed."""
+
+    def scores(self, rows: Rows) -> Scores:
+        """Return the scores of distinct items, in order, candidates or not."""
+
+    def codes(self, rows: Rows) -> TargetCodes:
+        """Return the target codes of the items, whose likeness is that of the items."""
+
+
+class PersonalRanking(Ranking):
+    """Ranks items by one query of the engine."""
+
+    def __init__(self, engine: Engine, query: Queries, boosts: Boosts | None, candidates: Rows | None) -> None:
+        self._engine, self._query, self._boosts, self._candidates = engine, query, boosts, candidates
+
+    @override
+    def best(self, count: int, excluded: Bitmap) -> Ranked:
+        if self._candidates is not None:
+            allowed = self._candidates[~bitmap.has(excluded, self._candidates)]
+            (ranked,) = self._engine.rank_candidates(self._query, [allowed], count, self._boosts)
+            return ranked
+        (rows,), (scores,) = self._engine.top_k(self._query, count, excluded[None], self._boosts)
+        return without_padding((rows, scores))
+
+    @override
+    def relevance(self, scores: Scores) -> NDArray[np.float32]:
+        return scores.astype(np.float32, copy=False)
+
+    @override
+    def scores(self, rows: Rows) -> Scores:
+        return self._engine.scores_of(self._query, rows, self._boosts)
+
+    @override
+    def codes(self, rows: Rows) -> TargetCodes:
+        return self._engine.target_codes.take(rows, axis=0)
+
+
+class PopularRanking(Ranking):
+    """Ranks items by how often they were used."""
+
+    def __init__(self, engine: Engine, trending: Trending, boosts: Boosts | None, candidates: Rows | None) -> None:
+        self._engine, self._trending, self._boosts = engine, trending, boosts
+        self._others = None if candidates is None else ~trending.catalogue.bitmap_of(candidates)
+
+    @override
+    def best(self, count: int, excluded: Bitmap) -> Ranked:
+        outside = excluded if self._others is None else excluded | self._others
+        return self._trending.ranked(count, outside, self._boosts)
+
+    @override
+    def relevance(self, scores: Scores) -> NDArray[np.float32]:
+        return np.log1p(scores).astype(np.float32)
+
+    @override
+    def scores(self, rows: Rows) -> Scores:
+        return self._trending.scores(rows, self._boosts)
+
+    @override
+    def codes(self, rows: Rows) -> TargetCodes:
+        codes = self._engine.target_codes  # none where there is no model: nothing is like anything then
+        return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)

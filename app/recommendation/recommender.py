@@ -1,0 +1,315 @@
+"""Recommends: reads what is known of the users of a batch of requests, and ranks the catalogue for each of them."""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+from typing_extensions import override
+
+from app.catalogue.model_inputs import stacked
+from app.catalogue.trained_catalogue import NO_ROWS, Rows
+from app.errors import InvalidRequest, ItemNotFound, details_of
+from app.events.click_through import ClickThrough
+from app.events.recommendation_ids import hash_of
+from app.observability import tracing
+from app.observability.metrics import Metrics
+from app.recommendation import rank_fusion
+from app.recommendation.batching import MicroBatcher, never
+from app.recommendation.executor import AdaptiveExecutor
+from app.recommendation.explanations import ExplainedQuery, Explainer
+from app.recommendation.generation_context import GenerationContext
+from app.recommendation.query_builder import CatalogueQuery, QueryBuilder
+from app.recommendation.ranking import PersonalRanking, PopularRanking, Ranked, Ranking, Scores
+from app.recommendation.reranking import Rules
+from app.recommendation.state_reader import StateReader, StoredUsers
+from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
+from app.schemas.cursor import cursor_after
+from app.schemas.recommendations import (
+    RecommendationBatch,
+    RecommendationRequest,
+    RecommendationResults,
+    Recommendations,
+    SimilarQuery,
+    Source,
+)
+from app.schemas.scored_items import Explanation, ScoredItem
+from model.inference.diversity import compile_loops
+from model.inference.engine import Queries
+
+MAX_BATCH = 64  # requests that one read and one turn of the engine answer; a larger batch only makes all wait longer
+MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
+ITEM_ID = itemgetter("item_id")
+
+
+class RankedItems(NamedTuple):
+    """The best items for one query, at least as many as it wants if they are there; -1 is no item.
+
+    vectors  what the engine ranked by
+    place    of the query's vector among them
+    """
+
+    rows: Rows
+    scores: Scores
+    vectors: Queries
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBatch:
+    """The answers to a batch, how many of them the engine has ranked, and how long each of its stages took."""
+
+    answers: list[Recommendations]
+    ranked: int
+    stages_s: Mapping[str, float]
+
+
+class BaseRecommender(ABC):
+    """Answers recommendation requests."""
+
+    @abstractmethod
+    def recommend(
+        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never
+    ) -> Awaitable[list[Recommendations]]:
+        """Return one answer for each request, in order.
+
+        is_gone  whether nobody waits for the answers any more
+        raises   Overloaded, ClientDisconnect
+        """
+
+    async def recommend_body(
+        self, body: object, is_gone: Callable[[], bool] = never
+    ) -> Recommendations | RecommendationResults:
+        """Answer the parsed body of ``POST /v1/recommendations``: one request, or several.
+
+        raises  InvalidRequest, which says what is wrong with the body; and as `recommend`
+        """
+        schema = RecommendationBatch if isinstance(body, dict) and "requests" in body else RecommendationRequest
+        try:
+            parsed = schema.model_validate(body)
+        except ValidationError as exc:
+            raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
+        if isinstance(parsed, RecommendationBatch):
+            return {"results": await self.recommend(parsed.requests, is_gone)}
+        (answer,) = await self.recommend([parsed], is_gone)
+        return answer
+
+
+class Recommender(BaseRecommender):
+    """Answers recommendation requests from one generation."""
+
+    def __init__(
+        self,
+        context: GenerationContext,
+        reader: StateReader,
+        engine_thread: Executor,
+        metrics: Metrics,
+        clicks: ClickThrough,
+        experiment: str = "",
+    ) -> None:
+        self._context = context
+        self._catalogue = context.catalogue
+        self._engine = context.engine
+        self._trending = context.trending
+        self._reader = reader
+        self._builder = QueryBuilder(context)
+        self._executor = AdaptiveExecutor(self.compute, engine_thread)
+        self._explainer = Explainer(context.generation, context.catalogue, context.engine)
+        compile_loops()
+        self._metrics = metrics
+        self._clicks = clicks
+        self._experiment = experiment
+        self._experiment_hash = hash_of(experiment)
+        self._batcher = MicroBatcher(self._answer_batch, max_batch=MAX_BATCH, max_waiting=MAX_WAITING)
+
+    @override
+    def recommend(
+        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never
+    ) -> Awaitable[list[Recommendations]]:
+        # Unknown users get popular items; so do users whose long history is still to be folded for this generation,
+        # and all users whom the store cannot read now.
+        if any(request.because is not None for request in requests) and not self._engine.has_distances:
+            return self._measure_and_recommend(requests, is_gone)
+        request_trace = tracing.current.get()
+        return self._batcher.submit([(request, request_trace) for request in requests], is_gone)
+
+    async def _measure_and_recommend(
+        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool]
+    ) -> list[Recommendations]:
+        await asyncio.to_thread(self._engine.prepare_distances)  # the first time that takes a while
+        return await self.recommend(requests, is_gone)
+
+    async def similar(self, item_id: str, query: SimilarQuery) -> Recommendations:
+        """Return the items that are most like the item.
+
+        raises  ItemNotFound, and as `recommend`
+        """
+        if item_id not in self._catalogue.row_of or not len(self._context.generation.codes):
+            raise ItemNotFound("no model has learned this item, so nothing is known to be like it")
+        request = RecommendationRequest(history=[], because=item_id, exclude_seen="none", **query.model_dump())
+        (answer,) = await self.recommend([request])
+        return answer
+
+    async def _answer_batch(
+        self, batch: Sequence[tuple[RecommendationRequest, tracing.Trace | None]]
+    ) -> list[Recommendations]:
+        """Read, compute, and note for each request where the time of the whole batch went."""
+        requests = [request for request, _ in batch]
+        users = await self._reader.read(requests)
+        self._metrics.engine.in_progress += 1
+        try:
+            computed = await self._executor.run(requests, users)
+        finally:
+            self._metrics.engine.in_progress -= 1
+        timings = {"store": users.read_s} if users.read_s else {}
+        if computed.ranked:
+            timings |= computed.stages_s
+            self._metrics.engine.observe_batch(computed.ranked, computed.stages_s["step"], computed.stages_s["scan"])
+        for _, request_trace in batch:
+            if request_trace is not None:
+                request_trace.spans.update(timings)
+        for answer in computed.answers:
+            self._metrics.recommendations.count(answer["source"])
+            self._clicks.show(self._context.name, self._experiment, len(answer["items"]))
+        return computed.answers
+
+    def compute(self, requests: Sequence[RecommendationRequest], users: StoredUsers) -> ComputedBatch:
+        """Answer requests from what was read of their users; all that uses a processor."""
+        queries = self._builder.build(requests, users)
+        similar = [query for query in queries if query.like is not None]
+        personal = [query for query in queries if query.like is None and query.history.model_input]
+        ranked: dict[CatalogueQuery, RankedItems] = {}
+        stages_s = {"step": 0.0, "scan": 0.0}
+        if personal:
+            ranked |= self._rank(personal, self._user_vectors, stages_s)
+        if similar:
+            ranked |= self._rank(similar, self._item_vectors, stages_s)
+        return ComputedBatch([self._answer(query, ranked.get(query)) for query in queries], len(ranked), stages_s)
+
+    def _user_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
+        return self._engine.step(
+            *stacked([query.history.model_input for query in queries if query.history.model_input])
+        )
+
+    def _item_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
+        return self._engine.neighbours_of([query.like for query in queries if query.like is not None])
+
+    def _rank(
+        self,
+        queries: Sequence[CatalogueQuery],
+        vectors_of: Callable[[Sequence[CatalogueQuery]], Queries],
+        stages_s: dict[str, float],
+    ) -> Mapping[CatalogueQuery, RankedItems]:
+        """Return the best items of each query.
+
+        vectors_of  makes one vector for each query
+        stages_s    to which the time of both stages is added: step makes the vectors, scan ranks the catalogue
+        """
+        together: dict[int, list[int]] = {}  # places of the queries by depth: few items do not wait for many
+        alone: list[int] = []  # as boosts and candidates are one request's
+        for place, query in enumerate(queries):
+            if query.boosts is None and query.candidates is None:
+                together.setdefault(query.depth, []).append(place)
+            else:
+                alone.append(place)
+        excluded = {depth: np.stack([queries[n].excluded for n in places]) for depth, places in together.items()}
+        ranked: dict[CatalogueQuery, RankedItems] = {}
+        begin_s = time.perf_counter()
+        vectors = vectors_of(queries)
+        step_s = time.perf_counter() - begin_s
+        for depth, places in together.items():
+            theirs = vectors if len(places) == len(queries) else vectors[places]
+            rows, scores = self._engine.top_k(theirs, depth, excluded[depth])
+            ranked |= {queries[place]: RankedItems(rows[n], scores[n], theirs, n) for n, place in enumerate(places)}
+        for place in alone:
+            query, vector = queries[place], vectors.one(place)
+            best = PersonalRanking(self._engine, vector, query.boosts, query.candidates).best(
+                query.depth, query.excluded
+            )
+            ranked[query] = RankedItems(*best, vector, 0)
+        stages_s["step"] += step_s
+        stages_s["scan"] += time.perf_counter() - begin_s - step_s
+        return ranked
+
+    def _answer(self, query: CatalogueQuery, ranked: RankedItems | None) -> Recommendations:
+        """Return the answer to a query: of what the engine ranked for it, else of popular items."""
+        source: Source = "personalised" if query.like is None else "similar"
+        cursor = None
+        if ranked is None:
+            source = "popular"
+            items, cursor = self._popular_items(query)
+        elif query.is_blended and query.history.model_input:
+            source = "blended"
+            own, trending = ranked.rows[ranked.rows >= 0], self._trending.first(query.depth, query.excluded)
+            blend, weights = rank_fusion.blended(own, trending, query.history.model_input.events, query.request.k)
+            items = self._catalogue.scored_items(blend, weights.tolist())
+        else:
+            if query.rules is None:
+                shown = slice(min(query.request.k, int(np.count_nonzero(ranked.rows >= 0))))
+                rows = ranked.rows[shown]
+                items = self._catalogue.scored_items(rows, ranked.scores[shown].tolist())
+            else:
+                ranking = PersonalRanking(
+                    self._engine, ranked.vectors.one(ranked.place), query.boosts, query.candidates
+                )
+                rows, items, cursor = self._page(query, query.rules, ranking, ranked[:2])
+            if query.request.explain:
+                for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
+                    item["explanation"] = explanation
+        answer: Recommendations = {
+            "recommendation_id": self._clicks.ids.make(
+                self._context.generation.tag, self._experiment_hash, list(map(ITEM_ID, items))
+            ),
+            "user_id": query.request.user_id,
+            "generation": self._context.name,
+            "source": source,
+            "items": items,
+        }
+        if query.request.cursor is not None:
+            answer["cursor"] = cursor
+        if self._experiment:
+            answer["experiment"] = self._experiment
+        if query.like is not None:
+            (answer["because"],) = self._catalogue.named_items(np.array([query.like]))
+        return answer
+
+    def _popular_items(self, query: CatalogueQuery) -> tuple[list[ScoredItem], str | None]:
+        """Return popular items, and where the list goes on."""
+        if query.rules is None:
+            candidates = query.candidates
+            excluded = query.excluded if candidates is None else ~self._catalogue.bitmap_of(candidates)
+            return self._trending.popular(query.request.k, excluded), None
+        ranking = PopularRanking(self._engine, self._trending, query.boosts, query.candidates)
+        _, items, cursor = self._page(query, query.rules, ranking, ranking.best(query.depth, query.excluded))
+        return items, cursor
+
+    def _page(
+        self, query: CatalogueQuery, rules: Rules, ranking: Ranking, best: Ranked
+    ) -> tuple[Rows, list[ScoredItem], str | None]:
+        """Return the page that the rules make of a ranking, of which the best items are known, and where it goes on."""
+        page = rules.page(ranking, best, query.excluded)
+        items = self._catalogue.scored_items(page.rows, page.scores.tolist())
+        for place in page.pinned:
+            items[place]["pinned"] = True
+        cursor = None
+        if query.request.cursor is not None and page.goes_on:
+            shown = [*rules.shown, *(item["item_id"] for item in items)]
+            cursor = cursor_after(shown) if len(shown) < MAX_SHOWN else None
+        return page.rows, items, cursor
+
+    def _explanations(self, query: CatalogueQuery, ranked: RankedItems, rows: Rows) -> list[Explanation]:
+        vector, history = ranked.vectors.one(ranked.place), query.history
+        if query.like is not None or history.model_input is None:
+            explained = ExplainedQuery(vector, NO_ROWS, np.array([query.like]), None, query.boosts)
+        else:
+            model_input = history.model_input
+            explained = ExplainedQuery(
+                vector, model_input.recent_items, history.recent, model_input.histogram, query.boosts
+            )
+        return self._explainer.explain(explained, rows)

@@ -1,0 +1,89 @@
+"""Reads from the store what is known of the users of a batch of requests."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from app.catalogue.model_inputs import MAX_MISSING
+from app.observability.metrics import StoreMetrics
+from app.schemas.recommendations import RecommendationRequest
+from storage.errors import PartlyRead, StorageError
+from storage.protocol import UserStore
+from storage.state.generation import Generation
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUsers:
+    """What the store has of the users of some requests.
+
+    states  encoded, by user; a user without events, or whose state is still being folded, is missing
+    seen    item ids of the whole log, by user, for those whose request leaves them out
+    read_s  how long the store took; 0 where no user was to be read
+    """
+
+    states: Mapping[str, bytes]
+    seen: Mapping[str, set[str]]
+    read_s: float = 0.0
+
+
+class StateReader:
+    """Reads states and logs of one tenant's users for one generation."""
+
+    def __init__(self, store: UserStore, tenant: str, generation: Generation, metrics: StoreMetrics) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._generation = generation
+        self._metrics = metrics
+
+    async def read(self, requests: Sequence[RecommendationRequest]) -> StoredUsers:
+        """Return what can be read. Users that the store cannot read now are missing; this is logged and counted."""
+        user_ids = _distinct(request.user_id for request in requests)
+        if not user_ids:
+            return StoredUsers({}, {})
+        all_seen = _distinct(request.user_id for request in requests if request.exclude_seen == "all")
+        failures: list[StorageError] = []
+        begin_s = time.perf_counter()
+        states: Iterable[tuple[str, bytes | None]]
+        try:
+            read = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING)
+            states = zip(user_ids, read, strict=True)
+        except StorageError as exc:
+            failures.append(exc)
+            states = exc.values.items() if isinstance(exc, PartlyRead) else ()
+        read_s = time.perf_counter() - begin_s
+        self._metrics.observe("states", read_s, failed=bool(failures))
+        seen: dict[str, set[str]] = {}
+        if all_seen:
+            seen = await self._read_seen(all_seen, failures.append)
+            read_s = time.perf_counter() - begin_s
+        if failures:
+            logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
+            self._metrics.count_failed_read()
+        unread = set(all_seen).difference(seen)
+        known: dict[str, bytes] = {}
+        for user_id, state in states:
+            if state is not None and user_id not in unread:
+                known[user_id] = state  # noqa: PERF403
+        return StoredUsers(known, seen, read_s)
+
+    async def _read_seen(self, user_ids: Sequence[str], note: Callable[[StorageError], None]) -> dict[str, set[str]]:
+        """Return the items of the users' logs, of those that can be read."""
+
+        async def seen_items(user_id: str) -> set[str] | None:
+            try:
+                with self._metrics.timed("log"):
+                    return await self._store.seen_items(self._tenant, user_id, self._generation.unseen_types)
+            except StorageError as exc:
+                note(exc)
+                return None
+
+        found = await asyncio.gather(*map(seen_items, user_ids))
+        return {user_id: seen for user_id, seen in zip(user_ids, found, strict=True) if seen is not None}
+
+
+def _distinct(user_ids: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(user_id for user_id in user_ids if user_id is not None))

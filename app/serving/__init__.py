@@ -1,0 +1,1 @@
+"""Which models are served: loading, switching, experiments, and the process around them."""

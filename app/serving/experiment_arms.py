@@ -1,0 +1,57 @@
+"""The generations that take part in an experiment, each as one arm of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from app.recommendation.experiments import ExperimentRecommender
+from app.recommendation.recommender import Recommender
+from app.schemas.operations import Experiment
+from app.serving.served_generation import ServedGeneration, TenantContext
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentArms:
+    """An experiment, or none, and the generations of its arms by name.
+
+    text  the experiment as the store has it
+    """
+
+    experiment: Experiment | None = None
+    text: str | None = None
+    generations: Mapping[str, ServedGeneration] = field(default_factory=dict)
+
+    @classmethod
+    async def load(cls, context: TenantContext, text: str | None, served: Iterable[ServedGeneration]) -> ExperimentArms:
+        """Load the generations of the experiment, except those that are served already; None is no experiment.
+
+        raises  ValueError, OSError  when the text is no experiment, or one of its models cannot be loaded
+        """
+        if text is None:
+            return cls()
+        experiment = Experiment.model_validate_json(text)
+        by_name = {one.named.name: one for one in served}
+        for name in experiment.shares:
+            if name not in by_name:
+                by_name[name] = await asyncio.to_thread(ServedGeneration.load, context, name)
+        return cls(experiment, text, {name: by_name[name] for name in experiment.shares})
+
+    @property
+    def name(self) -> str:
+        """The experiment's name; "" where there is none."""
+        return "" if self.experiment is None else self.experiment.name
+
+    def with_replaced(self, before: ServedGeneration, after: ServedGeneration) -> ExperimentArms:
+        """Return the same arms with another catalogue of one generation."""
+        return replace(
+            self, generations={name: after if one is before else one for name, one in self.generations.items()}
+        )
+
+    def recommender(self, outside: Recommender) -> Recommender | ExperimentRecommender:
+        """Make the recommender that gives each user the answers of their arm; `outside` is for everybody else."""
+        if self.experiment is None:
+            return outside
+        arms = {name: one.recommender_in(self.name) for name, one in self.generations.items()}
+        return ExperimentRecommender(self.experiment, arms, outside)

@@ -1,0 +1,86 @@
+"""Updates of items through the API: all items of a request are updated, or none."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from app.errors import MAX_DETAILS, ErrorDetail, InvalidItems, InvalidRequest, ItemNotFound, details_of
+from app.schemas.items import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
+from app.serving.switcher import GenerationSwitcher
+from storage.protocol import ItemStore
+from storage.records import ItemEntry
+
+REFUSED = "nothing was noted; correct the items named here and send them all again"
+
+WordsT = TypeVar("WordsT", bound=ItemWords)
+
+
+class ItemUpdates:
+    """Updates the items of one tenant. This process has applied an update before it answers."""
+
+    def __init__(self, store: ItemStore, switcher: GenerationSwitcher, tenant: str) -> None:
+        self._store = store
+        self._switcher = switcher
+        self._tenant = tenant
+
+    async def put(self, item_id: str, body: object) -> Item:
+        """Apply the parsed body of ``PUT /v1/items/{item_id}``; return the item as it is then.
+
+        raises  InvalidRequest  when it is not valid
+                StorageError    when the store did not take it; sending it again is safe
+        """
+        try:
+            words = ItemWords.model_validate(body)
+        except ValidationError as exc:
+            raise InvalidRequest("the body does not describe an item", details_of(exc)) from None
+        await self._put([_entry(item_id, words)])
+        return self.item(item_id)
+
+    async def post(self, body: object) -> ItemsTaken:
+        """Apply the parsed body of ``POST /v1/items``, one item or an array.
+
+        raises  InvalidItems  when one item is invalid, or there are none or too many
+                StorageError  as for `put`
+        """
+        posted = _validate(body if isinstance(body, list) else [body])
+        await self._put([_entry(item.item_id, item) for item in posted])
+        learned = self._switcher.current.generation.item_index
+        return ItemsTaken(accepted=len(posted), unknown_items=sum(item.item_id not in learned for item in posted))
+
+    def item(self, item_id: str) -> Item:
+        """Return the item as it is now.
+
+        raises  ItemNotFound  when neither the model nor the shop knows it
+        """
+        item = self._switcher.current.catalogue.item(item_id)
+        if item is None:
+            raise ItemNotFound("nothing is known of this item; PUT it, or train with it")
+        return item
+
+    async def _put(self, entries: Sequence[ItemEntry]) -> None:
+        await self._store.put_items(self._tenant, entries)
+        await self._switcher.refresh_items()
+
+
+def _validate(bodies: Sequence[object]) -> list[PostedItem]:
+    """Return the items if all of them are valid; InvalidItems names the first 20 that are not, and why."""
+    if not 1 <= len(bodies) <= MAX_ITEMS:
+        raise InvalidItems(f"a request has 1 to {MAX_ITEMS:,} items; nothing was noted")
+    items: list[PostedItem] = []
+    faults: list[list[ErrorDetail]] = []
+    for index, body in enumerate(bodies):
+        try:
+            items.append(PostedItem.model_validate(body))
+        except ValidationError as exc:
+            faults.append(details_of(exc, index))
+        if len(faults) == MAX_DETAILS:
+            break
+    if faults:
+        raise InvalidItems(REFUSED, [details[0] for details in faults])
+    return items
+
+
+def _entry(item_id: str, words: ItemWords) -> ItemEntry:
+    categories = None if words.categories is None else tuple(dict.fromkeys(words.categories))
+    return ItemEntry(item_id, words.title, categories, words.available)

@@ -1,0 +1,103 @@
+"""How the service of one tenant comes up and goes down, and the parts of it that endpoints use."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from app.catalogue.live_catalogue import LiveCatalogue
+from app.events.ingest import Ingest
+from app.events.live_signals import LiveSignals
+from app.events.user_data import UserData
+from app.observability.metrics import Metrics
+from app.recommendation.trending import Trending
+from app.schemas.operations import ServedModel
+from app.serving.item_updates import ItemUpdates
+from app.serving.served_generation import TenantContext, generation_of
+from app.serving.store_factory import open_store
+from app.serving.switcher import GenerationSwitcher
+from app.settings import Settings
+from model.artifact.model_directory import Artifact
+from storage.errors import StorageError
+from storage.protocol import StateStore, UserStore
+
+SWEEP_EVERY_S = 3600.0
+CANCEL_AGAIN_AFTER_S = 0.1
+
+
+@dataclass(slots=True)
+class Service:
+    """The parts that endpoints use, for one tenant. What is served may change; nothing else does."""
+
+    store: UserStore
+    switcher: GenerationSwitcher
+    ingest: Ingest
+    item_updates: ItemUpdates
+    signals: LiveSignals
+
+    @property
+    def catalogue(self) -> LiveCatalogue:
+        """The catalogue of the current generation."""
+        return self.switcher.current.catalogue
+
+    @property
+    def trending(self) -> Trending:
+        """The trending items of the current generation's catalogue."""
+        return self.switcher.current.trending
+
+    @property
+    def users(self) -> UserData:
+        """The users' data, in terms of the current generation."""
+        return self.switcher.current.users
+
+    @property
+    def served_model(self) -> ServedModel:
+        """The description of the current generation's model."""
+        return self.switcher.current.model
+
+
+@asynccontextmanager
+async def tenant_service(
+    settings: Settings, artifact: Artifact, engine_thread: Executor, metrics: Metrics
+) -> AsyncIterator[Service]:
+    """Open one tenant's store and engine, and close them afterwards.
+
+    Each tenant has a store of its own over the same data, so that none waits for another's work.
+    """
+    store = await open_store(settings, generation_of(artifact))
+    signals = LiveSignals(store, settings.tenant, metrics)
+    context = TenantContext(settings, store, engine_thread, metrics, signals)
+    try:
+        switcher = GenerationSwitcher(context, artifact)
+        await switcher.poll()  # so that a process which joins never serves another model first
+        ingest, item_updates = Ingest(store, settings, metrics, signals), ItemUpdates(store, switcher, settings.tenant)
+        async with in_background(switcher.follow(), signals.follow(), _sweep(store)):
+            yield Service(store, switcher, ingest, item_updates, signals)
+        with suppress(StorageError):
+            await signals.flush()
+    finally:
+        await context.tasks.cancel()
+        await store.close()
+
+
+@asynccontextmanager
+async def in_background(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run the coroutines as tasks, and cancel them afterwards."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        yield
+    finally:
+        pending = set(tasks)
+        while pending:  # asyncio.wait_for of Python 3.11 swallows a cancellation that comes together with its result
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_AFTER_S)
+
+
+async def _sweep(store: StateStore) -> None:
+    """Drop the states of idle users, now and then."""
+    while True:
+        with suppress(StorageError):
+            await store.drop_idle_states()
+        await asyncio.sleep(SWEEP_EVERY_S)

@@ -1,0 +1,170 @@
+"""One generation as a process serves it: its model, its catalogue, and what answers from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+
+from app.catalogue.background_tasks import BackgroundTasks
+from app.catalogue.category_codes import CategoryCodes
+from app.catalogue.cold_item_codes import NO_ASSIGNMENTS, CodeAssignment, ColdItemCodes
+from app.catalogue.item_overrides import ItemOverrides
+from app.catalogue.live_catalogue import LiveCatalogue
+from app.events.cold_item_learner import ColdItemLearner
+from app.events.live_signals import LiveSignals
+from app.events.user_data import UserData
+from app.observability.metrics import Metrics
+from app.recommendation.generation_context import GenerationContext
+from app.recommendation.recommender import Recommender
+from app.recommendation.state_reader import StateReader
+from app.recommendation.trending import Trending
+from app.schemas.operations import ServedModel
+from app.serving.model_registry import load_named
+from app.settings import Settings
+from model.artifact.model_directory import Artifact
+from model.cold_items import codes_fit, with_cold_items
+from model.inference.engine import Engine
+from storage.protocol import UserStore
+from storage.records import NamedGeneration
+from storage.state.generation import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class TenantContext:
+    """What all generations of one tenant share in this process.
+
+    item_codes  codes of items that models have not learned
+    overrides   what the shop has set for its items
+    tasks       assign codes to items, beside the requests
+    """
+
+    settings: Settings
+    store: UserStore
+    engine_thread: Executor
+    metrics: Metrics
+    signals: LiveSignals
+    item_codes: ColdItemCodes = field(default_factory=ColdItemCodes)
+    overrides: ItemOverrides = field(default_factory=ItemOverrides)
+    tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
+
+
+@dataclass(slots=True, eq=False)
+class ServedGeneration:
+    """One generation, served. Nothing in it is replaced: a request works with the one that it began with.
+
+    artifact        the model as it was trained
+    learner         assigns codes to items that it has not learned, by the events on them
+    category_codes  does so by their categories
+    assignments     all such codes, as they were when this was made
+    cold_items      those that fit the model; catalogue and engine have these items too
+    """
+
+    context: TenantContext
+    named: NamedGeneration
+    generation: Generation
+    artifact: Artifact
+    learner: ColdItemLearner
+    category_codes: CategoryCodes
+    catalogue: LiveCatalogue
+    engine: Engine
+    assignments: Mapping[str, CodeAssignment] = field(default_factory=lambda: NO_ASSIGNMENTS)
+    cold_items: Mapping[str, CodeAssignment] = field(default_factory=lambda: NO_ASSIGNMENTS)
+    trending: Trending = field(init=False)
+    recommender: Recommender = field(init=False)
+    users: UserData = field(init=False)
+    model: ServedModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        context, name = self.context, self.named.name
+        tenant = context.settings.tenant
+        self.trending = Trending(context.signals.trend_counter, self.catalogue)
+        self.recommender = self.recommender_in("")
+        self.users = UserData(name, self.generation, self.catalogue, context.store, tenant)
+        self.model = describe_model(context.settings, self.artifact, name, self.generation.dtype.itemsize)
+
+    @classmethod
+    def load(cls, context: TenantContext, name: str) -> ServedGeneration:
+        """Load the model of that name from the models folder.
+
+        raises  NoSuchModel, ArtifactError  when that cannot be done
+        """
+        return cls.build(context, load_named(context.settings.models_folder, name), name)
+
+    @classmethod
+    def build(cls, context: TenantContext, artifact: Artifact, name: str) -> ServedGeneration:
+        """Make everything that serves the model under that name."""
+        settings, store, engine_thread = context.settings, context.store, context.engine_thread
+        generation, codes, tasks = generation_of(artifact), context.item_codes, context.tasks
+        served = cls(
+            context=context,
+            named=NamedGeneration(name, generation.tag),
+            generation=generation,
+            artifact=artifact,
+            learner=ColdItemLearner(artifact, generation, codes, engine_thread, store, settings.tenant, tasks),
+            category_codes=CategoryCodes(artifact, codes, engine_thread, store, settings.tenant, tasks),
+            catalogue=LiveCatalogue(artifact.items, context.overrides),
+            engine=Engine(artifact, settings.device),
+        )
+        return served.grow() if served.lacks_codes else served
+
+    @property
+    def lacks_codes(self) -> bool:
+        """Whether codes were assigned since this was made."""
+        return self.context.item_codes.of(self.named.tag) is not self.assignments
+
+    def grow(self) -> ServedGeneration:
+        """Make the same generation anew, with all items that have codes now."""
+        assignments = self.context.item_codes.of(self.named.tag)
+        cold_items = {
+            item_id: one for item_id, one in assignments.items() if codes_fit(self.artifact, item_id, one.codes)
+        }
+        grown = with_cold_items(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
+        return replace(
+            self,
+            assignments=assignments,
+            cold_items=cold_items,
+            catalogue=LiveCatalogue(grown.items, self.context.overrides),
+            engine=Engine(grown, self.context.settings.device),
+        )
+
+    def recommender_in(self, experiment: str) -> Recommender:
+        """Make a recommender that answers in the experiment of that name, "" for none."""
+        context, generation = self.context, self.generation
+        return Recommender(
+            GenerationContext(self.named.name, generation, self.catalogue, self.engine, self.trending),
+            StateReader(context.store, context.settings.tenant, generation, context.metrics.store),
+            context.engine_thread,
+            context.metrics,
+            context.signals.click_through,
+            experiment,
+        )
+
+
+def generation_of(artifact: Artifact) -> Generation:
+    """Return the generation of the model: how it folds events into states."""
+    shape = artifact.config.model
+    return Generation(
+        tag=bytes.fromhex(artifact.tag),
+        decay_rates=shape.decay_rates,
+        codewords=shape.history_codewords,
+        item_index=artifact.items.rows,
+        codes=artifact.history_codes,
+        event_weights=artifact.config.event_weights,
+        unseen_types=frozenset(artifact.config.unseen_types),
+        stepped_items=shape.recent_items,
+        shares=artifact.history_shares,
+    )
+
+
+def describe_model(settings: Settings, artifact: Artifact, name: str, state_bytes: int) -> ServedModel:
+    """Return what ``GET /v1/model`` answers of the model."""
+    return ServedModel(
+        generation=name,
+        tag=artifact.tag,
+        device=settings.device,
+        items=len(artifact.items),
+        state_bytes=state_bytes,
+        config=artifact.config.model_dump(mode="json"),
+        metrics=artifact.metrics,
+    )

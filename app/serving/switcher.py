@@ -1,0 +1,275 @@
+"""Which generations one process serves to a tenant: it follows the store's pointers, and switches between models."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from app.errors import InvalidRequest, details_of
+from app.recommendation.experiments import ExperimentRecommender
+from app.recommendation.recommender import Recommender
+from app.schemas.operations import Experiment
+from app.serving import empty_model
+from app.serving.experiment_arms import ExperimentArms
+from app.serving.served_generation import ServedGeneration, TenantContext
+from model.artifact.model_directory import Artifact, ArtifactError
+from storage.errors import StorageError
+from storage.records import NamedGeneration
+
+POLL_EVERY_S = 0.25
+RETRY_AFTER_S = 5.0  # when a model that the store points at could not be loaded
+ANNOUNCE_EVERY_S = 20.0
+LIVE_FOR_S = 60.0
+ITEMS_AT_ONCE = 1000
+REBUILD_EVERY_S = 1.0  # a catalogue of the same model: counted items while there is none, or items with new codes
+REBUILDING_SHARE = 0.05  # of the time, at most
+
+logger = logging.getLogger(__name__)
+WorkT = TypeVar("WorkT")
+
+
+class GenerationSwitcher:
+    """Holds the generations that are served, and changes them when the store's pointers or a request ask for it.
+
+    While another model is loaded, the old one serves; the change itself is one assignment.
+
+    current        what everybody is served who is in no experiment
+    recommender    answers everybody, in an experiment or not
+    rebuild_at_s   the earliest time, by the event loop's clock, at which a catalogue is made anew
+    """
+
+    def __init__(self, context: TenantContext, artifact: Artifact) -> None:
+        self.rebuild_at_s = 0.0
+        self._context = context
+        self._arms = ExperimentArms()
+        self._switching = asyncio.Lock()
+        self._refreshing_items = asyncio.Lock()
+        self._failed: NamedGeneration | None = None
+        self._retry_at_s = 0.0
+        self._retry_experiment_at_s = 0.0
+        self._announce_at_s = 0.0
+        self._serve(ServedGeneration.build(context, artifact, artifact.name))
+        self._note_served()
+
+    @property
+    def experiment(self) -> Experiment | None:
+        """The experiment that this process takes part in."""
+        return self._arms.experiment
+
+    def served(self) -> list[ServedGeneration]:
+        """Return every generation that is served; the current one comes first."""
+        by_tag = {one.named.tag: one for one in (self.current, *self._arms.generations.values())}
+        return list(by_tag.values())
+
+    async def follow(self) -> None:
+        """Poll the store's pointers for ever."""
+        while True:
+            await self.poll()
+            await asyncio.sleep(POLL_EVERY_S)
+
+    async def poll(self) -> None:
+        """Serve what the store's pointers name. Failures are logged, and the old model goes on serving."""
+        try:
+            await self._announce()
+            pointers = await self._context.store.pointers()
+            await self._refresh_items_to(pointers.items_version)
+            await self._follow_active(pointers.active)
+            await self._follow_experiment(pointers.experiment)
+            await self._renew_catalogues()
+        except StorageError as exc:
+            logger.debug("cannot read which generation is active: %s", exc)
+        except Exception:
+            logger.exception("following the active generation failed")
+
+    async def refresh_items(self) -> None:
+        """Apply all changes of items until now; raises StorageError when they cannot be read."""
+        context = self._context
+        async with self._refreshing_items:
+            while True:
+                changes = await context.store.item_changes(
+                    context.settings.tenant, context.overrides.version, ITEMS_AT_ONCE
+                )
+                if not changes.entries:
+                    return
+                context.item_codes.apply(changes.entries)
+                context.overrides.apply(changes)
+                for served in self.served():
+                    await asyncio.to_thread(served.catalogue.catch_up)
+
+    async def activate(self, name: str) -> ServedGeneration:
+        """Make every process serve the model of that name, this one from now on.
+
+        raises  NoSuchModel, ArtifactError  when this process cannot load it; nothing changed then
+                StorageError                when the pointer could not be set; the same
+        """
+        async with self._switching:
+            served = await asyncio.to_thread(ServedGeneration.load, self._context, name)
+            await self._context.store.generations.activate(served.named)
+            self._switch_to(served)
+            return served
+
+    async def start_experiment(self, body: object) -> Experiment:
+        """Make every process take part in the parsed body of ``PUT /v1/admin/experiment``, this one from now on.
+
+        raises  InvalidRequest              when it is no experiment
+                NoSuchModel, ArtifactError  when this process cannot load a model of it; nothing changed then
+                StorageError                when it could not be noted; the same
+        """
+        try:
+            experiment = Experiment.model_validate(body)
+        except ValidationError as exc:
+            raise InvalidRequest("the body is no experiment", details_of(exc)) from None
+        async with self._switching:
+            text = experiment.model_dump_json()
+            arms = await ExperimentArms.load(self._context, text, self.served())
+            await self._context.store.generations.set_experiment(text)
+            self._take_part(arms)
+        return experiment
+
+    async def end_experiment(self) -> None:
+        """Make every process serve the active model alone; StorageError when that could not be noted."""
+        async with self._switching:
+            await self._context.store.generations.set_experiment(None)
+            self._take_part(ExperimentArms())
+
+    async def _announce(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._announce_at_s:
+            for served in self.served():
+                await self._context.store.generations.announce(served.named, LIVE_FOR_S)
+            self._announce_at_s = now_s + ANNOUNCE_EVERY_S
+
+    async def _refresh_items_to(self, version: int) -> None:
+        overrides = self._context.overrides
+        read = overrides.version
+        if version < read:  # the store has lost something, or is another one
+            overrides.version = 0
+        if version != read:
+            await self.refresh_items()
+
+    async def _follow_active(self, active: NamedGeneration | None) -> None:
+        if active is None or active.tag == self.current.named.tag or self._waits_after_failure(active):
+            return
+        async with self._switching:
+            await self._while_refreshing_items(self._go_to(active))
+
+    def _waits_after_failure(self, active: NamedGeneration) -> bool:
+        return active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s
+
+    async def _go_to(self, active: NamedGeneration) -> None:
+        try:
+            served = await asyncio.to_thread(ServedGeneration.load, self._context, active.name)
+            if served.named != active:
+                raise ArtifactError(
+                    f"model {active.name!r} is generation {served.named.tag.hex()} here, and {active.tag.hex()} is "
+                    f"active; bring that one here, or 'lisarec activate {active.name}' to serve this one"
+                )
+        except (ValueError, OSError) as exc:
+            if self._failed != active:
+                logger.error("still serving %r: %s", self.current.named.name, exc)
+            self._failed, self._retry_at_s = active, asyncio.get_running_loop().time() + RETRY_AFTER_S
+            self._context.metrics.generations.count_switch("failed")
+        else:
+            self._switch_to(served)
+
+    async def _follow_experiment(self, text: str | None) -> None:
+        if text == self._arms.text or asyncio.get_running_loop().time() < self._retry_experiment_at_s:
+            return
+        async with self._switching:
+            try:
+                arms = await ExperimentArms.load(self._context, text, self.served())
+            except (ValueError, OSError) as exc:
+                logger.error("not taking part in the experiment: %s", exc)
+                self._retry_experiment_at_s = asyncio.get_running_loop().time() + RETRY_AFTER_S
+            else:
+                self._take_part(arms)
+
+    async def _renew_catalogues(self) -> None:
+        if self.current.named.tag == empty_model.TAG:
+            await self._rebuild(self.current, self._with_counted_items)
+        for served in self.served():
+            if len(served.artifact.items):
+                served.category_codes.start(self._context.overrides)
+            if served.lacks_codes:
+                await self._rebuild(served, self._grown)
+
+    async def _rebuild(
+        self, before: ServedGeneration, make: Callable[[ServedGeneration], Awaitable[ServedGeneration]]
+    ) -> None:
+        """Serve the same generation with another catalogue, unless the last one was made just now."""
+        begin_s = asyncio.get_running_loop().time()
+        if begin_s < self.rebuild_at_s:
+            return
+        made = await self._while_refreshing_items(make(before))
+        end_s = asyncio.get_running_loop().time()
+        self.rebuild_at_s = end_s + max(REBUILD_EVERY_S, (end_s - begin_s) / REBUILDING_SHARE)
+        made.catalogue.catch_up()  # with what was set while it was made
+        self._arms = self._arms.with_replaced(before, made)
+        self._serve(made if self.current is before else self.current)  # a request may have switched meanwhile
+
+    async def _with_counted_items(self, before: ServedGeneration) -> ServedGeneration:
+        context = self._context
+        catalogue = await empty_model.popular_catalogue(context.store, context.settings.tenant, context.overrides)
+        return replace(before, catalogue=catalogue)
+
+    async def _grown(self, before: ServedGeneration) -> ServedGeneration:
+        return await asyncio.to_thread(before.grow)
+
+    async def _while_refreshing_items(self, work: Awaitable[WorkT]) -> WorkT:
+        """Do the work, which may take longer than an item that became unavailable may be shown."""
+
+        async def refresh() -> None:
+            while True:
+                with suppress(StorageError):
+                    await self.refresh_items()
+                await asyncio.sleep(POLL_EVERY_S)
+
+        refreshing = asyncio.create_task(refresh())
+        try:
+            return await work
+        finally:
+            refreshing.cancel()
+
+    def _switch_to(self, served: ServedGeneration) -> None:
+        logger.warning("serving %r instead of %r", served.named.name, self.current.named.name)
+        served.catalogue.catch_up()  # with what was set while it was loaded
+        self._serve(served)
+        self._failed = None
+        self._announce_at_s = 0
+        self._context.metrics.generations.count_switch("switched")
+        self._note_served()
+
+    def _take_part(self, arms: ExperimentArms) -> None:
+        logger.warning("experiment: %s", "none" if arms.experiment is None else arms.text)
+        self._arms = arms
+        self._announce_at_s = 0
+        for served in arms.generations.values():
+            served.catalogue.catch_up()  # with what was set while it was loaded
+        self._spread()
+
+    def _serve(self, served: ServedGeneration) -> None:
+        """Make the one assignment that a change is."""
+        self.current = served
+        self._spread()
+
+    def _spread(self) -> None:
+        """Make everything else work with what is served now."""
+        served, signals = self.served(), self._context.signals
+        for one in served:
+            counted = [kind for kind, weight in one.generation.event_weights.items() if weight > 0]
+            one.learner.use(one.catalogue, one.engine, one.cold_items)
+            one.category_codes.use(one.catalogue, one.engine)
+            signals.click_through.add_generation(one.named.tag, one.named.name, self._arms.name, counted)
+        signals.learners = [one.learner for one in served if len(one.artifact.items)]
+        self._context.store.serve_generations([one.generation for one in served])
+        self.recommender: Recommender | ExperimentRecommender = self._arms.recommender(self.current.recommender)
+
+    def _note_served(self) -> None:
+        generation, named = self.current.generation, self.current.named
+        self._context.signals.trend_counter.set_event_weights(generation.event_weights)
+        tenant, state_bytes = self._context.settings.tenant, generation.dtype.itemsize
+        self._context.metrics.generations.set_served(tenant, named.name, named.tag.hex(), state_bytes)
