@@ -31,26 +31,26 @@ lint: $(VENV)/.tests-installed
 bench: models/ml-1m/manifest.json $(if $(wildcard $(LISAREC_DATA)/online-retail),bench-shop)
 	$(RUN) app evaluate --model models/ml-1m --data $(LISAREC_DATA)/ml-1m
 	$(RUN) app evaluate --model models/ml-1m --data $(LISAREC_DATA)/ml-1m --protocol loo_sampled100
-	$(RUN) benchmarks.served_equals_offline --data $(LISAREC_DATA)/ml-1m --model models/ml-1m --exclude-seen all
-	$(RUN) benchmarks.constant --model models/ml-1m
-	$(RUN) benchmarks.scan --items 1000000 --k 10 --rounds 15
+	$(RUN) benchmarks.quality.served_equals_offline --data $(LISAREC_DATA)/ml-1m --model models/ml-1m --exclude-seen all
+	$(RUN) benchmarks.inference.constant_cost --model models/ml-1m
+	$(RUN) benchmarks.inference.scan --items 1000000 --k 10 --rounds 15
 
 # needs haproxy, redis-server and prometheus
 bench-redis: models/ml-1m/manifest.json
-	$(RUN) benchmarks.served_equals_offline --data $(LISAREC_DATA)/ml-1m --model models/ml-1m --exclude-seen all \
+	$(RUN) benchmarks.quality.served_equals_offline --data $(LISAREC_DATA)/ml-1m --model models/ml-1m --exclude-seen all \
 		--replicas 3
-	$(RUN) benchmarks.exactly_once --model models/ml-1m
-	$(RUN) benchmarks.scaling --model models/ml-1m
-	$(RUN) benchmarks.retrain --shoppers 300 --epochs 2
-	$(RUN) benchmarks.memory --model models/ml-1m
-	$(RUN) benchmarks.rates --model models/ml-1m
-	$(RUN) benchmarks.rates --model models/ml-1m --workers 2
-	$(RUN) benchmarks.rates --model models/ml-1m --store sqlite
+	$(RUN) benchmarks.storage.exactly_once --model models/ml-1m
+	$(RUN) benchmarks.rollout.scaling --model models/ml-1m
+	$(RUN) benchmarks.rollout.retraining --shoppers 300 --epochs 2
+	$(RUN) benchmarks.storage.redis_memory --model models/ml-1m
+	$(RUN) benchmarks.service.throughput --model models/ml-1m
+	$(RUN) benchmarks.service.throughput --model models/ml-1m --workers 2
+	$(RUN) benchmarks.service.throughput --model models/ml-1m --store sqlite
 
 # needs haproxy, redis-server and cc; about an hour. Where a service without its guard or its syncs passes, the bench is broken
 bench-faults: models/ml-1m/manifest.json
 	for store in sqlite redis; do \
-		faults="$(RUN) benchmarks.faults"; options="--model models/ml-1m --store $$store"; \
+		faults="$(RUN) benchmarks.resilience.faults"; options="--model models/ml-1m --store $$store"; \
 		$$faults cuts $$options && $$faults kills $$options && $$faults power $$options && \
 		$$faults episodes $$options --outage-s 10 && \
 		! $$faults cuts $$options --events 20000 --faults 200 --without-guard && \
@@ -59,7 +59,7 @@ bench-faults: models/ml-1m/manifest.json
 
 bench-shop: models/online-retail/manifest.json
 	$(RUN) app evaluate --model models/online-retail --data $(LISAREC_DATA)/online-retail
-	$(RUN) benchmarks.served_equals_offline --data $(LISAREC_DATA)/online-retail --model models/online-retail \
+	$(RUN) benchmarks.quality.served_equals_offline --data $(LISAREC_DATA)/online-retail --model models/online-retail \
 		--exclude-seen none
 
 models/online-retail/manifest.json: | $(VENV)/.service-installed

@@ -14,21 +14,12 @@ import typer
 from app.jobs.datasets import synthetic_shop
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.rate_sweep import Row
-from benchmarks import (
-    attention,
-    constant,
-    exactly_once,
-    mechanisms,
-    memory,
-    overload,
-    rates,
-    rebuild,
-    scan,
-    served_equals_offline,
-    switching,
-    worker,
-)
-from benchmarks.topology import program
+from benchmarks.harness.topology import program
+from benchmarks.inference import attention, constant_cost, scan, worker_memory
+from benchmarks.quality import mechanisms, served_equals_offline
+from benchmarks.rollout import model_switch
+from benchmarks.service import overload, throughput
+from benchmarks.storage import exactly_once, rebuild, redis_memory
 from model.artifact import model_directory
 from model.config import MECHANISMS, Config, DataCard, MechanismRecipe, MechanismTraining, ModelConfig, TrainConfig
 from model.inference.scan import supported_paths
@@ -84,14 +75,14 @@ def test_a_state_in_redis_takes_the_same_memory_however_long_the_history(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_servers()
-    memory.main(model)
+    redis_memory.main(model)
     sizes = {line.split("│")[2].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│ 1")}
     assert len(sizes) == 1, sizes
 
 
 def test_rates_are_printed_for_every_kind_of_request(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     require_servers()
-    rates.main(model, requests=100, workers=1)
+    throughput.main(model, requests=100, workers=1)
     printed = capsys.readouterr().out
     assert (printed.count("single"), printed.count("recomm")) == (2, 2)
 
@@ -115,7 +106,7 @@ def other_model(data: Path, model: Path) -> Path:
 @pytest.mark.parametrize("redis", [True, False], ids=["redis", "sqlite"])
 def test_no_request_fails_while_a_model_is_rebuilt_and_switched(model: Path, other_model: Path, redis: bool) -> None:
     require_servers()
-    switching.main(model, other_model, redis, events=100, recommendations=20, pause_s=0.5)
+    model_switch.main(model, other_model, redis, events=100, recommendations=20, pause_s=0.5)
 
 
 def test_a_failed_request_or_a_wrong_state_fails_the_benchmark(
@@ -126,9 +117,9 @@ def test_a_failed_request_or_a_wrong_state_fails_the_benchmark(
     async def one_wrong(*_: object) -> list[str]:
         return ["user-1"]
 
-    monkeypatch.setattr(switching, "wrong_states", one_wrong)
+    monkeypatch.setattr(model_switch, "wrong_states", one_wrong)
     with pytest.raises(typer.Exit):
-        switching.main(model, other_model, False, events=100, recommendations=20, pause_s=0.1)
+        model_switch.main(model, other_model, False, events=100, recommendations=20, pause_s=0.1)
 
 
 def test_a_service_that_differs_from_the_evaluation_fails_the_benchmark(
@@ -143,14 +134,14 @@ def test_a_service_that_differs_from_the_evaluation_fails_the_benchmark(
 def test_the_state_of_a_long_history_has_the_bytes_of_a_short_one(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asyncio.run(constant.measure(model_directory.load(model), tmp_path, (10, 3000), rounds=5))
+    asyncio.run(constant_cost.measure(model_directory.load(model), tmp_path, (10, 3000), rounds=5))
     (sizes,) = (line for line in capsys.readouterr().out.splitlines() if "bytes of the state" in line)
     assert sizes.count("3,496") == 2
 
 
 def test_a_worker_is_weighed(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     synthetic_catalogue.write_enlarged(tmp_path, model, 2_000, "trained")
-    worker.main(model, users=20, large=tmp_path)
+    worker_memory.main(model, users=20, large=tmp_path)
     printed = capsys.readouterr().out
     assert "2,000 items" in printed
     assert printed.count(" MB") == 12

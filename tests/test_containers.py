@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from app.settings import Settings
-from benchmarks.compose import REDIS_CONFIG
-from benchmarks.topology import HAPROXY_CONFIG, program
+from benchmarks.harness.compose import REDIS_CONFIG
+from benchmarks.harness.topology import HAPROXY_CONFIG, program
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"

@@ -18,14 +18,14 @@ import redis
 import typer
 
 from app.jobs.datasets import synthetic_shop
-from benchmarks.compose import make_users, redis_command
-from benchmarks.episodes import BrokenPromise, Degradation, require_clear_answers
-from benchmarks.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
-from benchmarks.machine import FaultyMachine
-from benchmarks.running import free_port
-from benchmarks.stage import StoreKind
-from benchmarks.topology import program
-from benchmarks.victim import SupervisedProcess, spawn_program
+from benchmarks.harness.compose import make_users, redis_command
+from benchmarks.harness.faulty_machine import FaultyMachine
+from benchmarks.harness.service_process import free_port
+from benchmarks.harness.supervised_process import SupervisedProcess, spawn_program
+from benchmarks.harness.topology import program
+from benchmarks.resilience.degradations import BrokenPromise, Degradation, require_clear_answers
+from benchmarks.resilience.environment import StoreKind
+from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
 from model.config import Config, ModelConfig, TrainConfig
 from model.training.train import train
 from tests.test_benchmarks import Silent, require_servers

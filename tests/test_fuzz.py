@@ -1,4 +1,4 @@
-"""Some thousand malformed requests to a running service: `benchmarks.fuzz` in short."""
+"""Some thousand malformed requests to a running service: `benchmarks.fuzzing.fuzz` in short."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks import fuzz
-from benchmarks.fuzz import (
+from benchmarks.fuzzing import fuzz
+from benchmarks.fuzzing.fuzz import (
     Findings,
     FuzzTarget,
     check_afterwards,
@@ -19,7 +19,7 @@ from benchmarks.fuzz import (
     run_schemathesis,
     send_all,
 )
-from benchmarks.nonsense import MalformedCase, malformed_cases
+from benchmarks.fuzzing.malformed_requests import MalformedCase, malformed_cases
 from tests.app.conftest import write_model
 
 RAW = {"service": 700, "balancer": 300}

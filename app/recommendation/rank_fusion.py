@@ -1,7 +1,8 @@
 """Rank fusion: the model's ranking for a user of few events, blended with what is trending.
 
 An item scores ``w / (1 + its rank for the user) + (1 - w) / (1 + its rank just now)`` with ``w = n / (n + CONSTANT)``
-after n events. `benchmarks/cold_users.py` measures it: a trained model needs little help, so the constant is small.
+after n events. `benchmarks/quality/cold_users.py` measures it: a trained model needs little help, so the constant is
+small.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from redis.retry import Retry
 from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
 from app.settings import StoreSettings
-from benchmarks.cluster import free_node_port
-from benchmarks.compose import MAKE_SECRETS, ROOT, make_users, node_command, redis_command
-from benchmarks.running import free_port
-from benchmarks.topology import answers_ping, program, redis_server
+from benchmarks.harness.compose import MAKE_SECRETS, ROOT, make_users, node_command, redis_command
+from benchmarks.harness.redis_cluster import free_node_port
+from benchmarks.harness.service_process import free_port
+from benchmarks.harness.topology import answers_ping, program, redis_server
 from tests.app.conftest import Client
 from tests.storage.redis_servers import find_servers
 

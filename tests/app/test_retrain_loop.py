@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.retrain import LoopSizes, measure
+from benchmarks.rollout.retraining import LoopSizes, measure
 
 
 def test_the_first_generation_comes_by_itself_and_no_request_fails() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks import scaling
-from benchmarks.topology import FIRST_ADDRESS, MAX_FOUND, Topology, topology
+from benchmarks.harness.topology import FIRST_ADDRESS, MAX_FOUND, Topology, topology
+from benchmarks.rollout import scaling
 from model.artifact.model_directory import load
 
 BODY_LIMIT = 1 << 20

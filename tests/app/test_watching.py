@@ -13,10 +13,10 @@ import httpx
 import pytest
 import yaml
 
-from benchmarks import watching
-from benchmarks.compose import ROOT
-from benchmarks.topology import program, topology
-from benchmarks.watching import Prometheus
+from benchmarks.harness import monitoring
+from benchmarks.harness.compose import ROOT
+from benchmarks.harness.monitoring import Prometheus
+from benchmarks.harness.topology import program, topology
 
 PROMETHEUS = ROOT / "docker" / "prometheus"
 GRAFANA = ROOT / "docker" / "grafana"
@@ -122,7 +122,7 @@ def watched(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     try:
         with (
             topology(model_dir, 1) as running,
-            watching.monitored(running, directory, ["--every", "1"], models=model_dir.parent, every_s=often) as found,
+            monitoring.monitored(running, directory, ["--every", "1"], models=model_dir.parent, every_s=often) as found,
         ):
             drive(running.url)
             wait_until(lambda: is_up(found), directory / "prometheus.log")

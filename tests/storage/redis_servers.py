@@ -28,8 +28,8 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from benchmarks.cluster import ClusterAdmin, command, free_node_port, wait_until
-from benchmarks.compose import RedisUsers, make_users, node_command, redis_command, replica_options
+from benchmarks.harness.compose import RedisUsers, make_users, node_command, redis_command, replica_options
+from benchmarks.harness.redis_cluster import ClusterAdmin, command, free_node_port, wait_until
 
 START_TIMEOUT_S = 20.0
 # Where one is missing its tests are skipped, and in CI fail.

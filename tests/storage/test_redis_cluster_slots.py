@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
-from benchmarks.cluster import command
+from benchmarks.harness.redis_cluster import command
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import archive_log
 from storage.archiver.redis_source import RedisSource

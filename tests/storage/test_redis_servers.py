@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from benchmarks.cluster import ClusterAdmin, wait_until
+from benchmarks.harness.redis_cluster import ClusterAdmin, wait_until
 from tests.storage.redis_servers import RedisCluster, RedisServer, expected_servers, new_server, redis_users
 
 ENDINGS = [signal.SIGTERM, signal.SIGKILL]

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import TimeoutError as Timeout
 
 from app.observability.metrics import LATENCY_BUCKETS_S, Metrics
-from benchmarks import playground as benchmark
+from benchmarks.service import playground as benchmark
 from model.artifact import model_directory
 from tests.app.playground.conftest import visiting
 

@@ -1,0 +1,338 @@
+"""Check that no input brings the service down: requests that its description allows or forbids, and malformed ones.
+
+Each store is fuzzed with keys and without. schemathesis sends what /openapi.json says, with all its checks. Over plain
+sockets, directly and through the load balancer, go malformed variants of the same calls. Exit status 1 where a
+request is answered with 5xx, or not within 20 s, an error has more than 4 kB or another shape, a process ends, keeps
+connections open or writes a traceback, or a number that is not finite is stored. Model directories that nobody has
+written are tests/model/test_artifact_fuzz.py.
+
+    python -m benchmarks.fuzzing.fuzz --model models/ml-1m --cases 100000
+    python -m benchmarks.fuzzing.fuzz --model models/ml-1m --cases 20000 --store redis --keys --seed 7    # a part of it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal, get_args
+
+import httpx
+import typer
+from rich.console import Console
+
+from app.http.auth.keys import SCOPES, add, make
+from benchmarks.fuzzing.malformed_requests import MalformedCase, ServiceCall, calls_of, malformed_cases
+from benchmarks.fuzzing.schemathesis_checks import MAX_ERROR_BYTES
+from benchmarks.harness.compose import ROOT
+from benchmarks.harness.topology import Topology, topology
+from storage.state.event import Event
+
+Store = Literal["sqlite", "redis"]
+
+CONFIG = ROOT / "benchmarks" / "schemathesis.toml"
+ANSWER_WITHIN_S = 20.0  # the load balancer gives a request 15 s to arrive
+HALF_CLOSE_AFTER_S = 0.05
+CONNECTIONS = 48  # fewer than the requests that a process works on at a time
+PHASES = "examples,coverage,fuzzing,stateful"
+EXAMPLES = (5, 10, 25, 50, 100, 200, 400)  # of schemathesis, for each operation and phase
+EXTRA_FILES = 20
+SHOWN = 10
+# Short, so that cases which wait for the service to lose patience are no longer waited for than needed.
+IMPATIENT = {"LISAREC_HEAD_TIMEOUT_S": "1", "LISAREC_BODY_TIMEOUT_S": "1", "LISAREC_DRAIN_S": "0"}
+PATIENT_SHARE = {"service": 0.05, "balancer": 0.01}
+ANSWER = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\r\n")
+
+console = Console(width=150)
+
+
+@dataclass
+class Findings:
+    """What one service was sent, and what was wrong."""
+
+    cases: int = 0
+    answers: Counter[int] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class FuzzTarget:
+    """A running service, and how to reach it."""
+
+    running: Topology
+    key: str | None
+    store_options: list[str]
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the replica itself."""
+        return f"http://{self.running.replicas[0].address}:{self.running.replica_port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers of every request."""
+        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+
+    def calls(self) -> list[ServiceCall]:
+        """Return every call that the service describes."""
+        lines = tuple(f"{name}: {value}".encode() for name, value in self.headers.items())
+        return calls_of(httpx.get(f"{self.url}/openapi.json").json(), lines)
+
+    def number(self, metric: str) -> float:
+        """Return the sum of a metric over all labels, as the replica reports it."""
+        text = httpx.get(f"{self.url}/metrics", headers=self.headers).text
+        return sum(float(value) for value in re.findall(rf"^{metric}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
+
+
+@contextmanager
+def fuzz_target(model: Path, store: Store, *, with_keys: bool) -> Iterator[FuzzTarget]:
+    """Run the service behind a load balancer, with short time-outs and on an empty store."""
+    with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
+        environment, key = dict(IMPATIENT), None
+        if with_keys:
+            key, line = make("main", SCOPES)
+            add(Path(directory) / "keys", line)
+            environment["LISAREC_KEYS_FILE"] = str(Path(directory) / "keys")
+        with topology(model, 1, redis=store == "redis", environment=environment) as running:
+            yield FuzzTarget(running, key, list(running.store_options))
+
+
+def fuzz(service: FuzzTarget, count: int, seed: int) -> Findings:
+    """Send an eighth of the cases by schemathesis; the others are malformed, half of them through the load balancer."""
+    found = Findings()
+    files_before = service.number("process_open_fds")
+    calls = service.calls()
+    for name, url in (("service", service.url), ("balancer", service.running.url)):
+        of_seed = malformed_cases(calls, count * 7 // 16, seed, PATIENT_SHARE[name])
+        asyncio.run(send_all(url, list(of_seed), found, name))
+    run_schemathesis(service, count - found.cases, seed, found)
+    check_afterwards(service, files_before, found)
+    return found
+
+
+# ---- malformed requests
+
+
+async def send_all(url: str, given: list[MalformedCase], found: Findings, name: str) -> None:
+    """Send the cases over many connections at a time and judge the answers."""
+    place = httpx.URL(url)
+    coming = iter(given)
+
+    async def client() -> None:
+        for case in coming:
+            answered = await send(place.host, place.port or 80, case)
+            found.cases += 1
+            judge_answers(answered, found, f"{name}: {b''.join(case.pieces)[:300]!r}, {case.end}")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CONNECTIONS):
+            group.create_task(client())
+
+
+async def send(host: str, port: int, case: MalformedCase) -> bytes | None:
+    """Return the bytes until the service closes, or so far where it waits for more requests; None where it hangs."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return None
+    answered = b""
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            for piece in case.pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            if case.end == "reset":
+                writer.transport.abort()
+                return b""
+            if case.end == "half-close":
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(HALF_CLOSE_AFTER_S):
+                        answered = await reader.read(1 << 16)
+                writer.write_eof()
+            while received := await reader.read(1 << 16):
+                answered += received
+                if case.end == "wait" and ANSWER.match(answered):
+                    break
+    except TimeoutError:
+        return None
+    except OSError:
+        pass  # it has hung up
+    finally:
+        writer.transport.abort()
+    return answered
+
+
+def judge_answers(answered: bytes | None, found: Findings, asked: str) -> None:
+    """Add what is wrong with the answers of one connection."""
+    if answered is None:
+        found.faults[f"no answer within {ANSWER_WITHIN_S:g} s to {asked}"] += 1
+        return
+    if answered and ANSWER.match(answered) is None:
+        found.faults[f"not HTTP: {answered[:100]!r} to {asked}"] += 1
+    heads = list(ANSWER.finditer(answered))
+    ends = [*(head.start() for head in heads[1:]), len(answered)]
+    for head, end in zip(heads, ends, strict=False):
+        status = int(head[1])
+        found.answers[status] += 1
+        body = answered[head.start() : end].partition(b"\r\n\r\n")[2]
+        if status >= 500:
+            found.faults[f"{status} {body[:120]!r} to {asked}"] += 1
+        if status >= 400 and len(body) > MAX_ERROR_BYTES:
+            found.faults[f"an error of {len(body):,} bytes to {asked}"] += 1
+
+
+# ---- what the description says
+
+
+def run_schemathesis(service: FuzzTarget, count: int, seed: int, found: Findings, phases: str = PHASES) -> None:
+    """Run schemathesis again and again with more examples, until there were so many cases."""
+    asked = 0
+    for turn in range(10_000):
+        if asked >= count:
+            break
+        with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
+            examples = EXAMPLES[min(turn, len(EXAMPLES) - 1)]
+            command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run"]
+            command += [f"{service.url}/openapi.json", "--checks", "all", "--max-examples", str(examples)]
+            command += [
+                "--phases",
+                phases,
+                "--seed",
+                str(seed + turn),
+                "--request-timeout",
+                str(ANSWER_WITHIN_S),
+                "--no-color",
+            ]
+            command += [word for name, value in service.headers.items() for word in ("-H", f"{name}: {value}")]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+        generated = re.search(r"(\d[\d,]*) generated", done.stdout)
+        if generated is None:
+            raise RuntimeError(f"schemathesis did not run: {done.stdout[-2_000:]}{done.stderr[-2_000:]}")
+        asked += int(generated[1].replace(",", ""))
+        if done.returncode != 0:
+            found.faults[f"schemathesis, seed {seed + turn}: {_failures(done.stdout)}"] += 1
+    found.cases += asked
+
+
+def _failures(output: str) -> str:
+    return re.sub(r"\n\n+", "\n", output[output.find("FAILURES") : output.find("SUMMARY")])[:6_000]
+
+
+# ---- afterwards
+
+
+def check_afterwards(service: FuzzTarget, files_before: float, found: Findings) -> None:
+    """Add what is wrong with processes, logs and store after all requests."""
+    replica = service.running.replicas[0]
+    if replica.process.poll() is not None:
+        found.faults[
+            f"the service ended with {replica.process.returncode}: {service.running.replica_logs()[-500:]}"
+        ] += 1
+        return
+    if "Traceback" in service.running.replica_logs():
+        log = service.running.replica_logs()
+        found.faults[f"a traceback in the log: {log[log.find('Traceback') :][:3_000]}"] += 1
+    with httpx.Client(base_url=service.running.url, headers=service.headers, timeout=ANSWER_WITHIN_S) as client:
+        event = {"event_id": "after", "user_id": "after", "item_id": "item"}
+        if not client.post("/v1/events", json=event).is_success:
+            found.faults["an event that is as it should be is no longer taken"] += 1
+    text = httpx.get(f"{service.url}/metrics", headers=service.headers).text
+    for failed in re.findall(r'^lisarec_request_seconds_count\{.*status="5.."\} .*$', text, re.MULTILINE):
+        found.faults[f"the service counts {failed}"] += 1
+    balancer = service.running.balancer_environment["LISAREC_METRICS_BIND"]
+    counted = httpx.get(f"http://{balancer}/metrics").text
+    for failed in re.findall(
+        r'^haproxy_frontend_http_responses_total\{proxy="service",code="5xx"\} [1-9].*$', counted, re.M
+    ):
+        found.faults[f"the load balancer counts {failed}"] += 1
+    give_up_at_s = time.monotonic() + ANSWER_WITHIN_S
+    while (files := service.number("process_open_fds")) > files_before + EXTRA_FILES:
+        if time.monotonic() > give_up_at_s:
+            found.faults[f"{files:g} files are open, {files_before:g} were at the beginning"] += 1
+            break
+        time.sleep(0.5)
+    check_stored_numbers(service, found)
+
+
+def check_stored_numbers(service: FuzzTarget, found: Findings) -> None:
+    """Add every number in log or states that is not finite."""
+    with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
+        out = Path(directory) / "log.jsonl.gz"
+        command = [sys.executable, "-m", "app", "backup", "--out", str(out), *service.store_options]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            found.faults[f"the log cannot be read back: {done.stderr[-500:]}"] += 1
+            return
+        with gzip.open(out, "rt", encoding="utf-8") as lines:
+            log = [json.loads(line) for line in lines]
+    for odd in (one for line in log for one in leaves(line) if isinstance(one, float) and not math.isfinite(one)):
+        found.faults[f"{odd} in the log"] += 1
+    users = {Event(*line[1:]).user_id for line in log if isinstance(line, list)}
+    with httpx.Client(base_url=service.url, headers=service.headers, timeout=ANSWER_WITHIN_S) as client:
+        for user in users:
+            answer = client.get(f"/v1/users/{user}")
+            if answer.is_success and not all(map(_is_finite, leaves(answer.json()["histogram"]))):
+                found.faults["a state with a number that is not finite"] += 1
+    console.print(f"    {len(log):,} entries of the log and {len(users):,} states looked at")
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield every value of the JSON that is neither an object nor a list."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from leaves(inner)
+    else:
+        yield value
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)  # what is no number would be null
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    count: Annotated[int, typer.Option("--cases", min=8, help="At least so many, on all services together.")] = 100_000,
+    store: Annotated[Store | None, typer.Option(help="Just this one.")] = None,
+    keys: Annotated[bool | None, typer.Option("--keys/--no-keys", help="Just with them, or without.")] = None,
+    seed: int = 1,
+) -> None:
+    """Fuzz each store with keys and without."""
+    stores = get_args(Store) if store is None else (store,)
+    kinds = [(one, some) for one in stores for some in ((False, True) if keys is None else (keys,))]
+    total, failed = 0, False
+    for number, (one, with_keys) in enumerate(kinds):
+        begin_s = time.monotonic()
+        with fuzz_target(model, one, with_keys=with_keys) as service:
+            before = service.number("process_resident_memory_bytes")
+            found = fuzz(service, math.ceil(count / len(kinds)), seed + 1_000 * number)
+            grown_mb = (service.number("process_resident_memory_bytes") - before) / 1e6
+        total += found.cases
+        failed |= bool(found.faults)
+        took_s, answers = time.monotonic() - begin_s, dict(sorted(found.answers.items()))
+        console.print(f"{one}, {'with' if with_keys else 'without'} keys: {found.cases:,} cases in {took_s:.0f} s,")
+        console.print(f"    {sum(found.faults.values()):,} faults; memory {grown_mb:+.0f} MB; raw answers {answers}")
+        for fault, times in found.faults.most_common(SHOWN):
+            console.print(f"{times} x {fault}", style="red", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{total:,} cases, {'faults above' if failed else 'no fault'}")
+    if failed:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    cli.command()(main)
+    cli()

@@ -1,0 +1,111 @@
+"""The Redis of docker-compose.yml as a process of this machine: its very command and its very users.
+
+Only paths, address and port differ: where the containers have volumes, a directory of this machine stands.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+COMPOSE_FILE = ROOT / "docker-compose.yml"
+MAKE_SECRETS = ROOT / "docker" / "make-secrets"
+REDIS_CONFIG = ROOT / "docker" / "redis.conf"
+CLUSTER_CONFIG = ROOT / "docker" / "redis-cluster.conf"
+REDIS_START = ROOT / "docker" / "redis-start"
+
+DEFAULT_OF_VARIABLE = re.compile(r"\$\{\w+:?-([^}]*)\}")
+
+
+@dataclass(frozen=True)
+class RedisUsers:
+    """The file of the users that docker/make-secrets makes, and the passwords of two of them."""
+
+    acl_file: Path
+    password: str
+    admin_password: str
+
+    def url(self, port: int, host: str = "127.0.0.1") -> str:
+        """Return the URL by which services log in."""
+        return f"redis://lisarec:{self.password}@{host}:{port}/0"
+
+    def cluster_url(self, ports: Iterable[int], host: str = "127.0.0.1") -> str:
+        """Return the URL by which services log in to the nodes of a cluster."""
+        return f"redis://lisarec:{self.password}@{','.join(f'{host}:{port}' for port in ports)}"
+
+    def admin_url(self, port: int, host: str = "127.0.0.1") -> str:
+        """Return the URL by which an operator logs in."""
+        return f"redis://admin:{self.admin_password}@{host}:{port}/0"
+
+
+def make_users(directory: Path) -> RedisUsers:
+    """Make the users as the service `secrets` does, or return those that the directory has."""
+    app, redis = directory / "secrets", directory / "acl"
+    for folder in (app, redis):
+        folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run([MAKE_SECRETS, app, redis], check=True, timeout=30)
+    read = Path.read_text
+    return RedisUsers(redis / "users.acl", read(app / "redis_password"), read(redis / "admin_password"))
+
+
+def redis_command(server: str, data: Path, users: RedisUsers, port: int, *options: str) -> list[str]:
+    """Return the command of the service `redis`, for a server binary, a data directory and a port of this machine."""
+    command = _compose()["services"]["redis"]["command"]
+    return [*_replaced(command, _places(server, data, users)), *_where(port), *options]
+
+
+def node_command(server: str, data: Path, users: RedisUsers, port: int, *options: str) -> list[str]:
+    """Return the command of a node of the cluster, the service `redis-1`, as `redis_command` does."""
+    service = _compose()["services"]["redis-1"]
+    *shell, script = service["command"]
+    places = _places(server, data, users) | {
+        "/etc/redis-cluster.conf": str(CLUSTER_CONFIG),
+        "/acl/replica_password": str(users.acl_file.with_name("replica_password")),
+        **{f"$${name}": value for name, value in service["environment"].items()},
+    }
+    (own,) = _replaced([script], places)
+    return [*shell, f"{own.strip()} {shlex.join([*_where(port), *options])}"]
+
+
+def replica_options(users: RedisUsers, primary_port: int) -> tuple[str, ...]:
+    """Return the options by which a server follows another one, as the user `replica`."""
+    password = users.acl_file.with_name("replica_password").read_text()
+    return ("--masteruser", "replica", "--masterauth", password, "--replicaof", "127.0.0.1", str(primary_port))
+
+
+def _places(server: str, data: Path, users: RedisUsers) -> dict[str, str]:
+    return {
+        "redis-start": str(REDIS_START),
+        "redis-server": server,
+        "/etc/redis.conf": str(REDIS_CONFIG),
+        "/acl/users.acl": str(users.acl_file),
+        "/data": str(data),
+    }
+
+
+def _where(port: int) -> tuple[str, ...]:
+    return ("--bind", "127.0.0.1", "--port", str(port))
+
+
+@cache
+def _compose() -> Any:
+    return yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
+
+
+def _replaced(command: Sequence[str], places: Mapping[str, str]) -> list[str]:
+    """Fill in defaults of variables, and put places of this machine where those of a container stand."""
+    found = re.compile("|".join(rf"(?<![\w/.-]){re.escape(place)}(?![\w/.-])" for place in places))
+    words = [DEFAULT_OF_VARIABLE.sub(r"\1", word) for word in command]
+    if missing := places.keys() - set(found.findall(" ".join(words))):
+        raise ValueError(f"in {COMPOSE_FILE} the command {words} has no {', '.join(sorted(missing))}")
+    replaced = [found.sub(lambda place: DEFAULT_OF_VARIABLE.sub(r"\1", places[place[0]]), word) for word in words]
+    return [word.replace("$$", "$") for word in replaced]

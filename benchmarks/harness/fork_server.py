@@ -1,0 +1,199 @@
+"""A process that has imported the service and forks a `lisarec` command for every line on its standard input.
+
+Importing torch takes seconds, and reading compiled kernels back two more; a bench that kills hundreds of replicas would
+measure little else. What is forked is the command as it is, or with a weakness that a bench has to notice:
+
+    none           the command as it is
+    without-guard  no event is ever taken for a duplicate: each gets another id before it reaches the store
+    unsynced       SQLite does not sync its log at a commit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import ctypes
+import gc
+import itertools
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+import storage.sqlite.database
+from app.cli import main as cli
+from app.main import create_app
+from app.settings import Settings
+from benchmarks.harness import store_writer
+from benchmarks.harness.faulty_machine import FaultyMachine, library
+from benchmarks.harness.ledger import RENAMED
+from model.artifact import model_directory
+from storage.records import AppendResult
+from storage.redis.store import RedisStore
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
+
+ROOT = Path(__file__).parents[2]
+
+Weakness = Literal["none", "without-guard", "unsynced"]
+
+
+class ForkServer:
+    """Starts commands in a fraction of a second."""
+
+    def __init__(self) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.harness.fork_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=inherited | {"LD_PRELOAD": str(library())},
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+    def spawn(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        weakness: Weakness = "none",
+        machine: FaultyMachine | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> int:
+        """Start `lisarec` with the arguments, on the machine if there is one; returns the id of the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = SpawnRequest(
+            list(arguments), str(log), weakness, str(machine.root) if machine else None, dict(environment or {})
+        )
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End the process; what it has forked goes on."""
+        self._process.communicate()
+
+
+class SpawnRequest(NamedTuple):
+    """A line on the standard input: which command to fork, and how."""
+
+    arguments: list[str]
+    log: str
+    weakness: Weakness
+    machine_root: str | None
+    environment: dict[str, str]
+
+
+@cache
+def fork_server() -> ForkServer:
+    """Return the one fork server, which lives until this process ends."""
+    made = ForkServer()
+    atexit.register(made.close)
+    return made
+
+
+def switch_off_guard(store: Any) -> None:
+    """Let the store give each event another id, so that none is recognised as a duplicate."""
+    append = store.append
+
+    async def append_renamed(self: Any, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
+        marks = (f"{RENAMED}{os.getpid()}-{number}" for number in numbers)
+        renamed = [replace(event, event_id=event.event_id + mark) for event, mark in zip(events, marks, strict=False)]
+        appended: list[AppendResult] = await append(self, tenant, renamed)
+        return appended
+
+    numbers = itertools.count()
+    store.append = append_renamed
+
+
+def switch_off_syncs() -> None:
+    """Let SQLite not sync its log at a commit."""
+    connect = storage.sqlite.database.connect
+
+    def connect_unsynced(path: Path) -> sqlite3.Connection:
+        connection = connect(path)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    storage.sqlite.database.connect = connect_unsynced
+
+
+def weaken(weakness: Weakness) -> None:
+    """Give this process the weakness."""
+    if weakness == "without-guard":
+        switch_off_guard(SQLiteStore)
+        switch_off_guard(RedisStore)
+    elif weakness == "unsynced":
+        switch_off_syncs()
+
+
+def become(request: SpawnRequest) -> None:
+    """Turn this forked process into the command."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    opened = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for standard, descriptor in ((0, nothing), (1, opened), (2, opened)):
+        os.dup2(descriptor, standard)
+    os.environ.update(request.environment)
+    status = 1
+    try:
+        if request.machine_root is not None:
+            ctypes.CDLL(None).machine_begin(request.machine_root.encode())
+        weaken(request.weakness)
+        if request.arguments[0] == "writer":
+            store_writer.main(*request.arguments[1:])
+        else:
+            cli.main(request.arguments)
+        status = 0
+    except SystemExit as exc:
+        status = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+async def start_and_stop_service(model: Path) -> None:
+    """Start a service once, so that compiled code is there for all processes that are forked."""
+    with TemporaryDirectory() as directory:
+        app = create_app(Settings(model_dir=model, data_dir=Path(directory)))
+        async with app.router.lifespan_context(app):
+            pass
+
+
+def main() -> None:
+    """Fork a command for every line on the standard input, and print its process id."""
+    models = set()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for children
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench says when to end, by closing the input
+    for line in sys.stdin:
+        request = SpawnRequest(*json.loads(line))
+        model = request.arguments[request.arguments.index("--model") + 1] if "--model" in request.arguments else None
+        # what is not packed is read by polars, whose threads do not survive a fork
+        if model is not None and model not in models and (Path(model) / model_directory.PACKED).exists():
+            asyncio.run(start_and_stop_service(Path(model)))
+            models.add(model)
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            become(request)
+        print(child, flush=True)
+
+
+if __name__ == "__main__":
+    main()

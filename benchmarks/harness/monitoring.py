@@ -1,0 +1,135 @@
+"""Run archiver, trainer and Prometheus beside a topology, as docker-compose.yml runs them.
+
+Prometheus reads docker/prometheus/prometheus.yml and the rules beside it as they are mounted. In the place of Docker's
+names stands an HTTP server of this process, which tells it who listens where: replicas that come and go, too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+import yaml
+
+from benchmarks.harness.compose import ROOT
+from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.harness.topology import Topology, program
+
+ARCHIVE = "archive"
+MOUNTED = ROOT / "docker" / "prometheus"
+LISAREC = (sys.executable, "-m", "app")
+CONFIG = yaml.safe_load((MOUNTED / "prometheus.yml").read_text())
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A Prometheus that watches a topology and its archiver."""
+
+    url: str
+
+    def query(self, expression: str) -> list[Any]:
+        """Return what an expression of PromQL gives now."""
+        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}).json()
+        assert answer["status"] == "success", (expression, answer)
+        found: list[Any] = answer["data"]["result"]
+        return found
+
+    def number(self, expression: str) -> float:
+        """Return the sum of an expression over all labels."""
+        return sum(float(one["value"][1]) for one in self.query(expression))
+
+    def names(self) -> set[str]:
+        """Return the names of all metrics that were ever scraped."""
+        return set(httpx.get(f"{self.url}/api/v1/label/__name__/values").json()["data"])
+
+
+@contextmanager
+def monitored(
+    running: Topology,
+    directory: Path,
+    archiver_options: Sequence[str],
+    *,
+    models: Path | None = None,
+    every_s: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Prometheus]:
+    """Start them; logs and all they write are in the directory, and they are gone afterwards.
+
+    directory         the archive is there, too, as ARCHIVE
+    archiver_options  beside where it archives from and to
+    models            folder of the trainer, which gets a turn once a day; None: no trainer
+    every_s           instead of what Prometheus' file says under `global`, for a test that does not want to wait
+    """
+    archiver, trainer, listening = (f"127.0.0.1:{free_port()}" for _ in range(3))
+    balancer = running.balancer_environment["LISAREC_METRICS_BIND"]
+    with _service_discovery(running, {"archive": [archiver], "trainer": [trainer], "haproxy": [balancer]}) as names_url:
+        jobs = [_job(job, names_url, listening) for job in CONFIG["scrape_configs"]]
+        rules = [str(MOUNTED / Path(name).name) for name in CONFIG["rule_files"]]
+        config = CONFIG | {"global": CONFIG["global"] | every_s, "rule_files": rules, "scrape_configs": jobs}
+        (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
+        place = ["--redis-url", str(running.redis_url), "--archive-dir", str(directory / ARCHIVE)]
+        commands = {"archive": [*LISAREC, "archive", *place, "--metrics", archiver, *archiver_options]}
+        if models is not None:
+            retrain = ["retrain", *place, "--models-dir", str(models), "--every", "24h", "--metrics", trainer]
+            commands["trainer"] = [*LISAREC, *retrain]
+        prometheus = [program("prometheus"), f"--config.file={directory / 'prometheus.yml'}"]
+        prometheus += [f"--web.listen-address={listening}", f"--storage.tsdb.path={directory / 'tsdb'}"]
+        commands["prometheus"] = prometheus
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for name, command in commands.items():
+                with (directory / f"{name}.log").open("ab") as log:
+                    processes.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
+            addresses = {"archive": archiver, "trainer": trainer, "prometheus": listening}
+            for name, process in zip(commands, processes, strict=True):
+                path = "/-/ready" if name == "prometheus" else "/metrics"
+                wait_until_ready(f"http://{addresses[name]}", process, path)
+            yield Prometheus(f"http://{listening}")
+        finally:
+            for process in processes:
+                process.terminate()
+                process.wait(timeout=30)
+
+
+def _job(job: dict[str, Any], names_url: str, own: str) -> dict[str, Any]:
+    """A scrape job of the mounted file, which asks us instead of Docker's DNS."""
+    kept = {key: value for key, value in job.items() if not key.endswith("_sd_configs") and key != "static_configs"}
+    if "static_configs" in job:  # Prometheus itself
+        return kept | {"static_configs": [{"targets": [own]}]}
+    (asked,) = job["dns_sd_configs"]
+    (name,) = asked["names"]
+    return kept | {"http_sd_configs": [{"url": f"{names_url}/{name}", "refresh_interval": "1s"}]}
+
+
+@contextmanager
+def _service_discovery(running: Topology, known: Mapping[str, list[str]]) -> Iterator[str]:
+    """An HTTP server that tells Prometheus who has a name."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the library's name
+            name = self.path.removeprefix("/")
+            body = json.dumps([{"targets": running.targets() if name == "app" else known[name]}]).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.1,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

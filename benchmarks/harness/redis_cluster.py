@@ -1,0 +1,117 @@
+"""Make a Redis cluster of empty servers on this machine, and ask it how it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from benchmarks.harness.compose import RedisUsers
+
+HOST = "127.0.0.1"
+SLOTS = 16384
+BUS = 10_000  # from a node's port to that of its bus
+PORTS = range(21_000, 32_000)  # below those that the system gives out
+FORM_WITHIN_S = 60.0
+
+_next_port: Iterator[int] = iter([*PORTS[os.getpid() % len(PORTS) :], *PORTS])
+
+
+def free_node_port() -> int:
+    """Return a port that is free together with the one of its bus; each is given once."""
+    for port in _next_port:
+        with socket.socket() as client, socket.socket() as bus:
+            try:
+                client.bind((HOST, port))
+                bus.bind((HOST, port + BUS))
+            except OSError:
+                continue
+            return port
+    raise OSError("no port is free for a node of a cluster")
+
+
+def slots_of(number: int, count: int) -> range:
+    """Return the slots of the nth of so many primaries."""
+    return range(number * SLOTS // count, (number + 1) * SLOTS // count)
+
+
+class ClusterAdmin:
+    """Makes a cluster of the nodes on this machine as the operator, and asks how it is."""
+
+    def __init__(self, users: RedisUsers) -> None:
+        self._users = users
+
+    def form(self, primaries: Sequence[int], replicas: Sequence[int] = ()) -> None:
+        """Make a cluster of the servers on these ports: slots are shared evenly, the nth replica is the nth primary's.
+
+        raises TimeoutError
+        """
+        ports = [*primaries, *replicas]
+        for number, port in enumerate(primaries):
+            with self.client(port) as node:
+                command(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+                command(node, "CLUSTER", "ADDSLOTS", *slots_of(number, len(primaries)))
+        with self.client(ports[0]) as first:
+            for port in ports[1:]:
+                command(first, "CLUSTER", "MEET", HOST, port)
+        wait_until(lambda: all(len(self.nodes(port)) == len(ports) for port in ports))
+        for primary, replica in zip(primaries, replicas, strict=False):
+            self._replicate(primary, replica)
+        wait_until(lambda: all(self.info(port)["cluster_state"] == "ok" for port in ports))
+        wait_until(lambda: all(self.is_in_sync(port) for port in replicas))
+
+    def is_in_sync(self, replica: int) -> bool:
+        """Say whether the replica on this port has a connection to its primary."""
+        with self.client(replica) as node:
+            return bool(node.info("replication").get("master_link_status") == "up")
+
+    def is_primary(self, port: int) -> bool:
+        """Say whether the node on this port, which answers, is a primary; one without slots is, too."""
+        with self.client(port) as node:
+            return bool(node.info("replication")["role"] == "master")
+
+    def nodes(self, port: int) -> dict[str, list[str]]:
+        """Return what the node on this port knows of all: flags by name."""
+        with self.client(port) as node:
+            lines = command(node, "CLUSTER", "NODES").decode().splitlines()
+        return {name: flags.split(",") for name, _address, flags, *_ in map(str.split, lines)}
+
+    def info(self, port: int) -> dict[str, str]:
+        """Return what the node on this port says of the cluster."""
+        with self.client(port) as node:
+            return dict(command(node, "CLUSTER INFO"))
+
+    @contextmanager
+    def client(self, port: int) -> Iterator[Any]:
+        """Connect to the node on this port."""
+        url = self._users.admin_url(port)
+        with redis.Redis.from_url(url, socket_timeout=5, retry=Retry(NoBackoff(), 0), protocol=2) as connection:
+            yield connection
+
+    def _replicate(self, primary: int, replica: int) -> None:
+        with self.client(primary) as node:
+            name = command(node, "CLUSTER", "MYID").decode()
+        wait_until(lambda: name in self.nodes(replica))
+        with self.client(replica) as node:
+            command(node, "CLUSTER", "REPLICATE", name)
+
+
+def command(node: Any, *args: object) -> Any:
+    """Send a command of which redis-py does not say what it answers."""
+    return node.execute_command(*args)
+
+
+def wait_until(is_so: Callable[[], bool], within_s: float = FORM_WITHIN_S) -> None:
+    """Wait for the condition; raises TimeoutError."""
+    give_up_at_s = time.monotonic() + within_s
+    while not is_so():
+        if time.monotonic() > give_up_at_s:
+            raise TimeoutError(f"the cluster did not get there within {within_s:g} s")
+        time.sleep(0.05)

@@ -1,0 +1,333 @@
+"""Run the services of docker-compose.yml as processes of this machine: HAProxy, any number of replicas, Redis.
+
+They read the same configuration files (docker/haproxy.cfg, docker/redis.conf). In the place of Docker stand loopback
+addresses, one for each replica, and a name server that knows them from the moment their process is started until it has
+ended, as Docker's does. Needs HAProxy and Redis or Valkey; Debian, Ubuntu: apt install haproxy redis-server.
+
+    python -m benchmarks.harness.topology --model models/ml-1m --replicas 3     # prints the URL, until Ctrl-C
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Annotated
+
+import httpx
+import typer
+from redis import Redis, RedisError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from rich.console import Console
+
+from benchmarks.harness.compose import ROOT, RedisUsers, make_users, redis_command
+from benchmarks.harness.service_process import free_port
+
+HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
+
+BALANCER_LOG = "haproxy.log"
+MAX_REPLICAS = 8
+MAX_FOUND = 11  # replicas that the load balancer looks for: one, and as many as may be added at a time
+FIRST_ADDRESS = IPv4Address("127.0.0.11")
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 40.0  # Docker's, from docker-compose.yml
+
+console = Console()
+
+
+class NameServer:
+    """Answers, by UDP on a free port, which addresses the name `app` has; other names do not exist."""
+
+    NAME = b"\x03app\x00"
+    TYPE_A = b"\x00\x01"
+    NO_SUCH_NAME = 3
+
+    def __init__(self) -> None:
+        self.addresses: set[IPv4Address] = set()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                query, sender = self._socket.recvfrom(4096)
+                self._socket.sendto(self._answer(query), sender)
+            except OSError:  # closed
+                return
+
+    def _answer(self, query: bytes) -> bytes:
+        """Return the question and an answer for each address, without compression or other records (RFC 1035, 4)."""
+        end = query.index(0, 12) + 5
+        question = query[12:end]
+        name, kind = question[:-4], question[-4:-2]
+        known = name.lower() == self.NAME and bool(self.addresses)
+        found = sorted(self.addresses) if known and kind == self.TYPE_A else []
+        flags = 0x8580 if known else 0x8580 | self.NO_SUCH_NAME
+        head = query[:2] + b"".join(n.to_bytes(2, "big") for n in (flags, 1, len(found), 0, 0))
+        to_live_s = bytes(4)
+        return head + question + b"".join(question + to_live_s + b"\x00\x04" + address.packed for address in found)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A process of the service, and the address on which it listens."""
+
+    address: IPv4Address
+    process: subprocess.Popen[bytes]
+
+
+class Topology:
+    """Replicas behind a load balancer; `url` is where it listens."""
+
+    def __init__(
+        self,
+        model: Path,
+        store_options: Sequence[str],
+        names: NameServer,
+        directory: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.replica_port = free_port()
+        self.replicas: list[Replica] = []
+        self.redis_url: str | None = None
+        self.killed = 0
+        self._model = model
+        self.store_options = store_options
+        self._names = names
+        self.balancer_environment = balancer_environment(self.url.removeprefix("http://"), names, self.replica_port)
+        self._directory = directory
+        self._environment = environment
+
+    def scale(self, replicas: int) -> None:
+        """Start or stop replicas, all at the same time; returns when the wanted ones are ready, the others gone."""
+        if replicas > MAX_REPLICAS:
+            raise ValueError(f"the load balancer finds at most {MAX_REPLICAS} replicas")
+        self._stop(self.replicas[replicas:])
+        del self.replicas[replicas:]
+        added = [self._start() for _ in range(replicas - len(self.replicas))]
+        for replica in added:
+            self._wait_until_ready(replica)
+
+    def restart_one_by_one(self) -> None:
+        """Stop each replica and put a new one into its place before the next one is stopped."""
+        for replica in list(self.replicas):
+            self._stop([replica])
+            self.replicas.remove(replica)
+            self._wait_until_ready(self._start())
+
+    def kill_one(self) -> None:
+        """Kill the replica that has run for longest, and put a new one into its place."""
+        lost = self.replicas.pop(0)
+        lost.process.kill()
+        lost.process.wait()
+        self.killed += 1
+        self._names.addresses.discard(lost.address)
+        self._wait_until_ready(self._start())
+
+    def targets(self) -> list[str]:
+        """Return where the replicas listen that have their name just now."""
+        return [f"{address}:{self.replica_port}" for address in sorted(self._names.addresses)]
+
+    def resent(self) -> int:
+        """Return how many requests the load balancer has logged as sent more than once."""
+        # connections at the end: actconn/feconn/beconn/srv_conn/retries, a + where another replica got it
+        return len(re.findall(r" \d+/\d+/\d+/\d+/\+?[1-9]\d* ", self.balancer_log()))
+
+    def balancer_log(self) -> str:
+        """Return what the load balancer has logged."""
+        return (self._directory / BALANCER_LOG).read_text(encoding="utf-8", errors="replace")
+
+    def replica_logs(self) -> str:
+        """Return the logs of all replicas that there are or were."""
+        logs = sorted(self._directory.glob("127.*.log"))
+        return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
+
+    def _start(self) -> Replica:
+        taken = {replica.address for replica in self.replicas}
+        address = next(free for n in range(MAX_REPLICAS) if (free := FIRST_ADDRESS + n) not in taken)
+        command = [sys.executable, "-m", "app", "serve", "--model", str(self._model), *self.store_options]
+        process = _spawn(
+            [*command, "--host", str(address), "--port", str(self.replica_port)],
+            self._directory / f"{address}.log",
+            self._environment,
+        )
+        self.replicas.append(replica := Replica(address, process))
+        self._names.addresses.add(address)
+        return replica
+
+    def _stop(self, replicas: Sequence[Replica]) -> None:
+        for replica in replicas:
+            replica.process.terminate()
+        for replica in replicas:
+            status = replica.process.wait(timeout=STOP_TIMEOUT_S)
+            self._names.addresses.discard(replica.address)
+            if status != 0:
+                raise RuntimeError(f"replica {replica.address} ended with {status}")
+
+    def _wait_until_ready(self, replica: Replica) -> None:
+        _wait_for(lambda: _is_ready(f"http://{replica.address}:{self.replica_port}"), replica.process)
+
+
+def balancer_environment(bind: str, names: NameServer, replica_port: int) -> dict[str, str]:
+    """Return what docker/haproxy.cfg reads from the environment."""
+    return {
+        "LISAREC_BIND": bind,
+        "LISAREC_METRICS_BIND": f"127.0.0.1:{free_port()}",
+        "LISAREC_DNS": names.address,
+        "LISAREC_APP": "app",
+        "LISAREC_APP_PORT": str(replica_port),
+        "LISAREC_MAX_REPLICAS": str(MAX_FOUND),
+        # what tune.memory.hot-size is from HAProxy 3.0 on: buffers are not given back to the kernel every time
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    }
+
+
+@contextmanager
+def topology(
+    model: Path,
+    replicas: int,
+    *,
+    redis: bool = True,
+    server: str | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Topology]:
+    """Replicas over an empty store, ready behind a load balancer; everything is gone afterwards.
+
+    redis        or else one SQLite file for all of them
+    server       binary of the Redis or Valkey server; None: the one on the PATH
+    environment  of the replicas: LISAREC_...
+    """
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory()))
+        names = NameServer()
+        stack.callback(names.close)
+        if redis:
+            redis_url = stack.enter_context(redis_server(directory, server=server))
+            store_options = ["--redis-url", redis_url]
+        else:
+            redis_url = None
+            store_options = ["--data-dir", str(directory / "state")]
+        running = Topology(model, store_options, names, directory, environment)
+        running.redis_url = redis_url
+        stack.callback(lambda: _end(*(replica.process for replica in running.replicas)))
+        balancer = _spawn(
+            [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)],
+            directory / BALANCER_LOG,
+            running.balancer_environment,
+        )
+        stack.callback(_end, balancer)
+        running.scale(replicas)
+        _wait_for(lambda: _is_ready(running.url), balancer)
+        yield running
+
+
+@contextmanager
+def redis_server(directory: Path, *options: str, server: str | None = None) -> Iterator[str]:
+    """Start the compose file's Redis with its users and its data below the directory; yields the services' URL."""
+    port = free_port()
+    data = directory / "redis"
+    data.mkdir(exist_ok=True)
+    users = make_users(directory)
+    command = redis_command(server or program("redis-server", "valkey-server"), data, users, port, *options)
+    process = _spawn(command, directory / "redis.log")
+    try:
+        _wait_for(lambda: answers_ping(users, port), process)
+        yield users.url(port)
+    finally:
+        _end(process)
+
+
+def answers_ping(users: RedisUsers, port: int) -> bool:
+    """Say whether the server answers, as the compose file's health check asks it; while it loads it does not."""
+    try:
+        with Redis.from_url(users.admin_url(port), socket_timeout=3, retry=Retry(NoBackoff(), 0)) as client:
+            return bool(client.ping())
+    except RedisError:
+        return False
+
+
+def program(*names: str) -> str:
+    """Return the first of the programs that is installed; Debian keeps some where only root looks."""
+    # an active virtual environment has the old redis-server of a wheel that is there for tests
+    folders = [folder for folder in os.get_exec_path() if Path(folder) != Path(sys.executable).parent]
+    path = os.pathsep.join([*folders, "/usr/sbin", "/usr/local/sbin"])
+    for name in names:
+        if found := shutil.which(name, path=path):
+            return found
+    raise FileNotFoundError(f"{' or '.join(names)} is not installed; on Debian and Ubuntu: apt install {names[0]}")
+
+
+def _spawn(
+    command: list[str], log: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[bytes]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command, stdout=file, stderr=file, env={**inherited, **environment}, cwd=ROOT, start_new_session=True
+        )
+
+
+def _end(*processes: subprocess.Popen[bytes]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGCONT)  # a test may have stopped it
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    give_up_at_s = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode} before it was ready")
+        if time.monotonic() > give_up_at_s:
+            raise RuntimeError(f"{process.args!r} was not ready within {START_TIMEOUT_S:g} s")
+        time.sleep(0.1)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=2).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    replicas: Annotated[int, typer.Option(min=1, max=MAX_REPLICAS)] = 3,
+    redis: Annotated[bool, typer.Option(help="Redis, or one SQLite file for all replicas.")] = True,
+) -> None:
+    """Run the topology until Ctrl-C."""
+    with topology(model, replicas, redis=redis) as running:
+        console.print(f"{running.url} has {replicas} replicas; Ctrl-C ends them")
+        signal.pause()
+
+
+if __name__ == "__main__":
+    typer.run(main)

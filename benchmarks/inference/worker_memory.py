@@ -1,0 +1,135 @@
+"""Measure what a worker with a large catalogue takes: seconds until it is ready, and memory for each item.
+
+Two workers serve the same model, one after the other. Their own memory (anonymous) is taken by each; what they have
+mapped of the model's files is there once for all, and the kernel takes it back when memory is short. What a worker with
+the small model takes is taken off, so that what is left grows with the items. Then users click on random items, the
+worst there is, and ask for recommendations: that maps the pages of the files that are needed, sixteen at a time.
+
+    python -m benchmarks.inference.worker_memory --model models/ml-1m --items 10000000
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, NamedTuple
+
+import httpx
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from app.events.uuid7 import uuid7
+from app.jobs.loadtest import synthetic_catalogue
+from benchmarks.harness.service_process import free_port, wait_until_ready
+from model.artifact import model_directory
+
+CLICKS = 5  # of each user
+BATCH = 500  # events
+AT_ONCE = 50
+
+console = Console(width=140)
+
+
+class Memory(NamedTuple):
+    """Bytes of a process: all that is in memory, of that its own, and of that what it maps of files."""
+
+    resident: int
+    own: int
+    mapped: int
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Memory:
+        """Read the memory of a process."""
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        sizes = dict(line.split(":") for line in lines if line.endswith("kB"))
+        return cls(*(int(sizes[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon", "RssFile")))
+
+
+class Worker(NamedTuple):
+    """A process that serves a model, and how long it took until it was ready."""
+
+    url: str
+    process: psutil.Process
+    ready_s: float
+
+
+@contextmanager
+def worker(model: Path) -> Iterator[Worker]:
+    """Serve the model in a process of its own."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    with TemporaryDirectory() as store:
+        command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port)]
+        begin = time.perf_counter()
+        service = subprocess.Popen(
+            [*command, "--data-dir", store], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            wait_until_ready(url, service)
+            yield Worker(url, psutil.Process(service.pid), time.perf_counter() - begin)
+        finally:
+            service.terminate()
+            service.wait(timeout=30)
+
+
+def use(url: str, item_ids: Sequence[str], users: int) -> None:
+    """Let each user click five times and ask once."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for begin in range(0, users, BATCH // CLICKS):
+            some = [str(user) for user in range(begin, min(begin + BATCH // CLICKS, users))]
+            events = [
+                {"event_id": uuid7(), "user_id": user, "item_id": random.choice(item_ids)}
+                for user in some
+                for _ in "12345"
+            ]
+            client.post("/v1/events", json=events).raise_for_status()
+            for first in range(0, len(some), AT_ONCE):
+                requests = [{"user_id": user} for user in some[first : first + AT_ONCE]]
+                client.post("/v1/recommendations", json={"requests": requests}).raise_for_status()
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Trained model directory.")],
+    items: Annotated[int, typer.Option(help="Size of the catalogue.")] = 10_000_000,
+    users: Annotated[int, typer.Option(help="Who click and ask.")] = 5_000,
+    large: Annotated[Path | None, typer.Option(help="The large model, where it was made before.")] = None,
+) -> None:
+    """Print what workers of the small and of the large model take."""
+    with TemporaryDirectory() as temporary:
+        if large is None:
+            synthetic_catalogue.write_enlarged(large := Path(temporary) / "large", model, items, "trained")
+        with worker(model) as one:
+            small = Memory.of(one.process)
+            small_ready_s = one.ready_s
+        ids = model_directory.load(large).items.ids
+        table = Table("", "ready after", "resident", "own", "mapped", "bytes an item: resident", "own", "mapped")
+
+        def row(name: str, ready_s: float | None, memory: Memory) -> None:
+            sizes = [f"{size / 1e6:,.0f} MB" for size in memory]
+            each = [f"{(size - less) / len(ids):.1f}" for size, less in zip(memory, small, strict=True)]
+            table.add_row(name, "" if ready_s is None else f"{ready_s:.1f} s", *sizes, *each)
+
+        row("the small model", small_ready_s, small)
+        with worker(large) as first:
+            row("a worker", first.ready_s, Memory.of(first.process))
+            with worker(large) as second:
+                row("beside another", second.ready_s, Memory.of(second.process))
+            use(
+                first.url,
+                [ids[place] for place in random.sample(range(len(ids)), min(len(ids), CLICKS * users))],
+                users,
+            )
+            row(f"after {CLICKS * users:,} clicks and {users:,} answers", None, Memory.of(first.process))
+        table.title = f"{len(ids):,} items, whose ids are {ids.buffer.nbytes / len(ids):.1f} B each"
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

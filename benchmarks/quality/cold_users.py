@@ -1,0 +1,146 @@
+"""Measure what to recommend to users with few events, before and while a model knows something of them.
+
+Each validation event of the model's own split is asked for as if its user had only the newest n events before it: by
+the model, by training's popularity, by what is used just now (events that halve every HALF_LIFE_S, with popularity as
+a prior), and by both lists blended: item i scores ``w / (1 + rank) + (1 - w) / (1 + rank just now)``, w = n / (n + c).
+All choices were made here, on validation events; nothing looks at a test event. Ties count against the scorer.
+
+    python -m benchmarks.quality.cold_users --model models/online-retail --data $LISAREC_DATA/online-retail
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from app.recommendation.trending import PRIOR
+from benchmarks.inference.scan import cpu
+from model.artifact import model_directory
+from model.artifact.model_directory import Artifact
+from model.data.interactions import Interactions
+from model.evaluation.evaluate import prepare_trial
+from model.inference.engine import Engine
+from model.lisa.histogram import history_histogram
+from model.metrics import difference, difference_interval_95, metrics
+from storage.trends import HALF_LIFE_S
+
+HISTORIES = (0, 1, 2, 3, 5, 10)
+CONSTANTS = (0.03, 0.1, 0.3, 1.0)  # c
+PRIORS = (0.0, 10.0, 100.0, 1000.0)  # events that training's popularity counts as
+AT_ONCE = 256
+DAY_S = 86_400.0
+
+console = Console()
+
+
+def used_just_now(interactions: Interactions, asked: NDArray[np.int64], half_life_s: float) -> NDArray[np.float64]:
+    """Return how often each item was used before each position, events halving with time: (asked, items)."""
+    counts, since_us = np.zeros(len(interactions.item_ids)), int(interactions.timestamp_us.min())
+    places = {int(position): place for place, position in enumerate(asked)}
+    found = np.zeros((len(asked), len(counts)))
+    for position in np.argsort(interactions.timestamp_us, kind="stable").tolist():
+        half_lives = (int(interactions.timestamp_us[position]) - since_us) / (half_life_s * 1e6)
+        if half_lives > 30:
+            counts, since_us, half_lives = counts * 2.0**-half_lives, int(interactions.timestamp_us[position]), 0.0
+        if position in places:
+            found[places[position]] = counts * 2.0**-half_lives
+        counts[interactions.item[position]] += 2.0**half_lives
+    return found
+
+
+def personalised(
+    model: Artifact, interactions: Interactions, asked: NDArray[np.int64], newest: int
+) -> NDArray[np.float32]:
+    """Return the scores for users of whom only the newest events before each position are known: (asked, items)."""
+    engine, shape = Engine(model), model.config.model
+    scores = []
+    for begin in range(0, len(asked), AT_ONCE):
+        states = []
+        for position in asked[begin : begin + AT_ONCE].tolist():
+            first = max(int(interactions.starts[interactions.user[position]]), position - newest)
+            rows = interactions.item[first:position]
+            window = np.full(shape.recent_items, -1)
+            window[: min(len(rows), len(window))] = rows[::-1][: len(window)]
+            states.append(
+                (
+                    history_histogram(model.history_codes[rows], shape.decay_rates, shape.history_codewords),
+                    rows[-1],
+                    window,
+                )
+            )
+        histograms, last, windows = (np.array(part) for part in zip(*states, strict=True))
+        scores.append(engine.scores(engine.step(histograms, last, windows)).numpy())
+    return np.concatenate(scores)
+
+
+def ranks_of(scores: NDArray[np.floating], targets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rank of each target among its scores; ties count against it."""
+    own = scores[np.arange(len(targets)), targets][:, None]
+    ranks: NDArray[np.int64] = (scores >= own).sum(axis=1)
+    return ranks
+
+
+def places(scores: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return each item's place among all, from 1: (Q, N)."""
+    found = np.empty(scores.shape, np.float32)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    np.put_along_axis(found, order, np.arange(1, scores.shape[1] + 1, dtype=np.float32)[None], axis=1)
+    return found
+
+
+def in_words(ranks: NDArray[np.int64]) -> str:
+    """Return HR@10 and NDCG@10 as text."""
+    found = metrics(ranks)
+    return f"{found['hr_at_10']:.4f} / {found['ndcg_at_10']:.4f}"
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    data_dir: Annotated[Path, typer.Option("--data", help="The data directory that it was trained on.")],
+    most: Annotated[int, typer.Option(help="Validation events.")] = 1200,
+) -> None:
+    """Compare."""
+    trained = model_directory.load(model)
+    trial = prepare_trial(trained, data_dir, None, "none")
+    interactions = trial.interactions
+    if list(trained.items.ids) != list(interactions.item_ids):
+        raise typer.BadParameter("the model has other items than the data", param_hint="--model")
+    asked = np.random.default_rng(0).permutation(trial.parts.validation)[:most]
+    targets = interactions.item[asked].astype(np.int64)
+    popular = np.tile(trial.counts / trial.counts.sum(), (len(asked), 1))
+    now = popular
+    if not interactions.time_is_order:
+        for half_life_s in (DAY_S, HALF_LIFE_S, 30 * DAY_S):
+            used = used_just_now(interactions, asked, half_life_s)
+            words = [f"prior {prior:g}: {in_words(ranks_of(used + prior * popular, targets))}" for prior in PRIORS]
+            console.print(f"no event, used just now, halving in {half_life_s / DAY_S:g} days: {'; '.join(words)}")
+        now = used_just_now(interactions, asked, HALF_LIFE_S) + PRIOR * popular
+    table = Table(title=f"{cpu()}, {len(asked):,} validation events, HR@10 / NDCG@10")
+    for name in ("events", "popular", "used just now", "personalised", *(f"blended, c = {c:g}" for c in CONSTANTS)):
+        table.add_column(name)
+    table.add_row("0", in_words(ranks_of(popular, targets)), in_words(ranks_of(now, targets)))
+    at_now = places(now)
+    for newest in HISTORIES[1:]:
+        scores = personalised(trained, interactions, asked, newest)
+        own, at_own = ranks_of(scores, targets), places(scores)
+        row = [str(newest), "", "", in_words(own)]
+        for constant in CONSTANTS:
+            weight = newest / (newest + constant)
+            blended = ranks_of(weight / (1 + at_own) + (1 - weight) / (1 + at_now), targets)
+            low, high = difference_interval_95(blended, own, "ndcg_at_10")
+            row.append(
+                f"{in_words(blended)} ({difference(blended, own, 'ndcg_at_10'):+.4f}, {low:+.4f} to {high:+.4f})"
+            )
+        table.add_row(*row)
+    console.print("blended: in brackets NDCG@10 minus personalised, and its paired 95 % interval")
+    Console(width=240).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

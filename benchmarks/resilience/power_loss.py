@@ -1,0 +1,52 @@
+"""Cut the power of the machine that keeps the data, and hold the store against its promise."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+
+from benchmarks.harness.faulty_machine import FaultyMachine
+from benchmarks.harness.ledger import StoreVerdict
+from benchmarks.resilience.environment import EnvironmentOptions, ScenarioSettings
+from benchmarks.resilience.scenario import Scenario, console, scenario
+
+SYNC_S = 0.02  # between a write and the end of its sync there is something to lose
+MOMENT_S = (0.0, 1.0)  # after something was acknowledged
+
+
+async def power_cuts(settings: ScenarioSettings, cuts: int, *, everysec: bool) -> StoreVerdict:
+    """Cut the power so often.
+
+    everysec  let Redis sync every second and SQLite at its checkpoints, as some would to be faster
+    """
+    rng = random.Random(settings.seed)
+    async with scenario(
+        settings,
+        options=EnvironmentOptions(
+            on_machine=True,
+            weakness="unsynced" if everysec else "none",
+            redis_options=["--appendfsync", "everysec"] if everysec else [],
+        ),
+    ) as run:
+        machine = run.environment.machine
+        assert machine is not None
+        machine.slow_syncs(SYNC_S)
+        async with run.loaded():
+            changed = sum([await _cut(run, machine, rng) for _ in range(cuts)])
+        console.print(f"{machine.syncs:,} syncs; power cuts changed {changed:,} files")
+        return await run.verdict()
+
+
+async def _cut(run: Scenario, machine: FaultyMachine, rng: random.Random) -> int:
+    """Returns how many files were not on the disk as the process had them."""
+    await run.next_acknowledgement()
+    await asyncio.sleep(rng.uniform(*MOMENT_S))
+    keeper = run.environment.keeper
+    await keeper.end(signal.SIGKILL)
+    if not machine.syncs:
+        raise RuntimeError("nothing was ever synced: the machine is not below the process")
+    changed = machine.cut_power(rng)
+    run.faults.note(f"{keeper.kind}: power cut")
+    await keeper.start()
+    return changed

@@ -1,0 +1,356 @@
+"""Run the whole loop as processes: a shop without a model, its events, the archive, the trainer, a new generation.
+
+A service begins without a model. Shoppers of a made-up shop click; an archiver archives; `lisarec retrain` makes the
+first generation, killed now and then with kill -9. Then taste changes and it makes a second one. Then the items in
+the data of a third round are mixed up, and what is trained on them must be refused. At last an operator goes back to
+the first generation and forth again. Meanwhile somebody asks every replica for recommendations without pause. Exit
+status 1 where a request fails, a generation does no better than what it replaced on shoppers who were never posted,
+or the spoiled one goes live.
+
+    python -m benchmarks.rollout.retraining                   # two replicas on Redis
+    python -m benchmarks.rollout.retraining --store sqlite    # one process
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import httpx
+import numpy as np
+import polars as pl
+import typer
+from rich.console import Console
+
+from app.events.uuid7 import uuid7
+from app.jobs.datasets.synthetic_shop import generate
+from benchmarks.harness.compose import ROOT
+from benchmarks.harness.service_process import free_port
+from benchmarks.harness.topology import redis_server
+from model.data.readers import read_interactions
+from model.metrics import metrics
+
+BATCH = 500
+START_WITHIN_S = 120.0
+FOLLOW_WITHIN_S = 30.0
+K = 10
+
+console = Console()
+Visit = list[str]  # the items that one shopper clicked, in order
+
+
+@dataclass
+class LoopSizes:
+    """The amount of everything; a test takes less."""
+
+    shoppers: int = 1_500  # who click, in each of the two seasons
+    judges: int = 300  # who are not posted
+    epochs: int = 3
+    kills: int = 3  # of the trainer, in each of its first two rounds
+    kill_within_s: float = 6.0  # of the beginning of a round
+
+
+@dataclass
+class LoopTally:
+    """The outcome of the requests, and what the loop came to."""
+
+    requests: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    generations: Counter[str] = field(default_factory=Counter)
+    kills: int = 0  # of the trainer, within a round
+    findings: dict[str, Any] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def require(self, holds: bool, fault: str) -> None:
+        """Note the fault unless the condition holds."""
+        if not holds:
+            self.faults.append(fault)
+
+
+class RetrainingLoop:
+    """Runs the processes of one shop, and follows what they do."""
+
+    def __init__(self, directory: Path, store_options: Sequence[str], replicas: int, sizes: LoopSizes) -> None:
+        self.tally = LoopTally()
+        self._models = directory / "models"
+        self._archive = directory / "archive"
+        self._store_options = [*store_options, "--models-dir", str(self._models)]
+        self._archive_options = [*store_options, "--archive-dir", str(self._archive)]
+        self._urls = [f"http://127.0.0.1:{free_port()}" for _ in range(replicas)]
+        self._log = directory / "processes.log"
+        self._sizes = sizes
+        self._is_over = asyncio.Event()
+        self._http = httpx.AsyncClient(timeout=60)
+
+    async def run(self, seasons: list[list[Visit]], *, whole: bool = True) -> None:
+        """Let it all happen, or just the beginning; the last visits of each season are those of the judges."""
+        with ExitStack() as stack:
+            for url in self._urls:
+                port = url.rpartition(":")[2]
+                stack.enter_context(self._process("serve", *self._store_options, "--port", port, *self._readable()))
+            await self._until(self._is_ready, START_WITHIN_S)
+            if self._reads_the_archive:
+                stack.enter_context(self._process("archive", *self._archive_options, "--every", "1"))
+            asking = asyncio.create_task(self._ask_without_pause(seasons))
+            try:
+                await self._beginning(*self._divided(seasons[0]))
+                if whole:
+                    await self._rest(seasons)
+            finally:
+                self._is_over.set()
+                await asking
+                await self._http.aclose()
+
+    async def _beginning(self, posted: list[Visit], judges: list[Visit]) -> None:
+        await self._post("spring", posted)
+        popular = await self._quality(judges)
+        await self._retrained("first", kills=self._sizes.kills)
+        first = await self._quality(judges)
+        self.tally.findings["spring"] = {"popular": popular, "first": first}
+        self.tally.require(first > popular, "the first generation is no better than popular items")
+
+    async def _rest(self, seasons: list[list[Visit]]) -> None:
+        posted, judges = zip(*(self._divided(visits) for visits in seasons), strict=True)
+        tally, findings = self.tally, self.tally.findings
+        first = findings["first generation"]["name"]
+        await self._post("autumn", posted[1])
+        before = await self._quality(judges[1])
+        second = await self._retrained("second", kills=self._sizes.kills)
+        findings["autumn"] = {"first": before, "second": await self._quality(judges[1])}
+        tally.require(findings["autumn"]["second"] > before, "the second generation is no better than the first")
+
+        await self._post("winter", judges[1])
+        await self._spoiled_round()
+        outcome = findings["spoiled"] = await self._trainer()
+        tally.require(outcome["outcome"] == "refused", "what was trained on mixed up items went live")
+
+        for name in (first, second):
+            await self._command("activate", name, *self._store_options)
+            await self._until(lambda name=name: self._serves(name), FOLLOW_WITHIN_S)  # type: ignore[misc]
+        findings["generations"] = [first, second]
+
+    # ---- the parts of the story
+
+    async def _retrained(self, what: str, kills: int = 0) -> str:
+        """Return the name of the generation that a round of the trainer has made, once all replicas serve it."""
+        outcome = await self._trainer(kills)
+        self.tally.findings[f"{what} generation"] = outcome
+        if outcome["outcome"] != "activated":
+            raise RuntimeError(f"the {what} generation did not come about: {outcome}")
+        begin_s = time.monotonic()
+        await self._until(lambda: self._serves(outcome["name"]), FOLLOW_WITHIN_S)
+        outcome["followed within s"] = round(time.monotonic() - begin_s, 2)
+        return str(outcome["name"])
+
+    async def _trainer(self, kills: int = 0) -> dict[str, Any]:
+        """Return the outcome of a round that is killed so many times, or fewer if it ends before."""
+        await self._archived()
+        for kill in range(kills):
+            with self._process(*self._retrain) as process:
+                await self._until(self._has_begun_a_round, START_WITHIN_S)
+                await asyncio.sleep(random.Random(kill).uniform(0, self._sizes.kill_within_s))
+                process.kill()
+            if not await self._has_begun_a_round():
+                return self._last_outcome()
+            self.tally.kills += 1
+        await self._command(*self._retrain, may_end=(0, 3))
+        return self._last_outcome()
+
+    def _last_outcome(self) -> dict[str, Any]:
+        return dict(json.loads((self._models / "retrain.json").read_text())["last"])
+
+    async def _spoiled_round(self) -> None:
+        """A round that was killed, in whose data for training somebody has mixed up the items."""
+        await self._archived()
+        with self._process(*self._retrain) as process:
+            await self._until(self._has_begun_a_round, START_WITHIN_S)
+            process.kill()
+        for data in ("past", "all"):
+            work = self._models / ".retraining" / data
+            shutil.rmtree(work / "model", ignore_errors=True)
+            table = pl.read_parquet(work / "data" / "interactions.parquet")
+            mixed_up = table.with_columns(pl.col("item_id").shuffle(seed=5))
+            mixed_up.write_parquet(work / "data" / "interactions.parquet")
+
+    async def _has_begun_a_round(self) -> bool:
+        return (self._models / ".retraining" / "round.json").exists()
+
+    async def _quality(self, visits: Sequence[Visit]) -> float:
+        """NDCG@10 over HTTP: the last item of each visit, asked for with those before it as a history."""
+        ranks = []
+        for begin in range(0, len(visits), 100):
+            some = visits[begin : begin + 100]
+            asked = [{"history": visit[:-1], "k": K, "exclude_seen": "none"} for visit in some]
+            answer = await self._request("POST", self._urls[0], "/v1/recommendations", json={"requests": asked})
+            for visit, result in zip(some, answer["results"], strict=True):
+                found = [item["item_id"] for item in result["items"]]
+                ranks.append(found.index(visit[-1]) + 1 if visit[-1] in found else K + 41)
+        return round(metrics(np.array(ranks))["ndcg_at_10"], 4)
+
+    def _divided(self, visits: list[Visit]) -> tuple[list[Visit], list[Visit]]:
+        return visits[: -self._sizes.judges], visits[-self._sizes.judges :]
+
+    async def _post(self, season: str, visits: Sequence[Visit]) -> None:
+        # all shoppers are about at the same time, each at his or her own pace
+        rng = random.Random(len(visits))
+        moments = [sorted(rng.random() for _ in visit) for visit in visits]
+        clicks = sorted(
+            (moment, f"{season.replace(' ', '-')}-{number}", item)
+            for number, visit in enumerate(visits)
+            for moment, item in zip(moments[number], visit, strict=True)
+        )
+        events = [{"event_id": uuid7(), "user_id": user_id, "item_id": item} for _, user_id, item in clicks]
+        for begin in range(0, len(events), BATCH):
+            some = events[begin : begin + BATCH]
+            answer = await self._request("POST", random.choice(self._urls), "/v1/events", json=some)
+            self.tally.require(answer.get("accepted") == len(some), f"{season}: {len(some)} events, {answer}")
+
+    async def _ask_without_pause(self, seasons: list[list[Visit]]) -> None:
+        rng = random.Random(1)
+        while not self._is_over.is_set():
+            user = f"{rng.choice(('spring', 'autumn'))}-{rng.randrange(len(seasons[0]))}"
+            answer = await self._request("GET", rng.choice(self._urls), f"/v1/users/{user}/recommendations")
+            if answer:
+                self.tally.generations[f"{answer['generation']} {answer['source']}"] += 1
+            await asyncio.sleep(0.03)
+
+    # ---- processes and requests
+
+    async def _archived(self) -> None:
+        if self._reads_the_archive:
+            await asyncio.sleep(3)  # for the archiver's turn
+        else:
+            await self._command("archive", *self._archive_options, "--once")
+
+    @property
+    def _retrain(self) -> list[str]:
+        options = ["--min-events", "500", "--epochs", str(self._sizes.epochs)]
+        return ["retrain", *self._archive_options, "--models-dir", str(self._models), *options]
+
+    @property
+    def _reads_the_archive(self) -> bool:
+        """Redis needs an archiver beside it; SQLite's log is copied when it is wanted."""
+        return "--redis-url" in self._store_options
+
+    def _readable(self) -> list[str]:
+        return ["--archive-dir", str(self._archive)] if self._reads_the_archive else []
+
+    async def _request(self, method: str, url: str, path: str, **options: Any) -> Any:
+        self.tally.requests += 1
+        try:
+            answer = await self._http.request(method, url + path, **options)
+        except httpx.HTTPError as exc:
+            self.tally.failures[repr(exc)] += 1
+            return {}
+        if answer.status_code != httpx.codes.OK:
+            self.tally.failures[f"{answer.status_code} {answer.text[:200]}"] += 1
+            return {}
+        return answer.json()
+
+    async def _is_ready(self) -> bool:
+        with_answer = [await self._http_status(f"{url}/readyz") for url in self._urls]
+        return all(status == httpx.codes.OK for status in with_answer)
+
+    async def _http_status(self, url: str) -> int:
+        try:
+            return (await self._http.get(url)).status_code
+        except httpx.HTTPError:
+            return 0
+
+    async def _serves(self, name: str) -> bool:
+        models = [await self._request("GET", url, "/v1/model") for url in self._urls]
+        return all(model.get("generation") == name for model in models)
+
+    async def _until(self, condition: Callable[[], Any], within_s: float) -> None:
+        give_up_at_s = time.monotonic() + within_s
+        while not await condition():
+            if time.monotonic() > give_up_at_s:
+                raise RuntimeError(f"waited for {within_s:g} s in vain; {self._log.read_text()[-2000:]}")
+            await asyncio.sleep(0.05)
+
+    async def _command(self, *arguments: str, may_end: Sequence[int] = (0,)) -> None:
+        with self._process(*arguments) as process:
+            status = await asyncio.to_thread(process.wait)
+        if status not in may_end:
+            raise RuntimeError(f"{arguments[0]} ended with {status}: {self._log.read_text()[-2000:]}")
+
+    @contextmanager
+    def _process(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        environment |= {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "app", *arguments], cwd=ROOT, stdout=log, stderr=log, env=environment
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
+
+
+def seasons_of(directory: Path, sizes: LoopSizes) -> list[list[Visit]]:
+    """Return the visits of two seasons; in the second, every item has taken the place of another one."""
+    rng = np.random.default_rng(3)
+    seasons = []
+    for season in range(2):
+        place = directory / f"season-{season}"
+        place.mkdir()
+        generate(place, shoppers=sizes.shoppers + sizes.judges, seed=season)
+        table = read_interactions(place)
+        names = np.array(table.item_ids)
+        items = names if season == 0 else rng.permutation(names)
+        visits = [
+            items[table.item[begin:end]].tolist() for begin, end in zip(table.starts, table.starts[1:], strict=False)
+        ]
+        seasons.append([visit for visit in visits if len(visit) > 1])
+    return seasons
+
+
+def measure(store: str, sizes: LoopSizes, *, whole: bool = True) -> LoopTally:
+    """Run the loop on an empty store of that kind."""
+    with TemporaryDirectory() as scratch, ExitStack() as stack:
+        directory = Path(scratch)
+        if store == "redis":
+            options = ["--redis-url", stack.enter_context(redis_server(directory))]
+        else:
+            options = ["--data-dir", str(directory / "state")]
+        loop = RetrainingLoop(directory, options, 2 if store == "redis" and whole else 1, sizes)
+        asyncio.run(loop.run(seasons_of(directory, sizes), whole=whole))
+        loop.tally.require(not loop.tally.failures, "requests failed")
+        return loop.tally
+
+
+def main(
+    store: Annotated[str, typer.Option(help="redis or sqlite.")] = "redis",
+    shoppers: Annotated[int, typer.Option(min=100, help="Of each season.")] = 1_500,
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
+) -> None:
+    """Run the whole loop and print what it found."""
+    tally = measure(store, LoopSizes(shoppers=shoppers, epochs=epochs))
+    console.print_json(data=tally.findings)
+    console.print(f"{tally.requests:,} requests, {tally.failures.total()} failed {dict(tally.failures) or ''}")
+    console.print(f"the trainer was killed {tally.kills} times within a round")
+    console.print(f"answers: {dict(tally.generations)}")
+    for fault in tally.faults:
+        console.print(f"fault: {fault}", style="red")
+    raise typer.Exit(1 if tally.faults else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

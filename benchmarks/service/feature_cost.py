@@ -1,0 +1,141 @@
+"""Measure what each feature of a recommendation costs beside the plain request, in one process without a network.
+
+Every request goes the whole way, from the ASGI call to the answer's bytes, over the embedded store, in turns.
+
+    python -m benchmarks.service.feature_cost --model models/ml-1m --items 100000
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+from starlette.types import Message
+
+from app.jobs.loadtest import synthetic_catalogue
+from app.main import create_app
+from app.settings import Settings
+from model.artifact import model_directory
+
+USERS = 64
+HISTORY = 30
+BURST = 10  # requests of one kind, one after the other
+
+console = Console()
+Ask = Callable[[int], Awaitable[bytes]]
+
+
+def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dict[str, dict[str, Any]]:
+    """Return what is asked for beside the user, by feature; `categories` come most frequent first."""
+    some, other, third = categories[:3]
+    found: dict[str, dict[str, Any]] = {
+        "categories, any of two": {"categories": [some, other]},
+        "categories, all of two": {"categories_all": [some, other]},
+        "categories, none of two": {"categories_none": [some, other]},
+        "exclude 20 items": {"exclude": item_ids[:20]},
+        "boost of one category": {"boost": {some: 0.7}},
+        "boost of three, one of them down": {"boost": {some: 0.7, other: 0.5, third: -0.7}},
+        "pins at three places": {"pin": [{"item_id": item_ids[n * 50], "place": n + 1} for n in range(3)]},
+        "diversity 0.5": {"diversity": 0.5},
+        "at most 3 of a category": {"max_per_category": 3},
+        "the first page": {"cursor": ""},
+        "the fifth page": {"cursor": cursor},
+        "explain": {"explain": True},
+        "like the user's newest item": {"because": ""},
+    }
+    together = [
+        "categories, none of two",
+        "exclude 20 items",
+        "boost of one category",
+        "pins at three places",
+        "diversity 0.5",
+        "at most 3 of a category",
+        "the first page",
+        "explain",
+    ]
+    found["all together"] = {
+        name: value
+        for feature in together
+        for name, value in found[feature].items()
+        if feature != "categories, none of two"
+    } | {"categories_none": [categories[-1]]}
+    return found
+
+
+async def measure(model: Path, data_dir: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds, and seconds of CPU in all threads, of every request, by what it asks for."""
+    app = create_app(Settings(model_dir=model, data_dir=data_dir))
+    async with app.router.lifespan_context(app) as state:
+        assert state is not None
+        service = state["services"].by_tenant["main"]
+        items, labels = service.catalogue.item_ids, model_directory.load(model).items.categories
+        for user in range(USERS):
+            own = [items[(user * HISTORY + n) % len(items)] for n in range(HISTORY)]
+            await service.ingest.append([{"user_id": f"user-{user}", "item_id": item} for item in own])
+
+        async def answer(options: dict[str, Any], user: int) -> Any:
+            body, sent = json.dumps({"user_id": f"user-{user}", **options}).encode(), bytearray()
+
+            async def receive() -> Message:
+                return {"type": "http.request", "body": body, "more_body": False}
+
+            async def send(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    assert message["status"] == 200
+                sent.extend(message.get("body", b""))
+
+            path = "/v1/recommendations"
+            scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+            headers = [(b"host", b"x"), (b"content-length", b"%d" % len(body))]
+            begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+            await app({**scope, "headers": headers, "state": dict(state)}, receive, send)
+            taken_s.append((time.perf_counter() - begin_s, time.process_time() - begin_cpu_s))
+            return json.loads(sent)
+
+        taken_s: list[tuple[float, float]] = []
+        cursor = ""
+        for _ in range(4):
+            cursor = (await answer({"cursor": cursor}, 0))["cursor"]
+        names = sorted(labels.names, key=lambda name: -len(labels.items_with(name)))
+        options_of = {"plain": {}, **features(names, items[:1000], cursor)}
+        found: dict[str, list[tuple[float, float]]] = {feature: [] for feature in options_of}
+        rng = np.random.default_rng(0)
+        for turn in range(rounds // BURST):
+            for feature in rng.permutation(list(options_of)).tolist():
+                taken_s.clear()
+                for n in range(1 + BURST):
+                    await answer(options_of[feature], (turn * BURST + n) % USERS)
+                found[feature] += taken_s[1:]  # the first one finds the caches full of something else
+    return found
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Trained model directory, of items with categories.")],
+    items: Annotated[int, typer.Option(help="Items of the catalogue: the model's, and copies of them.")] = 100_000,
+    rounds: Annotated[int, typer.Option(help="Requests of each kind.")] = 500,
+) -> None:
+    """Print what each feature costs beside the plain request."""
+    with TemporaryDirectory() as directory:
+        large = Path(directory) / "large"
+        synthetic_catalogue.write_enlarged(large, model, items, "trained")
+        found = asyncio.run(measure(large, Path(directory) / "state", rounds))
+    plain = np.array(found["plain"])
+    table = Table(f"one of {items:,} items", "median µs", "beside plain", "CPU, median µs", "beside plain")
+    for feature, taken_s in found.items():
+        medians = np.median(taken_s, axis=0) * 1e6
+        more = [f"{ratio - 1:+.0%}" for ratio in medians / (np.median(plain, axis=0) * 1e6)]
+        table.add_row(feature, f"{medians[0]:.0f}", more[0], f"{medians[1]:.0f}", more[1])
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

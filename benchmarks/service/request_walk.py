@@ -1,0 +1,158 @@
+"""Which files one event and one recommendation pass through: files, functions, and returns to a file already left.
+
+    python -m benchmarks.service.request_walk --model models/ml-1m
+
+The service runs in this process over an embedded store. After a warm-up the command sends one plain
+``POST /v1/events`` and one plain ``GET /v1/users/{id}/recommendations`` as ASGI calls. They take the way that most
+requests take, past the framework. It records each call into a Python function of this project's packages, in every
+thread and task, until nothing of the request is left to do. A coroutine that goes on counts as a call, and so does a
+comprehension.
+
+A *return* is a step into a file that the request has entered before and left since. To watch another copy of the code,
+run this file with that copy in PYTHONPATH: ``PYTHONPATH=COPY python -P benchmarks/service/request_walk.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from starlette.types import ASGIApp, Message
+
+PACKAGES = ("app", "storage", "model")
+HISTORY = 10  # events of the user, so that a model's own list is not blended with what is popular
+ROUNDS = 20  # of each request; the shortest walk counts, as the others met the service's background work
+REST_S = 0.02
+
+console = Console()
+
+
+class Step(NamedTuple):
+    """A call of a function."""
+
+    file: str
+    function: str
+
+
+class Recorder:
+    """Records the calls into this project's packages while it is on."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = f"{root}/"
+        self._packages = tuple(f"{root}/{package}/" for package in PACKAGES)
+        self._is_on = False
+        self._steps: list[Step] = []
+        threading.setprofile(self._note)  # for threads that start later, so before the service does
+
+    def start(self) -> None:
+        """Begin another walk."""
+        self._steps, self._is_on = [], True
+        sys.setprofile(self._note)
+
+    def stop(self) -> list[Step]:
+        """End the walk and return its steps."""
+        sys.setprofile(None)
+        self._is_on = False
+        return self._steps
+
+    def _note(self, frame: FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        if self._is_on and event == "call" and code.co_filename.startswith(self._packages):
+            self._steps.append(Step(code.co_filename.removeprefix(self._root), code.co_name))
+
+
+def returns(steps: Sequence[Step]) -> int:
+    """Return how often a walk enters a file that it has left before."""
+    visits = [file for file, _ in groupby(step.file for step in steps)]
+    return len(visits) - len(set(visits))
+
+
+async def send(app: ASGIApp, state: Any, method: str, path: str, body: object = None) -> None:
+    """Send a request to the application."""
+    content = b"" if body is None else json.dumps(body).encode()
+    answers: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def take(message: Message) -> None:
+        answers.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "state": dict(state),
+    }
+    await app(scope, receive, take)
+    if answers[0]["status"] != 200:
+        raise RuntimeError(f"{method} {path} was answered {answers[0]['status']}")
+
+
+async def walks(model: Path, data_dir: Path) -> dict[str, list[Step]]:
+    """Return the steps of each of the two requests."""
+    import app.main
+    from app.settings import Settings
+
+    recorder = Recorder(Path(app.main.__file__).parent.parent)
+    service = app.main.create_app(Settings(model_dir=model, data_dir=data_dir))
+    found = {}
+    async with service.router.lifespan_context(service) as state:
+        assert state is not None
+        (tenant,) = state["services"].by_tenant.values()
+        items = [tenant.catalogue.item_ids[row] for row in range(HISTORY + 1)]
+        for item in items:
+            await send(service, state, "POST", "/v1/events", {"user_id": "ada", "item_id": item})
+        requests = {
+            "event": ("POST", "/v1/events", {"user_id": "ada", "item_id": items[0]}),
+            "recommendation": ("GET", "/v1/users/ada/recommendations", None),
+        }
+        for name, request in requests.items():
+            every = []
+            for _ in range(ROUNDS):
+                await send(service, state, *request)
+                await asyncio.sleep(REST_S)
+                recorder.start()
+                await send(service, state, *request)
+                await asyncio.sleep(REST_S)
+                every.append(recorder.stop())
+            found[name] = min(every, key=len)
+    return found
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    verbose: Annotated[bool, typer.Option(help="List the steps, too.")] = False,
+) -> None:
+    """Print the walks."""
+    with TemporaryDirectory() as data_dir:
+        found = asyncio.run(walks(model, Path(data_dir)))
+    table = Table("request", "files", "functions", "returns to a file already left")
+    for name, steps in found.items():
+        table.add_row(name, *map(str, (len({step.file for step in steps}), len(set(steps)), returns(steps))))
+    console.print(table)
+    if verbose:
+        for name, steps in found.items():
+            console.print(f"\n{name}")
+            left: set[str] = set()
+            for file, calls in groupby(steps, key=lambda step: step.file):
+                console.print(f"{'<-' if file in left else '  '} {file}: {', '.join(call.function for call in calls)}")
+                left.add(file)
+
+
+if __name__ == "__main__":
+    typer.run(main)
