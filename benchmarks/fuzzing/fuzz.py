@@ -4,7 +4,7 @@ Each store is fuzzed with keys and without. schemathesis sends what /openapi.jso
 sockets, directly and through the load balancer, go malformed variants of the same calls. Exit status 1 where a
 request is answered with 5xx, or not within 20 s, an error has more than 4 kB or another shape, a process ends, keeps
 connections open or writes a traceback, or a number that is not finite is stored. Model directories that nobody has
-written are tests/model/test_artifact_fuzz.py.
+written are tests/model/artifact/test_model_directory_fuzz.py.
 
     python -m benchmarks.fuzzing.fuzz --model models/ml-1m --cases 100000
     python -m benchmarks.fuzzing.fuzz --model models/ml-1m --cases 20000 --store redis --keys --seed 7    # a part of it

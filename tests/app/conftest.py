@@ -24,7 +24,7 @@ from model.artifact.item_table import Items
 from model.config import Config, DataCard, ModelConfig
 from model.lisa.lisa_mini import LisaMini
 from storage.state.event import Event
-from tests.storage.redis_servers import RedisServer, new_server
+from tests.storage.redis.servers import RedisServer, new_server
 
 ITEMS = 60
 SHAPE = ModelConfig(

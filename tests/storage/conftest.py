@@ -7,8 +7,8 @@ import storage.sqlite.store.log
 import storage.redis.log
 import storage.redis.states
 import storage.sqlite.store
-from tests.storage.redis_servers import RedisCluster, RedisServer, expected_servers, new_server, running_cluster
-from tests.storage.stores import STORES, new_address
+from tests.storage.contract.stores import STORES, new_address
+from tests.storage.redis.servers import RedisCluster, RedisServer, expected_servers, new_server, running_cluster
 
 
 @pytest.fixture(params=STORES)

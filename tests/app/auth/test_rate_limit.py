@@ -1,0 +1,80 @@
+"""The rate limits of keys: in one process, on one Redis, and on a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.errors import TooManyRequests
+from app.http.auth import rate_limit
+from app.http.auth.keys import add, make
+from app.http.auth.rate_limit import RateLimiter
+from tests.app.conftest import Client
+from tests.app.http.test_request_validation import assert_refused
+from tests.app.support import bearer
+from tests.storage.redis.servers import running_cluster
+
+
+def test_a_key_has_as_many_requests_as_it_says(
+    start: Callable[..., Client], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    few, few_key = make("main", ["recs:read"], requests_per_minute=5)
+    many, many_key = make("main", ["recs:read"])
+    add(tmp_path / "keys", few_key)
+    add(tmp_path / "keys", many_key)
+    server = request.getfixturevalue("redis_server")
+    for redis_url in (None, server.url):
+        clients = [start(tmp_path, keys_file=tmp_path / "keys", redis_url=redis_url) for _ in range(2)]
+        together = clients if redis_url else clients[:1]  # without Redis each process counts for itself
+        answers = [together[n % len(together)].get("/v1/model", headers=bearer(few)) for n in range(8)]
+        assert [answer.status_code for answer in answers] == [200] * 5 + [429] * 3
+        assert_refused(answers[-1], 429)
+        assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
+        assert clients[0].get("/v1/model", headers=bearer(many)).status_code == 200
+        if redis_url:
+            server.kill()  # from now on each process counts alone
+            answers = [clients[0].get("/v1/model", headers=bearer(few)) for n in range(7)]
+            assert [answer.status_code for answer in answers] == [200] * 5 + [429] * 2
+        for client in clients:
+            client.close()
+
+
+def test_processes_on_a_cluster_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, "REDIS_TIMEOUT_S", 60.0)  # on a machine with other things to do
+    cluster = running_cluster()
+    _, key = make("main", ["recs:read"], requests_per_minute=5)
+    _, other = make("main", ["recs:read"], requests_per_minute=5)
+
+    async def law() -> None:
+        processes = [RateLimiter(cluster.url, "lisarec") for _ in range(2)]
+        try:
+            for n in range(5):
+                await processes[n % 2].count(key)
+            for process in processes:
+                with pytest.raises(TooManyRequests):
+                    await process.count(key)
+                await process.count(other)
+        finally:
+            for process in processes:
+                await process.close()
+
+    asyncio.run(law())
+
+
+def test_without_the_cluster_each_process_counts_alone() -> None:
+    _, key = make("main", ["recs:read"], requests_per_minute=2)
+
+    async def law() -> None:
+        alone = RateLimiter("redis://127.0.0.1:1,127.0.0.1:2", "lisarec")
+        try:
+            await alone.count(key)
+            await alone.count(key)
+            with pytest.raises(TooManyRequests):
+                await alone.count(key)
+        finally:
+            await alone.close()
+
+    asyncio.run(law())

@@ -1,0 +1,279 @@
+"""The command line: each command once, end to end, and every failure in one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import polars as pl
+import pytest
+from pydantic import ValidationError
+
+from app.cli.main import main
+from app.jobs.datasets.synthetic_shop import generate
+from app.settings import Settings
+from model.data.readers import read_interactions
+
+ROOT = Path(__file__).parents[3]
+COMMANDS = (
+    "train",
+    "evaluate",
+    "serve",
+    "rebuild",
+    "activate",
+    "drop",
+    "archive",
+    "replay",
+    "data",
+    "demo",
+    "keys",
+    "items",
+)
+
+
+class Outcome:
+    """Exit status and what was printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        self.status = exit_.value.code or 0
+        self.out, self.err = capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("shop")
+    generate(directory, shoppers=120)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("models") / "shop"
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--data", str(shop), "--out", str(out), "--epochs", "1"])
+    return out
+
+
+@pytest.fixture(scope="module")
+def service(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of ``lisarec serve`` on a fresh store."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    state = tmp_path_factory.mktemp("state")
+    command = [sys.executable, "-m", "app", "serve", "--data-dir", str(state), "--port", port]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "LISAREC_MODEL_DIR": str(model)}
+    with subprocess.Popen(command, cwd=state, env=environment, stderr=subprocess.DEVNULL) as process:
+        url = f"http://127.0.0.1:{port}"
+        while process.poll() is None and not is_ready(url):
+            time.sleep(0.1)
+        yield url
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").is_success
+    except httpx.TransportError:
+        return False
+
+
+class TestHelp:
+    def test_names_every_command(self, capsys: pytest.CaptureFixture[str]) -> None:
+        shown = Outcome(capsys, "--help")
+        assert shown.status == 0
+        assert all(f"  {command} " in shown.out for command in COMMANDS)
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_of_a_command(self, capsys: pytest.CaptureFixture[str], command: str) -> None:
+        assert Outcome(capsys, command, "--help").status == 0
+
+    def test_does_not_wait_for_torch(self) -> None:
+        quick = "import sys, app.cli; sys.exit(bool({'torch', 'polars', 'fastapi', 'httpx'} & set(sys.modules)))"
+        assert subprocess.run([sys.executable, "-c", quick], cwd=ROOT, check=False).returncode == 0
+
+
+class TestTrainAndEvaluate:
+    def test_write_a_model_and_its_numbers(
+        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        numbers = tmp_path / "numbers.json"
+        shown = Outcome(capsys, "evaluate", "--model", model, "--data", shop, "--json", numbers)
+        found = json.loads(numbers.read_text())
+        assert shown.status == 0
+        assert (found["protocol"], found["users"]) == ("loo_full", 120)
+        assert f"{found['metrics']['hr_at_10_full']:.4f}" in shown.out
+
+    def test_only_the_baselines_that_are_named(
+        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "numbers.json"
+        names = ("--baseline", "markov", "--baseline", "popularity")
+        assert Outcome(capsys, "evaluate", "--model", model, "--data", shop, "--json", file, *names).status == 0
+        assert list(json.loads(file.read_text())["baselines"]) == ["popularity", "markov"]
+        refused = Outcome(capsys, "evaluate", "--model", model, "--data", shop, "--baseline", "oracle")
+        assert refused.status == 2
+        assert "sasrec" in refused.err
+
+    def test_compare_with_the_baselines_and_write_all_that_is_asked_for(
+        self, model: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        numbers, ranks, report = tmp_path / "numbers.json", tmp_path / "ranks.parquet", tmp_path / "report"
+        files = ("--json", numbers, "--ranks", ranks, "--report", report)
+        other = tmp_path / "other"
+        assert Outcome(capsys, "train", "--data", shop, "--out", other, "--epochs", 1, "--seed", 1).status == 0
+        shown = Outcome(capsys, "evaluate", "--model", model, "--model", other, "--data", shop, "--baselines", *files)
+        assert shown.status == 0
+        found = json.loads(numbers.read_text())
+        assert list(found["baselines"]) == ["popularity", "markov", "co-visitation", "item-knn", "ease", "ridge"]
+        assert all(name in shown.out for name in found["baselines"])
+        assert "mean of 2" in shown.out
+        of_each = [each["metrics"]["ndcg_at_50_full"] for each in found["models"]]
+        assert found["spread"]["ndcg_at_50_full"]["standard_deviation"] == pytest.approx(statistics.stdev(of_each))
+        assert set(pl.read_parquet(ranks)["scorer"]) == {"lisa-mini", *found["baselines"]}
+        assert (report / "index.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+    def test_the_same_seed_gives_the_same_model(self, model: Path, shop: Path, tmp_path: Path) -> None:
+        for name, seed in (("same", "0"), ("other", "1")):
+            with pytest.raises(SystemExit, match="0"):
+                main(["train", "--data", str(shop), "--out", str(tmp_path / name), "--epochs", "1", "--seed", seed])
+        weights = [(path / "model.safetensors").read_bytes() for path in (model, tmp_path / "same", tmp_path / "other")]
+        assert weights[0] == weights[1]
+        assert weights[0] != weights[2]
+
+    def test_a_model_of_everything_has_nothing_to_evaluate(
+        self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "everything"
+        assert Outcome(capsys, "train", "--data", shop, "--out", out, "--epochs", 1, "--train-on", "all").status == 0
+        refused(Outcome(capsys, "evaluate", "--model", out, "--data", shop), "train with --train-on train")
+
+    def test_codes_may_be_learned_and_the_model_is_served_all_the_same(
+        self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out, arguments = tmp_path / "base", ("train", "--data", shop, "--epochs", 1, "--preset")
+        assert "lisarec evaluate" in Outcome(capsys, *arguments, "transformer-paper", "--out", tmp_path / "t").out
+        shown = Outcome(capsys, *arguments, "lisa-base", "--codes-from", tmp_path / "t", "--out", out)
+        assert f"try 'lisarec serve --model {out}'" in " ".join(shown.out.split())
+        assert Outcome(capsys, "evaluate", "--model", out, "--data", shop).status == 0
+
+
+class TestServeAndReplay:
+    def test_every_event_arrives_once(self, service: str, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        without_last = Outcome(capsys, "replay", "--data", shop, "--url", service, "--hold-out", 1, "--batch", 64)
+        assert without_last.status == 0
+        assert "0 known before, 0 of unknown items" in without_last.out
+        everything = Outcome(capsys, "replay", "--data", shop, "--url", service)
+        assert "120 events accepted" in everything.out
+        first = read_interactions(shop)
+        user = httpx.get(f"{service}/v1/users/{first.user_ids[0]}").raise_for_status().json()
+        assert user["event_count"] == first.starts[1]
+        assert user["last_item_id"] == first.item_ids[first.item[first.starts[1] - 1]]
+
+
+def refused(outcome: Outcome, reason: str) -> None:
+    """Hold that the command failed with one line, and that it says this."""
+    assert outcome.status == 1
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith("lisarec: ")
+    assert reason in outcome.err
+
+
+class TestFailures:
+    def test_no_data(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        nowhere = tmp_path / "nowhere"
+        for command in (["train", "--out", tmp_path / "m"], ["replay"]):
+            refused(
+                Outcome(capsys, *command, "--data", nowhere), "nowhere' does not exist; 'lisarec data NAME' makes one"
+            )
+
+    def test_no_model(self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(Outcome(capsys, "evaluate", "--model", tmp_path, "--data", shop), "lisarec train")
+        refused(Outcome(capsys, "serve", "--model", tmp_path), "lisarec train")
+
+    def test_a_model_is_not_overwritten(self, model: Path, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(Outcome(capsys, "train", "--data", shop, "--out", model), "holds a model already; choose another --out")
+
+    def test_nothing_to_resume(self, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(Outcome(capsys, "train", "--data", shop, "--out", tmp_path / "m", "--resume"), "train without --resume")
+
+    def test_no_service(self, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(
+            Outcome(capsys, "replay", "--data", shop, "--url", "http://127.0.0.1:9"), "start it with 'lisarec serve'"
+        )
+
+    def test_others_may_not_come_in_without_keys(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(Outcome(capsys, "serve", "--model", model, "--host", "0.0.0.0"), "this machine only")
+
+    def test_no_keys(self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        serve = ("serve", "--model", model, "--data-dir", tmp_path, "--port", 0, "--keys", tmp_path / "keys")
+        refused(Outcome(capsys, *serve), "'lisarec keys add' makes one")
+
+    def test_no_such_set(self, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(Outcome(capsys, "data", "netflix"), "choose one of: ml-1m, beauty, ml-latest-small")
+
+    def test_a_set_that_is_there_already(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        shown = Outcome(capsys, "data", "ml-1m", "--out", tmp_path)
+        assert shown.status == 1
+        assert "remove it or choose another directory with --out" in shown.err
+        assert "no redistribution" in shown.out
+
+    def test_a_taken_port(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            refused(Outcome(capsys, "demo", "--port", taken.getsockname()[1]), "--port 8001")
+
+    def test_a_faulty_program_is_not_hidden(self, shop: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        def broken(*_: object, **__: object) -> None:
+            raise AssertionError("a bug")
+
+        monkeypatch.setattr("model.training.train.train", broken)
+        with pytest.raises(AssertionError, match="a bug"):
+            main(["train", "--data", str(shop), "--out", str(tmp_path / "m")])
+
+
+def test_settings_that_do_not_go_together_exit_2_and_no_password_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISAREC_REDIS_PASSWORD", "sesame-1")
+    url = "redis://lisarec:sesame-2@127.0.0.1:1/0"
+    shown = Outcome(capsys, "serve", "--model", "m", "--redis-url", url, "--tenant", "books=b")
+    assert shown.status == 2
+    assert "--keys FILE" in " ".join(shown.err.split())
+    assert "sesame" not in shown.err + shown.out
+    with pytest.raises(ValidationError) as refused:
+        Settings(redis_url=url, tenants={"books": Path("b")})
+    assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train"], "--data"),
+        (["train", "--data", "d", "--out", "m", "--preset", "huge"], "lisa-mini"),
+        (["train", "--data", "d", "--out", "m", "--epochs", "0"], "epochs"),
+        (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--event-weight", "like=3"], "0 or 1"),
+        (["evaluate", "--model", "m", "--data", "d", "--protocol", "best"], "loo_full"),
+        (["serve", "--model", "m", "--port", "70000"], "port"),
+        (["replay", "--data", "d", "--batch", "1001"], "batch"),
+        (["serve", "--model", "m", "--tenant", "books"], "NAME=DIR"),
+        (["keys", "add", "--scope", "fly"], "recs:read"),
+        (["fly"], "fly"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_exits_2(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Outcome(capsys, *arguments)
+    assert shown.status == 2
+    assert hint in " ".join(shown.err.split())

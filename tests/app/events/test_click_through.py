@@ -1,0 +1,123 @@
+"""What came of recommendations: places are read from ids that nobody can forge, and added up over processes."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.events.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
+from app.schemas.fields import is_id
+from tests.app.conftest import Client
+from tests.storage.redis.servers import RedisServer
+
+ITEM_IDS = st.text("abcXYZ019_.:@-", min_size=1, max_size=8)
+LETTERS = string.ascii_letters + string.digits + "-_.:@"
+TAG = b"gen one\0"
+SECRET = bytes(range(32))
+
+
+def ids_of(secret: bytes = SECRET, tenant: str = "main") -> RecommendationIds:
+    ids = RecommendationIds(tenant)
+    ids.use(secret)
+    return ids
+
+
+@given(st.lists(ITEM_IDS, max_size=40, unique=True), ITEM_IDS, st.sampled_from(["", "june"]))
+def test_an_id_tells_the_places_of_its_list(items: list[str], other: str, experiment: str) -> None:
+    made = ids_of().make(TAG, hash_of(experiment), items)
+    assert is_id(made)
+    assert len(made) <= 128
+    hashes = [crc32(name.encode()) % 2**16 for name in items[:PLACES]]
+    for name in [*items, other]:
+        wanted = crc32(name.encode()) % 2**16
+        expected = Place(TAG[:4], hash_of(experiment), hashes.index(wanted) + 1) if wanted in hashes else None
+        assert ids_of().place(made, name) == expected
+        assert ids_of(SECRET[::-1]).place(made, name) is None
+        assert ids_of(tenant="shop").place(made, name) is None
+
+
+@given(st.data())
+def test_what_is_changed_anywhere_says_nothing(data: st.DataObject) -> None:
+    made = ids_of().make(TAG, 0, ["a", "b", "c"])
+    place = data.draw(st.integers(0, len(made) - 1))
+    other = LETTERS.index(made[place]) + data.draw(st.integers(1, len(LETTERS) - 1))
+    changed = made[:place] + LETTERS[other % len(LETTERS)] + made[place + 1 :]
+    if place < len(made) - 1:  # the last letter has bits that mean nothing
+        assert all(ids_of().place(changed, name) is None for name in "abc")
+    assert ids_of().place(made[:place], "a") is None
+
+
+@given(st.text(max_size=130))
+def test_no_text_is_too_odd(text: str) -> None:
+    assert ids_of().place(text, "a") is None
+
+
+def stats(client: Client) -> dict[tuple[str, int], tuple[int, dict[str, int]]]:
+    client.runner.run(client.service.signals.sync())
+    found = client.get("/v1/stats").json()["places"]
+    assert {one["experiment"] for one in found} <= {None}
+    return {(one["generation"], one["place"]): (one["shown"], one["events"]) for one in found}
+
+
+def test_events_count_at_the_place_of_their_item(
+    start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """In lists of either process, told by either, each event once; forged ids and other items count nowhere."""
+    settings = {"redis_url": redis_server.url}
+    one, other = start(tmp_path, **settings), start(tmp_path, **settings)
+    try:
+        for client in (one, other):
+            client.runner.run(client.service.signals.sync())
+        answer = one.recommend("ada", k=3)
+        one.recommend("bob", k=25)
+        made, items = answer["recommendation_id"], [item["item_id"] for item in answer["items"]]
+
+        def event(event_id: str, item_id: str, **said: Any) -> dict[str, Any]:
+            return {"event_id": event_id, "user_id": "ada", "item_id": item_id, "recommendation_id": made, **said}
+
+        events = [event("e1", items[2]), event("e2", items[2], type="purchase"), event("e3", items[0])]
+        other.post("/v1/events", json=events)
+        one.post("/v1/events", json=events)  # sent again
+        no_clicks = [
+            event("e4", items[1], type="dislike"),
+            event("e5", "no-such"),
+            event("e6", items[0], recommendation_id=made[:-12] + "A" * 12),
+            event("e7", items[0], recommendation_id="r-1"),
+        ]
+        assert one.post("/v1/events", json=no_clicks).json()["accepted"] == 4
+        stats(one)
+        found = stats(other)
+        assert found[("tiny", 1)] == (2, {"click": 1})
+        assert found[("tiny", 2)] == (2, {})
+        assert found[("tiny", 3)] == (2, {"click": 1, "purchase": 1})
+        assert found[("tiny", 4)] == (1, {})
+        assert max(place for _, place in found) == PLACES
+        text = other.get("/metrics").text
+        assert re.search(r'lisarec_chosen_items_total\{.*generation="tiny",place="3".*type="purchase"\} 1.0', text)
+    finally:
+        one.close()
+        other.close()
+    again = start(tmp_path, **settings)
+    try:
+        again.runner.run(again.service.signals.sync())
+        again.post("/v1/events", json=[event("e9", items[1])])
+        assert stats(again)[("tiny", 2)] == (2, {"click": 1})
+    finally:
+        again.close()
+
+
+def test_what_cannot_be_told_is_told_later(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.recommend("ada", k=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(client.service.store, "add_tallies", None)
+        with pytest.raises(TypeError):
+            client.runner.run(client.service.signals.flush())
+    assert stats(client) == {("tiny", 1): (1, {})}

@@ -1,0 +1,350 @@
+"""Items that no model has learned: found by who chose them, recommended everywhere, folded alike by everybody."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes, assignment_in, entry_of
+from app.events import cold_item_learner
+from app.serving.served_generation import generation_of
+from app.serving.store_factory import open_store
+from app.settings import Settings
+from model.artifact import model_directory
+from model.cold_items import MAX_SIMILAR_ITEMS, ColdCodes
+from storage.backup import backup, restore
+from storage.records import ItemEntry
+from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
+from tests.storage.oracles.naive_fold import assert_state_is
+from tests.storage.oracles.naive_fold import fold as naive_fold
+from tests.storage.redis.servers import RedisServer
+
+NEW = "new-1"
+
+
+@pytest.fixture(autouse=True)
+def sampled_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few events are enough to stand for all users."""
+    monkeypatch.setattr(cold_item_learner, "SAMPLED_EVERY", 2)
+    monkeypatch.setattr(cold_item_learner, "SAMPLED_AFTER_S", 0.0)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Two generations."""
+    write_model(tmp_path / "models" / "first")
+    write_model(tmp_path / "models" / "second", seed=8)
+    return tmp_path / "models"
+
+
+def started(data_dir: Path, models: Path) -> Client:
+    return Client(Settings(model_dir=models / "first", models_dir=models, data_dir=data_dir))
+
+
+def finish(client: Client) -> None:
+    """Let what was started apart come to its end, and go by it."""
+    client.runner.run(client.service.switcher.current.context.tasks.join())
+    client.service.switcher.rebuild_at_s = 0.0
+    client.runner.run(client.service.switcher.poll())
+
+
+def introduce(client: Client, new: str = NEW, users: int = 13, first: int = 0) -> None:
+    """Users who have clicked some items click the new one."""
+    for user in range(first, first + users):
+        client.click(f"u{user}", *(item_id(user % 3 + 4 * n) for n in range(3)))
+        client.click(f"u{user}", new)
+    finish(client)
+
+
+def everything(client: Client, user_id: str = "u0", **params: Any) -> dict[str, Any]:
+    answer = client.recommend(user_id, **({"exclude_seen": "none", "k": ITEMS + 9} | params))
+    return {item["item_id"]: item for item in answer["items"]}
+
+
+def state_of(client: Client, user_id: str) -> bytes | None:
+    service = client.service
+    generation = service.switcher.current.generation
+    (value,) = client.runner.run(service.store.states(client.settings.tenant, [user_id], generation))
+    return value
+
+
+def assert_states_are_folds(client: Client, users: list[str]) -> None:
+    generation = client.service.switcher.current.generation
+    for user_id in users:
+        assert_state_is(state_of(client, user_id), naive_fold(generation, client.log(user_id)))
+
+
+def test_an_item_is_recommended_once_users_have_chosen_it(client: Client) -> None:
+    introduce(client, users=8)
+    assert NEW not in everything(client)
+    assert client.get("/v1/users/u0").json()["last_item_id"] != NEW
+    introduce(client, users=5, first=8)
+
+    found = everything(client)
+    assert len(found) == ITEMS + 1
+    assert found[NEW] == {"item_id": NEW, "score": found[NEW]["score"], "cold": True}
+    assert math.isfinite(found[NEW]["score"])
+    assert [item for item in found.values() if "cold" in item] == [found[NEW]]
+    history = {"history": ["item-1", NEW], "k": 99, "exclude_seen": "none"}
+    assert NEW in [item["item_id"] for item in client.post("/v1/recommendations", json=history).json()["items"]]
+    ranked = {"user_id": "u0", "candidates": [NEW, "item-1"], "exclude_seen": "none"}
+    assert len(client.post("/v1/recommendations", json=ranked).json()["items"]) == 2
+
+    answer = client.post("/v1/events", json={"user_id": "u0", "item_id": NEW, "event_id": "known-now"}).json()
+    assert answer == {"accepted": 1, "duplicates": 0, "unknown_items": 0}
+    user = client.get("/v1/users/u0").json()
+    assert (user["last_item_id"], user["recent_items"][0]) == (NEW, NEW)
+    assert NEW not in everything(client, exclude_seen="recent")
+    assert NEW not in everything(client, exclude_seen="all")
+    exported = client.get("/v1/users/u0/events").json()["events"]
+    assert {event["type"] for event in exported} == {"click"}
+    assert "!" in client.log("u0")[-1].type
+    assert_states_are_folds(client, ["u0", "u1", "u12"])
+
+
+def test_what_the_shop_says_of_it_is_gone_by(client: Client) -> None:
+    introduce(client)
+    said = client.request("PUT", f"/v1/items/{NEW}", json={"title": "New kettle", "categories": ["kettles"]}).json()
+    assert said["known"] is False
+    found = everything(client, categories="kettles")
+    assert [(item["item_id"], item["title"], item["cold"]) for item in found.values()] == [(NEW, "New kettle", True)]
+    assert [item["item_id"] for item in client.get("/v1/items?query=new kettle").json()["items"]] == [NEW]
+    assert client.request("PUT", f"/v1/items/{NEW}", json={"available": False}).status_code == 200
+    assert NEW not in everything(client)
+    assert client.request("PUT", "/v1/items/new-1!00", json={"available": False}).status_code == 422
+
+
+def put(client: Client, new: str = NEW, **words: Any) -> None:
+    assert client.request("PUT", f"/v1/items/{new}", json=words).status_code == 200
+    finish(client)  # gives codes
+    finish(client)  # goes by them
+
+
+class TestByCategories:
+    """What nobody has chosen yet."""
+
+    def test_it_is_recommended_as_a_typical_item_of_its_categories(self, client: Client) -> None:
+        client.click("u0", "item-1", "item-5")
+        shared = {row: len({"tea", "cup"}.intersection(categories_of(row))) for row in range(ITEMS)}
+        alike = [row for row in range(ITEMS) if shared[row] == 2]
+        assert 1 < len(alike) <= MAX_SIMILAR_ITEMS
+        put(client, title="New tea cup", categories=["tea", "cup"])
+
+        found = everything(client)
+        assert found[NEW] == {"item_id": NEW, "score": found[NEW]["score"], "title": "New tea cup", "cold": True}
+        assert NEW in everything(client, categories="cup")
+        assert NEW not in everything(client, categories_none="cup")
+        (codes,) = (one.codes for one in client.service.switcher.current.cold_items.values())
+        trained = client.service.switcher.current.artifact
+        for own, learned in ((codes.history, trained.history_codes), (codes.target, trained.target_codes)):
+            for word, voted in zip(own.tolist(), learned[alike].T.tolist(), strict=True):
+                assert voted.count(word) == max(map(voted.count, voted))
+        assert math.isfinite(codes.bias)
+
+        client.click("u0", NEW)
+        assert client.get("/v1/users/u0").json()["last_item_id"] == NEW
+        assert client.get(f"/v1/items/{NEW}/similar").json()["because"] == {"item_id": NEW, "title": "New tea cup"}
+        assert_states_are_folds(client, ["u0"])
+
+    def test_who_chooses_it_tells_more(self, client: Client) -> None:
+        put(client, categories=["tea"])
+        assert client.service.switcher.current.cold_items[NEW].evidence == 0
+        introduce(client)
+        assert client.service.switcher.current.cold_items[NEW].evidence == 10
+        put(client, categories=["cup"])
+        assert client.service.switcher.current.cold_items[NEW].evidence == 10
+
+    def test_other_categories_give_other_codes_and_unknown_ones_none(self, client: Client) -> None:
+        client.click("u0", "item-1")
+        put(client, categories=["kettles"])
+        assert NEW not in everything(client)
+        put(client, categories=["kettles", "tea"])
+        first = client.service.switcher.current.cold_items[NEW]
+        put(client, categories=["pot"])
+        other = client.service.switcher.current.cold_items[NEW]
+        assert first.codes.target.tolist() != other.codes.target.tolist()
+        put(client, "item-1", title="Learned")
+        put(client, NEW, title="Without another word on categories")
+        assert client.service.switcher.current.cold_items == {NEW: other}
+
+    def test_each_generation_and_process_finds_it(self, tmp_path: Path, models: Path) -> None:
+        client = started(tmp_path, models)
+        client.click("u0", "item-1")
+        put(client, categories=["tea"])
+        client.post("/v1/admin/generations/second/activate")
+        finish(client)
+        finish(client)
+        before = everything(client)
+        assert before[NEW]["cold"] is True
+        client.click("u1", "item-2", NEW)
+        assert_states_are_folds(client, ["u0", "u1"])
+        client.close()
+        client = started(tmp_path, models)
+        client.post("/v1/admin/generations/second/activate")
+        try:
+            finish(client)
+            assert everything(client) == before
+        finally:
+            client.close()
+
+    def test_replicas_agree_on_it(
+        self, start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
+    ) -> None:
+        one, other = (start(tmp_path, redis_url=redis_server.url) for _ in range(2))
+        try:
+            one.click("u0", "item-1")
+            assert one.request("PUT", f"/v1/items/{NEW}", json={"categories": ["tea"]}).status_code == 200
+            for client in (one, other, one, other):  # both may give it codes
+                finish(client)
+            assert NEW in everything(one)
+            assert everything(other) == everything(one)
+            other.click("u0", NEW)
+            for client in (one, other):
+                assert_states_are_folds(client, ["u0"])
+            codes = client.service.switcher.current.cold_items
+            finish(one)
+            finish(other)
+            assert client.service.switcher.current.cold_items is codes  # nothing is made again for what was said twice
+        finally:
+            one.close()
+            other.close()
+
+    def test_many_of_a_kind_are_told_apart(self, client: Client) -> None:
+        names = [f"new-{n}" for n in range(50)]
+        client.post("/v1/items", json=[{"item_id": name, "categories": list(CATEGORIES)} for name in names])
+        client.post(
+            "/v1/items", json=[{"item_id": name, "categories": [CATEGORIES[0]]} for name in map(item_id, range(ITEMS))]
+        )
+        put(client, categories=[CATEGORIES[0]])
+        client.click("u0", "item-1")
+        found = everything(client, k=ITEMS + 51)
+        assert found.keys() >= set(names)
+        assert len({found[name]["score"] for name in names}) > 10
+
+
+def test_codes_outlive_a_restart_and_belong_to_a_generation(tmp_path: Path, models: Path) -> None:
+    client = started(tmp_path, models)
+    introduce(client)
+    client.click("u0", NEW)
+    before = everything(client)
+    client.close()
+
+    client = started(tmp_path, models)
+    try:
+        assert everything(client) == before
+        client.post("/v1/admin/generations/second/activate")
+        assert NEW not in everything(client)
+        assert client.post("/v1/events", json={"user_id": "u0", "item_id": NEW}).json()["unknown_items"] == 1
+        assert_states_are_folds(client, ["u0", "u1"])
+        client.post("/v1/admin/generations/first/activate")
+        finish(client)
+        assert NEW in everything(client)
+        assert_states_are_folds(client, ["u0", "u1"])
+    finally:
+        client.close()
+
+
+def test_replicas_learn_of_it_at_different_times_and_fold_alike(
+    start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """One that has not heard of the codes yet answers all the same; states do not depend on who folded what, or when;
+    a state that is lost is the same when it is folded anew, also by who has never heard of the codes.
+    """
+    settings = {"redis_url": redis_server.url}
+    one, other = start(tmp_path, **settings), start(tmp_path, **settings)
+    follow, other.service.switcher.refresh_items = other.service.switcher.refresh_items, _nothing  # type: ignore[method-assign]
+    users = ["u0", "u1", "u2", "solo"]
+    try:
+        introduce(one)
+        one.click("solo", NEW)  # whose only step is one that the other cannot make anything of
+        assert NEW in everything(one)
+        assert NEW not in everything(other)
+        assert other.recommend("solo")["source"] == "popular"
+        assert other.get("/v1/users/solo").json()["last_item_id"] is None
+        other.click("u0", NEW, "item-3")  # does not step
+        one.click("u0", NEW, "item-4")  # steps
+        other.click("u1", "item-5")
+        for client in (one, other):
+            assert_states_are_folds(client, users)
+        before = [state_of(one, user_id) for user_id in users]
+        one.runner.run(one.service.store.generations.drop(one.service.switcher.current.named.tag))
+        assert [state_of(other, user_id) for user_id in users] == before
+
+        other.service.switcher.refresh_items = follow  # type: ignore[method-assign]
+        finish(other)
+        assert everything(other) == everything(one)
+        assert other.recommend("solo")["source"] != "popular"
+    finally:
+        one.close()
+        other.close()
+
+
+async def _nothing() -> None: ...
+
+
+def test_a_backup_brings_it_along(client: Client, start: Callable[..., Client], tmp_path: Path) -> None:
+    introduce(client)
+    client.click("u0", NEW)
+    before = everything(client)
+    states = [state_of(client, "u0"), state_of(client, "u3")]
+    generation = generation_of(model_directory.load(client.settings.model_dir))
+
+    async def moved() -> None:
+        await backup(client.service.store, tmp_path / "backup")
+        store = await open_store(client.settings.model_copy(update={"data_dir": tmp_path / "restored"}), generation)
+        await restore(store, tmp_path / "backup")
+        await store.close()
+
+    client.runner.run(moved())
+    restored = start(tmp_path / "restored")
+    try:
+        assert everything(restored) == before
+        assert [state_of(restored, "u0"), state_of(restored, "u3")] == states
+    finally:
+        restored.close()
+
+
+def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Client) -> None:
+    introduce(client, users=20)
+    serving = client.service.switcher.current
+    assert serving.cold_items[NEW].evidence == 10
+    introduce(client, users=20, first=20)
+    assert client.service.switcher.current.cold_items[NEW].evidence == 30
+    fresh = cold_item_learner.ColdItemLearner(
+        serving.artifact,
+        serving.generation,
+        serving.context.item_codes,
+        serving.context.engine_thread,
+        client.service.store,
+        client.settings.tenant,
+        serving.context.tasks,
+    )
+    now = client.service.switcher.current
+    fresh.use(now.catalogue, now.engine, now.cold_items)
+    client.service.signals.learners = [fresh]  # as after a restart
+    introduce(client, users=20, first=40)
+    assert client.service.switcher.current.cold_items[NEW].evidence == 30
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ItemEntry("x!zz", "10 0.5 00 00"),
+        ItemEntry("x!00", "10 0.5 00"),
+        ItemEntry("x!00", None),
+        ItemEntry("x!00", "ten 0.5 00 00"),
+    ],
+)
+def test_an_assignment_that_cannot_be_read_is_left_out(entry: ItemEntry) -> None:
+    assigned = ColdItemCodes()
+    good = CodeAssignment("y", b"\0", ColdCodes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25), 10)
+    assigned.apply([entry, entry_of(good)])
+    (found,) = assigned.of(b"\0").values()
+    assert (found.item_id, found.evidence, found.codes.bias) == ("y", 10, -1.25)
+    assert [found.codes.history.tolist(), found.codes.target.tolist()] == [[1, 2], [255]]
+    assert assignment_in(entry_of(good)).tag == b"\0"

@@ -1,0 +1,190 @@
+"""The page itself: titles are text, everybody can use it, and it explains what it shows."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.app.conftest import SHAPE
+from tests.app.http.playground.conftest import click, recommended, visiting
+
+pytest_plugins = "pytester"
+
+TITLE = "<img src=x onerror=alert(1)> \"tea\" & 'pot' \U0001f375"
+HEBREW = "\u05e9\u05dc\u05d5\u05dd <b>"
+
+
+def test_the_card_says_what_is_served_and_how_good_it_is(page: Page, url: str) -> None:
+    served = httpx.get(f"{url}/v1/model").json()
+    served["generation"] = TITLE
+    served["config"]["data"] |= {"sha256": "abcdef0123456789" * 4, "events": 12345, "users": 678}
+    epochs = [(0, 0.21, 0.41), (1, 0.23, 0.44), (2, 0.22, 0.45)]  # the weights of the best one were kept
+    served["metrics"] = {"epochs": [dict(zip(("epoch", "ndcg_at_10", "hr_at_10"), one, strict=True)) for one in epochs]}
+    page.route("**/v1/model", lambda route: route.fulfill(json=served))
+    page.reload()
+    expect(page.locator("#model-line")).to_have_text(f"{TITLE} · 60 items · lisa-mini")
+    card = dict(
+        zip(page.locator("#model dt").all_inner_texts(), page.locator("#model dd").all_inner_texts(), strict=True)
+    )
+    assert card == {
+        "generation": f"{TITLE}, {served['tag']}",
+        "items": "60",
+        "learned from": "12,345 events of 678 users",
+        "on validation": "HR@10 0.440, NDCG@10 0.230 (split loo, seen rule all, data abcdef0123456789)",
+        "a user's state": f"{served['state_bytes']} bytes, however long the history",
+        "histogram": "2 rates \u00d7 3 codebooks \u00d7 8 codewords",
+    }
+
+
+def test_titles_are_text(page: Page, url: str) -> None:
+    click(page, "item-3")
+    first, second = (item_id for item_id, _ in recommended(page)[:2])
+    for item_id, title in ((first, TITLE), (second, HEBREW)):
+        words = {"title": title, "categories": [title]}
+        httpx.put(f"{url}/v1/items/{item_id}", json=words).raise_for_status()
+    page.reload()
+    for item_id, title in ((second, HEBREW), (first, TITLE)):
+        row = page.locator(f'#recommendations button[data-item-id="{item_id}"]')
+        expect(row.locator("b")).to_have_text(title)
+        page.mouse.move(5, 5)
+        row.hover()
+        expect(page.locator("#why b")).to_have_text(title)
+    expect(page.locator("#announcement")).to_contain_text(f"first is {TITLE}")
+    for item_id, title in ((second, HEBREW), (first, TITLE)):
+        click(page, item_id)
+        expect(page.locator(f'#found button[data-item-id="{item_id}"] b')).to_have_text(title)
+        expect(page.locator(f'#found button[data-item-id="{item_id}"] small')).to_have_text(title)
+    page.locator("#recommendations .item").last.hover()
+    assert {TITLE, HEBREW} & set(page.locator("#why em").all_inner_texts())
+    assert page.locator("#history li").all_inner_texts()[:2] == [TITLE, HEBREW]
+    assert page.locator("main img, b b").count() == 0
+    directions = "all => all.map(one => getComputedStyle(one).direction)"
+    assert page.locator("#history li").evaluate_all(directions)[:2] == ["ltr", "rtl"]
+    assert page.locator("#found b").evaluate_all(directions) == ["ltr"]
+
+
+def test_a_narrow_screen_needs_no_scrolling_sideways(page: Page) -> None:
+    page.set_viewport_size({"width": 360, "height": 640})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.click("#recommendations li:first-child button")
+    expect(page.locator("#history li")).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_it_is_used_with_keys_alone(page: Page) -> None:
+    page.focus("#query")
+    page.keyboard.type("item-33")
+    expect(page.locator("#found li")).to_have_count(1)
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator("#history li")).to_have_count(1)
+    page.keyboard.press("Tab")  # into the list
+    place = "[...document.querySelectorAll('#recommendations .item')].indexOf(document.activeElement)"
+    assert page.evaluate(place) == 0
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator("#history li")).to_have_count(2)
+    assert page.evaluate(place) == 2  # the list is another one, and who reads it stays where they were
+    expect(page.locator("#announcement")).to_contain_text("Recommendations, personalised: first is")
+    page.click("#recommendations li:nth-child(5) button")
+    expect(page.locator("#history li")).to_have_count(3)
+    assert page.evaluate(place) == 4  # a screen reader clicks like a pointer
+    page.focus("#undo")
+    for count in (2, 1, 0):
+        page.keyboard.press("Enter")
+        expect(page.locator("#history li")).to_have_count(count)
+    assert page.evaluate("document.activeElement.id") == "history"  # there is nothing more to undo
+
+
+@pytest.mark.parametrize("way", ["pointer", "keys", "finger"])
+def test_a_recommendation_is_explained(browser: Browser, url: str, way: str) -> None:
+    options = {"has_touch": True, "is_mobile": True, "viewport": {"width": 390, "height": 800}}
+    with visiting(browser, url, **(options if way == "finger" else {})) as page:
+        click(page, "item-3")
+        click(page, "item-40")
+        expect(page.locator(".speaks")).to_have_count(0)
+        user = page.input_value("#user")
+        answer = httpx.get(f"{url}/v1/users/{user}/recommendations", params={"explain": "true"}).json()["items"]
+        place = next(place for place, item in enumerate(answer) if place and item["explanation"]["history"])
+        item, row = answer[place], page.locator("#recommendations li").nth(place)
+        if way == "pointer":
+            row.locator(".item").hover()
+        elif way == "keys":
+            page.focus("#recommendations li:first-child .item")
+            for _ in range(place):
+                page.keyboard.press("ArrowDown")
+        else:
+            row.locator(".why").tap()
+        bins = {(word["codebook"], word["codeword"]) for word in item["explanation"]["history"]}
+        names = ("data-codebook", "data-codeword")
+        found = [tuple(int(cell.get_attribute(name) or -1) for name in names) for cell in page.locator(".speaks").all()]
+        assert sorted(found) == sorted([*bins] * len(SHAPE.decay_rates))
+        recent = [one.get("title") or one["item_id"] for one in item["explanation"]["recent_items"]]
+        assert recent
+        assert page.locator("#why em").all_inner_texts() == recent
+        assert f"Score {item['score']:.2f}" in page.inner_text("#why")
+        described = row.locator(".item").get_attribute("aria-describedby") or ""
+        assert page.locator(f"[id='{described}']").text_content() == page.locator("#why").text_content()
+        page.focus("#query")
+        page.mouse.move(5, 5)
+        if way != "finger":
+            expect(page.locator(".speaks")).to_have_count(0)
+
+
+def serious(page: Page) -> list[str]:
+    """What axe-core finds to be a serious or critical obstacle for people with disabilities."""
+    violations = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {one['nodes']}" for one in violations if one["impact"] in ("serious", "critical")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_keeps_people_with_disabilities_out(browser: Browser, url: str, scheme: str) -> None:
+    with visiting(browser, url, color_scheme=scheme) as page:
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        assert serious(page) == []
+        events = [{"user_id": page.input_value("#user"), "item_id": f"item-{row}"} for row in range(20)]
+        httpx.post(f"{url}/v1/events", json=events).raise_for_status()
+        click(page, "item-3")
+        click(page, "item-40")
+        expect(page.locator("#figures svg").first).to_be_visible()
+        page.hover("#recommendations li:first-child .item")
+        expect(page.locator("#why em").first).to_be_visible()
+        assert serious(page) == []
+        page.set_viewport_size({"width": 360, "height": 640})
+        assert serious(page) == []
+
+
+def test_an_obstacle_would_be_found(page: Page) -> None:
+    page.evaluate("document.querySelector('#model-line').style.setProperty('color', '#bbb')")
+    page.evaluate("document.querySelector('label[for=query]').remove()")
+    assert [one.partition(":")[0] for one in serious(page)] == ["color-contrast", "label"]
+
+
+def test_without_a_browser_continuous_integration_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile("def test_it(browser): pass")
+    monkeypatch.setenv("PATH", "")
+    for in_ci, outcome in ((True, "errors"), (False, "skipped")):
+        monkeypatch.setattr("tests.conftest.IN_CI", in_ci)
+        result = pytester.runpytest_inprocess("-rsE", "-p", "tests.conftest")
+        assert result.parseoutcomes() == {outcome: 1}
+        result.stdout.fnmatch_lines("*there is no chromium*")
+
+
+def test_what_is_popular_is_explained_as_such(page: Page) -> None:
+    page.mouse.move(5, 5)
+    page.hover("#recommendations li:first-child .item")
+    expect(page.locator("#why")).to_contain_text("is what many choose")
+
+
+def test_the_explanation_is_seen_beside_the_list(page: Page) -> None:
+    click(page, "item-3")
+    for width in (1000, 700):
+        page.set_viewport_size({"width": width, "height": 760})
+        page.hover("#recommendations li:nth-child(2) .item")
+        expect(page.locator("#why small")).to_be_in_viewport()
+        page.mouse.move(5, 5)

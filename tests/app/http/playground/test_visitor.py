@@ -1,0 +1,265 @@
+"""The playground: only where it is wanted, and in a real browser one user's state as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from app.http.auth import keys
+from app.settings import Settings
+from model.artifact import model_directory
+from tests.app.conftest import SHAPE, write_model
+from tests.app.http.playground.conftest import click, open_user, recommended, serving, touched, visiting
+
+Client = httpx.Client
+
+
+def test_it_is_only_there_where_it_is_wanted(start: Callable[..., Client], tmp_path: Path) -> None:
+    client = start(tmp_path / "a")
+    for path in ("/", "/playground", "/playground/", "/playground/playground.js"):
+        assert client.get(path).status_code == 404
+    client = start(tmp_path / "b", playground=True)
+    for path in ("/", "/playground"):
+        assert client.get(path).headers["location"] == "playground/"
+    page = client.get("/playground/").text
+    for part in ("", *re.findall(r'(?:src|href)="([^":]+)"', page)):
+        answer = client.get(f"/playground/{part}")
+        assert answer.status_code == 200
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+    for part in ("playground.html", "elsewhere.js", "..%2fplayground.py", "%2e%2e"):
+        assert client.get(f"/playground/{part}").status_code == 404
+
+
+def test_a_click_changes_the_list_and_touches_the_item_s_codes(page: Page, url: str, model_dir: Path) -> None:
+    expect(page.locator("#source")).to_have_text("popular")
+    codes = model_directory.load(model_dir).history_codes
+    for row in (7, 21, 7):  # the second time its bins are fuller than by one click
+        before = recommended(page)
+        click(page, f"item-{row}")
+        expect(page.locator("#source")).to_have_text("personalised")
+        assert recommended(page) != before
+        own = {(rate, book, int(codes[row, book])) for rate in range(len(SHAPE.decay_rates)) for book in range(3)}
+        assert touched(page) == own
+    user = page.input_value("#user")
+    answer = httpx.get(f"{url}/v1/users/{user}/recommendations").json()["items"]
+    assert recommended(page) == [(item["item_id"], f"{item['score']:.2f}") for item in answer]
+    heat = np.array(
+        [
+            float(heat)
+            for heat in page.locator(".map i").evaluate_all(
+                "cells => cells.map(cell => cell.style.getPropertyValue('--heat'))"
+            )
+        ]
+    )
+    histogram = np.array(httpx.get(f"{url}/v1/users/{user}").json()["histogram"])
+    np.testing.assert_allclose(
+        heat.reshape(histogram.shape), histogram / histogram.max(axis=(1, 2), keepdims=True), atol=1e-6
+    )
+
+
+def test_a_bin_that_has_long_been_full_glows_too(page: Page, url: str, model_dir: Path) -> None:
+    """Where things fade as fast as they come, a click leaves its bins as they were."""
+    httpx.post(f"{url}/v1/events", json=[{"user_id": "eve", "item_id": "item-7"}] * 40).raise_for_status()
+    open_user(page, "eve")
+    expect(page.locator("#state-size")).to_have_text("40 events")
+    page.fill("#query", "item-7")
+    page.click('#found button[data-item-id="item-7"]')
+    expect(page.locator("#state-size")).to_have_text("41 events")
+    codes = model_directory.load(model_dir).history_codes[7].tolist()
+    assert touched(page) == {(rate, *code) for rate in range(len(SHAPE.decay_rates)) for code in enumerate(codes)}
+
+
+def test_undo_restores_the_list_and_a_reload_keeps_the_visitor(page: Page) -> None:
+    first = recommended(page)
+    click(page, "item-3")
+    before, user = recommended(page), page.input_value("#user")
+    click(page, "item-40")
+    page.click("#undo")
+    expect(page.locator("#history li")).to_have_count(1)
+    assert recommended(page) == before
+    expect(page.locator("#undo")).to_be_enabled()  # there is one more click to take back
+    page.reload()
+    expect(page.locator("#history li")).to_have_count(1)
+    assert (recommended(page), page.input_value("#user")) == (before, user)
+    page.click("#undo")
+    expect(page.locator("#source")).to_have_text("popular")
+    assert recommended(page) == first
+    expect(page.locator("#undo")).to_be_disabled()
+    click(page, "item-3")
+    page.click("#reset")
+    expect(page.locator("#history li")).to_have_count(0)
+    expect(page.locator("#source")).to_have_text("popular")
+    assert page.input_value("#user") != user
+
+
+def test_what_could_not_be_undone_is_undone_the_next_time(browser: Browser, url: str) -> None:
+    with visiting(browser, url, expected="ERR_FAILED") as page:
+        click(page, "item-3")
+        before = recommended(page)
+        click(page, "item-40")
+        page.route("**/events/*", lambda route: route.abort())
+        page.click("#undo")
+        expect(page.locator("#notice")).to_contain_text("cannot be reached")
+        page.unroute("**/events/*")
+        page.click("#undo")
+        expect(page.locator("#history li")).to_have_count(1)
+        expect(page.locator("#notice")).to_be_hidden()
+        assert recommended(page) == before
+
+
+def test_a_click_whose_answer_was_lost_can_be_undone(browser: Browser, url: str) -> None:
+    with visiting(browser, url, expected="ERR_FAILED") as page:
+        click(page, "item-3")
+        before = recommended(page)
+        page.route("**/v1/events", lambda route: (route.fetch(), route.abort()))
+        page.click("#recommendations li:first-child button")
+        expect(page.locator("#notice")).to_contain_text("cannot be reached")
+        page.unroute("**/v1/events")
+        page.click("#undo")
+        expect(page.locator("#notice")).to_be_hidden()
+        assert recommended(page) == before
+
+
+def test_what_is_clicked_at_once_is_done_in_order(page: Page, url: str) -> None:
+    """Whoever starts over while a click is under way is forgotten with it, and has no part in the next visitor's."""
+    user = page.input_value("#user")
+    for _ in range(5):
+        page.evaluate("document.querySelector('#recommendations .item').click()")
+    page.evaluate("document.getElementById('reset').click()")
+    expect(page.locator("#user")).not_to_have_value(user)
+    click(page, "item-3")
+    assert httpx.get(f"{url}/v1/users/{user}").status_code == 404
+    assert len(page.evaluate("JSON.parse(localStorage.getItem('lisarec.playground')).clicks")) == 1
+
+
+def test_what_a_browser_has_kept_wrongly_is_a_new_visitor(page: Page) -> None:
+    page.evaluate("localStorage.setItem('lisarec.playground', '{')")
+    page.reload()
+    expect(page.locator("#recommendations li")).to_have_count(10)
+
+
+def test_what_moved_is_said(page: Page) -> None:
+    click(page, "item-3")
+    before = [item_id for item_id, _ in recommended(page)]
+    click(page, "item-40")
+    after = [item_id for item_id, _ in recommended(page)]
+    expected = [
+        "new" if item_id not in before else ("" if up == 0 else f"▲ {up}" if up > 0 else f"▼ {-up}")
+        for place, item_id in enumerate(after)
+        for up in [before.index(item_id) - place if item_id in before else 0]
+    ]
+    assert len(set(expected)) > 2
+    shown = page.locator("#recommendations .moved").evaluate_all(
+        "all => all.map(one => one.querySelector('[aria-hidden]')?.textContent ?? one.textContent)"
+    )
+    assert shown == expected
+
+
+def test_the_steps_of_a_click_and_their_times(page: Page, url: str) -> None:
+    with page.expect_response(re.compile("/recommendations")) as answered:
+        click(page, "item-12")
+    header = answered.value.header_value("server-timing") or ""
+    steps = {name: float(took) for name, took in re.findall(r"(\w+);dur=([\d.]+)", header)}
+    assert steps.keys() == {"store", "step", "scan"}
+    shown = dict(re.findall(r"([a-z ]+?) ([\d.]+) ms", page.inner_text("#timing")))
+    for name, took in steps.items():
+        assert float(shown[name]) == pytest.approx(took, abs=0.51 if took >= 10 else 0.0051)
+    parts = sum(float(took) for name, took in shown.items() if name != "from click to list")
+    assert parts == pytest.approx(float(shown["from click to list"]), abs=3)
+    assert float(shown["event"]) > 0
+
+
+def test_an_item_that_is_not_available_disappears(page: Page, url: str) -> None:
+    click(page, "item-5")
+    gone = recommended(page)[0][0]
+    httpx.put(f"{url}/v1/items/{gone}", json={"available": False}).raise_for_status()
+    try:
+        page.fill("#query", gone)
+        expect(page.locator(f'#found button[data-item-id="{gone}"]')).to_contain_text("not available")
+        page.reload()
+        expect(page.locator("#recommendations li")).to_have_count(10)
+        assert gone not in dict(recommended(page))
+    finally:
+        httpx.put(f"{url}/v1/items/{gone}", json={"available": True}).raise_for_status()
+
+
+def test_an_item_that_no_model_has_learned_is_said_to_be_so(page: Page, url: str) -> None:
+    httpx.put(f"{url}/v1/items/brand-new", json={"title": "Brand new"}).raise_for_status()
+    before = recommended(page)
+    page.fill("#query", "brand")
+    page.click("#found button:has-text('not learned yet')")
+    expect(page.locator("#state-size")).to_have_text("1 event")
+    assert touched(page) == set()
+    page.click("#undo")
+    expect(page.locator("#state-size")).to_have_text("0 events")
+    assert recommended(page) == before
+
+
+def test_another_generation_is_shown_when_it_takes_over(browser: Browser, tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "one")
+    write_model(
+        tmp_path / "models" / "two", shape=SHAPE.model_copy(update={"decay_rates": (0.1,), "history_codebooks": 2})
+    )
+    settings = Settings(model_dir=tmp_path / "models" / "one", data_dir=tmp_path, playground=True)
+    with serving(settings) as url, visiting(browser, url) as page:
+        click(page, "item-3")
+        expect(page.locator("#model-line")).to_contain_text("one")
+        httpx.post(f"{url}/v1/admin/generations/two/activate").raise_for_status()
+        click(page, "item-4")
+        expect(page.locator("#model-line")).to_contain_text("two")
+        expect(page.locator("#notice")).to_be_hidden()
+        histogram = np.array(httpx.get(f"{url}/v1/users/{page.input_value('#user')}").json()["histogram"])
+        assert page.locator(".map i").count() == histogram.size
+        click(page, "item-5")
+        assert len(touched(page)) == 2
+
+
+def test_a_user_is_opened_and_left_as_they_are(page: Page, url: str) -> None:
+    events = [{"user_id": "ada@shop", "item_id": f"item-{row}"} for row in (4, 8, 15)]
+    httpx.post(f"{url}/v1/events", json=events).raise_for_status()
+    open_user(page, "ada@shop")
+    expect(page.locator("#history li")).to_have_count(3)
+    answer = httpx.get(f"{url}/v1/users/ada@shop/recommendations").json()["items"]
+    assert recommended(page) == [(item["item_id"], f"{item['score']:.2f}") for item in answer]
+    assert touched(page) == set()
+    expect(page.locator("#undo")).to_be_disabled()
+    page.click("#reset")
+    expect(page.locator("#history li")).to_have_count(0)
+    assert httpx.get(f"{url}/v1/users/ada@shop").json()["event_count"] == 3
+
+
+def test_starting_over_forgets_the_visitor(page: Page, url: str) -> None:
+    click(page, "item-3")
+    user = page.input_value("#user")
+    assert httpx.get(f"{url}/v1/users/{user}").status_code == 200
+    page.click("#reset")
+    expect(page.locator("#history li")).to_have_count(0)
+    assert httpx.get(f"{url}/v1/users/{user}").status_code == 404
+
+
+def test_where_there_are_keys_it_asks_for_one(browser: Browser, model_dir: Path, tmp_path: Path) -> None:
+    text, key = keys.make("main", ["events:write", "recs:read", "users:admin"])
+    keys.add(tmp_path / "keys", key)
+    settings = Settings(model_dir=model_dir, data_dir=tmp_path, keys_file=tmp_path / "keys", playground=True)
+    with serving(settings) as url, visiting(browser, url, expected="status of 40[13]") as page:
+        expect(page.locator("#notice")).to_contain_text("key")
+        page.fill("#key", text)
+        page.keyboard.press("Enter")
+        click(page, "item-3")
+        expect(page.locator("#source")).to_have_text("personalised")
+        expect(page.locator("#key-form")).to_be_hidden()
+        expect(page.locator("#figures")).to_contain_text("not to be seen")  # that needs one more scope
+
+
+def test_what_the_service_refuses_is_said(browser: Browser, url: str) -> None:
+    with visiting(browser, url, expected="status of 422") as page:
+        page.evaluate("document.getElementById('user').removeAttribute('pattern')")
+        page.fill("#user", "nobody here")
+        page.keyboard.press("Enter")
+        expect(page.locator("#notice")).to_contain_text("not valid")

@@ -1,0 +1,51 @@
+"""Pages of other origins, where there are no keys."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+
+from tests.app.conftest import Client
+from tests.app.http.test_request_validation import assert_refused
+
+
+class TestWithoutKeys:
+    """Whoever reaches the service may do everything, and so must not be a page that somebody happens to look at."""
+
+    OWN = "http://127.0.0.1:8000"
+    EVENT = MappingProxyType({"user_id": "rebound", "item_id": "i"})
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"host": "evil.example", "origin": "http://evil.example", "sec-fetch-site": "same-origin"},  # rebinding
+            {"host": "evil.example:8000", "sec-fetch-site": "same-origin"},
+            {"host": "127.0.0.1:8000", "origin": "https://evil.example", "sec-fetch-site": "cross-site"},
+            {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"},
+            {"host": "127.0.0.1:8000", "origin": "null"},
+            {"host": "127.0.0.1:8000", "sec-fetch-site": "cross-site"},
+            {"host": "[::1", "origin": "http://evil.example"},
+        ],
+    )
+    def test_pages_of_others_may_do_nothing(self, shared_client: Client, headers: dict[str, str]) -> None:
+        assert_refused(shared_client.post("/v1/events", json=dict(self.EVENT), headers=headers), 403)
+        assert_refused(shared_client.get("/v1/users/rebound", headers=headers), 403)
+        assert_refused(shared_client.post("/v1/admin/generations/tiny/activate", headers=headers), 403)
+        assert shared_client.get("/v1/users/rebound").status_code == 404
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"host": "127.0.0.1:8000", "origin": OWN, "sec-fetch-site": "same-origin"},
+            {"host": "localhost", "origin": "http://localhost"},
+            {"host": "127.0.0.1:8000", "sec-fetch-site": "none"},
+            {"host": "anything.example"},  # no browser
+        ],
+    )
+    def test_its_own_page_and_other_programs_may(self, shared_client: Client, headers: dict[str, str]) -> None:
+        assert shared_client.get("/v1/items/popular", headers=headers).status_code == 200
+
+    def test_the_script_is_for_every_page(self, shared_client: Client) -> None:
+        headers = {"origin": "https://shop.example", "sec-fetch-site": "cross-site"}
+        assert shared_client.get("/client.js", headers=headers).status_code == 200

@@ -1,0 +1,164 @@
+"""What the service does while Redis is away, slow, full or read-only, and that it recovers by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from app.serving.served_generation import generation_of
+from app.serving.store_factory import open_store
+from app.settings import Settings, with_password
+from model.artifact.model_directory import load
+from storage.errors import StorageUnavailable
+from tests.app.conftest import Client
+from tests.storage.redis.servers import RedisServer
+
+RECOVERY_S = 10.0
+PATIENCE_S = 5.0  # how long a client waits at most for an answer meanwhile
+
+
+class Failure(NamedTuple):
+    """How it is caused and healed, and whether Redis can be read meanwhile."""
+
+    cause: Callable[[RedisServer], Any]
+    heal: Callable[[RedisServer], Any]
+    readable: bool
+
+
+FAILURES = {
+    "killed": Failure(RedisServer.kill, RedisServer.start, readable=False),
+    "frozen": Failure(RedisServer.freeze, RedisServer.thaw, readable=False),
+    "full": Failure(
+        lambda redis: redis.client.config_set("maxmemory", 1),
+        lambda redis: redis.client.config_set("maxmemory", 0),
+        readable=True,
+    ),
+    "read-only": Failure(
+        lambda redis: redis.client.replicaof("127.0.0.1", 1),
+        lambda redis: redis.client.replicaof("NO", "ONE"),
+        readable=True,
+    ),
+    "without its replica": Failure(
+        lambda redis: redis.client.config_set("min-replicas-to-write", 1),
+        lambda redis: redis.client.config_set("min-replicas-to-write", 0),
+        readable=True,
+    ),
+}
+
+
+@pytest.fixture
+def client(start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path) -> Iterator[Client]:
+    client = start(tmp_path, redis_url=redis_server.url)
+    yield client
+    client.close()
+
+
+def click(user_id: str, event_id: str) -> dict[str, object]:
+    return {"user_id": user_id, "item_id": "item-1", "event_id": event_id}
+
+
+def recovers(client: Client, event: dict[str, object]) -> bool:
+    """Whether the event is taken in time."""
+    give_up_at_s = time.monotonic() + RECOVERY_S
+    while time.monotonic() < give_up_at_s:
+        if client.post("/v1/events", json=event).status_code == 200:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
+def test_nothing_is_acknowledged_popular_items_flow_and_it_passes(
+    client: Client, redis_server: RedisServer, failure: Failure
+) -> None:
+    client.click("ada", "item-1", "item-2")
+    failure.cause(redis_server)
+    for event_id in ("a", "b"):
+        begin_s = time.monotonic()
+        answer = client.post("/v1/events", json=click("ada", event_id))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert client.recommend("ada")["source"] == ("personalised" if failure.readable else "popular")
+        assert client.get("/v1/users/ada").status_code == (200 if failure.readable else 503)
+        assert time.monotonic() - begin_s < 3 * PATIENCE_S
+    assert client.get("/readyz").status_code == 200
+
+    failure.heal(redis_server)
+    assert recovers(client, click("ada", "a"))
+    assert client.recommend("ada")["source"] == "personalised"
+    logged = [event.event_id for event in client.log("ada")]
+    assert len(logged) == len(set(logged))
+    assert set(logged[2:]) - {"b"} == {"a"}  # an unanswered event may have been taken, then it counts once
+    assert client.get("/v1/users/ada").json()["event_count"] == len(logged)
+
+
+def test_the_service_starts_without_redis_and_finds_it_later(
+    start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path
+) -> None:
+    redis_server.kill()
+    client = start(tmp_path, redis_url=redis_server.url)
+    assert client.get("/readyz").status_code == 200
+    assert client.recommend("ada")["source"] == "popular"
+    assert client.post("/v1/events", json=click("ada", "a")).status_code == 503
+    redis_server.start()
+    assert recovers(client, click("ada", "a"))
+    assert client.recommend("ada")["source"] == "personalised"
+    client.close()
+
+
+def test_states_and_log_are_there_after_redis_was_killed(client: Client, redis_server: RedisServer) -> None:
+    client.click("ada", "item-1", "item-2", "item-3")
+    before = client.get("/v1/users/ada").json()
+    redis_server.kill()
+    redis_server.start()
+    assert recovers(client, click("bob", "b"))
+    assert client.get("/v1/users/ada").json() == before
+    assert [event.item_id for event in client.log("ada")] == ["item-1", "item-2", "item-3"]
+
+
+def test_services_share_users_at_once_and_prefixes_part_them(
+    client: Client, start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path
+) -> None:
+    twin = start(tmp_path, redis_url=redis_server.url)
+    stranger = start(tmp_path, redis_url=redis_server.url, redis_prefix="other")
+    for n in range(1, 6):
+        client.click("ada", f"item-{2 * n}")
+        twin.click("ada", f"item-{2 * n + 1}")
+        states = [one.get("/v1/users/ada").json() for one in (client, twin)]
+        assert states[0] == states[1]
+        assert (states[0]["event_count"], states[0]["last_item_id"]) == (2 * n, f"item-{2 * n + 1}")
+    assert stranger.get("/v1/users/ada").status_code == 404
+    twin.close()
+    stranger.close()
+
+
+def test_the_password_of_the_settings_is_used_and_a_wrong_one_ends_the_start(
+    start: Callable[..., Client], redis_server: RedisServer, model_dir: Path, tmp_path: Path
+) -> None:
+    password = "p@ss/w:rd#é"
+    redis_server.client.acl_setuser("shop", enabled=True, passwords=[f"+{password}"], keys="*", commands=["+@all"])
+    url = f"redis://shop@127.0.0.1:{redis_server.port}"
+    client = start(tmp_path, redis_url=url, redis_password=password)
+    client.click("ada", "item-1")
+    client.close()
+    wrong = Settings(model_dir=model_dir, redis_url=url, redis_password="wrong")
+    with pytest.raises(StorageUnavailable, match=r"(?i)password"):
+        asyncio.run(open_store(wrong, generation_of(load(model_dir))))
+
+
+@pytest.mark.parametrize(
+    ("url", "with_it"),
+    [
+        ("redis://db:6379/0", "redis://:p%40@db:6379/0"),
+        ("redis://shop:old@db", "redis://shop:p%40@db"),
+        ("rediss://shop@db:1/2?timeout=3", "rediss://shop:p%40@db:1/2?timeout=3"),
+        ("unix:///run/redis.sock?db=1", "unix://:p%40@/run/redis.sock?db=1"),
+    ],
+)
+def test_a_password_takes_its_place_in_the_url(url: str, with_it: str) -> None:
+    assert with_password(url, "p@") == with_it

@@ -1,0 +1,321 @@
+"""The service as a process: it starts or says why not, refuses raw nonsense, and goes down without losing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from app.main import serve
+from app.settings import Settings
+from model.artifact.model_directory import ArtifactError
+from storage.errors import StorageUnavailable
+from tests.app.conftest import logged_events
+from tests.storage.redis.servers import RedisServer
+
+ROOT = Path(__file__).parents[3]
+SERVE = "from app.main import serve; from app.settings import Settings; serve(Settings())"
+START_TIMEOUT_S = 60
+EXIT_TIMEOUT_S = 30
+
+
+class Process:
+    """``serve`` in a process of its own, on a free port, set by its environment as operators do."""
+
+    def __init__(self, log: Path, environment: Mapping[str, str] | None = None, /, **settings: object) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        environment = {**inherited, **(environment or {})}
+        environment |= {f"LISAREC_{name.upper()}": str(value) for name, value in {"port": 0, **settings}.items()}
+        self._log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen([sys.executable, "-c", SERVE], cwd=ROOT, env=environment, stderr=file)
+
+    def wait_until_ready(self) -> None:
+        port = self._wait_for(r"running on http://127\.0\.0\.1:(\d+)")[1]
+        self.address = ("127.0.0.1", int(port))
+        self.url = f"http://127.0.0.1:{port}"
+        self._wait_for("startup complete")
+
+    def _wait_for(self, pattern: str) -> re.Match[str]:
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < give_up_at:
+            if match := re.search(pattern, self.log()):
+                return match
+            assert self.process.poll() is None, self.log()
+            time.sleep(0.02)
+        raise AssertionError(f"no {pattern!r} in: {self.log()}")
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def exit_code(self) -> int:
+        return self.process.wait(EXIT_TIMEOUT_S)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def launch(model_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start a process over the tiny model; it is killed when the test leaves it behind."""
+    launched: list[Process] = []
+
+    def launch_process(**settings: object) -> Process:
+        settings = {"model_dir": model_dir, "data_dir": tmp_path / "state", **settings}
+        launched.append(Process(tmp_path / f"log-{len(launched)}", **settings))
+        launched[-1].wait_until_ready()
+        return launched[-1]
+
+    yield launch_process
+    for process in launched:
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """One process for the tests that do not end it."""
+    directory = tmp_path_factory.mktemp("server")
+    process = Process(directory / "log", model_dir=model_dir, data_dir=directory)
+    process.wait_until_ready()
+    yield process
+    process.kill()
+
+
+class Clicker(threading.Thread):
+    """Posts one event after the other on one connection until the server is gone; remembers what was acknowledged."""
+
+    def __init__(self, url: str, user_id: str) -> None:
+        super().__init__()
+        self._url = url
+        self.user_id = user_id
+        self.acknowledged: list[str] = []
+        self.statuses: set[int] = set()
+        self.start()
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url) as client:
+            for n in range(1_000_000):
+                event = {"event_id": f"e-{n}", "user_id": self.user_id, "item_id": "item-1"}
+                try:
+                    response = client.post("/v1/events", json=event)
+                except httpx.TransportError:
+                    return
+                self.statuses.add(response.status_code)
+                if response.status_code == 200:
+                    self.acknowledged.append(event["event_id"])
+
+
+def raw_exchange(address: tuple[str, int], request: bytes) -> bytes:
+    """Send bytes, and return what comes back until the server closes or is silent."""
+    with socket.create_connection(address, timeout=5) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while chunk := connection.recv(65_536):
+            answer += chunk
+    return answer
+
+
+def logged_ids(model_dir: Path, data_dir: Path, user_id: str, **settings: Any) -> list[str]:
+    events = asyncio.run(logged_events(Settings(model_dir=model_dir, data_dir=data_dir, **settings), user_id))
+    return [event.event_id for event in events]
+
+
+def test_a_body_that_never_arrives_is_refused_in_time(launch: Callable[..., Process]) -> None:
+    process = launch(body_timeout_s=0.5, drain_s=0)
+    with socket.create_connection(process.address, timeout=EXIT_TIMEOUT_S) as slow:
+        slow.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        answer = b""
+        while b"}}" not in answer and (chunk := slow.recv(65_536)):  # head and body may come apart
+            answer += chunk
+    assert answer.startswith(b"HTTP/1.1 408"), answer
+    assert b'"body_too_slow"' in answer
+
+
+def test_sigterm_answers_what_was_accepted_and_loses_nothing(
+    launch: Callable[..., Process], model_dir: Path, tmp_path: Path
+) -> None:
+    process = launch(drain_s=1)
+    assert httpx.get(f"{process.url}/readyz").status_code == 200
+    clickers = [Clicker(process.url, f"user-{n}") for n in range(6)]
+
+    body = b'{"event_id": "slow", "user_id": "slow", "item_id": "item-1"}'
+    head = b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    slow = socket.create_connection(process.address, timeout=EXIT_TIMEOUT_S)
+    slow.sendall(head + body[:10])
+    time.sleep(0.5)
+    process.terminate()
+    time.sleep(0.2)
+    draining = httpx.get(f"{process.url}/readyz")
+    assert (draining.status_code, draining.json()["error"]["code"]) == (503, "draining")
+    assert draining.headers["connection"] == "close"
+    assert httpx.get(f"{process.url}/healthz").status_code == 200
+    time.sleep(1.5)  # by now the door is closed
+    slow.sendall(body[10:])
+    assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
+    slow.close()
+
+    assert process.exit_code() == 0, process.log()
+    assert logged_ids(model_dir, tmp_path / "state", "slow") == ["slow"]
+    for clicker in clickers:
+        clicker.join(EXIT_TIMEOUT_S)
+        assert clicker.statuses == {200}
+        assert len(clicker.acknowledged) > 10
+        logged = logged_ids(model_dir, tmp_path / "state", clicker.user_id)
+        assert logged[: len(clicker.acknowledged)] == clicker.acknowledged
+        assert len(logged) <= len(clicker.acknowledged) + 1  # the one whose answer did not arrive
+    assert "Traceback" not in process.log()
+
+
+def test_ctrl_c_does_not_wait_for_a_load_balancer(launch: Callable[..., Process]) -> None:
+    process = launch(drain_s=600)
+    process.process.send_signal(signal.SIGINT)
+    assert process.exit_code() == 0
+    assert "Traceback" not in process.log()
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_workers_share_the_users(launch: Callable[..., Process], store: str, request: pytest.FixtureRequest) -> None:
+    redis_url = request.getfixturevalue("redis_server").url if store == "redis" else ""
+    process = launch(workers=2, port=free_port(), drain_s=0, redis_url=redis_url)
+    with httpx.Client(base_url=process.url, timeout=30) as client:
+        client.post("/v1/events", json={"user_id": "ada", "item_id": "item-0"})
+    counts = []
+    for n in range(1, 8):  # a connection each, so that both workers are asked
+        httpx.post(f"{process.url}/v1/events", json={"user_id": "ada", "item_id": f"item-{n}"})
+        counts.append(httpx.get(f"{process.url}/v1/users/ada").json()["event_count"])
+    assert counts == list(range(2, 9))
+    body = b'{"user_id": "slow", "item_id": "item-1"}'
+    with socket.create_connection(process.address, timeout=EXIT_TIMEOUT_S) as slow:
+        slow.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{" % len(body))
+        process.terminate()
+        wait_until_refused(process.address)
+        slow.sendall(body[1:])
+        assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
+    assert process.exit_code() == 0
+
+
+def wait_until_refused(address: tuple[str, int]) -> None:
+    """Until nobody is let in any more, to wait for workers that have closed the door."""
+    give_up_at = time.monotonic() + EXIT_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection(address).close()
+        except ConnectionRefusedError:
+            return
+        assert time.monotonic() < give_up_at
+        time.sleep(0.1)
+
+
+def test_workers_end_with_the_parent_that_was_killed(launch: Callable[..., Process]) -> None:
+    process = launch(workers=2, port=free_port(), drain_s=0)
+    assert httpx.get(f"{process.url}/readyz").status_code == 200
+    workers = psutil.Process(process.process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    process.kill()
+    _, left = psutil.wait_procs(workers, timeout=EXIT_TIMEOUT_S)
+    assert left == []
+
+
+def test_what_was_acknowledged_outlives_a_redis_that_was_killed(
+    launch: Callable[..., Process], model_dir: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    process = launch(redis_url=redis_server.url, drain_s=0)
+    clickers = [Clicker(process.url, f"user-{n}") for n in range(4)]
+    for _ in range(3):
+        time.sleep(0.5)
+        redis_server.kill()
+        time.sleep(0.2)
+        redis_server.start()
+    time.sleep(1)
+    process.terminate()
+    assert process.exit_code() == 0, process.log()
+    for clicker in clickers:
+        clicker.join(EXIT_TIMEOUT_S)
+        assert clicker.statuses == {200, 503}
+        logged = logged_ids(model_dir, tmp_path / "state", clicker.user_id, redis_url=redis_server.url)
+        assert len(set(logged)) == len(logged)
+        assert set(clicker.acknowledged) <= set(logged)
+
+
+def test_raw_nonsense_is_refused_and_harms_nobody(server: Process) -> None:
+    nonsense = [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS to a plain port
+        b"GET\r\n\r\n",
+        b"GET /v1/users/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST /v1/events HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ]
+    for request in nonsense:
+        answer = raw_exchange(server.address, request)
+        if answer:
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400"), request
+            assert json.loads(body)["error"]["code"] in ("not_http", "invalid_json"), request
+    raw_exchange(server.address, b'POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"user_id"')
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/readyz").status_code == 200
+        assert client.get("/v1/users/a%2Fb").status_code == 404
+        counted = 'lisarec_request_seconds_count{method="other",route="unmatched",status="400"} '
+        assert counted in client.get("/metrics").text
+    assert "Traceback" not in server.log()
+    assert "Invalid HTTP" not in server.log()  # or anybody could fill it
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_large_upload_gets_its_413(server: Process, declared: bool) -> None:
+    chunks = [b" " * 65_536] * 64
+    with httpx.Client(base_url=server.url) as client:
+        response = client.post("/v1/events", content=b"".join(chunks) if declared else iter(chunks))
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+        assert client.get("/readyz").status_code == 200  # the connection is still good
+
+
+def test_a_client_that_asks_before_it_sends_much_is_told_not_to(server: Process) -> None:
+    head = b"POST /v1/events HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2000000\r\n\r\n"
+    assert raw_exchange(server.address, head).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    ("settings", "failure", "said"),
+    [
+        ({"model_dir": "no-such-model"}, ArtifactError, "run 'lisarec train"),
+        ({"redis_url": "http://127.0.0.1"}, ValueError, "redis://"),
+        ({"data_dir": "/dev/null/state"}, StorageUnavailable, "cannot open"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    model_dir: Path, tmp_path: Path, settings: dict[str, Any], failure: type[Exception], said: str
+) -> None:
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(failure, match=said):
+            serve(Settings(**{"model_dir": model_dir, "data_dir": tmp_path, **settings}))
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port

@@ -1,0 +1,229 @@
+"""The loop closed by real processes: serve, collect, archive, train on the archive, serve again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.cli.main import main
+from app.jobs.datasets.synthetic_shop import generate
+from model.data.interactions import DataError, Interactions
+from model.data.readers import read_interactions
+from storage.archive.reader import ArchiveReader
+from storage.archive.writer import ArchiveWriter
+from storage.redis.store import RedisStore
+from tests.app.http.test_server_process import free_port
+from tests.storage.oracles.random_events import click, make_generation
+from tests.storage.redis.servers import RedisServer
+
+ROOT = Path(__file__).parents[3]
+START_TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("shop")
+    generate(directory, shoppers=120)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("models") / "first"
+    run("train", "--data", shop, "--out", out, "--epochs", 1)
+    return out
+
+
+def run(*arguments: object) -> str:
+    """A command in a process of its own, which succeeds; what it says."""
+    command = [sys.executable, "-m", "app", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+
+
+@contextmanager
+def serving(directory: Path, *arguments: object) -> Iterator[str]:
+    """The address of a service that is ready."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-m", "app", "serve", "--port", str(port), *map(str, arguments)]
+    with (
+        (directory / "serve.log").open("a") as log,
+        subprocess.Popen(command, cwd=ROOT, stderr=log, env=environment()) as process,
+    ):
+        try:
+            give_up_s = time.monotonic() + START_TIMEOUT_S
+            while not is_ready(url):
+                assert process.poll() is None, (directory / "serve.log").read_text()
+                assert time.monotonic() < give_up_s
+                time.sleep(0.05)
+            yield url
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def histories(interactions: Interactions) -> dict[str, list[tuple[str, str, int]]]:
+    """Item, type and time of each user's events, in order."""
+    users: dict[str, list[tuple[str, str, int]]] = {user_id: [] for user_id in interactions.user_ids}
+    for user, item, type_, time_us in zip(
+        interactions.user, interactions.item, interactions.type, interactions.timestamp_us, strict=True
+    ):
+        event = interactions.item_ids[item], interactions.type_names[type_], int(time_us)
+        users[interactions.user_ids[user]].append(event)
+    return users
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_what_was_served_is_archived_trained_on_and_served_again(
+    shop: Path, model: Path, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    archive_dir, second = tmp_path / "archive", tmp_path / "second"
+    if kind == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        place = ("--redis-url", server.url)
+    else:
+        place = ("--data-dir", str(tmp_path / "state"))
+    keep = ("--keep-tail", 0) if kind == "redis" else ()
+    with serving(tmp_path, "--model", model, *place, "--archive-dir", archive_dir) as url:
+        run("replay", "--data", shop, "--url", url)
+        time.sleep(0.01)  # the newest events are older than 0 s
+        said = run("archive", *place, "--archive-dir", archive_dir, "--once", *keep)
+        events = len(read_interactions(shop))
+        assert f"{events:,} events archived" in said
+        assert "0 events archived" in run("archive", *place, "--archive-dir", archive_dir, "--once", *keep)
+        assert f"{events:,} known before" in run("replay", "--data", shop, "--url", url)
+
+    assert histories(read_interactions(archive_dir)) == histories(read_interactions(shop))
+    assert read_interactions(archive_dir / "tenant=main").sha256 == read_interactions(archive_dir).sha256
+    (archive_dir / "items.tsv.gz").write_bytes((shop / "items.tsv.gz").read_bytes())
+    run("train", "--data", archive_dir, "--out", second, "--epochs", 1)
+    assert "120 users" in run("evaluate", "--model", second, "--data", archive_dir)
+    rebuilt = run("rebuild", "--model", second, *place, "--archive-dir", archive_dir)
+    assert f"{events:,} events of" in rebuilt
+    with serving(tmp_path, "--model", second, *place, "--archive-dir", archive_dir) as url:
+        user_id = max(histories(read_interactions(shop)).items(), key=lambda user: len(user[1]))[0]
+        assert httpx.get(f"{url}/v1/users/{user_id}/recommendations").json()["source"] == "personalised"
+        count = len(histories(read_interactions(shop))[user_id])
+        assert httpx.get(f"{url}/v1/users/{user_id}").json()["event_count"] == count  # folded again, from the archive
+
+
+def test_an_event_that_only_a_lost_archive_could_decide_gets_a_503(
+    shop: Path, model: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    archive_dir = tmp_path / "archive"
+    place = ("--model", model, "--redis-url", redis_server.url, "--archive-dir", archive_dir)
+
+    def post(url: str, event_id: str, user_id: str = "ada") -> httpx.Response:
+        return httpx.post(
+            f"{url}/v1/events", json={"event_id": event_id, "user_id": user_id, "item_id": "school-bag-red"}
+        )
+
+    with serving(tmp_path, *place) as url:
+        for number in range(30):
+            assert post(url, f"e{number}").json()["accepted"] == 1
+        time.sleep(0.01)
+        run("archive", "--redis-url", redis_server.url, "--archive-dir", archive_dir, "--once", "--keep-tail", 0)
+        archive_dir.rename(tmp_path / "elsewhere")
+        for event_id in ("e0", "never-seen"):
+            refused = post(url, event_id)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
+            assert refused.headers["retry-after"]
+        assert httpx.get(f"{url}/v1/users/ada/recommendations").json()["source"] == "personalised"
+        assert post(url, "e0", "somebody-new").json()["accepted"] == 1
+        without_id = httpx.post(f"{url}/v1/events", json={"user_id": "ada", "item_id": "school-bag-red"})
+        assert without_id.json()["accepted"] == 1
+        (tmp_path / "elsewhere").rename(archive_dir)
+        assert [post(url, event_id).json()["duplicates"] for event_id in ("e0", "never-seen")] == [1, 0]
+
+
+def test_archives_that_cannot_be_trained_on_say_why(tmp_path: Path) -> None:
+    with ArchiveWriter.open(tmp_path):
+        pass
+    with pytest.raises(DataError, match="no events yet; 'lisarec archive'"):
+        read_interactions(tmp_path)
+    (tmp_path / "archive.json").write_text("{}")
+    with pytest.raises(DataError, match="no list of archived files"):
+        read_interactions(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--redis-url", "redis://127.0.0.1:1"], "give the archive with --archive-dir"),
+        (["--redis-url", "r", "--data-dir", "d", "--archive-dir", "a"], "one of --redis-url and --data-dir"),
+        (["--data-dir", "no-such", "--archive-dir", "a"], "there is no 'no-such/lisarec.sqlite3'"),
+        (["--redis-url", "redis://127.0.0.1:1", "--archive-dir", "a"], "Redis failed"),
+        (["--redis-url", "http://127.0.0.1:1", "--archive-dir", "a"], "redis://"),
+    ],
+)
+def test_what_cannot_be_archived_says_why(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("LISAREC_")]:
+        monkeypatch.delenv(name)
+    with pytest.raises(SystemExit) as exit_:
+        main(["archive", "--once", *arguments])
+    assert exit_.value.code
+    assert said in capsys.readouterr().err.replace("\n", " ").replace("│ ", "")
+
+
+def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_server: RedisServer) -> None:
+    archive_dir = tmp_path / "archive"
+    command = [sys.executable, "-m", "app", "archive", "--redis-url", redis_server.url]
+    options = ["--archive-dir", str(archive_dir), "--every", "0.1"]
+    with subprocess.Popen(
+        [*command, *options], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+
+        def wait_for(words: str) -> None:
+            assert process.stdout is not None
+            said = [process.stdout.readline()]
+            while words not in said[-1]:
+                assert said[-1], said  # else it has ended
+                said.append(process.stdout.readline())
+
+        try:
+            wait_for("will try again: no service has used the key prefix 'lisarec' yet")
+            asyncio.run(append(redis_server, "e1"))
+            wait_for("1 events archived")
+            redis_server.kill()
+            wait_for("will try again: Redis failed")
+            redis_server.start()
+            asyncio.run(append(redis_server, "e2"))
+            wait_for("1 events archived")
+        finally:
+            process.kill()
+    found = ArchiveReader(archive_dir).read(lambda snapshot: snapshot.entries("main", "u"))
+    assert [entry.event.event_id for entry in found] == ["e1", "e2"]
+
+
+async def append(server: RedisServer, event_id: str) -> None:
+    store = await RedisStore.open(server.url, [make_generation()])
+    await store.append("main", [click(event_id)])
+    await store.close()

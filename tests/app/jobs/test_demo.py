@@ -1,0 +1,187 @@
+"""The demo as a newcomer meets it: started by one command, tried with the two lines it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, expect
+from rich.console import Console
+
+from app.jobs.datasets.synthetic_shop import GOODS, generate
+from app.jobs.demo import demo, invitation
+from app.main import PortTaken
+from docs import screenshots
+from model.data.readers import read_interactions, read_items
+
+READY_WITHIN_S = 180
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """The process, its port, and the file that takes what it prints."""
+    port, printed = free_port(), directory / "printed"
+    root = Path(__file__).parents[3]
+    with printed.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app", "demo", "--port", str(port), *options],
+            cwd=directory,
+            env=os.environ | {"PYTHONPATH": str(root)},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_until_ready(process, port, printed)
+        yield process, port, printed
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def running_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    with running(tmp_path_factory.mktemp("demo")) as demo:
+        yield demo
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], port: int, printed: Path) -> None:
+    give_up_s = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < give_up_s and process.poll() is None:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/readyz").is_success:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    pytest.fail(f"the demo did not become ready; it said: {printed.read_text()}")
+
+
+def curl(line: str) -> dict[str, object]:
+    """Do what ``curl`` would do with the line."""
+    words = shlex.split(line)
+    url = next(word for word in words if word.startswith("http"))
+    if "-d" not in words:
+        return httpx.get(url).raise_for_status().json()
+    kind = words[words.index("-H") + 1].split(": ")
+    body = words[words.index("-d") + 1]
+    return httpx.post(url, content=body, headers=dict([kind])).raise_for_status().json()
+
+
+def test_three_clicks_steer_the_list(running_demo: tuple[subprocess.Popen[bytes], int, Path]) -> None:
+    """Three goods of a range in order: then the next one comes first, and most of the list is of that range."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{running_demo[1]}/v1", timeout=60) as client:
+
+        def recommended(user_id: str) -> list[dict[str, Any]]:
+            items = client.get(f"/users/{user_id}/recommendations").raise_for_status().json()["items"]
+            return [client.get(f"/items/{item['item_id']}").json() for item in items]
+
+        popular = recommended("nobody")
+        before, after, first = [], [], []
+        for finishes, ranges in GOODS.values():
+            for name, goods in ranges.items():
+                user_id = name.replace(" ", "-")
+                for good in goods[:3]:
+                    item, *_ = client.get("/items", params={"query": f"{good}, {finishes[0]}"}).json()["items"]
+                    client.post("/events", json={"user_id": user_id, "item_id": item["item_id"]}).raise_for_status()
+                steered = recommended(user_id)
+                before.append(sum(name in item["categories"] for item in popular))
+                after.append(sum(name in item["categories"] for item in steered))
+                first.append(steered[0]["title"].startswith(goods[3]))
+    assert np.mean(before) < 1
+    assert min(after) >= 4
+    assert np.mean(after) > 6.5
+    assert np.mean(first) > 0.8
+
+
+def test_its_page_shows_users_of_the_data_and_how_clicks_steer(
+    running_demo: tuple[subprocess.Popen[bytes], int, Path], browser: Browser, tmp_path: Path
+) -> None:
+    """As the screenshots of the documentation are taken: in a range of goods, its others come next."""
+    _, port, printed = running_demo
+    (user_id,) = re.findall("Users of the data can be opened there, '(.*)' for instance", printed.read_text())
+    interactions = read_interactions(printed.parent / "var/demo/shop")
+    bought = [interactions.item_ids[item] for item in interactions.item[: interactions.starts[1]]]
+    address = f"http://127.0.0.1:{port}/playground/"
+    screenshots.save_screenshot(browser, address, tmp_path / "picture.png", screenshots.SCREENSHOTS["light"])
+    assert (tmp_path / "picture.png").read_bytes()[16:24] == b"\0\0\5\0\0\0\4\x42"  # 1280 by 1090
+    expect.set_options(timeout=30_000)
+    page = browser.new_page()
+    page.goto(address)
+    shown = page.locator("#recommendations .item b")
+    cycling = tuple(GOODS["Outdoor"][1]["Cycling"])
+    shares = []
+    for item_id in (None, *screenshots.CLICKS):
+        if item_id is not None:
+            screenshots.click(page, item_id)
+        expect(shown).to_have_count(10)
+        shares.append(sum(title.startswith(cycling) for title in shown.all_inner_texts()) / 10)
+    assert shares[0] <= 0.1
+    assert shares[-1] >= 0.6
+    page.fill("#user", user_id)
+    page.keyboard.press("Enter")
+    expect(page.locator("#state-size")).to_have_text(f"{len(bought)} events")
+    expect(page.locator("#history li").first).to_have_attribute("data-item-id", bought[-1])
+    page.close()
+
+
+def test_the_printed_lines_show_a_recommender_that_learns(
+    running_demo: tuple[subprocess.Popen[bytes], int, Path],
+) -> None:
+    process, port, printed = running_demo
+    click, question = [line for line in printed.read_text().splitlines() if line.strip().startswith("curl ")]
+    assert f"127.0.0.1:{port}" in click
+    before = curl(question)
+    assert curl(click) == {"accepted": 1, "duplicates": 0, "unknown_items": 0}
+    after = curl(question)
+    assert (before["source"], after["source"]) == ("popular", "personalised")
+    assert before["items"] != after["items"]
+    assert len(after["items"]) == 5
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+
+
+def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"port {port} .* cannot be used .*; choose another one: .*--port 8001"):
+            demo(None, port, Console(quiet=True), tmp_path / "demo")
+    assert not (tmp_path / "demo").exists()
+
+
+def test_the_invitation_is_about_an_item_of_the_data(tmp_path: Path) -> None:
+    generate(tmp_path, shoppers=50)
+    titles = read_items(tmp_path).titles
+    said = invitation(read_interactions(tmp_path), titles, 8000)
+    click = next(line for line in said.splitlines() if "/events" in line)
+    assert repr(titles[json.loads(shlex.split(click)[-1])["item_id"]]) in said
+
+
+def test_it_does_the_same_on_other_data(shared_data: Path, tmp_path: Path) -> None:
+    data = shared_data / "tiny"
+    titles = read_items(data).titles
+    with running(tmp_path, "--data", str(data)) as (_, port, printed):
+        click, question = [line for line in printed.read_text().splitlines() if line.strip().startswith("curl ")]
+        curl(click)
+        answer = curl(question)
+        assert answer["source"] == "personalised"
+        assert all(item["item_id"] in titles for item in answer["items"])  # type: ignore[attr-defined]
+        assert f"http://127.0.0.1:{port}/playground" in printed.read_text()
+        assert "<title>lisarec playground" in httpx.get(f"http://127.0.0.1:{port}/playground/").text

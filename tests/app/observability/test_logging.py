@@ -1,0 +1,153 @@
+"""Log lines: whatever is in them, each stays a line, and says which request it is about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.http.middleware.request_metrics import RequestTimer
+from app.observability import tracing
+from app.observability.log_format import CONTROL, LINES_A_SECOND, OWN, JsonLines, TextLines
+from app.observability.metrics import Metrics
+from app.observability.tracing import Trace
+from tests.app.conftest import Client
+from tests.storage.redis.servers import RedisServer
+
+ROOT = Path(__file__).parents[3]
+NASTY = st.text() | st.sampled_from(
+    ["a\nINFO forged", "a\r\n\x1b[2J", "\u2028x\u0085y", "\ud800", '"}\n{"level":"info']
+)
+
+
+def record_of(message: str, fault: str | None = None) -> logging.LogRecord:
+    exc_info = None
+    if fault is not None:
+        try:
+            raise ValueError(fault)
+        except ValueError:
+            exc_info = sys.exc_info()
+    return logging.LogRecord("app.somewhere", logging.WARNING, __file__, 1, "it was %s", (message,), exc_info)
+
+
+@settings(max_examples=50)
+@given(NASTY, NASTY | st.none())
+def test_a_json_line_is_one_line_with_everything_in_it(message: str, fault: str | None) -> None:
+    line = JsonLines().format(record_of(message, fault))
+    assert line.isascii()
+    assert len(line.splitlines()) == 1
+    said = json.loads(line)
+    assert (said["message"], said["level"]) == (f"it was {message}", "warning")
+    if fault is not None:
+        assert said["exception"].endswith(f"ValueError: {fault}" if fault else "ValueError")
+
+
+@settings(max_examples=50)
+@given(NASTY, NASTY | st.none())
+def test_in_text_only_the_first_line_looks_like_a_record(message: str, fault: str | None) -> None:
+    first, *others = TextLines().format(record_of(message, fault)).split("\n")
+    assert " WARNING " in first
+    assert all(line.startswith("    ") for line in others)
+    assert (fault is None) == (not others)
+    for line in (first, *others):
+        assert not CONTROL.search(line)
+        assert len(line.splitlines()) == 1
+
+
+def test_a_line_carries_the_id_of_the_request_at_hand() -> None:
+    token = tracing.current.set(Trace(b"abc-1"))
+    try:
+        assert json.loads(JsonLines().format(record_of("x")))["request_id"] == "abc-1"
+        assert " [abc-1] app.somewhere: " in TextLines().format(record_of("x"))
+    finally:
+        tracing.current.reset(token)
+    assert "request_id" not in json.loads(JsonLines().format(record_of("x")))
+
+
+@pytest.fixture
+def log() -> Iterator[StringIO]:
+    """What a service would write from level info on."""
+    written = StringIO()
+    output = logging.StreamHandler(written)
+    output.setFormatter(JsonLines())
+    own = [logging.getLogger(name) for name in OWN]
+    for logger in own:
+        logger.addHandler(output)
+        logger.setLevel(logging.INFO)
+    yield written
+    for logger in own:
+        logger.removeHandler(output)
+        logger.setLevel(logging.NOTSET)
+
+
+def test_the_service_logs_what_is_slow_or_fails_and_never_whom_it_is_about(
+    start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer, log: StringIO
+) -> None:
+    client = start(tmp_path, redis_url=redis_server.url, slow_request_s=1e-9)
+
+    def call_everything(request_id: str) -> None:
+        headers = {"X-Request-ID": request_id}
+        event = {"user_id": "whisper-1", "item_id": "item-1", "event_id": "hush-1"}
+        client.post("/v1/events", json=event, headers=headers)
+        client.get("/v1/users/whisper-1/recommendations?exclude_seen=all", headers=headers)
+        client.get("/v1/users/whisper-1", headers=headers)
+        client.get("/v1/users/whisper-1/events", headers=headers)
+        client.post("/v1/users/whisper-1/merge", json={"from": "whisper-2"}, headers=headers)
+        client.get("/whisper-1/no/such/route", headers=headers)
+
+    call_everything("calm")
+    redis_server.kill()
+    time.sleep(1)  # only so many lines a second
+    call_everything("storm")
+    redis_server.start()
+    client.request("DELETE", "/v1/users/whisper-1/events/hush-1")
+    client.request("DELETE", "/v1/users/whisper-1")
+    client.close()
+    said = log.getvalue()
+    assert "whisper" not in said
+    assert "hush" not in said
+    lines = [json.loads(line) for line in said.splitlines()]
+    by_request = {
+        wanted: [line["message"] for line in lines if line.get("request_id") == wanted] for wanted in ("calm", "storm")
+    }
+    assert any(said.startswith("GET /v1/users/{user_id}/recommendations answered 200") for said in by_request["calm"])
+    assert any(said.startswith("POST /v1/events answered 503 after ") for said in by_request["storm"])
+    # said once for all whose requests were in the batch
+    assert any("answering with popular items" in line["message"] for line in lines if "request_id" not in line)
+
+
+def test_what_is_said_for_every_request_does_not_fill_the_log_either() -> None:
+    program = """if True:
+        import logging, sys
+        from app import logs
+        logs.configure("info", "json")
+        logger = logging.getLogger("app.somewhere")
+        for number in range(500):
+            logger.warning("the store cannot be read: %d", number)
+        logger.warning("something else")
+    """
+    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stderr
+    messages = [json.loads(line)["message"] for line in said.splitlines()]
+    assert messages[:2] == ["the store cannot be read: 0", "the store cannot be read: 1"]
+    assert LINES_A_SECOND < len(messages) <= 3 * LINES_A_SECOND  # a second may end meanwhile
+    assert messages[-1] == "something else"
+
+
+@pytest.mark.parametrize("lines", [3, 500])
+def test_overload_does_not_fill_the_log(lines: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def app(*_: object) -> None: ...
+
+    timer = RequestTimer(app, Metrics().requests, 1.0)
+    for _ in range(lines):
+        timer._log("GET", "/v1/model", 503, 0.1)
+    assert len(caplog.records) <= min(lines, 3 * LINES_A_SECOND)  # a second may end meanwhile
+    assert len(caplog.records) >= min(lines, LINES_A_SECOND)

@@ -1,0 +1,219 @@
+"""Numbers: of where a request's time went, of what fails, and of several workers together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.http.state import SAMPLE_EVERY_S
+from app.jobs.archive import ArchiverMetrics, ArchiverPlan
+from app.jobs.archive import run_archiver as archive
+from app.observability.buffered_histogram import BufferedHistogram
+from app.observability.metrics import LATENCY_BUCKETS_S
+from storage.archive.writer import ArchiveWriter
+from tests.app.conftest import Client
+from tests.app.http.test_server_process import Process, free_port
+
+Labels = tuple[tuple[str, str], ...]
+PATIENCE_S = 60
+
+
+def samples(text: str) -> dict[tuple[str, Labels], float]:
+    """By name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def samples_of(registry: CollectorRegistry) -> dict[tuple[str, Labels], float]:
+    return samples(generate_latest(registry).decode())
+
+
+def scrape(url: str) -> dict[tuple[str, Labels], float]:
+    """On a connection of its own, so that any of the workers answers."""
+    return samples(httpx.get(f"{url}/metrics").raise_for_status().text)
+
+
+def value(found: dict[tuple[str, Labels], float], name: str, **labels: str) -> float:
+    return found[name, tuple(sorted(labels.items()))]
+
+
+def spans_of(response: httpx.Response) -> dict[str, float]:
+    """Milliseconds by name, of the header Server-Timing."""
+    pairs = re.findall(r"(\w+);dur=([0-9.]+)", response.headers.get("server-timing", ""))
+    return {name: float(ms) for name, ms in pairs}
+
+
+def test_recommendations_say_where_their_time_went(client: Client) -> None:
+    client.click("ada", "item-1")
+    for response in (
+        client.get("/v1/users/ada/recommendations"),
+        client.post("/v1/recommendations", json={"requests": [{"user_id": "ada"}, {"history": ["item-2"]}]}),
+    ):
+        spans = spans_of(response)
+        assert spans.keys() == {"store", "step", "scan"}
+        assert 0 < sum(spans.values()) < response.elapsed.total_seconds() * 1e3
+    assert spans_of(client.get("/v1/users/nobody/recommendations")).keys() == {"store"}
+    assert spans_of(client.post("/v1/recommendations", json={"history": ["item-2"]})).keys() == {"step", "scan"}
+    assert "server-timing" not in client.get("/v1/model").headers
+
+
+def test_the_stages_of_a_batch_are_counted(client: Client) -> None:
+    client.click("ada", "item-1")
+    client.post("/v1/recommendations", json={"requests": [{"user_id": "ada"}, {"history": ["item-2"]}]})
+    found = samples(client.get("/metrics").text)
+    assert value(found, "lisarec_batch_queries_sum") == 2
+    assert value(found, "lisarec_engine_seconds_count", stage="step") == 1
+    assert value(found, "lisarec_engine_seconds_count", stage="scan") == 1
+    assert value(found, "lisarec_store_seconds_count", call="append") == 1
+    assert value(found, "lisarec_store_seconds_count", call="states") == 1
+
+
+def test_what_is_served_is_told(client: Client) -> None:
+    model = client.get("/v1/model").json()
+    found = samples(client.get("/metrics").text)
+    labels = {"tenant": "main", "generation": model["generation"], "tag": model["tag"]}
+    assert value(found, "lisarec_generation", **labels) == 1
+    assert value(found, "lisarec_state_bytes", tenant="main") > 100
+    assert value(found, "lisarec_queue_depth", queue="requests") == 1  # the one that asks
+
+
+def test_how_far_the_archive_is_behind_the_log_is_told(start: Callable[..., Client], tmp_path: Path) -> None:
+    archive_dir = tmp_path / "archive"
+    client = start(tmp_path / "state", archive_dir=archive_dir)
+    client.click("ada", "item-1")
+
+    def lag_s() -> float | None:
+        client.runner.run(asyncio.sleep(1.2 * SAMPLE_EVERY_S))
+        return samples(client.get("/metrics").text).get(("lisarec_log_lag_seconds", ()))
+
+    assert lag_s() is None  # no archiver has ever taken a turn
+    once = ArchiverPlan(every_s=None, keep_tail_s=0, keep_days=None)
+    archive(client.settings.model_copy(update={"archive_dir": archive_dir}), once, print, ArchiverMetrics())
+    assert 0 < (lag_s() or 0) < PATIENCE_S
+    with ArchiveWriter.open(archive_dir) as writer:
+        writer.note_through(time.time() - 1000)
+    assert 1000 < (lag_s() or 0) < 1000 + PATIENCE_S
+    client.close()
+
+
+def test_failures_of_the_store_are_counted_by_call(client: Client) -> None:
+    client.close_store()
+    client.post("/v1/events", json={"user_id": "ada", "item_id": "item-1"})
+    client.recommend("ada", exclude_seen="all")
+    found = samples(client.get("/metrics").text)
+    for call in ("append", "states", "log"):
+        assert value(found, "lisarec_store_failures_total", call=call) == 1
+
+
+def test_a_request_keeps_its_sane_id_and_gets_one_otherwise(shared_client: Client) -> None:
+    def answered(**headers: str | bytes) -> str:
+        return str(shared_client.get("/healthz", headers=headers).headers["x-request-id"])
+
+    assert answered(**{"X-Request-ID": "a-b_c.9"}) == "a-b_c.9"
+    made = [
+        answered(),
+        answered(),
+        *(answered(**{"X-Request-ID": wrong}) for wrong in ("", "a b", "x" * 65, b"\xc3\x85")),
+    ]
+    assert all(re.fullmatch("[0-9a-f]{16}", one) for one in made)
+    assert len(set(made)) == len(made)
+
+
+@given(st.lists(st.floats(0, 20) | st.sampled_from(LATENCY_BUCKETS_S)))
+def test_what_is_buffered_is_what_would_have_been_observed(values: list[float]) -> None:
+    registries = [CollectorRegistry() for _ in range(2)]
+    once, later = (Histogram("x", "x", buckets=LATENCY_BUCKETS_S, registry=registry) for registry in registries)
+    buffered = BufferedHistogram(later, LATENCY_BUCKETS_S)
+    for place, value in enumerate(values):
+        once.observe(value)
+        buffered.observe(value)
+        if place % 3 == 0:
+            buffered.flush()
+    buffered.flush()
+    expected, found = ({key: v for key, v in samples_of(one).items() if key[0] != "x_created"} for one in registries)
+    assert found.keys() == expected.keys()
+    assert all(found[key] == pytest.approx(expected[key]) for key in expected)
+
+
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("temporary")
+
+
+@pytest.fixture(scope="module")
+def crowd(model_dir: Path, temporary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A service of two workers, with a place of its own for temporary files."""
+    directory = tmp_path_factory.mktemp("crowd")
+    process = Process(
+        directory / "log",
+        {"TMPDIR": str(temporary)},
+        model_dir=model_dir,
+        data_dir=directory / "state",
+        workers=2,
+        port=free_port(),
+        drain_s=0,
+        log_format="json",
+    )
+    process.wait_until_ready()
+    wait_until(lambda: len(workers(process.url)) == 2)
+    yield process
+    process.kill()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up_at_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_at_s
+        time.sleep(0.1)
+
+
+def workers(url: str) -> set[int]:
+    """Process ids."""
+    return {
+        int(dict(labels)["pid"]) for (name, labels), _ in scrape(url).items() if name == "process_resident_memory_bytes"
+    }
+
+
+def post_clicks(url: str, count: int) -> None:
+    for n in range(count):  # a connection each, so that both workers get some
+        event = {"user_id": f"user-{n}", "item_id": f"item-{n % 7}"}
+        httpx.post(f"{url}/v1/events", json=event).raise_for_status()
+
+
+def test_every_scrape_sees_the_sum_of_all_workers_and_no_count_dies_with_one(crowd: Process, temporary: Path) -> None:
+    def accepted() -> float:
+        return value(scrape(crowd.url), "lisarec_events_total", outcome="accepted")
+
+    def serving() -> float:
+        return sum(count for (name, _), count in scrape(crowd.url).items() if name == "lisarec_generation")
+
+    post_clicks(crowd.url, 40)
+    assert [accepted() for _ in range(8)] == [40] * 8
+    assert serving() == 2
+    before = workers(crowd.url)
+    os.kill(min(before), signal.SIGKILL)
+    wait_until(lambda: len(now := workers(crowd.url)) == 2 and now != before)
+    assert [accepted() for _ in range(8)] == [40] * 8
+    assert serving() == 2
+    post_clicks(crowd.url, 5)
+    assert accepted() == 45
+    crowd.terminate()
+    assert crowd.exit_code() == 0
+    assert list(temporary.iterdir()) == []
+    assert {json.loads(line)["level"] for line in crowd.log().splitlines()} >= {"info", "warning"}

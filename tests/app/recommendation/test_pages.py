@@ -1,0 +1,101 @@
+"""Pages of a list, and the cursors between them, on both stores."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.schemas.cursor import cursor_after, shown_before
+from app.schemas.fields import MAX_K
+from tests.app.conftest import GONE, Client, item_id
+from tests.app.recommendation.test_recommendations import ALL_ITEMS, item_ids, post
+
+
+def all_pages(client: Client, request: dict[str, Any]) -> Iterator[Any]:
+    cursor: str | None = ""
+    while cursor is not None:
+        page = post(client, **request, cursor=cursor)
+        yield page
+        cursor = page["cursor"]
+
+
+class TestPages:
+    @pytest.mark.parametrize("rule", [{}, {"diversity": 0.6}, {"pin": [{"item_id": "item-40", "place": 33}]}])
+    def test_whatever_happens_meanwhile_nothing_comes_twice(self, shop: Client, rule: dict[str, Any]) -> None:
+        """The user comes, clicks on what is shown and on other items between the pages."""
+        user_id = f"reader-{len(json.dumps(rule))}"
+        shown: list[str] = []
+        for page in all_pages(shop, {"user_id": user_id, "k": 7, "exclude_seen": "none", **rule}):
+            shown += item_ids(page)
+            shop.click(user_id, page["items"][0]["item_id"], item_id(len(shown)))
+        assert len(set(shown)) == len(shown)
+        assert set(shown) == set(ALL_ITEMS) - set(GONE)
+
+    def test_seen_items_that_were_not_shown_do_not_come(self, shop: Client) -> None:
+        first = post(shop, user_id="leaver", k=5, cursor="")
+        clicked = [item for item in ALL_ITEMS if item not in item_ids(first)][:3]
+        shop.click("leaver", *clicked)
+        rest = post(shop, user_id="leaver", k=MAX_K, cursor=first["cursor"])
+        assert set(item_ids(rest)) == set(ALL_ITEMS) - set(GONE) - set(clicked) - set(item_ids(first))
+
+    def test_an_item_that_was_sold_out_meanwhile_does_not_come(self, shop: Client) -> None:
+        first = post(shop, history=["item-1"], k=5, cursor="")
+        shop.request("PUT", "/v1/items/item-50", json={"available": False})
+        rest = post(shop, history=["item-1"], k=MAX_K, cursor=first["cursor"])
+        shop.request("PUT", "/v1/items/item-50", json={"available": True})
+        assert "item-50" not in item_ids(first) + item_ids(rest)
+        assert rest["cursor"] is None
+
+    def test_without_asking_for_pages_there_is_no_cursor(self, shop: Client) -> None:
+        assert "cursor" not in post(shop, user_id="clicker", k=5)
+
+    def test_similar_items_have_pages_too(self, shop: Client) -> None:
+        whole = item_ids(post(shop, history=[], because="item-5", k=MAX_K))
+        pages = all_pages(shop, {"history": [], "because": "item-5", "k": 9})
+        assert [item for page in pages for item in item_ids(page)] == whole
+
+    @given(ids=st.lists(st.sampled_from([*ALL_ITEMS, "x" * 128, "never-heard-of"]), unique=True, min_size=1))
+    def test_a_cursor_says_what_was_shown(self, ids: list[str]) -> None:
+        assert list(shown_before(cursor_after(ids))) == ids
+
+
+def packed(text: bytes, layout: bytes = b"\x01") -> str:
+    return urlsafe_b64encode(layout + zlib.compress(text)).decode().rstrip("=")
+
+
+BAD_CURSORS = {
+    "no base64": "!!!",
+    "not ASCII": "ä",
+    "nothing in it": "AQ",
+    "noise": "AX" + "A" * 50,
+    "half of one": cursor_after(ALL_ITEMS)[:-9],
+    "more behind it": cursor_after(ALL_ITEMS) + "AAAA",
+    "another layout": packed(b"item-1", b"\x02"),
+    "no ids": packed(b"item 1\nitem-2"),
+    "an empty id": packed(b"item-1\n"),
+    "no UTF-8": packed(b"\xff\xfe"),
+    "too many ids": packed(b"\n".join(b"%d" % n for n in range(10_001))),
+    "a bomb": packed(b"a" * 30_000_000),
+}
+
+
+class TestCursors:
+    @pytest.mark.parametrize("cursor", BAD_CURSORS.values(), ids=BAD_CURSORS)
+    def test_no_other_text_is_a_cursor(self, shop: Client, cursor: str) -> None:
+        for response in (
+            shop.post("/v1/recommendations", json={"user_id": "clicker", "cursor": cursor}),
+            shop.get("/v1/users/clicker/recommendations", params={"cursor": cursor}),
+        ):
+            assert response.status_code == 422
+            assert [detail["field"] for detail in response.json()["error"]["details"]] == ["cursor"]
+
+    def test_a_made_up_cursor_leaves_out_what_it_names(self, shop: Client) -> None:
+        answer = post(shop, user_id="nobody", k=MAX_K, cursor=cursor_after(["item-1", "item-2", "unheard-of"]))
+        assert set(item_ids(answer)) == set(ALL_ITEMS) - set(GONE) - {"item-1", "item-2"}

@@ -1,0 +1,94 @@
+"""What is used just now: of all processes, in each category, over restarts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.errors import StorageUnavailable
+from storage.trends import HALF_LIFE_S
+from tests.app.conftest import Client, categories_of, item_id
+from tests.storage.redis.servers import RedisServer
+
+
+def trending(client: Client, **params: Any) -> dict[str, float]:
+    client.runner.run(client.service.signals.sync())
+    response = client.get("/v1/items/trending", params=params)
+    assert response.status_code == 200, response.text
+    assert response.json()["generation"] == "tiny"
+    return {item["item_id"]: item["score"] for item in response.json()["items"]}
+
+
+def test_events_of_all_processes_count_by_their_age(
+    start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """Each once, half as much for every half-life; after a restart as before; not those of no weight, and no unknown
+    item.
+    """
+    now_s = time.time()
+    posted = [("item-1", 0.0, "click"), ("item-2", 0.0, "click"), ("item-1", 1.0, "purchase"), ("item-3", 2.0, "click")]
+    posted += [("item-4", 0.0, "dislike"), ("item-4", 0.0, "glance"), ("new", 0.0, "click")]
+    events = [
+        {"event_id": f"e{n}", "user_id": "ada", "item_id": name, "type": kind, "timestamp": now_s - age * HALF_LIFE_S}
+        for n, (name, age, kind) in enumerate(posted)
+    ]
+    expected = {"item-1": 1.5, "item-2": 1.0, "item-3": 0.25}
+    settings = {"redis_url": redis_server.url}
+    one, other = start(tmp_path, **settings), start(tmp_path, **settings)
+    try:
+        for client, some in ((one, events[:3]), (other, events[2:]), (one, events)):
+            assert client.post("/v1/events", json=some).status_code == 200
+        one.runner.run(one.service.signals.sync())
+        assert trending(other) == pytest.approx(expected, rel=1e-4)
+        assert list(trending(one)) == ["item-1", "item-2", "item-3"]
+        other.click("bob", "item-5")
+    finally:
+        one.close()
+        other.close()  # which tells what it had not told
+    again = start(tmp_path, **settings)
+    try:
+        assert trending(again) == pytest.approx(expected | {"item-5": 1.0}, rel=1e-4)
+    finally:
+        again.close()
+
+
+def test_a_clock_that_is_set_while_it_counts_fails_nobody(client: Client) -> None:
+    """As that of a machine which comes up in 1970."""
+    client.service.signals.trend_counter._begin_us = 0
+    client.click("ada", "item-1", "item-1")
+    trending(client)  # what was counted is of no moment; from then on the clock is right
+    client.click("ada", "item-2")
+    assert trending(client)["item-2"] == pytest.approx(1, rel=1e-3)
+
+
+def test_a_store_that_cannot_be_used_is_told_later(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: object) -> None:
+        raise StorageUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client.service.store, "add_trends", fails)
+        client.click("ada", "item-1")
+        with pytest.raises(StorageUnavailable):
+            client.runner.run(client.service.signals.sync())
+        client.click("ada", "item-1", "item-2")
+    assert trending(client) == pytest.approx({"item-1": 2.0, "item-2": 1.0}, rel=1e-4)
+
+
+def test_categories_and_availability_are_gone_by(client: Client) -> None:
+    rows = [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]
+    client.click("ada", *map(item_id, rows))
+    client.request("PUT", "/v1/items/item-3", json={"available": False})
+    teas = [row for row in (4, 2, 1) if "tea" in categories_of(row)]
+    assert list(trending(client)) == ["item-4", "item-2", "item-1"]
+    assert list(trending(client, k=2)) == ["item-4", "item-2"]
+    assert list(trending(client, categories="tea")) == [item_id(row) for row in teas]
+    assert trending(client, categories="no such") == {}
+
+
+@pytest.mark.parametrize("query", ["k=0", "k=1001", "k=1&k=2", "categories=", "q=1"])
+def test_a_query_that_is_wrong_is_refused(client: Client, query: str) -> None:
+    assert client.get(f"/v1/items/trending?{query}").status_code == 422

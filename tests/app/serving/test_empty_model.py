@@ -1,0 +1,125 @@
+"""A shop without a model: events are kept, popular items recommended, and the first model takes over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.serving import empty_model, switcher
+from app.serving.served_generation import generation_of
+from app.settings import Settings
+from model.artifact import model_directory
+from tests.app.conftest import Client, item_id, write_model
+from tests.storage.oracles.naive_fold import assert_histogram_is, fold
+from tests.storage.redis.servers import RedisServer
+
+SOON_S = 60.0  # counting is not to take much of a process: one that was slow makes the next one wait
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def begin(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Client]]:
+    """Start a service without a model on the store of this test."""
+    monkeypatch.setattr(switcher, "REBUILD_EVERY_S", 0.05)
+    clients: list[Client] = []
+    server: RedisServer | None = request.getfixturevalue("redis_server") if request.param == "redis" else None
+
+    def begin_client(**settings: Any) -> Client:
+        store = {"data_dir": tmp_path / "state"} if server is None else {"redis_url": server.url}
+        client = Client(Settings(models_dir=tmp_path / "models", **store, **settings))  # type: ignore[arg-type]
+        clients.append(client)
+        return client
+
+    yield begin_client
+    for client in clients:
+        client.close()
+
+
+def popular(client: Client, user_id: str = "nobody", **params: Any) -> list[tuple[str, float]]:
+    answer = client.recommend(user_id, **params)
+    assert (answer["source"], answer["generation"]) == ("popular", "none")
+    return [(item["item_id"], item["score"]) for item in answer["items"]]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up_at_s = time.monotonic() + SOON_S
+    while not condition():
+        assert time.monotonic() < give_up_at_s
+        time.sleep(0.01)
+
+
+def test_popular_items_are_counted_from_live_events_in_every_process(begin: Callable[..., Client]) -> None:
+    first, second = begin(), begin()
+    for client in (first, second):
+        assert client.get("/readyz").status_code == 200
+        assert popular(client) == []
+        model = client.get("/v1/model").json()
+        assert (model["generation"], model["tag"], model["items"]) == ("none", empty_model.TAG.hex(), 0)
+    first.click("ada", "tea", "cup", "tea", "pot")
+    second.click("bea", "tea", "pot")
+    counts = [("tea", 3), ("pot", 2), ("cup", 1)]
+    for client in (first, second):
+        wait_until(lambda client=client: popular(client) == counts)
+        assert [item["item_id"] for item in client.get("/v1/items/popular").json()["items"]] == ["tea", "pot", "cup"]
+    assert popular(begin()) == counts, "right after a start"
+    assert popular(first, exclude=["tea"], k=1) == counts[1:2]
+    assert popular(first, "bea", exclude_seen="all") == counts[2:]
+    assert popular(first, categories=["tea"]) == []
+
+
+def test_every_call_works_without_a_model(begin: Callable[..., Client]) -> None:
+    client = begin()
+    client.click("ada", "tea", "cup")
+    wait_until(lambda: len(popular(client)) == 2)
+    state = client.get("/v1/users/ada").json()
+    assert (state["generation"], state["event_count"], state["last_item_id"]) == ("none", 2, None)
+    assert len(client.get("/v1/users/ada/events").json()["events"]) == 2
+    for body, found in (
+        ({"history": ["tea"]}, ["cup"]),
+        ({"history": ["tea"], "exclude_seen": "none"}, ["cup", "tea"]),
+        ({"history": ["x"], "candidates": ["tea", "y"]}, ["tea"]),
+        ({"user_id": "ada", "candidates": ["tea"]}, ["tea"]),
+    ):
+        answer = client.post("/v1/recommendations", json=body).json()
+        assert (answer["source"], [item["item_id"] for item in answer["items"]]) == ("popular", found)
+    assert [item["item_id"] for item in client.get("/v1/items?query=cu").json()["items"]] == ["cup"]
+    assert client.post("/v1/users/bea/merge", json={"from": "ada"}).json()["changed"]
+    assert client.request("DELETE", "/v1/users/bea/events/x").status_code == 404
+    assert client.request("DELETE", "/v1/users/bea").status_code == 202
+    wait_until(lambda: popular(client) == [])
+
+
+def test_the_first_model_takes_over_in_every_process(begin: Callable[..., Client], tmp_path: Path) -> None:
+    clients = [begin(), begin()]
+    clients[0].click("ada", *(item_id(row) for row in range(5)))
+    directory = write_model(tmp_path / "models" / "first")
+    assert clients[0].post("/v1/admin/generations/first/activate").json()["previous"] == "none"
+    for client in clients:
+        wait_until(lambda client=client: client.recommend("ada")["generation"] == "first")
+        assert client.recommend("ada")["source"] == "personalised"
+    generation, runner = generation_of(model_directory.load(directory)), clients[1].runner
+    log = [entry.event for entry in runner.run(clients[1].service.store.events("main", "ada"))]
+    assert_histogram_is(clients[1].get("/v1/users/ada").json()["histogram"], fold(generation, log).histogram())
+    assert begin().recommend("ada")["source"] == "personalised"
+
+
+def test_what_cannot_be_counted_stays_as_it_was(begin: Callable[..., Client]) -> None:
+    client = begin()
+    client.click("ada", "tea")
+    wait_until(lambda: popular(client) == [("tea", 1)])
+    client.close_store()
+    for _ in range(20):
+        assert popular(client) == [("tea", 1)]
+        time.sleep(0.01)
+    assert client.get("/readyz").status_code == 200
+
+
+def test_no_model_may_be_called_none(begin: Callable[..., Client], tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "none")
+    answer = begin().post("/v1/admin/generations/none/activate")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

@@ -1,0 +1,282 @@
+"""Switching models: by a request or a command, forth and back, and never at a request's expense."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+from app.serving import switcher
+from app.serving.served_generation import generation_of
+from model.artifact import model_directory
+from storage.sqlite.database import FILE_NAME
+from tests.app.conftest import Client, item_id, write_model
+from tests.storage.oracles.naive_fold import assert_histogram_is, fold
+
+FOLLOWED_WITHIN_S = 20.0
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with the models `may` and `june`."""
+    folder = tmp_path / "models"
+    for seed, name in enumerate(("may", "june")):
+        write_model(folder / name, seed)
+    return folder
+
+
+@pytest.fixture
+def begin(models: Path, tmp_path: Path) -> Iterator[Callable[..., Client]]:
+    """Start a service on the store of this test."""
+    clients: list[Client] = []
+
+    def begin_client(model: str = "may", **settings: object) -> Client:
+        from app.settings import Settings
+
+        client = Client(Settings(model_dir=models / model, data_dir=tmp_path / "state", **settings))  # type: ignore[arg-type]
+        clients.append(client)
+        return client
+
+    yield begin_client
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Run a command on the store of this test; returns its exit status and what it printed."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        given = [str(argument) for argument in arguments]
+        given += ["--data-dir", str(tmp_path / "state")]
+        if given[0] == "activate":
+            given += ["--models-dir", str(models)]
+        with pytest.raises(SystemExit) as exit_:
+            main(given)
+        printed = capsys.readouterr()
+        return int(exit_.value.code or 0), " ".join((printed.out + printed.err).split())
+
+    return run
+
+
+def activate(client: Client, name: str) -> tuple[int, dict[str, str]]:
+    answer = client.post(f"/v1/admin/generations/{name}/activate")
+    body = answer.json()
+    return answer.status_code, body.get("error", body)
+
+
+def served(client: Client) -> str:
+    return str(client.get("/v1/model").json()["generation"])
+
+
+def wait_until_served(client: Client, name: str) -> None:
+    give_up_at_s = time.monotonic() + FOLLOWED_WITHIN_S
+    while served(client) != name:
+        assert time.monotonic() < give_up_at_s, f"{name} is not served"
+        time.sleep(0.02)
+
+
+def assert_right(client: Client, model: Path, user_id: str) -> None:
+    """The user's state is the fold of the log, in the generation of that model, and answers come from it."""
+    expected = fold(generation_of(model_directory.load(model)), client.log(user_id))
+    state = client.get(f"/v1/users/{user_id}").json()
+    assert (state["generation"], state["event_count"]) == (model.name, len(expected.ids))
+    assert_histogram_is(state["histogram"], expected.histogram())
+    answer = client.recommend(user_id)
+    assert (answer["generation"], answer["source"]) == (model.name, "personalised")
+
+
+class TestSwitching:
+    def test_a_request_switches_forth_and_back(self, begin: Callable[..., Client], models: Path) -> None:
+        client = begin()
+        client.click("ada", *(item_id(row) for row in range(30)))
+        assert_right(client, models / "may", "ada")
+        for name, previous in (("june", "may"), ("may", "june")):
+            status, answer = activate(client, name)
+            assert (status, answer["generation"], answer["previous"]) == (200, name, previous)
+            assert answer["tag"] == model_directory.load(models / name).tag == client.get("/v1/model").json()["tag"]
+            client.click("ada", item_id(31))
+            assert_right(client, models / name, "ada")
+
+    def test_every_process_follows_and_one_that_joins_begins_with_it(
+        self, begin: Callable[..., Client], command: Callable[..., tuple[int, str]]
+    ) -> None:
+        clients = [begin(), begin()]
+        clients[0].click("ada", *(item_id(row) for row in range(5)))
+        status, printed = command("rebuild", "--model", clients[0].settings.models_folder / "june")
+        assert (status, "5 events of 1 users folded; 'lisarec activate june'" in printed) == (0, True)
+        assert [served(client) for client in clients] == ["may", "may"]
+        for name in ("june", "may"):
+            status, printed = command("activate", name)
+            assert (status, f"{name}, generation" in printed) == (0, True)
+            for client in clients:
+                wait_until_served(client, name)
+        assert "'lisarec activate june' goes back" in printed
+        command("activate", "june")
+        assert served(begin("may")) == "june"
+
+    def test_an_answer_comes_from_one_model_as_a_whole(self, begin: Callable[..., Client], models: Path) -> None:
+        client = begin()
+        client.click("ada", item_id(1))
+        by_name = {name: client.recommend("ada")["items"] for name in ("may", "june") if activate(client, name)}
+        assert by_name["may"] != by_name["june"]
+        for name in ("may", "june", "may"):
+            activate(client, name)
+            answer = client.recommend("ada")
+            assert (answer["generation"], answer["items"]) == (name, by_name[name])
+
+    def test_a_user_with_a_long_log_gets_popular_items_until_the_state_is_folded(
+        self, begin: Callable[..., Client], models: Path
+    ) -> None:
+        client = begin()
+        for _ in range(6):
+            client.click("ada", *(item_id(row % 60) for row in range(100)))
+        client.click("bea", item_id(1))
+        activate(client, "june")
+        assert client.recommend("bea")["source"] == "personalised"
+        assert client.recommend("ada")["source"] == "popular"
+        give_up_at_s = time.monotonic() + FOLLOWED_WITHIN_S
+        while client.recommend("ada")["source"] == "popular":
+            assert time.monotonic() < give_up_at_s
+        assert_right(client, models / "june", "ada")
+
+
+class TestRefusals:
+    def test_a_model_that_is_not_there_or_broken_changes_nothing(
+        self, begin: Callable[..., Client], command: Callable[..., tuple[int, str]], models: Path
+    ) -> None:
+        client = begin()
+        shutil.copytree(models / "june", models / "torn")
+        (models / "torn" / "model.safetensors").write_bytes(b"torn")
+        (models / "empty").mkdir()
+        shutil.copytree(models / "june", models / "circle")
+        (models / "circle" / "config.json").unlink()
+        (models / "circle" / "config.json").symlink_to("config.json")
+        shutil.copytree(models / "june", models / "pipe")
+        (models / "pipe" / "config.json").unlink()
+        os.mkfifo(models / "pipe" / "config.json")
+        for name, status, code in (
+            ("july", 404, "model_not_found"),
+            ("torn", 409, "model_unusable"),
+            ("empty", 409, "model_unusable"),
+            ("circle", 409, "model_unusable"),
+            ("pipe", 409, "model_unusable"),
+            ("a b", 422, "invalid_request"),
+            ("..", 404, "not_found"),
+            ("..%2Fmodels", 404, "not_found"),
+        ):
+            answered, error = activate(client, name)
+            assert (answered, error["code"]) == (status, code), name
+        for name, reason in (
+            ("july", "there is no model 'july'"),
+            ("torn", "not the file its manifest names"),
+            ("empty", "has no manifest.json"),
+            ("circle", "cannot be read"),
+            ("pipe", "lacks"),
+            ("../models/june", "there is no model"),
+        ):
+            failed, printed = command("activate", name)
+            assert (failed, reason in printed) == (1, True), printed
+        assert client.runner.run(client.service.store.generations.active()) is None
+        assert served(client) == "may"
+
+    def test_no_link_leads_out_of_the_folder(
+        self, begin: Callable[..., Client], models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        client = begin()
+        write_model(tmp_path / "elsewhere" / "other", seed=9)
+        (models / "away").symlink_to(tmp_path / "elsewhere" / "other")
+        shutil.copytree(models / "june", models / "half")
+        (models / "half" / "model.safetensors").unlink()
+        (models / "half" / "model.safetensors").symlink_to(tmp_path / "elsewhere" / "other" / "model.safetensors")
+        for name in ("away", "half"):
+            status, error = activate(client, name)
+            assert (status, error["code"]) == (409, "model_unusable")
+        assert caplog.text.count("leads out of the folder") == 2
+        (models / "current").symlink_to("june")
+        assert activate(client, "current")[0] == 200
+        assert served(client) == "current"
+
+    def test_a_model_that_is_not_here_leaves_the_old_one_serving_until_it_comes(
+        self,
+        begin: Callable[..., Client],
+        command: Callable[..., tuple[int, str]],
+        models: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """As on a replica whose disk lacks what another one could read, or has another model of that name."""
+        monkeypatch.setattr(switcher, "RETRY_AFTER_S", 0.05)
+        client = begin()
+        client.click("ada", item_id(1))
+        shutil.copytree(models / "june", models / "new")
+        command("activate", "new")
+        (models / "new").rename(models / "away")
+        shutil.copytree(models / "may", models / "new")
+        give_up_at_s = time.monotonic() + FOLLOWED_WITHIN_S
+        while 'lisarec_switches_total{outcome="failed"}' not in client.get("/metrics").text:
+            assert time.monotonic() < give_up_at_s
+        assert client.recommend("ada")["generation"] == "may"
+        shutil.rmtree(models / "new")
+        (models / "away").rename(models / "new")
+        wait_until_served(client, "new")
+
+    def test_without_the_store_nothing_changes(self, begin: Callable[..., Client]) -> None:
+        client = begin()
+        client.close_store()
+        status, error = activate(client, "june")
+        assert (status, error["code"]) == (503, "storage_unavailable")
+        assert served(client) == "may"
+
+    def test_the_call_is_only_there_for_this_machine(self, begin: Callable[..., Client]) -> None:
+        for host, status in (("0.0.0.0", 404), ("127.0.0.1", 200), ("localhost", 200), ("::1", 200), ("::", 404)):
+            assert activate(begin(host=host), "june")[0] == status
+
+
+class TestDropping:
+    def test_what_nobody_serves_is_dropped_and_nothing_else(
+        self, begin: Callable[..., Client], command: Callable[..., tuple[int, str]], models: Path
+    ) -> None:
+        client = begin()
+        client.click("ada", *(item_id(row) for row in range(5)))
+        command("rebuild", "--model", models / "june")
+        assert "rebuilt by some process" in command("drop", "june")[1]
+        activate(client, "june")
+        store, runner = client.service.store, client.runner
+        for name, reason in (("june", "'june' is active"), ("may", "is served"), ("july", "it knows: june (")):
+            failed, printed = command("drop", name)
+            assert (failed, reason in printed) == (1, True), printed
+        (may,) = [known.named for known in runner.run(store.generations.known()) if known.named.name == "may"]
+        runner.run(store.generations.drop(may.tag))
+        runner.run(store.generations.announce(may, 0))  # as it is when it has not been served for long
+        runner.run(store.states("main", ["ada"], generation_of(model_directory.load(models / "may"))))
+        assert command("drop", "may") == (0, "1 states of may removed")
+        assert_right(client, models / "june", "ada")
+        assert activate(client, "may")[0] == 200
+        assert_right(client, models / "may", "ada")
+
+    def test_a_model_trained_again_under_its_name_is_told_from_the_old_one(
+        self, begin: Callable[..., Client], command: Callable[..., tuple[int, str]], models: Path
+    ) -> None:
+        client = begin()
+        client.click("ada", item_id(1))
+        activate(client, "june")
+        first = client.get("/v1/model").json()["tag"]
+        write_model(models / "june", seed=5)
+        assert served(client) == "june"
+        assert client.get("/v1/model").json()["tag"] == first
+        activate(client, "june")
+        assert client.get("/v1/model").json()["tag"] == model_directory.load(models / "june").tag != first
+        assert_right(client, models / "june", "ada")
+
+    def test_a_store_that_is_not_there_is_not_made(
+        self, command: Callable[..., tuple[int, str]], models: Path, tmp_path: Path
+    ) -> None:
+        for arguments in (("rebuild", "--model", models / "june"), ("activate", "june"), ("drop", "june")):
+            failed, printed = command(*arguments)
+            assert (failed, "has no users" in printed) == (1, True)
+        assert not (tmp_path / "state" / FILE_NAME).exists()

@@ -1,0 +1,298 @@
+"""The fault bench in short, on both stores; and that it notices what it is there for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+import typer
+
+from app.jobs.datasets import synthetic_shop
+from benchmarks.harness.compose import make_users, redis_command
+from benchmarks.harness.faulty_machine import FaultyMachine
+from benchmarks.harness.service_process import free_port
+from benchmarks.harness.supervised_process import SupervisedProcess, spawn_program
+from benchmarks.harness.topology import program
+from benchmarks.resilience.degradations import BrokenPromise, Degradation, require_clear_answers
+from benchmarks.resilience.environment import StoreKind
+from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
+from model.config import Config, ModelConfig, TrainConfig
+from model.training.train import train
+from tests.benchmarks.test_benchmarks import Silent, require_servers
+
+STORES: list[StoreKind] = ["sqlite", "redis"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data, directory = tmp_path_factory.mktemp("shop"), tmp_path_factory.mktemp("models") / "shop"
+    synthetic_shop.generate(data, shoppers=100)
+    train(data, directory, Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1)), progress=Silent())
+    return directory
+
+
+@pytest.mark.parametrize("store", STORES)
+class TestEventsSurvive:
+    def test_cut_connections_kills_and_stops(self, model: Path, store: StoreKind) -> None:
+        require_servers()
+        run_cuts(model, store, events=1_500, faults=50, replicas=2)
+
+    def test_kill_9_of_every_kind_of_process(self, model: Path, store: StoreKind) -> None:
+        require_servers()
+        run_kills(model, store, count=1, replicas=2)
+
+    def test_power_cuts(self, model: Path, store: StoreKind) -> None:
+        require_servers()
+        run_power(model, store, times=3, replicas=1)
+
+    def test_full_disks_slow_syncs_stops_and_other_times(self, model: Path, store: StoreKind) -> None:
+        require_servers()
+        run_episodes(model, store, outage_s=0.5, replicas=1)
+
+
+@pytest.mark.parametrize("store", STORES)
+class TestTheBenchNotices:
+    def test_that_the_guard_against_duplicates_is_off(
+        self, model: Path, store: StoreKind, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        require_servers()
+        with pytest.raises(typer.Exit):
+            run_cuts(model, store, events=1_000, faults=0, replicas=1, without_guard=True)
+        printed = capsys.readouterr().out
+        assert "counted twice" in printed
+        assert " 0 counted twice" not in printed
+        assert " 0 acknowledged ones lost" in printed
+
+    def test_that_acknowledged_events_were_not_synced(
+        self, model: Path, store: StoreKind, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        require_servers()
+        with pytest.raises(typer.Exit):
+            run_power(model, store, times=2, replicas=1, everysec=True)
+        printed = capsys.readouterr().out
+        assert "acknowledged ones lost" in printed
+        assert " 0 acknowledged ones lost" not in printed
+
+
+class TestPrimariesOfAClusterAreKilled:
+    """A replica that lags is the only one left: what it does not have was acknowledged only where nobody waited."""
+
+    def test_nothing_is_lost_that_a_replica_had_to_have(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        require_servers()
+        run_failover(model, count=1, replicas=1)
+        printed = capsys.readouterr().out
+        assert " 0 acknowledged ones lost" in printed
+        # meanwhile users of the other nodes were served and written, those of this one got popular items
+        assert "events of the lost slots: 503 storage_unavailable" in printed
+        assert "recommendations for their users: popular" in printed
+        assert re.search(r"events of other slots: 200 \d+$", printed, re.MULTILINE)
+
+    def test_without_waiting_the_bench_says_what_is_lost(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        require_servers()
+        run_failover(model, count=1, replicas=0)
+        printed = capsys.readouterr().out
+        assert "acknowledged ones lost, 0 counted twice, 0 never sent; 0 states are not" in printed
+        assert " 0 acknowledged ones lost" not in printed
+
+
+@pytest.mark.parametrize(
+    ("answers", "reads", "recovery_s", "broken"),
+    [
+        ({"500 internal_error": 1, "503 x": 1}, {"200": 1}, 0.1, "events were answered by 500"),
+        ({"no answer": 1, "503 x": 1}, {"200": 1}, 0.1, "events were answered by no answer"),
+        ({"200": 5}, {"200": 1}, 0.1, "no event was answered by 503 x"),
+        ({"503 x": 1}, {"503": 1}, 0.1, "recommendations were answered by 503"),
+        ({"503 x": 1}, {"200": 1}, 10.1, "10.1 s to recover"),
+    ],
+)
+def test_an_episode_with_an_unclear_answer_fails(
+    answers: dict[str, int], reads: dict[str, int], recovery_s: float, broken: str
+) -> None:
+    episode = Degradation("odd", lambda: None, lambda: None, ("503 x",))
+    with pytest.raises(BrokenPromise, match=broken):
+        require_clear_answers(episode, Counter(answers), Counter(reads), recovery_s)
+
+
+class TestMachine:
+    """What a process finds again after a power cut is what it had synced."""
+
+    @pytest.fixture
+    def machine(self, tmp_path: Path) -> FaultyMachine:
+        return FaultyMachine(tmp_path / "machine")
+
+    @pytest.fixture
+    def run(self, machine: FaultyMachine) -> Callable[[str], str]:
+        def run(program: str) -> str:
+            environment = os.environ | machine.environment
+            command = [sys.executable, "-c", f"import os, time, errno\n{program}"]
+            return subprocess.run(
+                command, cwd=machine.live, env=environment, capture_output=True, text=True, check=True
+            ).stdout
+
+        return run
+
+    @staticmethod
+    def cut(machine: FaultyMachine, *, torn: bool = False) -> None:
+        seed = next(seed for seed in range(100) if (random.Random(seed).random() < 0.5) is torn)
+        machine.cut_power(random.Random(seed))
+
+    def test_what_was_not_synced_is_gone(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
+        run(
+            "fd = os.open('a', os.O_RDWR | os.O_CREAT)\n"
+            "os.write(fd, b'kept ' * 3000); os.fsync(fd)\n"
+            "os.pwrite(fd, b'lost', 7000); os.write(fd, b'lost'); os.ftruncate(fd, 15003)\n"
+            "os.write(os.open('b', os.O_WRONLY | os.O_CREAT), b'lost')"
+        )
+        self.cut(machine)
+        assert {file.name: file.read_bytes() for file in machine.live.iterdir()} == {"a": b"kept " * 3000}
+
+    def test_what_was_cut_off_and_synced_does_not_come_back(
+        self, machine: FaultyMachine, run: Callable[[str], str]
+    ) -> None:
+        run(
+            "fd = os.open('a', os.O_RDWR | os.O_CREAT)\n"
+            "os.write(fd, b'x' * 9000); os.fsync(fd)\n"
+            "os.ftruncate(fd, 10); os.pwrite(fd, b'y', 20); os.fdatasync(fd)"
+        )
+        self.cut(machine)
+        assert (machine.live / "a").read_bytes() == b"x" * 10 + bytes(10) + b"y"
+
+    @pytest.mark.parametrize("is_synced", [False, True])
+    def test_a_rename_is_durable_with_its_directory(
+        self, machine: FaultyMachine, run: Callable[[str], str], is_synced: bool
+    ) -> None:
+        run(
+            "for name in ('old', 'new'):\n"
+            "    fd = os.open(name, os.O_WRONLY | os.O_CREAT); os.write(fd, name.encode()); os.fsync(fd)\n"
+            "os.rename('new', 'old')\n" + ("os.fsync(os.open('.', os.O_RDONLY))" if is_synced else "")
+        )
+        self.cut(machine)
+        found = {file.name: file.read_bytes() for file in machine.live.iterdir()}
+        assert found == ({"old": b"new"} if is_synced else {"old": b"old", "new": b"new"})
+
+    def test_a_torn_write_leaves_a_beginning_of_it(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
+        run(
+            "fd = os.open('a', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
+            "os.write(fd, b'kept'); os.fsync(fd); os.write(fd, bytes(range(200)))"
+        )
+        self.cut(machine, torn=True)
+        left = (machine.live / "a").read_bytes()
+        assert left.startswith(b"kept")
+        assert bytes(range(200)).startswith(left[4:])
+        assert 4 < len(left) < 204
+
+    def test_a_full_disk_refuses_what_would_grow(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
+        run("fd = os.open('a', os.O_WRONLY | os.O_CREAT); os.write(fd, bytes(100))")
+        machine.fill_disk(True)
+        printed = run(
+            "fd = os.open('a', os.O_WRONLY); os.pwrite(fd, b'over', 0)\n"
+            "try: os.pwrite(fd, b'more', 98)\n"
+            "except OSError as exc: print(exc.errno == errno.ENOSPC)"
+        )
+        assert (printed, machine.refused) == ("True\n", 1)
+
+    def test_its_clock_jumps_and_its_syncs_take_time(self, machine: FaultyMachine, run: Callable[[str], str]) -> None:
+        machine.jump_clock(3600)
+        machine.slow_syncs(0.2)
+        printed = run(
+            "fd = os.open('a', os.O_WRONLY | os.O_CREAT); os.write(fd, b'x')\n"
+            "begin = time.monotonic(); os.fsync(fd); print(time.time(), time.monotonic() - begin)"
+        )
+        now_s, took_s = map(float, printed.split())
+        assert now_s > os.stat(machine.live / "a").st_mtime + 3500
+        assert took_s >= 0.2
+
+
+def test_a_victim_is_started_again_whenever_it_ends(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    async def has_begun() -> bool:
+        return log.exists() and log.read_text().endswith("begun\n")
+
+    async def law() -> None:
+        process = SupervisedProcess(
+            "sleeper", lambda: spawn_program(["/bin/sh", "-c", "echo begun; exec sleep 60"], log), has_begun
+        )
+        await process.start()
+        process.kill()
+        while log.read_text().count("begun") < 2:
+            await asyncio.sleep(0.01)
+        await process.end(signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        assert not process.runs()
+        await process.close()
+        assert log.read_text().count("begun") == 2
+
+    asyncio.run(asyncio.wait_for(law(), 20))
+
+
+class TestRedisStart:
+    """`docker/redis-start` on a log whose last transaction was torn at any byte."""
+
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> Path:
+        (tmp_path / "data").mkdir()
+        return tmp_path / "data"
+
+    @staticmethod
+    def served(directory: Path, work: Callable[[redis.Redis], None]) -> None:
+        """Start the server as docker-compose.yml does, do the work, kill -9."""
+        port = free_port()
+        users = make_users(directory.parent)
+        command = redis_command(program("redis-server"), directory, users, port)
+        with (directory.parent / "log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        patient = redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 100)
+        try:
+            with redis.Redis.from_url(users.url(port), retry=patient) as client:
+                while not client.ping():
+                    pass
+                work(client)
+        finally:
+            process.kill()
+            process.wait()
+
+    @staticmethod
+    def transact(value: int) -> Callable[[redis.Redis], None]:
+        def work(client: redis.Redis) -> None:
+            client.eval("redis.call('INCRBY', 'n', 1) redis.call('SET', ARGV[1], 1)", 0, f"key-{value}")
+
+        return work
+
+    def test_what_was_acknowledged_stays_and_nothing_else_comes(self, directory: Path) -> None:
+        require_servers()
+        self.served(directory, self.transact(0))
+        (log,) = directory.glob("appendonlydir/*.incr.aof")
+        whole = log.stat().st_size
+        self.served(directory, self.transact(1))
+        torn = log.read_bytes()
+        for length in range(whole + 1, len(torn), 13):
+            log.write_bytes(torn[:length])
+            self.served(directory, self.transact(2))
+
+            def check(client: redis.Redis) -> None:
+                assert client.get("n") == b"2"
+                assert sorted(client.scan_iter()) == [b"key-0", b"key-2", b"n"]
+
+            self.served(directory, check)
+
+    def test_damage_in_the_middle_is_not_taken_off(self, directory: Path) -> None:
+        require_servers()
+        self.served(directory, self.transact(0))
+        (log,) = directory.glob("appendonlydir/*.incr.aof")
+        damaged = b"?" + log.read_bytes()[1:] + b"*1\r\n$4\r\nPING\r\n" * 3_000_000
+        log.write_bytes(damaged)
+        command = redis_command(program("redis-server"), directory, make_users(directory.parent), free_port())
+        ended = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        assert ended.returncode != 0
+        assert log.read_bytes() == damaged

@@ -1,0 +1,158 @@
+"""The files from which containers are built and composed, read by the tools that will use them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app.settings import Settings
+from benchmarks.harness.compose import REDIS_CONFIG
+from benchmarks.harness.topology import HAPROXY_CONFIG, program
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
+COMPOSE_FILE = ROOT / "docker-compose.yml"
+COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
+PROFILES = sorted({profile for service in COMPOSE["services"].values() for profile in service.get("profiles", [])})
+
+
+def run(*command: str) -> str:
+    """What the command says; it has to succeed."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    assert hadolint.exists(), "hadolint is missing; install the extra 'test'"
+    assert run(str(hadolint), str(DOCKERFILE)) == ""
+
+
+@pytest.mark.parametrize("profile", ["", *PROFILES, "*"])
+def test_compose_takes_the_file(profile: str) -> None:
+    if shutil.which("docker-compose") is None:
+        pytest.skip("Docker Compose is not installed")
+    assert run("docker-compose", "--profile", profile, "-f", str(COMPOSE_FILE), "config", "--quiet") == ""
+
+
+def test_haproxy_takes_its_configuration() -> None:
+    try:
+        haproxy = program("haproxy")
+    except FileNotFoundError as exc:
+        pytest.skip(str(exc))
+    said = run(haproxy, "-c", "-V", "-f", str(HAPROXY_CONFIG))
+    assert "valid" in said
+    assert "WARNING" not in said
+
+
+def test_what_the_image_compiles_is_what_a_service_uses() -> None:
+    """It runs; that a second start compiles nothing is seen by the times in docs/performance.md."""
+    run(sys.executable, str(ROOT / "docker" / "compile.py"))
+
+
+def test_a_container_starts_with_a_copy_of_what_was_compiled(tmp_path: Path) -> None:
+    compiled, programs = tmp_path / "compiled", tmp_path / "programs"
+    compiled.mkdir()
+    (compiled / "kernels.nbi").write_text("of the image")
+    programs.mkdir()
+    (programs / "lisarec").write_text('#!/bin/sh\nprintf "%s," "$@"\n')
+    (programs / "lisarec").chmod(0o755)
+    start = tmp_path / "start"
+    start.write_text((ROOT / "docker" / "start").read_text().replace("/opt/lisarec/compiled", str(compiled)))
+    cache = tmp_path / "tmp" / "numba"
+    cache.parent.mkdir()
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "NUMBA_CACHE_DIR": str(cache)}
+    for _ in range(2):  # a container that is started again keeps what it has
+        said = subprocess.run(["sh", str(start), "serve", "a b"], env=environment, capture_output=True, check=True)
+        assert said.stdout == b"serve,a b,"
+        assert [file.name for file in cache.iterdir()] == ["kernels.nbi"]
+
+
+def test_images_are_pinned() -> None:
+    bases = [line.split()[1] for line in DOCKERFILE.read_text().splitlines() if line.startswith("FROM ")]
+    images = [service["image"] for service in COMPOSE["services"].values()]
+    for image in bases + images:
+        name, _, tag = image.partition(":")
+        assert tag, f"{name} has no tag"
+        assert "latest" not in tag
+
+
+def test_no_service_runs_as_root_or_with_privileges() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"] is True, name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+    (user,) = (line.split()[1] for line in DOCKERFILE.read_text().splitlines() if line.startswith("USER "))
+    assert user.partition(":")[0] not in ("0", "root")
+
+
+def test_only_the_load_balancer_and_the_dashboard_are_published_and_on_loopback() -> None:
+    published = {name: service["ports"] for name, service in COMPOSE["services"].items() if "ports" in service}
+    assert published.keys() == {"haproxy", "grafana"}
+    for (port,) in published.values():
+        assert ":-127.0.0.1:" in port
+
+
+def test_everything_that_runs_is_bounded_and_its_log_turned_over() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert {"mem_limit", "cpus", "pids_limit"} <= service.keys(), name
+        if name == "keys":  # what it prints is for one pair of eyes
+            assert service["logging"] == {"driver": "none"}
+        else:
+            assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+    drain_s = Settings.model_fields["drain_s"].default + Settings.model_fields["shutdown_timeout_s"].default
+    assert int(COMPOSE["services"]["app"]["stop_grace_period"].removesuffix("s")) > drain_s
+
+
+def test_nobody_reaches_redis_without_a_password() -> None:
+    for name, service in COMPOSE["services"].items():
+        if service["image"].startswith("redis:"):
+            assert service["user"] == "redis", name
+            assert "acl:/acl:ro" in service["volumes"], name
+            assert "/acl/users.acl" in str(service["command"]) or name == "redis-cluster"
+            assert service["depends_on"]["secrets"] == {"condition": "service_completed_successfully"}
+        elif name != "secrets":
+            assert not any(volume.startswith("acl:") for volume in service.get("volumes", ())), name
+
+
+def test_the_environment_of_a_cluster_fits_its_services() -> None:
+    lines = (ROOT / "docker" / "cluster.env").read_text().splitlines()
+    environment = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    nodes = [name for name in COMPOSE["services"] if name.removeprefix("redis-").isdigit()]
+    assert len(nodes) == 6
+    assert environment["LISAREC_REDIS_URL"] == f"redis://lisarec@{','.join(f'{node}:6379' for node in nodes)}"
+    assert COMPOSE["services"]["redis-cluster"]["command"] == [f"{node}:6379" for node in nodes]
+    for node in nodes:
+        # what a node logs in with at its primary, the services can ask it for
+        assert '--masterauth "$$(cat /acl/replica_password)"' in str(COMPOSE["services"][node]["command"])
+        assert f"{node}:/data" in COMPOSE["services"][node]["volumes"]
+
+
+def test_nobody_gets_in_without_a_key() -> None:
+    app, keys = COMPOSE["services"]["app"], COMPOSE["services"]["keys"]
+    file = Path(app["environment"]["LISAREC_KEYS_FILE"])
+    assert file == Path(keys["environment"]["LISAREC_KEYS_FILE"])
+    assert f"keys:{file.parent}:ro" in app["volumes"]  # the directory: a file that is replaced stays the old one
+    assert f"keys:{file.parent}" in keys["volumes"]
+    assert "INSECURE" not in COMPOSE_FILE.read_text() + DOCKERFILE.read_text()
+
+
+def test_redis_keeps_what_it_acknowledges() -> None:
+    settings = dict(line.split(maxsplit=1) for line in REDIS_CONFIG.read_text().splitlines() if line[:1].isalpha())
+    wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+    assert {name: settings[name] for name in wanted} == wanted
+
+
+def test_the_image_gets_every_file_it_copies() -> None:
+    """What .dockerignore holds back cannot be copied."""
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copies = [line.split()[1:-1] for line in DOCKERFILE.read_text().splitlines() if line.startswith("COPY ")]
+    copied = {file for files in copies for file in files if not files[0].startswith("--from")}
+    assert copied == let_through
+    assert all((ROOT / file).exists() for file in copied)

@@ -1,0 +1,237 @@
+"""Redis as the compose file has it: passwords made once, users who may do what they must, a cluster kept together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from app.jobs.archive import ArchiverMetrics, ArchiverPlan
+from app.jobs.archive import run_archiver as archive
+from app.settings import StoreSettings
+from benchmarks.harness.compose import MAKE_SECRETS, ROOT, make_users, node_command, redis_command
+from benchmarks.harness.redis_cluster import free_node_port
+from benchmarks.harness.service_process import free_port
+from benchmarks.harness.topology import answers_ping, program, redis_server
+from tests.app.conftest import Client
+from tests.storage.redis.servers import find_servers
+
+KEEP_CLUSTER = ROOT / "docker" / "redis-cluster-keep"
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """For the services' secrets, for those of Redis, and for what an operator gives."""
+    made = tmp_path / "app", tmp_path / "redis", tmp_path / "given"
+    for folder in made:
+        folder.mkdir()
+    return made
+
+
+def make_secrets(folders: tuple[Path, Path, Path]) -> tuple[str, str]:
+    subprocess.run([MAKE_SECRETS, *folders], check=True, timeout=30)
+    return (folders[0] / "redis_password").read_text(), (folders[1] / "users.acl").read_text()
+
+
+def test_passwords_are_made_once_or_taken(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    password, users = make_secrets(folders)
+    assert len(password) == 64
+    assert password not in users
+    assert make_secrets(folders) == (password, users)
+    (folders[2] / "redis_password").write_text("given by hand\n")
+    given, users_of_given = make_secrets(folders)
+    assert given == "given by hand"
+    assert users_of_given != users
+    admin, replica = ((folders[1] / f"{user}_password").read_text() for user in ("admin", "replica"))
+    assert len({admin, replica, password, given}) == 4
+
+
+def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Client], tmp_path: Path) -> None:
+    with redis_server(tmp_path) as url:
+        users = make_users(tmp_path)
+        named = url.replace(f":{users.password}@", "@")
+        password_file = tmp_path / "secrets" / "redis_password"
+        client = start(tmp_path, redis_url=named, redis_password_file=password_file)
+        try:
+            client.click("ada", "item-1", "item-2")
+            client.click("visitor", "item-3")
+            assert client.recommend("ada", exclude_seen="all")["source"] == "personalised"
+            assert client.post("/v1/users/ada/merge", json={"from": "visitor"}).status_code == 200
+            assert len(client.get("/v1/users/ada/events").json()["events"]) >= 3
+            settings = StoreSettings(
+                redis_url=named,
+                redis_password_file=password_file,
+                archive_dir=tmp_path / "archive",
+            )
+            said: list[str] = []
+            archive(settings, ArchiverPlan(None, 0, None), said.append, ArchiverMetrics())
+            assert "events archived" in said[0]
+            assert client.request("DELETE", "/v1/users/ada").status_code == 202
+            archive(settings, ArchiverPlan(None, 0, None), said.append, ArchiverMetrics())
+        finally:
+            client.close()
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as nobody, pytest.raises(redis.AuthenticationError):
+            nobody.get("x")
+        with redis.Redis(port=port, username="lisarec", password=users.password) as service:
+            for command in ("FLUSHALL", "CONFIG SET appendfsync no", "SHUTDOWN", "ACL LIST", "KEYS *"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    service.execute_command(command)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restarted_redis_has_every_acknowledged_event(
+    start: Callable[..., Client], tmp_path: Path, ending: signal.Signals
+) -> None:
+    port, users, log = free_port(), make_users(tmp_path), tmp_path / "redis.log"
+    command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
+    server = start_redis(command, log)
+    try:
+        wait_for(lambda: answers_ping(users, port), log)
+        client = start(tmp_path, redis_url=users.url(port))
+        try:
+            for number in range(20):
+                client.click(f"user-{number}", "item-1", "item-2")
+            before = {f"user-{number}": client.get(f"/v1/users/user-{number}").json() for number in range(20)}
+        finally:
+            client.close()
+        with redis.Redis.from_url(users.url(port)) as service:
+            service.set("plain", 1)
+            service.eval("redis.call('SET', KEYS[1], 1) redis.call('INCR', KEYS[1])", 1, "script")
+            service.pipeline(transaction=True).set("first", 1).set("second", 1).execute()
+            keys = service.dbsize()
+        server.send_signal(ending)
+        server.wait(PATIENCE_S)
+        server = start_redis(command, log)
+        wait_for(lambda: answers_ping(users, port), log)
+        with redis.Redis.from_url(users.url(port)) as service:
+            assert service.dbsize() == keys
+            assert service.exists("plain", "script", "first", "second") == 4
+        client = start(tmp_path, redis_url=users.url(port))
+        try:
+            assert {user: client.get(f"/v1/users/{user}").json() for user in before} == before
+        finally:
+            client.close()
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
+    port, users, log = free_port(), make_users(tmp_path), tmp_path / "redis.log"
+    command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
+    server = start_redis(command, log)
+    try:
+        wait_for(lambda: answers_ping(users, port), log)
+        with redis.Redis.from_url(users.url(port)) as service:
+            service.pipeline(transaction=True).set("first", 1).set("second", 1).execute()
+        server.terminate()
+        server.wait(PATIENCE_S)
+        allowed = users.acl_file.read_text()
+        users.acl_file.chmod(0o644)
+        users.acl_file.write_text(allowed.replace("user default off ~* &* +@all", "user default off"))
+        server = start_redis(command, log)
+        server.wait(PATIENCE_S)  # it ends by itself
+        assert "redis-start: Redis cannot load all of its log" in log.read_text()
+        users.acl_file.write_text(allowed)
+        server = start_redis(command, log)
+        wait_for(lambda: answers_ping(users, port), log)
+        with redis.Redis.from_url(users.url(port)) as service:
+            assert service.exists("first", "second") == 2
+    finally:
+        server.kill()
+        server.wait()
+    assert not list((tmp_path / "data").glob(".redis-start.*"))
+
+
+def data_directory(tmp_path: Path) -> Path:
+    (data := tmp_path / "data").mkdir()
+    return data
+
+
+def start_redis(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output)
+
+
+def wait_for(condition: Callable[[], bool], log: Path) -> None:
+    give_up_at_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_at_s, log.read_text()[-4000:]
+        time.sleep(0.05)
+
+
+def is_whole(node: redis.Redis) -> bool:
+    """Say whether the node sees three primaries and three replicas, all connected."""
+    try:
+        state = node.execute_command("CLUSTER INFO")
+        known = node.execute_command("CLUSTER NODES")
+    except redis.RedisError:
+        return False
+    linked = [one for one in known.values() if one["connected"] and "fail" not in one["flags"]]
+    replicas = [one for one in linked if "slave" in one["flags"]]
+    is_served = state["cluster_state"] == "ok" and state["cluster_size"] == "3"
+    return is_served and len(linked) == 6 and len(replicas) == 3
+
+
+def test_a_cluster_is_made_and_found_again_under_other_addresses(
+    tmp_path: Path,
+) -> None:
+    if "redis-server" not in find_servers():
+        pytest.skip("there is no redis-server")
+    users = make_users(tmp_path)
+    acl = users.acl_file.parent
+    ports = [free_node_port() for _ in range(6)]
+
+    @contextmanager
+    def nodes(hosts: list[str]) -> Iterator[list[redis.Redis]]:
+        """Running, with what keeps them together; clients of each."""
+        with ExitStack() as stack:
+            log = stack.enter_context((tmp_path / "log").open("ab"))
+
+            def spawn(*command: str, **environment: str) -> None:
+                process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
+                stack.callback(process.wait, 30)
+                stack.callback(process.kill)
+
+            for host, port in zip(hosts, ports, strict=True):
+                (data := tmp_path / str(port)).mkdir(exist_ok=True)
+                where = ("--bind", host, "--bind-source-addr", host)
+                spawn(*node_command(program("redis-server"), data, users, port, *where))
+            addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+            spawn("sh", str(KEEP_CLUSTER), str(acl / "admin_password"), *addresses, LISAREC_KEEP_EVERY_S="1")
+            yield [
+                stack.enter_context(redis.Redis(host, port, username="admin", password=users.admin_password))
+                for host, port in zip(hosts, ports, strict=True)
+            ]
+
+    def wait_until_whole(running: list[redis.Redis]) -> None:
+        give_up_at_s = time.monotonic() + PATIENCE_S
+        while not all(is_whole(node) for node in running):
+            assert time.monotonic() < give_up_at_s, (tmp_path / "log").read_text()[-4000:]
+            time.sleep(0.2)
+
+    with nodes([f"127.0.1.{n}" for n in range(1, 7)]) as running:
+        wait_until_whole(running)
+        roles = [node.info("replication")["role"] for node in running]
+        assert sorted(roles) == ["master"] * 3 + ["slave"] * 3
+        with redis.Redis.from_url(users.url(ports[0], "127.0.1.1")) as service:
+            told = service.config_get("*")
+        assert told["masterauth"] == (acl / "replica_password").read_text()
+        assert users.admin_password not in told.values()
+        with redis.RedisCluster.from_url(users.url(ports[0], "127.0.1.1").removesuffix("/0")) as service:
+            for number in range(100):
+                service.eval("redis.call('SET', KEYS[1], 1)", 1, f"key-{number}")
+    with nodes([f"127.0.2.{n}" for n in range(1, 7)]) as running:
+        wait_until_whole(running)
+        assert sum(node.dbsize() for node in running if node.info("replication")["role"] == "master") == 100

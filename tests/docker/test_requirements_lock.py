@@ -1,0 +1,79 @@
+"""What the image is built from: every file by its hash, and the versions that everybody else has too."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import requires, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LOCKS = {path.name: path for path in sorted((ROOT / "docker").glob("*.txt"))}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1].isalnum())
+
+
+def locked(name: str) -> dict[str, tuple[str, list[str]]]:
+    """Version and hashes of each package in a lock; a line that is anything else fails."""
+    entries = LOCKS[name].read_text().replace("\\\n", " ").splitlines()
+    found = {}
+    for entry in entries:
+        match = re.fullmatch(r"([a-z0-9-]+)==([0-9a-z.]+)((?: +--hash=sha256:[0-9a-f]{64})+) *", entry)
+        assert match is not None, f"{name}: {entry[:80]}"
+        found[match[1]] = match[2], match[3].split()
+    return found
+
+
+def needed(names: list[str]) -> set[str]:
+    """The packages, and what they need on this machine, as they are installed here."""
+    found: set[str] = set()
+    waiting = [Requirement(name) for name in names]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        extras = requirement.extras or {""}
+        if name in found and extras == {""}:
+            continue
+        found.add(name)
+        for text in requires(name) or []:
+            needs = Requirement(text)
+            if needs.marker is None or any(needs.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(needs)
+    return found
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_versions_are_those_of_the_constraints(name: str) -> None:
+    for package, (pinned, hashes) in locked(name).items():
+        assert hashes
+        if package in PINS:
+            assert pinned == PINS[package], f"{package} in docker/{name}; run docker/lock"
+        else:
+            assert name in ("cuda.txt", "build.txt"), f"{package} is in no constraint"
+
+
+def test_nothing_is_missing_and_nothing_too_many() -> None:
+    wanted = needed(PROJECT["project"]["dependencies"])
+    assert locked("requirements.txt").keys() | locked("torch.txt").keys() >= wanted
+    assert locked("torch.txt").keys() == {"torch"}
+    assert all(version(name).partition("+")[0] == PINS[name] for name in wanted)
+    tools = [Requirement(text).name for text in PROJECT["build-system"]["requires"]]
+    assert locked("build.txt").keys() >= set(tools)
+    tests = {Requirement(text).name for text in PROJECT["project"]["optional-dependencies"]["test"]} - wanted
+    assert not tests & locked("requirements.txt").keys(), "tests are not in the image"
+
+
+def test_the_image_takes_nothing_without_a_hash() -> None:
+    text = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = re.findall(r"pip install [^&;\n]*", text)
+    assert len(installs) == 4
+    for install in installs:
+        assert "--no-deps" in install
+        assert "--require-hashes" in install or install.strip().endswith("wheels/*.whl"), install
+    wheel = re.search(r"pip wheel [^&;\n]*", text)
+    assert wheel is not None
+    assert "--no-build-isolation" in wheel[0]

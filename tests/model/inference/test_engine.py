@@ -1,0 +1,276 @@
+"""The engine against a dense product and a stable sort, on every device there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.artifact.model_directory import Artifact
+from model.config import ModelConfig
+from model.inference import bitmap
+from model.inference.engine import Engine, Queries
+from model.lisa.lisa_mini import LisaMini
+from tests.model.inference.bitmaps import from_mask
+
+SHAPE = ModelConfig(
+    width=16,
+    decay_rates=(0.0, 0.7),
+    history_codebooks=3,
+    history_codewords=6,
+    target_codebooks=2,
+    target_codewords=4,
+    dropout=0.3,
+)
+ITEMS = 60  # on sixteen codes, so that many items tie where the bias does not tell them apart
+Make = Callable[..., LisaMini]
+Wrap = Callable[[LisaMini], Artifact]
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["mini", "recent"])
+def model(random_model: Make, request: pytest.FixtureRequest) -> LisaMini:
+    return random_model(SHAPE.model_copy(update={"recent_heads": request.param}), ITEMS)
+
+
+@pytest.fixture(scope="module")
+def engine(model: LisaMini, in_memory: Wrap, device: str) -> Engine:
+    return Engine(in_memory(model), device)
+
+
+@pytest.fixture(scope="module")
+def tying(random_model: Make, in_memory: Wrap, device: str) -> Engine:
+    """An engine of items that tie: only the codes tell them apart."""
+    model = random_model(SHAPE, ITEMS)
+    with torch.no_grad():
+        model.bias.zero_()
+        model.lift.zero_()
+    return Engine(in_memory(model), device)
+
+
+def random_states(engine: Engine, count: int, seed: int = 0) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(seed)
+    shape = count, len(SHAPE.decay_rates), SHAPE.history_codebooks, SHAPE.history_codewords
+    histograms = rng.random(shape) * (rng.random(shape) < 0.5)
+    histograms[..., 0] += 0.01
+    last_items = rng.integers(0, ITEMS, count)
+    return histograms.astype(np.float32), last_items, rng.integers(-1, ITEMS, (count, engine.window))
+
+
+def random_queries(engine: Engine, count: int, seed: int = 0) -> Queries:
+    rng = np.random.default_rng(seed)
+    vectors = torch.from_numpy(rng.standard_normal((count, SHAPE.width), np.float32))
+    return Queries(vectors.to(engine.device), torch.from_numpy(rng.integers(-1, ITEMS, (count, 7))).to(engine.device))
+
+
+def lifted(scores: torch.Tensor, recent: torch.Tensor, model: LisaMini) -> torch.Tensor:
+    """Scores (Q, N) with what following the five newest items adds, one follower after the other."""
+    scores = scores.clone()
+    for row, newest in zip(scores, recent.tolist(), strict=True):
+        for steps_ago, item in enumerate(newest[:5]):
+            if item >= 0:
+                for follower, lift in zip(model.followers[item].tolist(), model.lift[item], strict=True):
+                    row[follower] += math.exp(-0.7 * steps_ago) * lift if follower >= 0 else 0
+    return scores
+
+
+def sorted_best(scores: Any, allowed: Any, k: int) -> list[int]:
+    return sorted(allowed, key=lambda item: (-scores[item], item))[:k]
+
+
+def test_step_is_what_the_model_reads(engine: Engine, model: LisaMini) -> None:
+    state = random_states(engine, 7)
+    with torch.inference_mode():
+        expected = model.cpu().read(*map(torch.from_numpy, state))
+    found = engine.step(*state).vectors
+    assert found.device.type == engine.device.type
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-5)
+
+
+def test_scores_equal_the_dense_product(engine: Engine, model: LisaMini) -> None:
+    queries = random_queries(engine, 9)
+    with torch.inference_mode():
+        expected = queries.vectors.cpu() @ model.cpu().item_vectors().T + model.bias
+    lifted_scores = lifted(expected, queries.recent, model)
+    assert (lifted_scores != expected).any()
+    torch.testing.assert_close(engine.scores(queries).cpu(), lifted_scores, rtol=0, atol=1e-5)
+
+
+def test_items_of_equal_codes_score_exactly_the_same(tying: Engine, model: LisaMini) -> None:
+    scores = tying.scores(random_queries(tying, 20)).cpu().numpy()
+    codes = model.target_codes.cpu().numpy()
+    twins = [(one, two) for one in range(ITEMS) for two in range(one) if (codes[one] == codes[two]).all()]
+    assert len(twins) > 50
+    assert all((scores[:, one] == scores[:, two]).all() for one, two in twins)
+
+
+@settings(max_examples=40)
+@given(
+    ties=st.booleans(),
+    k=st.sampled_from([1, 5, ITEMS - 1, ITEMS, ITEMS + 50]),
+    excluded_share=st.sampled_from([None, 0.0, 0.5, 0.95, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_top_k_equals_a_stable_sort(
+    engine: Engine, tying: Engine, ties: bool, k: int, excluded_share: float | None, seed: int
+) -> None:
+    chosen = tying if ties else engine
+    queries = random_queries(chosen, 3, seed)
+    excluded = None if excluded_share is None else np.random.default_rng(seed).random((3, ITEMS)) < excluded_share
+    items, scores = chosen.top_k(queries, k, None if excluded is None else from_mask(excluded))
+    assert items.shape == scores.shape == (3, min(k, ITEMS))
+    assert (items.dtype, scores.dtype) == (np.int64, np.float32)
+    every_score = chosen.scores(queries).cpu().numpy()
+    for row in range(3):
+        allowed = range(ITEMS) if excluded is None else np.flatnonzero(~excluded[row]).tolist()
+        expected = sorted_best(every_score[row], allowed, k)
+        shown = len(expected)
+        assert items[row, :shown].tolist() == expected
+        assert scores[row, :shown].tolist() == every_score[row, expected].tolist()
+        assert (items[row, shown:] == -1).all()
+        assert np.isneginf(scores[row, shown:]).all()
+
+
+def test_the_mask_of_one_user_leaves_the_others_alone(engine: Engine) -> None:
+    queries = random_queries(engine, 2)
+    plain, _ = engine.top_k(queries, 5)
+    excluded = from_mask(np.array([[True], [False]]).repeat(ITEMS, axis=1))
+    items, _ = engine.top_k(queries, 5, excluded)
+    assert items[0].tolist() == [-1] * 5
+    assert items[1].tolist() == plain[1].tolist()
+    assert not excluded[1].any()
+
+
+@settings(max_examples=40)
+@given(
+    ties=st.booleans(),
+    candidates=st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=20), min_size=1, max_size=4),
+    k=st.sampled_from([1, 3, 100]),
+)
+def test_ranked_candidates_equal_the_top_k_of_nothing_else(
+    engine: Engine, tying: Engine, ties: bool, candidates: list[list[int]], k: int
+) -> None:
+    chosen = tying if ties else engine
+    queries = random_queries(chosen, len(candidates), seed=k)
+    excluded = np.ones((len(candidates), ITEMS), bool)
+    for row, items in enumerate(candidates):
+        excluded[row, items] = False
+    expected_items, expected_scores = chosen.top_k(queries, k, from_mask(excluded))
+    ranked = chosen.rank_candidates(queries, [np.array(items, np.int64) for items in candidates], k)
+    for row, (items, scores) in enumerate(ranked):
+        shown = min(k, len(set(candidates[row])))
+        assert len(items) == len(scores) == shown
+        assert items.tolist() == expected_items[row, :shown].tolist()
+        assert scores.tolist() == expected_scores[row, :shown].tolist()
+
+
+@pytest.mark.parametrize("k", [1, 7, ITEMS])
+def test_neighbours_are_the_nearest_of_all(engine: Engine, model: LisaMini, k: int) -> None:
+    wanted = [0, 17, 17, ITEMS - 1]
+    excluded = np.random.default_rng(k).random((len(wanted), ITEMS)) < 0.3
+    items, scores = engine.top_k(engine.neighbours_of(wanted), k, from_mask(excluded))
+    every_score = engine.scores(engine.neighbours_of(wanted)).cpu().numpy()
+    vectors = model.cpu().item_vectors().detach().double()
+    for row, item in enumerate(wanted):
+        distances = (vectors - vectors[item]).square().sum(dim=1)
+        # of equal codes are many: what is left out of half the squared distance is the same for all
+        np.testing.assert_allclose(every_score[row], (vectors[item].square().sum() - distances) / 2, atol=1e-4)
+        expected = sorted_best(every_score[row], np.flatnonzero(~excluded[row]).tolist(), k)
+        assert items[row, : len(expected)].tolist() == expected
+        assert scores[row, : len(expected)].tolist() == every_score[row, expected].tolist()
+    ((narrow, _),) = engine.rank_candidates(engine.neighbours_of([3]), [np.array([9, 3, 5])], 1)
+    assert every_score.shape == (4, ITEMS)
+    assert narrow.tolist() == [3]
+
+
+def test_a_score_is_the_sum_of_its_parts(engine: Engine, model: LisaMini) -> None:
+    state = random_states(engine, 4)
+    for queries in (engine.step(*state), random_queries(engine, 4), engine.neighbours_of([1, 2, 3, 4])):
+        every_score = engine.scores(queries).cpu().numpy()
+        for row in range(4):
+            parts = engine.explain(queries[[row]], np.arange(ITEMS))
+            total = parts.codewords.sum(axis=1) + parts.bias + parts.lifts.sum(axis=1)
+            np.testing.assert_allclose(total, every_score[row], atol=1e-5)
+            words = model.cpu().target_codebooks[torch.arange(2), model.target_codes.long()]  # (N, B', D)
+            np.testing.assert_allclose(
+                parts.codewords, words.detach().numpy() @ queries.vectors[row].numpy(force=True), atol=1e-5
+            )
+            assert parts.lifts.shape == (ITEMS, 0 if queries.nearest else 5)
+    assert engine.explain(queries[[0]], np.arange(0)).codewords.shape == (0, 2)
+
+
+def test_a_batch_equals_its_users_alone(engine: Engine) -> None:
+    state = random_states(engine, 33, seed=2)
+    queries = engine.step(*state)
+    items, scores = engine.top_k(queries, 10)
+    for row in range(33):
+        alone = engine.step(*(part[row : row + 1] for part in state))
+        torch.testing.assert_close(alone.vectors[0], queries.vectors[row], rtol=0, atol=1e-5)
+        own_items, own_scores = engine.top_k(alone, 10)
+        np.testing.assert_allclose(own_scores[0], scores[row], rtol=0, atol=1e-5)
+        assert own_items[0].tolist() == items[row].tolist()
+
+
+def test_no_users_are_no_trouble(engine: Engine) -> None:
+    queries = engine.step(*random_states(engine, 0))
+    assert queries.vectors.shape == (0, SHAPE.width)
+    items, scores = engine.top_k(queries, 5)
+    assert items.shape == scores.shape == (0, 5)
+    assert engine.rank_candidates(queries, [], 5) == []
+
+
+def test_the_scale_of_a_stored_row_does_not_matter(engine: Engine) -> None:
+    histograms, *items = random_states(engine, 5)
+    scale = 10 ** np.random.default_rng(0).uniform(-6, 6, (*histograms.shape[:3], 1)).astype(np.float32)
+    torch.testing.assert_close(
+        engine.step(histograms * scale, *items).vectors, engine.step(histograms, *items).vectors, rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan])
+def test_a_state_without_a_step_is_refused(engine: Engine, bad: float) -> None:
+    histograms, *items = random_states(engine, 3)
+    histograms[1, 0, 2] = bad
+    with pytest.raises(ValueError, match="without a single step"):
+        engine.step(histograms, *items)
+
+
+def test_arguments_are_left_as_they_were(engine: Engine) -> None:
+    state = random_states(engine, 3)
+    before = [part.copy() for part in state]
+    for part in state:
+        part.flags.writeable = False  # as numpy.frombuffer gives them
+    engine.top_k(engine.step(*state), 5, np.zeros((3, len(bitmap.empty(ITEMS))), np.uint64))
+    for part, original in zip(state, before, strict=True):
+        np.testing.assert_array_equal(part, original)
+
+
+def test_a_gpu_that_is_not_there_is_refused(model: LisaMini, in_memory: Wrap, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch finds no GPU; use --device cpu"):
+        Engine(in_memory(model), "cuda")
+
+
+@pytest.mark.gpu
+def test_an_engine_on_the_gpu_leaves_the_artifact_on_the_cpu(model: LisaMini, in_memory: Wrap) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
+    made = in_memory(model)
+    on_cpu, on_gpu = Engine(made, "cpu"), Engine(made, "cuda")
+    states = random_states(on_cpu, 5)
+    torch.testing.assert_close(on_cpu.step(*states).vectors, on_gpu.step(*states).vectors.cpu(), rtol=0, atol=1e-5)
+    assert made.history_codes.shape == (ITEMS, SHAPE.history_codebooks)

@@ -1,0 +1,255 @@
+"""Every path of the scan against a sum book by book and a sort, on data made to catch a bound that is too tight."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from model.inference import bitmap
+from model.inference.scan import Boosts, Lifted, Scan, ScanPath, supported_paths
+from model.inference.scan_torch import TorchScan
+from tests.model.inference.bitmaps import from_mask
+
+Floats = NDArray[np.float32]
+
+TABLES = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "all equal": lambda rng, shape: np.full(shape, rng.normal()),
+    "all zero": lambda rng, shape: np.zeros(shape),
+    "whole numbers": lambda rng, shape: rng.integers(-3, 4, shape),
+    "on the edges of the deficits": lambda rng, shape: -127.0 * rng.integers(0, 3, shape),
+    "huge ranges": lambda rng, shape: rng.standard_normal(shape) * 10.0 ** rng.uniform(-30, 30, shape),
+    "one dominates": lambda rng, shape: (
+        rng.standard_normal(shape) * 10.0 ** np.array([6, *[-3] * (shape[1] - 1)])[:, None]
+    ),
+    "hardly different": lambda rng, shape: 1e4 + 1e-3 * rng.integers(0, 3, shape),
+    "tiny": lambda rng, shape: rng.standard_normal(shape) * 1e-42,
+    "far below": lambda rng, shape: np.where(rng.random(shape) < 0.1, rng.random(shape), -1e34),
+}
+BIASES = {
+    "none": lambda rng, items: np.zeros(items),
+    "all the same": lambda rng, items: np.full(items, -2.5),
+    "normal": lambda rng, items: rng.standard_normal(items),
+    "like minus infinity": lambda rng, items: np.where(rng.random(items) < 0.5, -1e36, rng.standard_normal(items)),
+    "rising": lambda rng, items: np.linspace(-9, 9, items),
+    "falling": lambda rng, items: np.linspace(9, -9, items),
+    "two": lambda rng, items: rng.integers(0, 2, items),
+    "whole numbers": lambda rng, items: rng.integers(-300, 300, items),
+    "high in the first few": lambda rng, items: np.where(np.arange(items) < 30, 90 + rng.random(items), 0),
+}
+
+
+@pytest.fixture(scope="module", params=get_args(ScanPath))
+def path(request: pytest.FixtureRequest) -> ScanPath:
+    if request.param not in supported_paths():
+        pytest.skip(f"this CPU has no {request.param}")
+    return request.param  # type: ignore[no-any-return]
+
+
+def make(seed: int, items: int, books: int, words: int, queries: int, table: str, bias: str, distinct: int) -> Any:
+    """Codes, bias, inner products, lifted items and a mask."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, words, (min(items, distinct), books), np.uint8)[rng.integers(0, distinct, items) % items]
+    products = TABLES[table](rng, (queries, books, words)).astype(np.float32)
+    lifts = int(rng.integers(0, 9))
+    gains = rng.choice([0, 0.5, 3], (queries, lifts)).astype(np.float32)
+    lifted = Lifted(torch.from_numpy(rng.integers(0, items, (queries, lifts))), torch.from_numpy(gains))
+    mask = rng.random((queries, items)) < rng.choice([0, 0.3, 0.99, 1])
+    return codes, BIASES[bias](rng, items).astype(np.float32), torch.from_numpy(products), lifted, mask
+
+
+def scores_one_by_one(codes: NDArray[np.uint8], bias: Floats, products: torch.Tensor, lifted: Lifted) -> Floats:
+    """The bias, the books in order, then the gains in order; a rounding to float32 after each."""
+    every = np.repeat(bias[None], len(products), axis=0)
+    for scores, table, followers, gains in zip(every, products.numpy(), *lifted, strict=True):
+        for row, column in zip(table, codes.T, strict=True):
+            scores += row[column]
+        for follower, gain in zip(followers.tolist(), gains.numpy(), strict=True):
+            scores[follower] += gain
+    return every
+
+
+def sorted_best(scores: Floats, mask: NDArray[np.bool_], k: int) -> tuple[list[int], list[float]]:
+    allowed = np.flatnonzero(~mask)
+    best = sorted(allowed.tolist(), key=lambda item: (-scores[item], item))[:k]
+    rest = k - len(best)
+    return best + [-1] * rest, scores[best].tolist() + [-np.inf] * rest
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 10_000),
+    items=st.sampled_from([1, 2, 63, 64, 65, 255, 256, 257, 1000, 2048]),
+    books=st.integers(1, 9),
+    words=st.sampled_from([2, 3, 16, 128, 255, 256]),
+    queries=st.sampled_from([1, 3]),
+    table=st.sampled_from(sorted(TABLES)),
+    bias=st.sampled_from(sorted(BIASES)),
+    distinct=st.sampled_from([1, 5, 10_000]),
+    k=st.sampled_from([1, 2, 10, 100, 3000]),
+)
+def test_top_k_equals_brute_force(path: ScanPath, seed: int, items: int, k: int, **shape: Any) -> None:
+    codes, bias, products, lifted, mask = make(seed, items, **shape)
+    expected = scores_one_by_one(codes, bias, products, lifted)
+    scan = Scan(codes, bias, path)
+    assert np.array_equal(scan.scores(products, lifted).numpy(), expected)
+    found, scores = scan.top_k(products, lifted, k, from_mask(mask))
+    assert (found.dtype, scores.dtype) == (np.int64, np.float32)
+    for row in range(len(products)):
+        assert (found[row].tolist(), scores[row].tolist()) == sorted_best(expected[row], mask[row], k)
+
+
+def boosted(expected: Floats, gains: list[float], seed: int) -> tuple[Boosts, Floats]:
+    """Sets of items that gain so much, and the scores with that, one gain after the other."""
+    rng = np.random.default_rng(seed)
+    members = rng.random((len(gains), expected.shape[1])) < rng.choice([0, 0.01, 0.5, 1])
+    scores = expected.copy()
+    for of_set, gain in zip(members, np.array(gains, np.float32), strict=True):
+        scores[:, of_set] += gain
+    return Boosts(from_mask(members), np.array(gains, np.float32)), scores
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 10_000),
+    items=st.sampled_from([1, 65, 257, 2048, 40_000]),
+    queries=st.sampled_from([1, 3]),
+    table=st.sampled_from(["normal", "all equal", "whole numbers", "one dominates", "hardly different", "far below"]),
+    bias=st.sampled_from(sorted(BIASES)),
+    distinct=st.sampled_from([5, 10_000]),
+    k=st.sampled_from([1, 10, 100]),
+    gains=st.lists(st.sampled_from([0.0, 0.1, 1.0, -1.0, 100.0, -100.0, 1e-3]), max_size=4),
+)
+def test_boosted_top_k_equals_brute_force(
+    path: ScanPath, seed: int, items: int, k: int, gains: list[float], **shape: Any
+) -> None:
+    codes, bias, products, lifted, mask = make(seed, items, books=4, words=128, **shape)
+    boosts, expected = boosted(scores_one_by_one(codes, bias, products, lifted), gains, seed)
+    scan = Scan(codes, bias, path)
+    found, scores = scan.top_k(products, lifted, k, from_mask(mask), boosts)
+    dense = TorchScan(torch.from_numpy(codes), torch.from_numpy(bias)).top_k(
+        products, lifted, min(k, items), from_mask(mask), boosts
+    )
+    candidates = [np.flatnonzero(~row) for row in mask]
+    narrow = scan.rank(products, lifted, k, candidates, boosts)
+    for row in range(len(products)):
+        best = sorted_best(expected[row], mask[row], k)
+        assert (found[row].tolist(), scores[row].tolist()) == best
+        assert dense[0][row].tolist() == best[0][:items]
+        shown = len(narrow[row][0])
+        assert (narrow[row][0].tolist(), narrow[row][1].tolist()) == (best[0][:shown], best[1][:shown])
+        assert shown == min(k, len(candidates[row]))
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 10_000),
+    table=st.sampled_from(["normal", "whole numbers", "one dominates", "hardly different"]),
+    bias=st.sampled_from(["none", "normal", "rising", "falling", "whole numbers", "high in the first few"]),
+    k=st.sampled_from([1, 10, 200]),
+)
+def test_a_sample_that_is_scanned_first_changes_nothing(
+    path: ScanPath, seed: int, table: str, bias: str, k: int
+) -> None:
+    codes, bias_of, products, lifted, mask = make(seed, 70_000, 4, 256, 2, table, bias, 10**6)
+    expected = scores_one_by_one(codes, bias_of, products, lifted)
+    found, _ = Scan(codes, bias_of, path).top_k(products, lifted, k, from_mask(mask))
+    for row in range(len(products)):
+        order = np.lexsort((np.arange(len(codes)), -expected[row]))
+        best = order[~mask[row, order]][:k].tolist()
+        assert found[row].tolist() == best + [-1] * (k - len(best))
+
+
+@pytest.mark.parametrize("below", [253, 254, 255, 256, 300])
+def test_who_loses_the_whole_budget_still_qualifies(path: ScanPath, below: int) -> None:
+    """Whole numbers, for which float32 is exact: two items tie for the last place, the full budget below the best."""
+    products = torch.zeros(1, 2, 256)
+    products[0, 0] = -torch.arange(256.0)
+    products[0, 1, 1] = -below + 100
+    items = 10_000
+    codes = np.zeros((items, 2), np.uint8)
+    codes[:, 0], codes[:, 1] = 255, 1  # far below
+    codes[[0, 5000, 9000]] = [[0, 0], [100, 1], [100, 1]]
+    nothing = Lifted(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, 0))
+    found, scores = Scan(codes, np.zeros(items, np.float32), path).top_k(
+        products, nothing, 2, bitmap.empty(items)[None]
+    )
+    assert (found.tolist(), scores.tolist()) == ([[0, 5000]], [[0, -below]])
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10_000), table=st.sampled_from(sorted(TABLES)), k=st.sampled_from([1, 4, 100]))
+def test_candidates_are_ranked_as_if_there_was_nothing_else(path: ScanPath, seed: int, table: str, k: int) -> None:
+    codes, bias, products, lifted, _ = make(seed, 500, 5, 64, 3, table, "normal", 50)
+    rng = np.random.default_rng(seed)
+    candidates = [rng.integers(0, 500, rng.integers(0, 20)) for _ in range(3)]
+    expected = scores_one_by_one(codes, bias, products, lifted)
+    scan = Scan(codes, bias, path)
+    for row, (found, scores) in enumerate(scan.rank(products, lifted, k, candidates)):
+        mask = np.ones(500, bool)
+        mask[candidates[row]] = False
+        shown = min(k, int((~mask).sum()))
+        assert (found.tolist(), scores.tolist()) == sorted_best(expected[row], mask, shown)
+
+
+def test_a_batch_equals_its_queries_alone(path: ScanPath) -> None:
+    codes, bias, products, lifted, mask = make(3, 40_000, 8, 256, 20, "normal", "normal", 10**6)
+    scan, excluded = Scan(codes, bias, path), from_mask(mask)
+    items, scores = scan.top_k(products, lifted, 10, excluded)
+    for row in range(20):
+        one = slice(row, row + 1)
+        alone = scan.top_k(products[one], Lifted(*(part[one] for part in lifted)), 10, excluded[one])
+        assert (alone[0].tolist(), alone[1].tolist()) == (items[one].tolist(), scores[one].tolist())
+
+
+def test_threads_do_not_disturb_each_other(path: ScanPath) -> None:
+    codes, bias, products, lifted, mask = make(4, 40_000, 8, 256, 64, "normal", "normal", 10**6)
+    scan, excluded = Scan(codes, bias, path), from_mask(mask)
+    expected, _ = scan.top_k(products, lifted, 10, excluded)
+
+    def alone(row: int) -> list[int]:
+        one = slice(row, row + 1)
+        found: list[int] = scan.top_k(products[one], Lifted(*(part[one] for part in lifted)), 10, excluded[one])[0][
+            0
+        ].tolist()
+        return found
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(alone, range(64))) == expected.tolist()
+
+
+def test_the_paths_and_torch_agree() -> None:
+    codes, bias, products, lifted, mask = make(5, 5_000, 8, 256, 7, "normal", "normal", 10**6)
+    catalogues = [
+        TorchScan(torch.from_numpy(codes).long(), torch.from_numpy(bias)),
+        *(Scan(codes, bias, p) for p in supported_paths()),
+    ]
+    answers = [catalogue.top_k(products, lifted, 50, from_mask(mask)) for catalogue in catalogues]
+    for (items, scores), (other_items, other_scores) in pairwise(answers):
+        assert np.array_equal(items, other_items)
+        assert np.array_equal(scores, other_scores)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_broken_model_is_told_and_not_ranked(path: ScanPath, broken: float) -> None:
+    codes, bias, products, lifted, _ = make(6, 300, 3, 16, 2, "normal", "normal", 10**6)
+    products[1, 2, 7] = broken
+    with pytest.raises(ValueError, match="train the model again"):
+        Scan(codes, bias, path).top_k(products, lifted, 5, from_mask(np.zeros((2, 300), bool)))
+    if not np.isfinite(broken):
+        with pytest.raises(ValueError, match="train the model again"):
+            Scan(codes, bias, path).rank(products, lifted, 5, [np.arange(300)] * 2)
+
+
+def test_a_path_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="this CPU has no abacus; it has: portable"):
+        Scan(np.zeros((1, 1), np.uint8), np.zeros(1, np.float32), "abacus")  # type: ignore[arg-type]
+    assert supported_paths()[0] == "portable"

@@ -1,0 +1,67 @@
+"""The GPU's scan by Triton's interpreter, or on a GPU where there is one, against brute force."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from model.inference.scan import Lifted
+from tests.model.inference.bitmaps import from_mask
+from tests.model.inference.test_scan import boosted, make, scores_one_by_one, sorted_best
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not there", allow_module_level=True)
+
+from model.inference.scan_gpu import BLOCK, TritonScan
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def fused(codes: np.ndarray, bias: np.ndarray) -> TritonScan:
+    return TritonScan(torch.from_numpy(codes).to(DEVICE), torch.from_numpy(bias).to(DEVICE))
+
+
+@pytest.mark.parametrize("k", [1, 3, 9])
+@pytest.mark.parametrize("distinct", [5, 10**6])
+@pytest.mark.parametrize(
+    ("table", "bias"), [("normal", "normal"), ("whole numbers", "whole numbers"), ("normal", "rising")]
+)
+def test_top_k_equals_brute_force(table: str, bias: str, distinct: int, k: int) -> None:
+    codes, bias_of, products, lifted, mask = make(k, 9 * BLOCK + 77, 8, 256, 2, table, bias, distinct)
+    expected = scores_one_by_one(codes, bias_of, products, lifted)
+    asked = products.to(DEVICE), Lifted(*(part.to(DEVICE) for part in lifted)), k, from_mask(mask)
+    found, scores = fused(codes, bias_of).top_k(*asked)
+    for row in range(len(products)):
+        assert (found[row].tolist(), scores[row].tolist()) == sorted_best(expected[row], mask[row], k)
+
+
+def test_boosted_top_k_equals_brute_force() -> None:
+    codes, bias, products, lifted, mask = make(3, 9 * BLOCK + 77, 8, 256, 2, "normal", "normal", 10**6)
+    boosts, expected = boosted(scores_one_by_one(codes, bias, products, lifted), [2.0, -1.0], seed=2)
+    asked = products.to(DEVICE), Lifted(*(part.to(DEVICE) for part in lifted)), 3, from_mask(mask)
+    found, _ = fused(codes, bias).top_k(*asked, boosts)
+    for row in range(len(products)):
+        assert found[row].tolist() == sorted_best(expected[row], mask[row], 3)[0]
+
+
+def test_a_lifted_item_stands_there_once() -> None:
+    codes, bias, products, _, mask = make(1, 9 * BLOCK, 8, 256, 1, "normal", "normal", 10**6)
+    lifted = Lifted(torch.tensor([[5, 4000, 5]]), torch.tensor([[50.0, 60.0, 40.0]]))
+    expected = scores_one_by_one(codes, bias, products, lifted)
+    _, without = fused(codes, bias).top_k(products.to(DEVICE), lifted, 9, from_mask(mask & False))
+    assert without[0].tolist() == sorted_best(expected[0], mask[0] & False, 9)[1]
+    nobody = Lifted(lifted.items[:, :0], lifted.gains[:, :0])
+    best = int(scores_one_by_one(codes, bias, products, nobody)[0].argmax())
+    again = Lifted(torch.tensor([[best]]), torch.tensor([[0.5]]))
+    found, _ = fused(codes, bias).top_k(products.to(DEVICE), again, 9, from_mask(mask & False))
+    assert found[0].tolist().count(best) == 1
+
+
+def test_a_broken_model_is_told_and_not_ranked() -> None:
+    codes, bias, products, lifted, mask = make(0, 2 * BLOCK, 3, 16, 1, "normal", "normal", 10**6)
+    products[0, 2, 7] = np.nan
+    with pytest.raises(ValueError, match="train the model again"):
+        fused(codes, bias).top_k(products.to(DEVICE), lifted, 1, from_mask(mask))

@@ -1,0 +1,94 @@
+"""Redis stores with an archive, the archiver's turns on them, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import TurnCounts, archive_log
+from storage.archiver.redis_source import RedisSource
+from storage.redis.layout import Keyspace
+from storage.redis.store import RedisStore
+from tests.storage.contract.stores import FEW_PARTITIONS
+from tests.storage.oracles.naive_fold import assert_state_is, fold
+from tests.storage.oracles.random_events import click, make_generation
+from tests.storage.redis.servers import RedisServer
+
+GENERATION = make_generation()
+NOW_MS = 1_700_000_000_000
+
+
+@asynccontextmanager
+async def opened(server: RedisServer, archive_dir: Path | None, **options: Any) -> AsyncIterator[RedisStore]:
+    store = await RedisStore.open(
+        server.url, [GENERATION], partitions=FEW_PARTITIONS, archive_dir=archive_dir, **options
+    )
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def turn(server: RedisServer, directory: Path, *, keep_tail_s: float = 0, **options: Any) -> TurnCounts:
+    now = options.pop("now", datetime.now(UTC) + timedelta(seconds=1))
+    with RedisSource.open(server.url) as log, ArchiveWriter.open(directory) as writer:
+        return archive_log(log, writer, now, keep_tail_s=keep_tail_s, **{"keep_days": None} | options)
+
+
+def move_all(server: RedisServer, directory: Path, tail: str = "the last entry stays") -> None:
+    """Archive and trim everything; further events of other users take the place of what has to stay."""
+
+    async def fill() -> None:
+        async with opened(server, directory) as store:
+            users = (f"filler{number}" for number in range(1000))
+            apart = {Keyspace("lisarec", FEW_PARTITIONS).user("main", user_id).partition: user_id for user_id in users}
+            await store.append("main", [click(f"{tail} {time.time_ns()}", user_id) for user_id in apart.values()])
+
+    asyncio.run(fill())
+    turn(server, directory)
+
+
+def uuid7(ms: int, number: int = 0) -> str:
+    digits = f"{ms:012x}"
+    return f"{digits[:8]}-{digits[8:]}-7{number % 4096:03x}-8000-{number:012x}"
+
+
+async def ids(store: RedisStore, user_id: str = "u") -> list[str]:
+    return [entry.event.event_id for entry in await store.events("main", user_id, limit=10**6)]
+
+
+async def assert_state_is_fold_of_log(store: RedisStore, user_id: str = "u") -> None:
+    log = [entry.event for entry in await store.events("main", user_id, limit=10**6)]
+    assert len({event.event_id for event in log}) == len(log)
+    assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
+
+
+def in_stream(server: RedisServer, partition: int) -> tuple[list[int], int]:
+    """The numbers of the entries in the stream, and the newest number there ever was."""
+    with server.client.pipeline(transaction=True) as pipe:
+        pipe.xrange(Keyspace("lisarec", FEW_PARTITIONS).log(partition))
+        pipe.get(f"lisarec:{{p{partition}}}:seq")
+        entries, last = pipe.execute()
+    return [int(entry_id.split(b"-")[0]) for entry_id, _ in entries], int(last or 0)
+
+
+def assert_nothing_is_missing_or_twice(server: RedisServer, directory: Path) -> None:
+    """Of each partition, the archive and the stream have every entry; the stream all that the archive has not."""
+    with ArchiveWriter.open(directory) as writer:
+        tables = [pl.read_parquet(directory / file.path) for file in writer.manifest.files]
+        taken = pl.concat(tables) if tables else pl.DataFrame({"partition": [], "seq": []})
+        for partition in range(FEW_PARTITIONS):
+            archived = sorted(taken.filter(partition=partition)["seq"].to_list())
+            position = writer.manifest.seq(partition)
+            assert archived == list(range(1, position + 1))
+            tail, last = in_stream(server, partition)
+            assert tail == list(range(last - len(tail) + 1, last + 1))
+            assert not tail or tail[0] <= max(position, 1)  # strictly: the newest archived entry is still there

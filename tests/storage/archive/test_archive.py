@@ -1,0 +1,288 @@
+"""The archive by itself: what is committed is there, each once; whoever dies while writing leaves no trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.archive.manifest import MANIFEST
+from storage.archive.reader import ArchiveReader
+from storage.archive.writer import ArchiveWriter, ErasureEntry, EventEntry
+from storage.errors import StorageError, StorageUnavailable
+from storage.records import LogEntry
+from storage.state.event import Event, digest
+from tests.storage.oracles.random_events import START_US, click
+
+DAY_MS = 86_400_000
+START_MS = START_US // 1000
+TODAY = "2023-11-14"  # the day of START_MS, in UTC
+
+UserId = str
+Oracle = dict[tuple[str, UserId], list[LogEntry]]
+
+
+def logged(seq: int, event: Event, tenant: str = "main", day: int = 0) -> EventEntry:
+    return EventEntry(tenant, 0, seq, START_MS + day * DAY_MS, event)
+
+
+def some(first: int, last: int, user_id: str = "u", **place: Any) -> list[EventEntry]:
+    return [logged(seq, click(f"e{seq}", user_id, seq % 12), **place) for seq in range(first, last + 1)]
+
+
+def place(seq: int) -> dict[int, str]:
+    return {0: f"{seq}-1"}
+
+
+def read(archive: ArchiveReader, user_id: str = "u", tenant: str = "main", **bounds: int) -> list[LogEntry]:
+    return archive.read(lambda snapshot: snapshot.entries(tenant, user_id, **bounds))
+
+
+def seqs(archive: ArchiveReader) -> list[int]:
+    return [entry.seq for entry in read(archive)]
+
+
+def holds(archive: ArchiveReader, *events: tuple[str, str], tenant: str = "main") -> list[bool]:
+    return archive.read(lambda snapshot: snapshot.holds(tenant, events))
+
+
+def require(archive: ArchiveReader, archive_id: str, partition: int, through: int) -> None:
+    archive.read(lambda snapshot: snapshot.require(archive_id, partition, through))
+
+
+def files(directory: Path, suffix: str = ".parquet") -> list[Path]:
+    return sorted(directory.rglob(f"*{suffix}"))
+
+
+entries = st.builds(
+    logged,
+    seq=st.just(0),
+    event=st.builds(
+        Event,
+        event_id=st.text(min_size=1, max_size=3),
+        user_id=st.sampled_from(["u", "v", "a/b", "ü"]),
+        item_id=st.just("item1"),
+        type=st.sampled_from(["click", "buy"]),
+        timestamp_us=st.integers(-(2**62), 2**62),
+        id_time_us=st.none() | st.integers(0, 2**50),
+        value=st.none() | st.floats(allow_nan=False),
+        recommendation_id=st.none() | st.just("r"),
+    ),
+    tenant=st.sampled_from(["main", "../x", "ten ant"]),
+    day=st.integers(0, 3),
+)
+
+
+erased = {digest(user_id): user_id for user_id in ("u", "v", "a/b", "ü")}
+erasures = st.builds(
+    ErasureEntry, st.sampled_from(["main", "../x"]), st.just(0), st.just(0), st.sampled_from([*erased])
+)
+
+
+class TestContents:
+    @given(st.lists(st.lists(entries | entries | entries | erasures, max_size=8), max_size=6), st.data())
+    @settings(max_examples=25)
+    def test_every_committed_event_is_found_once_whatever_is_merged(
+        self, batches: Sequence[Sequence[EventEntry | ErasureEntry]], data: st.DataObject
+    ) -> None:
+        oracle: Oracle = {}
+        seq = 0
+        with TemporaryDirectory() as folder, ArchiveWriter.open(Path(folder)) as writer:
+            archive = ArchiveReader(Path(folder))
+            for batch in batches:
+                numbered = [replace(entry, seq=seq + number) for number, entry in enumerate(batch, start=1)]
+                seq += len(batch)
+                writer.commit(numbered, place(seq))
+                for entry in numbered:
+                    if isinstance(entry, ErasureEntry):
+                        oracle.update({place: [] for place in oracle if place == (entry.tenant, erased[entry.user])})
+                        continue
+                    known = oracle.setdefault((entry.tenant, entry.event.user_id), [])
+                    known.append(LogEntry(entry.seq, entry.event))
+                if data.draw(st.booleans()):
+                    writer.compact(today=data.draw(st.sampled_from([TODAY, "2023-11-16", "2024-01-01"])))
+            for (tenant, user_id), expected in oracle.items():
+                after, through = sorted(data.draw(st.tuples(st.integers(0, seq), st.integers(0, seq))))
+                found = read(archive, user_id, tenant, after=after, through=through)
+                assert found == [entry for entry in expected if after < entry.seq <= through]
+                ids = [(user_id, entry.event.event_id) for entry in expected] or [(user_id, "e")]
+                absent = [(user_id, event_id + "?") for _, event_id in ids] + [("nobody", ids[0][1])]
+                assert holds(archive, *ids, *absent, tenant=tenant) == [
+                    bool(expected) and one in ids for one in [*ids, *absent]
+                ]
+            assert sum(file.rows for file in writer.manifest.files) == sum(map(len, oracle.values()))
+            assert {str(path.relative_to(folder)) for path in files(Path(folder))} == {
+                file.path for file in writer.manifest.files
+            }
+
+    def test_a_file_is_sorted_by_user_and_says_so_to_who_skips(self, tmp_path: Path) -> None:
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit([*some(1, 50, "b"), *some(51, 99, "a"), *some(100, 120, "b")], place(120))
+        (path,) = files(tmp_path)
+        table = pl.read_parquet(path)
+        assert table["user_id"].is_sorted()
+        assert table.filter(user_id="b")["seq"].is_sorted()
+        (hashes,) = files(tmp_path, ".npy")
+        assert np.load(hashes, allow_pickle=False).shape == (2, 120 + 2)
+
+    def test_ids_that_share_half_a_hash_are_told_apart(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def half_equal(name: str) -> bytes:
+            return (7).to_bytes(8, "little") + (hash(name) % 2**63).to_bytes(8, "little")
+
+        monkeypatch.setattr("storage.archive.hashes.digest", half_equal)
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit(some(1, 9), place(9))
+        archive = ArchiveReader(tmp_path)
+        assert holds(archive, ("u", "e1"), ("u", "e9"), ("u", "e10"), ("v", "e1")) == [True, True, False, False]
+
+    def test_a_day_keeps_few_files_and_when_it_is_over_one(self, tmp_path: Path) -> None:
+        with ArchiveWriter.open(tmp_path) as writer:
+            most = 0
+            for seq in range(1, 101):
+                writer.commit([logged(seq, click(f"e{seq}"))], place(seq))
+                writer.compact(today=TODAY)
+                most = max(most, len(files(tmp_path)))
+            assert most <= 7  # a binary counter's digits
+            writer.compact(today="2023-11-15")
+            assert len(files(tmp_path)) == 1
+        assert seqs(ArchiveReader(tmp_path)) == list(range(1, 101))
+
+    def test_days_older_than_wanted_are_dropped_whole(self, tmp_path: Path) -> None:
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit([*some(1, 5), *some(6, 9, day=1)], place(9))
+            assert writer.drop_before("2023-11-15") == 5
+            assert writer.manifest.seq(0) == 9
+        assert seqs(ArchiveReader(tmp_path)) == [6, 7, 8, 9]
+        assert holds(ArchiveReader(tmp_path), ("u", "e5"), ("u", "e6")) == [False, True]
+        assert len(files(tmp_path)) == 1
+
+
+class Died(BaseException):
+    """Stands for a kill: nothing between here and the test runs any more, save what lets go of locks."""
+
+
+@contextmanager
+def dying_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[None]:
+    """Die before the call number `count` that changes anything on the disk."""
+    left = count
+
+    def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise Died
+            left -= 1
+            return call(*args, **options)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", deadly(os.fsync))
+        for name in ("rename", "unlink", "rmdir", "mkdir"):
+            patch.setattr(Path, name, deadly(getattr(Path, name)))
+        patch.setattr(pl.DataFrame, "write_parquet", deadly(pl.DataFrame.write_parquet))
+        patch.setattr(np, "save", deadly(np.save))
+        yield
+
+
+class TestDying:
+    def test_whoever_dies_anywhere_has_committed_all_or_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At every single call that changes the disk, in a commit, a merge and a drop."""
+        deaths = 0
+        for count in range(200):
+            directory = tmp_path / str(count)
+            with ArchiveWriter.open(directory) as writer:
+                writer.commit(some(1, 6, day=-1), place(6))
+                writer.commit(some(7, 9), place(9))
+                writer.commit([*some(10, 12), *some(13, 13, "v", day=-1), *some(14, 14, "v")], place(12))
+            died = True
+            with suppress(Died), dying_at(monkeypatch, count), ArchiveWriter.open(directory) as writer:
+                gone = ErasureEntry("main", 0, 17, digest("v"))
+                writer.commit([*some(13, 15), *some(16, 16, tenant="new"), gone, *some(18, 18, "v")], place(18))
+                writer.compact(today=TODAY)
+                writer.drop_before(TODAY)
+                died = False
+            deaths += died
+            with ArchiveWriter.open(directory) as writer:
+                position = writer.manifest.seq(0)
+                assert position in (12, 18)
+                listed = {name for file in writer.manifest.files for name in (file.path, file.hashes_path)}
+                found = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+                assert found - listed == {MANIFEST, "archive.lock"}
+                assert listed <= found
+                last = 12 if position == 12 else 15
+                assert seqs(ArchiveReader(directory)) in (list(range(1, last + 1)), list(range(7, last + 1)))
+                assert len(read(ArchiveReader(directory), tenant="new")) == (1 if position == 18 else 0)
+                of_v = [entry.seq for entry in read(ArchiveReader(directory), "v")]
+                assert of_v == ([13, 14] if position == 12 else [18])
+                writer.commit(some(19, 19), place(19))
+            if not died:
+                break
+        assert deaths > 30
+
+    def test_only_one_process_writes(self, tmp_path: Path) -> None:
+        with (
+            ArchiveWriter.open(tmp_path),
+            pytest.raises(StorageUnavailable, match="another process"),
+            ArchiveWriter.open(tmp_path),
+        ):
+            pass
+        with ArchiveWriter.open(tmp_path):
+            pass
+
+
+class TestReading:
+    def test_who_reads_while_files_are_merged_misses_nothing(self, tmp_path: Path) -> None:
+        archive = ArchiveReader(tmp_path)
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit(some(1, 3), place(3))
+            first = archive.read(lambda snapshot: snapshot)
+            writer.commit(some(4, 6), place(6))
+            writer.compact(today=TODAY)
+            with pytest.raises(FileNotFoundError):
+                first.entries("main", "u")
+        assert seqs(archive) == [1, 2, 3, 4, 5, 6]
+
+    def test_an_archive_that_is_away_older_or_another_is_unavailable(self, tmp_path: Path) -> None:
+        archive = ArchiveReader(tmp_path)
+        with pytest.raises(StorageUnavailable, match="cannot be read"):
+            read(archive)
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit(some(1, 3), place(3))
+            archive_id = writer.manifest.archive_id
+        require(archive, archive_id, 0, 3)
+        for needed in ((archive_id, 0, 4), (archive_id, 1, 1), ("other", 0, 1)):
+            with pytest.raises(StorageUnavailable, match="--archive-dir"):
+                require(archive, *needed)
+
+    @pytest.mark.parametrize("suffix", [".parquet", ".npy"])
+    def test_a_damaged_or_missing_file_is_an_error_and_no_answer(self, tmp_path: Path, suffix: str) -> None:
+        with ArchiveWriter.open(tmp_path) as writer:
+            writer.commit(some(1, 3), place(3))
+        (path,) = files(tmp_path, suffix)
+        path.write_bytes(b"something else")
+        with pytest.raises(StorageError):
+            read(ArchiveReader(tmp_path))
+        path.unlink()
+        with pytest.raises(StorageUnavailable, match="lacks files"):
+            read(ArchiveReader(tmp_path))
+
+    def test_a_list_of_another_version_is_refused(self, tmp_path: Path) -> None:
+        for text, reason in (('{"version": 2}', "version 2"), ("[]", "no list"), ("{", "no list")):
+            (tmp_path / MANIFEST).write_text(text)
+            with pytest.raises(StorageError, match=reason):
+                read(ArchiveReader(tmp_path))
+            with pytest.raises(StorageError, match=reason), ArchiveWriter.open(tmp_path):
+                pass

@@ -1,0 +1,133 @@
+"""While the archive cannot be read, only the events that it alone can decide are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.archive.reader import ArchiveReader
+from storage.archive.writer import ArchiveWriter
+from storage.errors import StorageUnavailable
+from storage.state.event import Event
+from tests.storage.archive.archived_redis import (
+    GENERATION,
+    NOW_MS,
+    assert_state_is_fold_of_log,
+    ids,
+    move_all,
+    opened,
+    uuid7,
+)
+from tests.storage.contract.stores import FEW_PARTITIONS
+from tests.storage.oracles.random_events import click
+from tests.storage.redis.servers import RedisServer
+
+
+class TestTheArchiveIsAway:
+    OLD, NEW = uuid7(NOW_MS), uuid7(NOW_MS + 60_000)
+    LOGGED = (OLD, "arbitrary", *(uuid7(NOW_MS, number) for number in range(1, 25)))  # more than the ring of a state
+
+    @pytest.fixture
+    def archived(self, any_server: RedisServer, tmp_path: Path) -> RedisServer:
+        async def fill() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", [*map(click, self.LOGGED), click("e", "v")])
+
+        asyncio.run(fill())
+        move_all(any_server, tmp_path)
+        return any_server
+
+    def events_that_only_the_archive_can_decide(self) -> list[Event]:
+        return [click(self.OLD), click("arbitrary"), click("never sent before")]
+
+    @pytest.mark.parametrize("how", ["none given", "gone", "another", "older", "too slow"])
+    def test_undecidable_events_are_refused_and_the_others_counted(
+        self, archived: RedisServer, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        directory: Path | None = tmp_path
+        match how:
+            case "none given":
+                directory = None
+            case "gone":
+                directory = tmp_path / "gone"
+            case "another":
+                directory = tmp_path / "another"
+                with ArchiveWriter.open(directory):
+                    pass
+            case "older":
+                directory = tmp_path / "older"
+                with ArchiveWriter.open(directory) as writer, ArchiveWriter.open(tmp_path) as whole:
+                    writer.manifest = replace(writer.manifest, archive_id=whole.manifest.archive_id)
+                    writer.commit([], dict.fromkeys(range(FEW_PARTITIONS), "1-1"))
+            case "too slow":
+                monkeypatch.setattr("storage.archive.async_reader.TIMEOUT_S", 0.2)
+                monkeypatch.setattr(ArchiveReader, "read", lambda *_: time.sleep(1))
+
+        async def law() -> None:
+            async with opened(archived, directory) as store:
+                store._archive._timeout_s = 0.2
+                for event in self.events_that_only_the_archive_can_decide():
+                    with pytest.raises(StorageUnavailable, match="archive"):
+                        await store.append("main", [event])
+                answers = await store.append("main", [click(self.NEW), click("e", "new user")])
+                assert not any(answer.duplicate for answer in answers)
+                (answer,) = await store.append("main", [click(self.NEW)])
+                assert answer.duplicate
+                assert None not in await store.states("main", ["u", "v", "new user"], GENERATION)
+                with pytest.raises(StorageUnavailable, match="archive"):
+                    await ids(store)
+
+        asyncio.run(law())
+        monkeypatch.undo()
+
+        async def healed() -> None:
+            async with opened(archived, tmp_path) as store:
+                answers = await store.append("main", self.events_that_only_the_archive_can_decide())
+                assert [answer.duplicate for answer in answers] == [True, True, False]
+                assert await ids(store) == [*self.LOGGED, self.NEW, "never sent before"]
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(healed())
+
+    def test_others_do_not_wait_for_the_archive(
+        self, archived: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = threading.Event()
+
+        def slowly(*_: Any) -> None:
+            asked.set()
+            time.sleep(1)
+            raise StorageUnavailable("the archive fell asleep")
+
+        monkeypatch.setattr(ArchiveReader, "read", slowly)
+
+        async def law() -> None:
+            async with opened(archived, tmp_path) as store:
+                undecidable = asyncio.ensure_future(store.append("main", [click("arbitrary")]))
+                await asyncio.to_thread(asked.wait)
+                await store.append("main", [click(self.NEW)])
+                assert not undecidable.done()
+                with pytest.raises(StorageUnavailable, match="asleep"):
+                    await undecidable
+
+        asyncio.run(law())
+
+    def test_one_arbitrary_id_in_a_request_does_not_lose_the_rest(self, archived: RedisServer, tmp_path: Path) -> None:
+        async def law() -> None:
+            events = [click(f"{n}", f"someone{n % 3}" if n % 4 else "u") for n in range(200)]
+            async with opened(archived, tmp_path) as store:
+                answers = await asyncio.gather(*(store.append("main", events[n : n + 10]) for n in range(0, 200, 10)))
+                assert not any(answer.duplicate for some in answers for answer in some)
+                for user_id in ("u", "someone0", "someone1", "someone2"):
+                    await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(law())
+
+    def test_an_older_lisarec_cannot_be_started_over_trimmed_data(self, archived: RedisServer) -> None:
+        assert archived.client.hget("lisarec:meta", "layout") == b"2"

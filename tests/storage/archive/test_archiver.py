@@ -1,0 +1,297 @@
+"""Moving the log into the archive: archive and tail together are what was acknowledged, each event once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage.archiver.archiver import TurnCounts
+from storage.errors import StorageError, StorageUnavailable
+from storage.redis.scripts import trim_arguments
+from storage.state.event import Event
+from tests.storage.archive.archived_redis import (
+    GENERATION,
+    NOW_MS,
+    assert_nothing_is_missing_or_twice,
+    assert_state_is_fold_of_log,
+    ids,
+    in_stream,
+    move_all,
+    opened,
+    turn,
+    uuid7,
+)
+from tests.storage.contract.stores import FEW_PARTITIONS
+from tests.storage.oracles.naive_fold import NaiveUser, assert_state_is
+from tests.storage.oracles.random_events import click, fresh_user
+from tests.storage.redis.servers import RedisServer
+
+
+class TestMoving:
+    ids_ = st.integers(0, 15).map(lambda number: f"e{number}") | st.tuples(st.integers(0, 3), st.integers(0, 4)).map(
+        lambda place: uuid7(NOW_MS + 5_000 * place[0], place[1])
+    )
+
+    @given(st.lists(st.lists(st.tuples(ids_, st.integers(0, 5)), min_size=1, max_size=8), max_size=8), st.randoms())
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_a_resend_counts_once_wherever_the_original_is(
+        self, any_server: RedisServer, tmp_path: Path, batches: list[list[tuple[str, int]]], rng: random.Random
+    ) -> None:
+        """UUIDv7 and arbitrary ids, resent with other timestamps, in any order of appending and trimming."""
+
+        async def law() -> None:
+            user_id, naive = fresh_user(), NaiveUser(GENERATION)
+            async with opened(any_server, tmp_path / "archive") as store:
+                for batch in batches:
+                    events = [click(event_id, user_id, 1, NOW_MS * 1000 + seconds) for event_id, seconds in batch]
+                    expected = [naive.receive(event)[0] for event in events]
+                    answers = await store.append("main", events)
+                    assert [answer.duplicate for answer in answers] == expected
+                    if rng.random() < 0.7:
+                        await asyncio.to_thread(turn, any_server, tmp_path / "archive")
+                        if rng.random() < 0.5:
+                            any_server.client.delete(*any_server.client.keys("*:state:*") or ["none"])
+                assert_state_is((await store.states("main", [user_id], GENERATION))[0], naive)
+                await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(law())
+
+    def test_the_newest_time_of_a_trimmed_id_stays_known(self, any_server: RedisServer, tmp_path: Path) -> None:
+        """Later turns trim older ids; the ones before are looked up all the same."""
+
+        async def append(*event_ids: str) -> list[bool]:
+            async with opened(any_server, tmp_path) as store:
+                return [answer.duplicate for answer in await store.append("main", [*map(click, event_ids)])]
+
+        asyncio.run(append(late := uuid7(NOW_MS + 9_000)))
+        move_all(any_server, tmp_path)
+        asyncio.run(append(*(uuid7(NOW_MS, number) for number in range(30))))
+        move_all(any_server, tmp_path)
+        assert asyncio.run(append(late, uuid7(NOW_MS + 8_000))) == [True, False]
+
+    def test_what_is_archived_leaves_redis_save_the_last_entry(self, server: RedisServer, tmp_path: Path) -> None:
+        async def fill() -> None:
+            async with opened(server, tmp_path) as store:
+                for start in range(0, 3000, 500):
+                    numbers = range(start, start + 500)
+                    await store.append("main", [click(f"e{n}", f"user{n % 50}", n % 12) for n in numbers])
+
+        asyncio.run(fill())
+        assert turn(server, tmp_path, keep_tail_s=3600) == TurnCounts(archived=3000)
+        assert sum(len(in_stream(server, partition)[0]) for partition in range(FEW_PARTITIONS)) == 3000
+        assert turn(server, tmp_path) == TurnCounts(trimmed=3000 - FEW_PARTITIONS)
+        assert turn(server, tmp_path) == TurnCounts()
+        assert_nothing_is_missing_or_twice(server, tmp_path)
+        assert sum(server.client.zcard(key) for key in server.client.scan_iter("*:index:*")) == FEW_PARTITIONS
+
+        async def read() -> None:
+            async with opened(server, tmp_path) as store:
+                for number in range(0, 50, 7):
+                    user_id = f"user{number}"
+                    assert await ids(store, user_id) == [f"e{n}" for n in range(number, 3000, 50)]
+                    pages, after = [], 0
+                    while page := await store.events("main", user_id, after=after, limit=7):
+                        pages += [entry.event.event_id for entry in page]
+                        after = page[-1].seq
+                    assert pages == await ids(store, user_id)
+                    assert await store.seen_items("main", user_id) == {f"item{n % 12}" for n in range(number, 3000, 50)}
+                    await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(read())
+
+    def test_a_state_that_is_gone_is_folded_from_archive_and_tail_and_kept(
+        self, any_server: RedisServer, tmp_path: Path
+    ) -> None:
+        async def law() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", [click(f"e{n}", item=n % 12) for n in range(700)])
+            await asyncio.to_thread(move_all, any_server, tmp_path)
+            async with opened(any_server, tmp_path) as store:
+                for tail in (0, 3):
+                    await store.append("main", [click(f"tail{n}") for n in range(tail)])
+                    (key,) = any_server.client.keys("*:state:*/u")
+                    any_server.client.delete(key)
+                    await assert_state_is_fold_of_log(store)
+                    assert any_server.client.exists(key)
+                    assert len(await ids(store)) == 700 + tail
+                any_server.client.delete(key)
+                (answer,) = await store.append("main", [click("e5")])  # folds, then asks for the id
+                assert answer.duplicate
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())
+
+    def test_trimming_between_reading_and_committing_is_noticed(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The id was in the index when the store looked, and is in the archive when it commits."""
+
+        async def law() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", [click("contended"), *(click(f"e{n}") for n in range(40))])
+                read_folds = store._writer._read_folds
+
+                async def read_and_be_overtaken(parts: Any, serving: Any) -> Any:
+                    folds = await read_folds(parts, serving)
+                    monkeypatch.undo()
+                    await asyncio.to_thread(turn, any_server, tmp_path)
+                    return folds
+
+                monkeypatch.setattr(store._writer, "_read_folds", read_and_be_overtaken)
+                answers = await store.append("main", [click("contended"), click("new")])
+                assert [answer.duplicate for answer in answers] == [True, False]
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())
+
+    def test_trimming_between_asking_the_archive_and_committing_is_noticed(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The id was in the tail when the archive was asked, and is in the archive when the store looks at the tail."""
+
+        async def append(*event_ids: str) -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", [*map(click, event_ids)])
+
+        asyncio.run(append("first"))
+        move_all(any_server, tmp_path)
+        asyncio.run(append("contended", *(f"e{n}" for n in range(30))))
+
+        async def law() -> None:
+            async with opened(any_server, tmp_path) as store:
+                ask = store._archive.read
+
+                async def ask_and_be_overtaken(question: Any) -> Any:
+                    answer = await ask(question)
+                    monkeypatch.undo()
+                    await asyncio.to_thread(turn, any_server, tmp_path)
+                    return answer
+
+                monkeypatch.setattr(store._archive, "read", ask_and_be_overtaken)
+                (answer,) = await store.append("main", [click("contended")])
+                assert answer.duplicate
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())
+
+    def test_who_is_erased_and_comes_back_while_the_log_is_trimmed_is_a_new_user(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The archive still has what was erased, until the archiver's next turn."""
+
+        async def fill() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", [click(f"old{n}") for n in range(5)])
+
+        async def erase_and_come_back() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.erase("main", "u")
+                await store.append("main", [click("old1"), click("new")])
+
+        def overtaken(*args: Any) -> Any:
+            monkeypatch.undo()
+            back = threading.Thread(target=asyncio.run, args=(erase_and_come_back(),))
+            back.start()
+            back.join()
+            return trim_arguments(*args)
+
+        async def read() -> None:
+            async with opened(any_server, tmp_path) as store:
+                assert await ids(store) == ["old1", "new"]
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(fill())
+        monkeypatch.setattr("storage.archiver.redis_source.trim_arguments", overtaken)
+        turn(any_server, tmp_path)
+        asyncio.run(read())
+        turn(any_server, tmp_path)
+        asyncio.run(read())
+
+
+class TestBelonging:
+    def append(self, server: RedisServer, directory: Path | None, *event_ids: str) -> None:
+        async def fill() -> None:
+            async with opened(server, directory) as store:
+                for event_id in event_ids:
+                    await store.append("main", [click(event_id)])
+
+        asyncio.run(fill())
+
+    def test_another_archive_is_refused(self, any_server: RedisServer, tmp_path: Path) -> None:
+        self.append(any_server, None, "e1", "e2")
+        turn(any_server, tmp_path / "one")
+        with pytest.raises(StorageError, match="give the archive directory"):
+            turn(any_server, tmp_path / "two")
+        assert turn(any_server, tmp_path / "one") == TurnCounts()
+
+    def test_a_redis_that_lost_everything_is_not_taken_for_the_old_one(
+        self, any_server: RedisServer, tmp_path: Path
+    ) -> None:
+        self.append(any_server, None, "e1", "e2")
+        turn(any_server, tmp_path / "one")
+        any_server.client.flushall()
+        with pytest.raises(StorageUnavailable, match="key prefix"):
+            turn(any_server, tmp_path / "one")
+        self.append(any_server, None, "e3", "e4", "e5")
+        with pytest.raises(StorageError, match="a new one"):
+            turn(any_server, tmp_path / "one")
+        assert turn(any_server, tmp_path / "two").archived == 3
+
+    def test_a_redis_that_lost_its_newest_events_is_not_trimmed(self, any_server: RedisServer, tmp_path: Path) -> None:
+        """As after a power cut with appendfsync everysec, or from an old back-up: numbers would be used twice."""
+        self.append(any_server, None, "e1", "e2")
+        before = {key: any_server.client.dump(key) for key in any_server.client.keys("*{p*")}
+        self.append(any_server, None, "e3", "e4")
+        turn(any_server, tmp_path, keep_tail_s=3600)
+        any_server.client.delete(*any_server.client.keys("*{p*"))
+        for key, value in before.items():
+            any_server.client.restore(key, 0, value)
+        with pytest.raises(StorageError, match="Redis has lost events"):
+            turn(any_server, tmp_path)
+        time.sleep(0.01)
+        self.append(any_server, None, "f3", "f4", "f5")
+        with pytest.raises(StorageError, match="Redis has lost events"):
+            turn(any_server, tmp_path)
+        (log,) = any_server.client.keys("*:log")
+        assert any_server.client.xlen(log) == 5
+
+    def test_a_prefix_without_events_is_named(self, any_server: RedisServer, tmp_path: Path) -> None:
+        with pytest.raises(StorageUnavailable, match="key prefix 'lisarec'"):
+            turn(any_server, tmp_path)
+
+
+class TestRetention:
+    def test_dropped_events_are_forgotten_and_nothing_breaks(self, any_server: RedisServer, tmp_path: Path) -> None:
+        old = click(uuid7(NOW_MS), item=3)
+
+        async def fill(*events: Event) -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", events)
+
+        asyncio.run(fill(old, click("arbitrary", item=4)))
+        move_all(any_server, tmp_path)
+        in_ten_days = datetime.now(UTC) + timedelta(days=10)
+        assert turn(any_server, tmp_path, now=in_ten_days, keep_days=11).dropped == 0
+        assert turn(any_server, tmp_path, now=in_ten_days, keep_days=9).dropped >= 2
+
+        async def law() -> None:
+            async with opened(any_server, tmp_path) as store:
+                assert await ids(store) == []
+                (value,) = await store.states("main", ["u"], GENERATION)
+                assert value is not None
+                assert GENERATION.decode(value)["event_count"] == 2  # a state outlives what it was folded from
+                any_server.client.delete(*any_server.client.keys("*:state:*"))
+                await store.append("main", [click("after", item=5)])
+                assert await ids(store) == ["after"]
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())

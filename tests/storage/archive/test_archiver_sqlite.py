@@ -1,0 +1,63 @@
+"""Copying the log of an embedded store into the archive, each event once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from storage.archive.reader import ArchiveReader
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import TurnCounts, archive_log
+from storage.archiver.sqlite_source import SQLiteSource
+from storage.errors import StorageError, StorageUnavailable
+from storage.sqlite.database import FILE_NAME
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
+from tests.storage.archive.archived_redis import GENERATION
+from tests.storage.oracles.random_events import click
+
+
+class TestSQLite:
+    def fill(self, data_dir: Path, events: Sequence[Event], tenant: str = "main") -> None:
+        async def law() -> None:
+            store = await SQLiteStore.open(data_dir, [GENERATION])
+            await store.append(tenant, events)
+            await store.close()
+
+        asyncio.run(law())
+
+    def turn(self, data_dir: Path, directory: Path) -> TurnCounts:
+        with SQLiteSource.open(data_dir) as log, ArchiveWriter.open(directory) as writer:
+            return archive_log(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None)
+
+    def read(self, directory: Path, tenant: str = "main") -> list[Event]:
+        found = ArchiveReader(directory).read(lambda snapshot: snapshot.entries(tenant, "u"))
+        return [entry.event for entry in found]
+
+    def test_the_table_is_copied_each_event_once(self, tmp_path: Path) -> None:
+        data_dir, directory = tmp_path / "state", tmp_path / "archive"
+        events = [click(f"e{n}", item=n % 12) for n in range(2500)]
+        self.fill(data_dir, events[:2400])
+        assert self.turn(data_dir, directory) == TurnCounts(archived=2400)
+        assert self.turn(data_dir, directory) == TurnCounts()
+        self.fill(data_dir, events[2300:])
+        self.fill(data_dir, [click("e1", item=2)], tenant="shop")
+        assert self.turn(data_dir, directory) == TurnCounts(archived=101)
+        assert self.read(directory) == events
+        assert self.read(directory, "shop") == [click("e1", item=2)]
+
+    def test_another_file_is_refused(self, tmp_path: Path) -> None:
+        for number in (1, 2):
+            self.fill(tmp_path / f"state{number}", [click(f"e{n}-{number}") for n in range(5)])
+        self.turn(tmp_path / "state1", tmp_path / "archive")
+        with pytest.raises(StorageError, match="another SQLite file"):
+            self.turn(tmp_path / "state2", tmp_path / "archive")
+
+    def test_a_directory_without_a_store_is_named_and_not_made(self, tmp_path: Path) -> None:
+        with pytest.raises(StorageUnavailable, match="--data-dir"):
+            self.turn(tmp_path, tmp_path / "archive")
+        assert not (tmp_path / FILE_NAME).exists()

@@ -1,0 +1,83 @@
+"""Every store that keeps the contract, opened by an address; a further store is added here."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import archive_log
+from storage.archiver.redis_source import RedisSource
+from storage.errors import StorageUnavailable
+from storage.protocol import UserStore
+from storage.records import MAIN_TENANT, AppendResult
+from storage.redis.store import RedisStore
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
+from storage.state.generation import Generation
+from tests.storage.redis.servers import expected_servers, running_cluster, running_server
+
+ARCHIVED = "archived"  # Redis with an archiver that moves away whatever it can, after every append
+CLUSTER = "cluster"
+STORES = ["sqlite", *expected_servers(), ARCHIVED, CLUSTER]
+FEW_PARTITIONS = 4
+
+
+def new_address(kind: str, directory: Path) -> str:
+    """Where a new, empty store of this kind can be opened, also by another process."""
+    if kind == "sqlite":
+        return f"sqlite:{directory}"
+    if kind == ARCHIVED:
+        return f"{ARCHIVED}:{running_server('redis-server').new_address()} {directory}"
+    return f"redis:{(running_cluster() if kind == CLUSTER else running_server(kind)).new_address()}"
+
+
+async def open_store(address: str, generations: Sequence[Generation], tenant: str = MAIN_TENANT) -> UserStore:
+    kind, _, place = address.partition(":")
+    if kind == "sqlite":
+        return await SQLiteStore.open(Path(place), generations, tenant=tenant)
+    url, prefix, *archive_dir = place.split(" ")
+    if kind == ARCHIVED:
+        return await open_archived(url, prefix, Path(archive_dir[0]), generations, tenant)
+    return await RedisStore.open(url, generations, prefix=prefix, tenant=tenant)
+
+
+@asynccontextmanager
+async def opened(address: str, *generations: Generation, tenant: str = MAIN_TENANT) -> AsyncIterator[UserStore]:
+    """Open the store at the address, and close it afterwards."""
+    store = await open_store(address, generations, tenant)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def append_all(store: UserStore, events: Sequence[Event], tenant: str = "main") -> None:
+    """Append the events in calls of at most 100."""
+    for start in range(0, len(events), 100):
+        await store.append(tenant, events[start : start + 100])
+
+
+async def open_archived(
+    url: str, prefix: str, archive_dir: Path, generations: Sequence[Generation], tenant: str = MAIN_TENANT
+) -> RedisStore:
+    """Open a store whose acknowledged events are in the archive, except the newest of each partition."""
+    store = await RedisStore.open(
+        url, generations, tenant=tenant, prefix=prefix, partitions=FEW_PARTITIONS, archive_dir=archive_dir
+    )
+    append = store.append
+
+    async def append_and_archive(tenant: str, events: Sequence[Event]) -> list[AppendResult]:
+        answers = await append(tenant, events)
+        await asyncio.to_thread(archive_all, url, prefix, archive_dir)
+        return answers
+
+    store.append = append_and_archive  # type: ignore[method-assign]
+    return store
+
+
+def archive_all(url: str, prefix: str, archive_dir: Path) -> None:
+    """Archive what there is, unless another archiver runs."""
+    with suppress(StorageUnavailable), RedisSource.open(url, prefix) as log, ArchiveWriter.open(archive_dir) as writer:
+        archive_log(log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None)

@@ -1,0 +1,248 @@
+"""Erased is erased: the bytes are gone from the files, not only from the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from storage.archive.writer import ArchiveWriter
+from storage.archiver.archiver import archive_log
+from storage.archiver.redis_source import RedisSource
+from storage.archiver.sqlite_source import SQLiteSource
+from storage.errors import StorageUnavailable
+from storage.protocol import UserStore
+from storage.redis.store import RedisStore
+from storage.sqlite.database import FILE_NAME
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
+from tests.storage.oracles.random_events import START_US, make_generation
+from tests.storage.redis.servers import RedisServer, expected_servers, new_server
+
+GENERATION = make_generation()
+USERS = [f"person-{number}" for number in range(40)]
+GONE = "person-7"
+TRACES = (b"person-7:", b"person-7/", b'person-7"', b"SECRET-7-")  # none of them begins the name of anybody else
+
+
+@pytest.fixture(params=expected_servers())
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    server = new_server(request.param, "--rdbcompression", "no")
+    yield server
+    server.stop()
+
+
+def events_of(user_id: str, count: int = 60) -> list[Event]:
+    """Events whose user, ids, recommendation and items are all found again by their bytes."""
+    number = user_id.partition("-")[2]
+    return [
+        Event(
+            f"SECRET-{number}-{n}:",
+            f"{user_id}:",
+            f"item{n % 12}",
+            "click",
+            START_US + n,
+            None,
+            1.5,
+            f"SECRET-{number}-r",
+        )
+        for n in range(count)
+    ]
+
+
+async def fill(store: UserStore) -> None:
+    """Interleaved, so that pages split and nodes hold several users."""
+    for n in range(60):
+        await store.append("main", [events_of(user_id)[n] for user_id in USERS])
+
+
+def traces(directory: Path) -> dict[str, list[bytes]]:
+    """Files that have something of the user who is gone, and what."""
+    contents = {str(path): content(path) for path in directory.rglob("*") if path.is_file()}
+    assert any(b"person-8" in found for found in contents.values())
+    found = {name: [trace for trace in TRACES if trace in found] for name, found in contents.items()}
+    return {name: some for name, some in found.items() if some}
+
+
+def content(path: Path) -> bytes:
+    """Of a file; of a compressed one also what is in it."""
+    unpacked = pl.read_parquet(path).write_csv().encode() if path.suffix == ".parquet" else b""
+    return path.read_bytes() + unpacked
+
+
+def archived_users(directory: Path) -> set[str]:
+    with ArchiveWriter.open(directory) as writer:
+        tables = [pl.read_parquet(directory / file.path) for file in writer.manifest.files]
+    return set(pl.concat(tables)["user_id"])
+
+
+class TestSQLite:
+    def test_pages_and_log_have_no_byte_of_the_user_left(self, tmp_path: Path) -> None:
+        async def law() -> None:
+            store = await SQLiteStore.open(tmp_path, [GENERATION])
+            other = await SQLiteStore.open(tmp_path, [GENERATION])
+            await fill(store)
+            await other.states("main", [f"{GONE}:"], GENERATION)
+            assert traces(tmp_path)
+            await store.erase("main", f"{GONE}:")
+            assert traces(tmp_path) == {}  # also while the file is open
+            await fill_rest(store)
+            assert traces(tmp_path) == {}
+            await store.close()
+            await other.close()
+            assert traces(tmp_path) == {}
+
+        async def fill_rest(store: UserStore) -> None:
+            await store.append("main", [Event("new", f"{user_id}:", "item1", "click", 1, 1) for user_id in USERS[8:]])
+
+        asyncio.run(law())
+
+    def test_a_copy_in_an_archive_loses_the_user_with_the_next_turn(self, tmp_path: Path) -> None:
+        data_dir, directory = tmp_path / "state", tmp_path / "archive"
+
+        def turn() -> int:
+            with SQLiteSource.open(data_dir) as log, ArchiveWriter.open(directory) as writer:
+                return archive_log(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None).archived
+
+        async def law() -> None:
+            store = await SQLiteStore.open(data_dir, [GENERATION])
+            await fill(store)
+            assert turn() == 2400
+            await store.erase("main", f"{GONE}:")
+            await store.erase("main", f"{USERS[-1]}:")  # whose event is the newest that the archive has
+            assert turn() == 0
+            assert archived_users(directory) == {f"{user_id}:" for user_id in USERS if user_id != GONE} - {
+                f"{USERS[-1]}:"
+            }
+            assert traces(directory) == {}
+            await store.append("main", events_of(GONE, 3))
+            assert turn() == 3
+            assert turn() == 0
+            assert f"{GONE}:" in archived_users(directory)
+            await store.close()
+
+        asyncio.run(law())
+
+    def test_a_file_of_the_schema_before_is_brought_up_to_date(self, tmp_path: Path) -> None:
+        async def law() -> None:
+            store = await SQLiteStore.open(tmp_path, [GENERATION])
+            await store.append("main", events_of(GONE, 5))
+            await store.close()
+            with sqlite3.connect(tmp_path / FILE_NAME) as db:
+                tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                for later in tables - {"log", "states", "generations", "sqlite_sequence"}:
+                    db.execute(f"DROP TABLE {later}")
+                db.execute("PRAGMA user_version = 2")
+            db.close()
+            store = await SQLiteStore.open(tmp_path, [GENERATION])
+            assert len(await store.events("main", f"{GONE}:")) == 5
+            await store.erase("main", f"{GONE}:")
+            assert await store.events("main", f"{GONE}:") == []
+            await store.close()
+
+        asyncio.run(law())
+
+
+class TestRedis:
+    @pytest.mark.parametrize("keep_tail_s", [0, 3600], ids=["trimmed", "in the tail"])
+    def test_dump_append_only_file_and_archive_have_no_byte_of_the_user_left(
+        self, server: RedisServer, tmp_path: Path, keep_tail_s: int
+    ) -> None:
+        def turn() -> None:
+            with RedisSource.open(server.url) as log, ArchiveWriter.open(tmp_path) as writer:
+                now = datetime.now(UTC) + timedelta(seconds=1)
+                archive_log(log, writer, now, keep_tail_s=keep_tail_s, keep_days=None)
+
+        async def law() -> None:
+            store = await RedisStore.open(server.url, [GENERATION], partitions=2, archive_dir=tmp_path)
+            await fill(store)
+            turn()
+            await store.append(
+                "main", [event for user_id in (GONE, "person-8") for event in events_of(user_id, 70)[60:]]
+            )
+            assert all(traces(directory) for directory in (server.directory, tmp_path))
+            assert any(trace in value for value in dumped(server) for trace in TRACES)
+            await store.erase("main", f"{GONE}:")
+            assert not any(trace in value for value in dumped(server) for trace in TRACES)
+            rewrites = server.client.info("stats").get("total_forks", 0)
+            turn()
+            assert server.client.info("stats").get("total_forks", 1) > rewrites
+            assert traces(tmp_path) == {}
+            assert archived_users(tmp_path) == {f"{user_id}:" for user_id in USERS if user_id != GONE}
+            await rewritten(server)
+            assert traces(server.directory) == {}
+            server.client.save()
+            assert traces(server.directory) == {}
+            assert len(await store.events("main", "person-8:", limit=1000)) == 70
+            await store.append("main", events_of(GONE, 3))
+            turn()
+            assert [entry.event for entry in await store.events("main", f"{GONE}:")] == events_of(GONE, 3)
+            await store.close()
+
+        asyncio.run(law())
+
+
+def test_who_is_erased_stays_in_the_archive_until_the_append_only_file_is_rewritten(tmp_path: Path) -> None:
+    """Else nobody would ask for it again."""
+    server = new_server("redis-server")
+
+    def turn() -> None:
+        with RedisSource.open(server.url) as log, ArchiveWriter.open(tmp_path) as writer:
+            archive_log(log, writer, datetime.now(UTC), keep_tail_s=3600, keep_days=None)
+
+    def kill_rewrite() -> None:
+        process = Path(f"/proc/{server.process_id}")
+        children = process / "task" / process.name / "children"
+
+        def is_server(child: str) -> bool:  # and not the one that passes its log on
+            return os.readlink(f"/proc/{child}/exe") == os.readlink(process / "exe")
+
+        while not (found := [int(child) for child in children.read_text().split() if is_server(child)]):
+            time.sleep(0.001)
+        os.kill(found[0], signal.SIGKILL)
+
+    async def law() -> None:
+        store = await RedisStore.open(server.url, [GENERATION], archive_dir=tmp_path)
+        await store.append("main", [*events_of(GONE), *events_of("person-8")])
+        await asyncio.to_thread(turn)
+        await store.erase("main", f"{GONE}:")
+        server.client.config_set("rdb-key-save-delay", 10_000_000)
+        killing = asyncio.create_task(asyncio.to_thread(kill_rewrite))
+        with pytest.raises(StorageUnavailable, match="could not rewrite"):
+            await asyncio.to_thread(turn)
+        await killing
+        assert f"{GONE}:" in archived_users(tmp_path)
+        server.client.config_set("rdb-key-save-delay", 0)
+        await asyncio.to_thread(turn)
+        assert archived_users(tmp_path) == {"person-8:"}
+        assert traces(server.directory) == {}
+        await store.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(law(), 60))
+    finally:
+        server.stop()
+
+
+def dumped(server: RedisServer) -> list[bytes]:
+    """Every key with its value."""
+    return [key + server.client.dump(key) for key in server.client.scan_iter()]
+
+
+async def rewritten(server: RedisServer) -> None:
+    """Wait until the append-only file was rewritten; nobody but the archiver asks for it."""
+    give_up_s = time.monotonic() + 30
+    while (
+        server.client.info("persistence")["aof_rewrite_in_progress"]
+        or not server.client.info("persistence")["aof_last_rewrite_time_sec"] >= 0
+    ):
+        assert time.monotonic() < give_up_s
+        await asyncio.sleep(0.05)

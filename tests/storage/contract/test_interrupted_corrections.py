@@ -1,0 +1,290 @@
+"""Undo, merge and erasure when their process is killed, or another one overtakes them, before any of their steps."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.errors import StorageUnavailable
+from storage.protocol import UserStore
+from storage.redis.store import RedisStore
+from storage.state.corrections import posted_as
+from tests.storage.contract.fold_checks import assert_state_is_fold_of_log, log_of
+from tests.storage.contract.stores import new_address, opened
+from tests.storage.oracles.random_events import click, fresh_user, make_generation
+from tests.storage.processes.merge_forever import VISITS
+from tests.storage.redis.servers import RedisServer, new_server
+
+GENERATION = make_generation()
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def quick_server() -> Iterator[RedisServer]:
+    """One that syncs nothing."""
+    server = new_server("redis-server", "--appendonly", "no")
+    yield server
+    server.stop()
+
+
+class TestKilled:
+    def test_a_killed_merge_is_whole_or_not_there_and_done_by_sending_it_again(self, address: str) -> None:
+        said: list[list[str]] = []
+        for kill in range(3):
+            command = [sys.executable, "-m", "tests.storage.processes.merge_forever", address, f"k{kill}", "u"]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+                assert process.stdout is not None
+                said += [process.stdout.readline().split() for _ in range(8 + 5 * kill)]
+                process.send_signal(signal.SIGKILL)
+                said += [line.split() for line in process.stdout.read().splitlines(True) if line.endswith("\n")]
+
+        async def law() -> None:
+            visitors = {visitor for what, visitor in said if what == "visited"}
+            merged = {visitor for what, visitor in said if what == "merged"}
+            async with opened(address, GENERATION) as store:
+                before = Counter(posted_as(event)[0] for event in await log_of(store, "u"))
+                assert set(before.values()) <= {VISITS}
+                assert merged <= before.keys()
+                await assert_state_is_fold_of_log(store, "u")
+                for visitor in visitors:
+                    assert len(await log_of(store, visitor)) >= VISITS
+                    await store.merge("main", "u", visitor)
+                after = Counter(posted_as(event)[0] for event in await log_of(store, "u"))
+                assert {visitor: after[visitor] for visitor in visitors} == dict.fromkeys(visitors, VISITS)
+                await assert_state_is_fold_of_log(store, "u")
+
+        asyncio.run(law())
+
+    def test_a_merge_that_ends_before_any_step_is_finished_by_whoever_comes(self, address: str) -> None:
+        if address.startswith("sqlite"):
+            return  # one transaction has no steps
+
+        async def law() -> None:
+            for step in range(100):
+                names = {how: (fresh_user(), fresh_user()) for how in WAYS_TO_FINISH}
+                async with opened(address, GENERATION) as store:
+                    events = [click(f"e{n}", user_id, n) for user_id, _ in names.values() for n in range(4)]
+                    events += [click(f"e{n}", visitor, n) for _, visitor in names.values() for n in range(3)]
+                    await store.append("main", events)
+                    for _, visitor in names.values():
+                        await store.undo("main", visitor, "e1")
+                has_died = []
+                for user_id, visitor in names.values():
+                    async with opened(address, GENERATION) as store:
+                        with DyingAfter(step, store) as died, suppress(StorageUnavailable):
+                            await store.merge("main", user_id, visitor)
+                    has_died.append(bool(died))
+                async with opened(address, GENERATION) as store:
+                    for how, (user_id, visitor) in names.items():
+                        assert len(await log_of(store, user_id)) in (4, 8)
+                        await assert_state_is_fold_of_log(store, user_id)
+                        await finished(how, store, user_id, visitor)
+                        await assert_state_is_fold_of_log(store, user_id)
+                        await assert_state_is_fold_of_log(store, visitor)
+                if not any(has_died):
+                    assert step > 8
+                    return
+            raise AssertionError("there is no end to the steps")
+
+        asyncio.run(law())
+
+    def test_an_erasure_that_ends_before_any_step_is_finished_by_erasing_again(self, quick_server: RedisServer) -> None:
+        """By the name that it was asked for, which became another one, which became the user, as did a fourth."""
+        address = f"redis:{quick_server.new_address()}"
+
+        async def law() -> None:
+            for step in range(100):
+                user_id, between, asked_for, fourth = users = [fresh_user() for _ in range(4)]
+                async with opened(address, GENERATION) as store:
+                    await store.append("main", [click("e", name) for name in users])
+                    for name, visitor in ((between, asked_for), (user_id, between), (user_id, fourth)):
+                        await store.merge("main", name, visitor)
+                async with opened(address, GENERATION) as store:
+                    with DyingAfter(step, store) as died, suppress(StorageUnavailable):
+                        await store.erase("main", asked_for)
+                    await store.erase("main", asked_for)
+                    for name in users:
+                        assert await log_of(store, name) == []
+                        assert await store.states("main", [name], GENERATION) == [None]
+                    left = [key + quick_server.client.dump(key) for key in quick_server.client.keys("*:main/*")]
+                    assert not any(name.encode() in one for one in left for name in users)
+                if not died:
+                    assert step > 8
+                    return
+            raise AssertionError("there is no end to the steps")
+
+        asyncio.run(law())
+
+
+class TestOvertaken:
+    """A merge and an erasure meet, at any step of either: one of them was first."""
+
+    @pytest.mark.parametrize("has_events", [True, False], ids=["", "the user has no events"])
+    @pytest.mark.parametrize("slower", ["merge", "erase"])
+    def test_what_was_erased_is_gone_and_stays_gone(
+        self, quick_server: RedisServer, slower: str, has_events: bool
+    ) -> None:
+        server, prefix = quick_server.client, fresh_user()
+        address = f"redis:{quick_server.url} {prefix}"
+
+        def entries_of(user_id: str) -> int:
+            return sum(server.zcard(key) for key in server.keys(f"{prefix}:*:index:main/{user_id}"))
+
+        def traces(*user_ids: str) -> list[bytes]:
+            found = [key + b" " + server.dump(key) for key in server.keys(f"{prefix}:*:main/*")]
+            return [one for one in found if any(user_id.encode() in one for user_id in user_ids)]
+
+        async def meet(step: int, slow: UserStore, fast: UserStore) -> bool:
+            user_id, visitor = f"{fresh_user()}-user", f"{fresh_user()}-visitor"
+
+            def work(name: str, store: UserStore) -> Awaitable[object]:
+                return store.merge("main", user_id, visitor) if name == "merge" else store.erase("main", user_id)
+
+            own = [click("e0", user_id)] if has_events else []
+            await fast.append("main", [*own, click("e1", visitor), click("e2", visitor)])
+            faster = "erase" if slower == "merge" else "merge"
+            with OvertakenAt(step, slow, lambda: work(faster, fast)) as overtaken:
+                await work(slower, slow)
+            if overtaken:
+                log = [posted_as(event) for event in await log_of(fast, user_id)]
+                left = entries_of(visitor)
+                assert log in ([], [(visitor, "e1"), (visitor, "e2")])
+                assert left == len(log) + 1 if left or log else traces(visitor) == []  # "into" is one more
+                await fast.erase("main", user_id)
+                assert traces(user_id, visitor) == []
+            return bool(overtaken)
+
+        async def law() -> None:
+            async with opened(address, GENERATION) as slow, opened(address, GENERATION) as fast:
+                for step in range(100):
+                    if not await meet(step, slow, fast):
+                        assert step > 4
+                        return
+            raise AssertionError("there is no end to the steps")
+
+        asyncio.run(law())
+
+    def test_a_visitor_who_was_erased_and_comes_back_brings_nothing_along(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody has read what was erased, and goes on when the visitor is about to become the user once more."""
+
+        async def dies(*_: Any) -> None:
+            raise StorageUnavailable("killed")
+
+        async def law() -> None:
+            address = new_address("redis-server", tmp_path)
+            async with opened(address, GENERATION) as slow, opened(address, GENERATION) as fast:
+                assert isinstance(slow, RedisStore)
+                assert isinstance(fast, RedisStore)
+                await fast.append("main", [click("own"), click("old", "visitor")])
+                append_missing = slow._corrections._append_missing
+
+                async def overtaken(*args: Any) -> bool:
+                    monkeypatch.undo()
+                    await fast.erase("main", "visitor")
+                    await fast.append("main", [click("new", "visitor")])
+                    with monkeypatch.context() as patch:
+                        patch.setattr(fast._corrections, "_copy", dies)
+                        with pytest.raises(StorageUnavailable):
+                            await fast.merge("main", "u", "visitor")
+                    return await append_missing(*args)
+
+                monkeypatch.setattr(slow._corrections, "_append_missing", overtaken)
+                await slow.merge("main", "u", "visitor")
+                assert [posted_as(event) for event in await log_of(fast, "u")] == [("visitor", "new")]
+
+        asyncio.run(law())
+
+
+class OvertakenAt:
+    """Within the block, somebody else's work is done before one call of the servers; true in the end if it was."""
+
+    def __init__(self, call: int, store: UserStore, work: Callable[[], Awaitable[object]]) -> None:
+        assert isinstance(store, RedisStore)
+        self._left = call
+        self._work = work
+        self._servers = store._session.servers
+        self._send = self._servers.send
+
+    def __bool__(self) -> bool:
+        return self._left < 0
+
+    async def _call(self, *args: Any, **options: Any) -> Any:
+        self._left -= 1
+        if self._left == -1:
+            await self._work()
+        return await self._send(*args, **options)
+
+    def __enter__(self) -> OvertakenAt:
+        self._servers.send = self._call  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._servers.send = self._send  # type: ignore[method-assign]
+
+
+WAYS_TO_FINISH = ["merging again", "reading the visitor", "posting as the visitor", "erasing"]
+
+
+async def finished(how: str, store: UserStore, user_id: str, visitor: str) -> None:
+    """Whoever comes finds the visitor by themselves, or all of the visitor in the user."""
+    match how:
+        case "merging again":
+            await store.merge("main", user_id, visitor)
+            assert len(await log_of(store, user_id)) == 8
+            assert not await store.merge("main", user_id, visitor)
+        case "reading the visitor":
+            await store.states("main", [visitor], GENERATION)
+            assert len(await log_of(store, visitor)) in (4, 8)
+            assert len(await log_of(store, user_id)) == len(await log_of(store, visitor))
+        case "posting as the visitor":
+            answers = await store.append("main", [click("e1", visitor), click("e9", visitor)])
+            assert [answer.duplicate for answer in answers] == [True, False]
+            assert len(await log_of(store, visitor)) in (5, 9)
+        case "erasing":
+            await store.merge("main", user_id, visitor)
+            await store.erase("main", visitor)
+            for gone in (user_id, visitor):
+                assert await log_of(store, gone) == []
+                assert await store.states("main", [gone], GENERATION) == [None]
+            await store.append("main", [click("e1", visitor)])
+            assert len(await log_of(store, visitor)) == 1
+            assert await log_of(store, user_id) == []
+
+
+class DyingAfter:
+    """Within the block, every call of the servers fails after some; true in the end if one has."""
+
+    def __init__(self, calls: int, store: UserStore) -> None:
+        assert isinstance(store, RedisStore)
+        self._left = calls
+        self._died = False
+        self._servers = store._session.servers
+        self._send = self._servers.send
+
+    def __bool__(self) -> bool:
+        return self._died
+
+    async def _call(self, *args: Any, **options: Any) -> Any:
+        if self._left == 0:
+            self._died = True
+            raise StorageUnavailable("killed")
+        self._left -= 1
+        return await self._send(*args, **options)
+
+    def __enter__(self) -> DyingAfter:
+        self._servers.send = self._call  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._servers.send = self._send  # type: ignore[method-assign]

@@ -1,0 +1,309 @@
+"""What every store promises. Nothing here knows which store it talks to; a new one joins in ``stores.py``."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage.errors import StorageUnavailable
+from storage.protocol import UserStore
+from storage.records import FoldedState, LogEntry
+from storage.state.event import Event
+from storage.state.generation import Generation
+from tests.storage.contract.stores import open_store, opened
+from tests.storage.oracles.naive_fold import NaiveUser, assert_state_is, fold
+from tests.storage.oracles.random_events import START_US, UNSEEN, click, fresh_user, logs, make_generation
+
+GENERATION = make_generation()
+OTHER_GENERATION = make_generation(tag=b"gen two\0", rates=(0.1,), items=6, seed=1, soft=True)
+ROOT = Path(__file__).parents[3]
+
+laws = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+async def whole_log(store: UserStore, user_id: str, tenant: str = "main") -> list[LogEntry]:
+    return await store.events(tenant, user_id, limit=1_000_000)
+
+
+async def assert_state_is_fold_of_log(store: UserStore, user_id: str, generation: Generation = GENERATION) -> None:
+    log = [entry.event for entry in await whole_log(store, user_id)]
+    assert len({event.event_id for event in log}) == len(log)
+    (value,) = await store.states("main", [user_id], generation)
+    assert_state_is(value, fold(generation, log))
+
+
+def as_layout(version: int, value: bytes) -> bytes:
+    state = GENERATION.decode(value)
+    ring = state["recent_items"]
+    state["recent_items"] = np.where(ring < -1, -2 - ring, ring)
+    return bytes([version]) + GENERATION.encode(state)[1:]
+
+
+def writing_process(address: str, prefix: str, user_id: str, *count: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.storage.processes.append_forever", address, prefix, user_id, *count]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+class TestState:
+    @given(st.lists(logs(15), max_size=6))
+    @laws
+    def test_state_answers_and_log_equal_the_naive_fold(self, address: str, batches: list[list[Event]]) -> None:
+        async def law() -> None:
+            user_id = fresh_user()
+            naive = NaiveUser(GENERATION)
+            log: list[Event] = []
+            async with opened(address, GENERATION) as store:
+                for batch in batches:
+                    events = [replace(event, user_id=user_id) for event in batch]
+                    expected = [naive.receive(event) for event in events]
+                    answers = await store.append("main", events)
+                    assert [astuple(answer) for answer in answers] == expected
+                    log += [event for event, (duplicate, _, _) in zip(events, expected, strict=True) if not duplicate]
+                assert [entry.event for entry in await whole_log(store, user_id)] == log
+                assert await store.seen_items("main", user_id) == {event.item_id for event in log}
+                seen = {event.item_id for event in log if event.type.partition("!")[0] not in UNSEEN}
+                assert await store.seen_items("main", user_id, UNSEEN) == seen
+                assert_state_is((await store.states("main", [user_id], GENERATION))[0], naive)
+
+        asyncio.run(law())
+
+    @given(logs(30), st.integers(0, 30), st.integers(0, 30))
+    @laws
+    def test_a_generation_is_caught_up_from_the_log_whenever_it_comes(
+        self, address: str, events: list[Event], first: int, second: int
+    ) -> None:
+        """Some stores fold one generation, some both; whoever asks gets the fold of the whole log."""
+
+        async def law() -> None:
+            user_id = fresh_user()
+            mine = [replace(event, user_id=user_id) for event in events]
+            start, end = sorted((first, second))
+            async with opened(address, GENERATION) as old, opened(address, GENERATION, OTHER_GENERATION) as both:
+                for store, part in ((old, mine[:start]), (both, mine[start:end]), (old, mine[end:])):
+                    await store.append("main", part)
+                for store in (old, both):
+                    for generation in (GENERATION, OTHER_GENERATION):
+                        await assert_state_is_fold_of_log(store, user_id, generation)
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize("version", [0, 1, 3])
+    def test_a_state_of_another_layout_is_folded_again_and_kept(self, address: str, version: int) -> None:
+        """As a lisarec before or after this one left it; layout 1 did not mark in its ring what has not stepped."""
+
+        async def law() -> None:
+            async with opened(address, GENERATION) as store:
+                events = [click(f"e{number}", item=number % 12) for number in range(30)]
+                await store.append("main", [replace(event, type="dislike") for event in events[:9]] + events[9:])
+                (value,) = await store.states("main", ["u"], GENERATION)
+                assert value is not None
+                newest = (await whole_log(store, "u"))[-1].seq
+                for rest in (b"", b"larger"):
+                    left = FoldedState("main", "u", newest, as_layout(version, value) + rest)
+                    await store.save_states(GENERATION, [left])
+                    assert await store.states("main", ["u"], GENERATION) == [value]
+                    await store.save_states(GENERATION, [left])
+                    newest = await append_one_more(store)
+                    await assert_state_is_fold_of_log(store, "u")
+                    (value,) = await store.states("main", ["u"], GENERATION)
+                    assert value is not None
+
+        async def append_one_more(store: UserStore) -> int:
+            (answer,) = await store.append("main", [click(f"more than {len(await whole_log(store, 'u'))}")])
+            assert not answer.duplicate
+            return (await whole_log(store, "u"))[-1].seq
+
+        asyncio.run(law())
+
+    def test_users_and_tenants_are_apart(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address, GENERATION) as store:
+                await store.append("main", [click("e1", "anna", 1), click("e1", "bert", 2), click("e2", "anna", 3)])
+                (answer,) = await store.append("shop", [click("e1", "anna", 4)])
+                assert not answer.duplicate
+                values = await store.states("main", ["bert", "nobody", "anna", "bert"], GENERATION)
+                last = [None if value is None else int(GENERATION.decode(value)["last_item"]) for value in values]
+                assert last == [2, None, 3, 2]
+                assert await store.seen_items("shop", "anna") == {"item4"}
+                assert await store.states("shop", ["bert"], GENERATION) == [None]
+                assert await store.states("main", [], GENERATION) == []
+                assert await store.append("main", []) == []
+
+        asyncio.run(law())
+
+    def test_the_log_is_read_in_pages(self, address: str) -> None:
+        async def law() -> None:
+            events = [click(f"e{number}", timestamp_us=START_US - number) for number in range(7)]
+            async with opened(address, GENERATION) as store:
+                await store.append("main", events)
+                pages, after = [], 0
+                while page := await store.events("main", "u", after=after, limit=3):
+                    pages.append([entry.event for entry in page])
+                    after = page[-1].seq
+                assert pages == [events[:3], events[3:6], events[6:]]
+
+        asyncio.run(law())
+
+
+class TestErasing:
+    def test_an_erased_user_is_unknown_and_comes_back_as_a_new_one(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address, GENERATION, OTHER_GENERATION) as store:
+                await store.append("main", [click(f"e{n}", user_id, n % 12) for n in range(40) for user_id in "uv"])
+                await store.append("shop", [click("e1", "u", 1)])
+                for _ in range(2):
+                    await store.erase("main", "u")
+                    assert await whole_log(store, "u") == []
+                    assert await store.seen_items("main", "u") == set()
+                    for generation in (GENERATION, OTHER_GENERATION):
+                        assert await store.states("main", ["u"], generation) == [None]
+                again = [click(f"e{n}", "u", 3) for n in range(5)]
+                assert not any(answer.duplicate for answer in await store.append("main", again))
+                await store.append("main", [click("after", "v")])
+                assert [entry.event for entry in await whole_log(store, "u")] == again
+                assert all(answer.duplicate for answer in await store.append("main", again))
+                assert len(await whole_log(store, "v")) == 41
+                assert len(await whole_log(store, "u", "shop")) == 1
+                for user_id in "uv":
+                    await assert_state_is_fold_of_log(store, user_id)
+                    await assert_state_is_fold_of_log(store, user_id, OTHER_GENERATION)
+                await store.erase("main", "nobody")
+
+        asyncio.run(law())
+
+    def test_erasing_and_appending_at_once_leaves_the_fold_of_what_is_logged(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
+                for number in range(8):
+                    events = [click(f"e{number}-{n}", item=n % 12) for n in range(10)]
+                    sent = [store.append("main", [event]) for event in events for store in (one, two)]
+                    await asyncio.gather(*sent, one.erase("main", "u"), two.append("main", [click("again and again")]))
+                    for store in (one, two):
+                        log = [entry.event for entry in await whole_log(store, "u")]
+                        if log:
+                            await assert_state_is_fold_of_log(store, "u")
+                        else:
+                            assert await store.states("main", ["u"], GENERATION) == [None]
+
+        asyncio.run(law())
+
+
+class TestConcurrency:
+    def test_two_stores_appending_at_once_are_both_counted(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address, GENERATION) as one, opened(address, GENERATION) as two:
+                events = [click(f"e{number}", item=number % 12) for number in range(40)]
+                sent = [
+                    store.append("main", [event])
+                    for number, event in enumerate(events)
+                    for store in ([one, two] if number % 4 == 0 else [one] if number % 2 else [two])
+                ]
+                answers = [answer for (answer,) in await asyncio.gather(*sent)]
+                assert sum(not answer.duplicate for answer in answers) == 40
+                assert sum(answer.duplicate for answer in answers) == 10
+                for store in (one, two):
+                    assert len(await whole_log(store, "u")) == 40
+                    await assert_state_is_fold_of_log(store, "u")
+
+        asyncio.run(law())
+
+    def test_processes_that_start_and_append_at_once_are_all_counted(self, address: str) -> None:
+        writers = [writing_process(address, f"p{number}", "u", "40") for number in range(3)]
+        acknowledged = [event_id for writer in writers for event_id in writer.communicate(timeout=60)[0].split()]
+        assert [writer.returncode for writer in writers] == [0, 0, 0]
+        assert len(acknowledged) == 120
+
+        async def law() -> None:
+            async with opened(address, GENERATION) as store:
+                assert {entry.event.event_id for entry in await whole_log(store, "u")} == set(acknowledged)
+                await assert_state_is_fold_of_log(store, "u")
+
+        asyncio.run(law())
+
+    def test_a_cancelled_waiter_does_not_disturb_the_others(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address, GENERATION) as store:
+                tasks = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(60)]
+                await asyncio.sleep(0)
+                for task in tasks[::3]:
+                    task.cancel()
+                outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+                kept = {f"e{number}" for number, outcome in enumerate(outcomes) if isinstance(outcome, list)}
+                assert len(kept) >= 40
+                assert kept <= {entry.event.event_id for entry in await whole_log(store, "u")}
+                await assert_state_is_fold_of_log(store, "u")
+
+        asyncio.run(law())
+
+
+class TestDurability:
+    def test_a_killed_process_loses_nothing_it_acknowledged(self, address: str) -> None:
+        acknowledged: set[str] = set()
+        for kill in range(4):
+            writer = writing_process(address, f"k{kill}", "u")
+            assert writer.stdout is not None
+            acknowledged |= {writer.stdout.readline().strip() for _ in range(20 + 15 * kill)}
+            writer.send_signal(signal.SIGKILL)
+            # Lines that were printed before the kill arrived; the last one may be torn.
+            acknowledged |= {line.strip() for line in writer.communicate()[0].splitlines(True) if line.endswith("\n")}
+
+        async def law() -> None:
+            async with opened(address, GENERATION) as store:
+                assert acknowledged <= {entry.event.event_id for entry in await whole_log(store, "u")}
+                await assert_state_is_fold_of_log(store, "u")
+                again = await store.append("main", [click(event_id) for event_id in sorted(acknowledged)])
+                assert all(answer.duplicate for answer in again)
+
+        assert len(acknowledged) >= 170
+        asyncio.run(law())
+
+    def test_a_store_opened_again_goes_on_where_it_was(self, address: str) -> None:
+        async def law() -> None:
+            for number in range(3):
+                async with opened(address, GENERATION) as store:
+                    await store.append("main", [click(f"e{number}"), click("always the same")])
+            async with opened(address, GENERATION) as store:
+                assert len(await whole_log(store, "u")) == 4
+                await assert_state_is_fold_of_log(store, "u")
+
+        asyncio.run(law())
+
+
+class TestClosing:
+    def test_closing_answers_what_was_accepted(self, address: str) -> None:
+        async def law() -> None:
+            store = await open_store(address, [GENERATION])
+            tasks = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(50)]
+            await asyncio.sleep(0)
+            await store.close()
+            answers = [answer for (answer,) in await asyncio.gather(*tasks)]
+            assert not any(answer.duplicate for answer in answers)
+            async with opened(address, GENERATION) as again:
+                assert len(await whole_log(again, "u")) == 50
+
+        asyncio.run(law())
+
+    def test_a_closed_store_refuses_and_closing_twice_is_closing_once(self, address: str) -> None:
+        async def law() -> None:
+            store = await open_store(address, [GENERATION])
+            await store.ping()
+            await asyncio.gather(store.close(), store.close())
+            await store.close()
+            for call in (
+                store.append("main", [click("e")]),
+                store.states("main", ["u"], GENERATION),
+                store.seen_items("main", "u"),
+                store.events("main", "u"),
+                store.ping(),
+            ):
+                with pytest.raises(StorageUnavailable, match="closed"):
+                    await call
+
+        asyncio.run(law())

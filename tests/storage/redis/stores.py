@@ -1,0 +1,90 @@
+"""Redis stores that tests open on servers of their own, and how tests look at them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from storage.errors import StorageUnavailable
+from storage.redis.layout import Keyspace, User
+from storage.redis.store import PARTITIONS, RedisOptions, RedisStore
+from storage.state.event import Event
+from storage.state.generation import Generation
+from tests.storage.oracles.naive_fold import assert_state_is, fold
+from tests.storage.oracles.random_events import fresh_user, make_generation
+from tests.storage.redis.servers import RedisCluster, RedisServer
+
+GENERATION = make_generation()
+PREFIX = "lisarec"
+RECOVERY_S = 30.0
+
+
+@asynccontextmanager
+async def opened(
+    address: str,
+    generations: Sequence[Generation] = (GENERATION,),
+    *,
+    partitions: int = PARTITIONS,
+    archive_dir: Path | None = None,
+    **options: Any,
+) -> AsyncIterator[RedisStore]:
+    """The store at the address, URL and perhaps prefix, closed afterwards."""
+    url, _, prefix = address.partition(" ")
+    store = await RedisStore.open(
+        url,
+        generations,
+        prefix=prefix or PREFIX,
+        partitions=partitions,
+        archive_dir=archive_dir,
+        options=RedisOptions(**{"socket_timeout_s": 1.0} | options),
+    )
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def user_of(address: str, user_id: str) -> User:
+    return Keyspace(address.partition(" ")[2] or PREFIX, PARTITIONS).user("main", user_id)
+
+
+def in_other_partitions(count: int) -> list[str]:
+    """User ids, each in a partition of its own."""
+    users = (fresh_user() for _ in range(10_000))
+    apart = {Keyspace(PREFIX, PARTITIONS).user("main", user_id).partition: user_id for user_id in users}
+    return list(apart.values())[:count]
+
+
+def users_by_node(cluster: RedisCluster, address: str, each: int) -> dict[RedisServer, list[str]]:
+    users: dict[RedisServer, list[str]] = {node: [] for node in cluster.primaries}
+    while any(len(some) < each for some in users.values()):
+        user_id = fresh_user()
+        some = users[cluster.owner(user_of(address, user_id).head)]
+        if len(some) < each:
+            some.append(user_id)
+    return users
+
+
+async def ids(store: RedisStore, user_id: str = "u") -> list[str]:
+    return [entry.event.event_id for entry in await store.events("main", user_id, limit=10**6)]
+
+
+async def assert_state_is_fold_of_log(store: RedisStore, user_id: str = "u") -> None:
+    log = [entry.event for entry in await store.events("main", user_id, limit=10**6)]
+    assert len({event.event_id for event in log}) == len(log)
+    assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
+
+
+async def until_applied(store: RedisStore, events: list[Event]) -> None:
+    """As a client does: send the same again until it is acknowledged."""
+    async with asyncio.timeout(RECOVERY_S):
+        while True:
+            try:
+                await store.append("main", events)
+            except StorageUnavailable:
+                await asyncio.sleep(0.05)
+            else:
+                return

@@ -1,0 +1,131 @@
+"""Nodes of a Redis cluster that fail one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from storage.errors import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
+from storage.redis.layout import Keyspace
+from storage.redis.store import PARTITIONS, RedisStore
+from tests.storage.oracles.random_events import click, fresh_user
+from tests.storage.redis.servers import RedisCluster, free_port, new_server, redis_users
+from tests.storage.redis.stores import (
+    GENERATION,
+    RECOVERY_S,
+    assert_state_is_fold_of_log,
+    ids,
+    opened,
+    until_applied,
+    users_by_node,
+)
+
+
+class TestNodesFail:
+    def test_while_a_node_is_killed_the_others_users_are_served_and_written(self, own_cluster: RedisCluster) -> None:
+        address = own_cluster.url
+        by_node = users_by_node(own_cluster, address, 2)
+        first = own_cluster.owner(Keyspace("lisarec", PARTITIONS).meta)  # without it nobody could begin
+        dead = next(node for node in by_node if node is not first)
+        lost = by_node.pop(dead)
+        served = [user_id for some in by_node.values() for user_id in some]
+
+        async def law() -> None:
+            async with opened(address) as store:
+                await store.append("main", [click("before", user_id) for user_id in (*lost, *served)])
+                dead.kill()
+                for number in range(3):
+                    for user_id in served:
+                        await store.append("main", [click(f"meanwhile{number}", user_id)])
+                        await assert_state_is_fold_of_log(store, user_id)
+                    for call in (
+                        store.append("main", [click("lost", lost[0])]),
+                        store.states("main", lost, GENERATION),
+                        store.events("main", lost[0]),
+                        store.ping(),
+                    ):
+                        with pytest.raises(StorageUnavailable):
+                            await call
+                mixed = [click("mixed", user_id) for user_id in (lost[0], served[0], lost[1], served[1])]
+                with pytest.raises(PartlyApplied) as applied:
+                    await store.append("main", mixed)
+                assert applied.value.applied == (1, 3)
+                with pytest.raises(PartlyRead) as read:
+                    await store.states("main", [*lost, *served, "nobody"], GENERATION)
+                assert served == [user_id for user_id in read.value.values if user_id != "nobody"]
+                async with opened(address) as another:  # begins by asking a node that is away
+                    meanwhile = [f"meanwhile{number}" for number in range(3)]
+                    assert await ids(another, served[0]) == ["before", *meanwhile, "mixed"]
+                await asyncio.to_thread(dead.start)
+                await until_applied(store, mixed)
+                for user_id in lost:
+                    assert await ids(store, user_id) == ["before", "mixed"]
+                for user_id in (*lost, *served):
+                    await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(law())
+
+    def test_a_node_that_hangs_holds_up_nobody_else(self, own_cluster: RedisCluster) -> None:
+        address = own_cluster.url
+        (frozen, (lost, _)), (_, (served, _)), _ = users_by_node(own_cluster, address, 2).items()
+
+        async def law() -> None:
+            async with opened(address, socket_timeout_s=RECOVERY_S) as store:
+                await store.append("main", [click("before", user_id) for user_id in (lost, served)])
+                frozen.freeze()
+                hanging = [
+                    asyncio.create_task(store.append("main", [click("hangs", lost)])),
+                    asyncio.create_task(store.states("main", [lost], GENERATION)),
+                    *(asyncio.create_task(store.events("main", lost)) for _ in range(20)),
+                ]
+                for number in range(20):
+                    await store.append("main", [click(f"e{number}", served)])
+                    await assert_state_is_fold_of_log(store, served)
+                assert not any(task.done() for task in hanging)
+                frozen.thaw()
+                outcomes = await asyncio.gather(*hanging, return_exceptions=True)
+                assert all(isinstance(outcome, list | StorageUnavailable) for outcome in outcomes)
+                await until_applied(store, [click("hangs", lost)])
+                assert await ids(store, lost) == ["before", "hangs"]
+
+        asyncio.run(law())
+
+    def test_any_node_that_is_named_leads_to_all_and_a_server_that_is_none_is_refused(
+        self, cluster: RedisCluster
+    ) -> None:
+        prefix = cluster.new_address().partition(" ")[2]
+        nobody = free_port()
+        alone = new_server("redis-server")
+
+        async def law() -> None:
+            users = [fresh_user() for _ in range(20)]
+            for number, node in enumerate(cluster.primaries):
+                async with opened(f"{redis_users().cluster_url([nobody, node.port])} {prefix}") as store:
+                    await store.append("main", [click(f"e{number}", user_id) for user_id in users])
+                    assert {len(await ids(store, user_id)) for user_id in users} == {number + 1}
+            with pytest.raises(StorageError, match="in no cluster"):
+                await RedisStore.open(redis_users().cluster_url([nobody, alone.port]), [GENERATION])
+
+        try:
+            asyncio.run(law())
+        finally:
+            alone.stop()
+
+    def test_settings_of_any_node_that_lose_events_or_everybody_are_said(
+        self, own_cluster: RedisCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.WARNING)
+
+        async def law() -> list[str]:
+            caplog.clear()
+            async with opened(own_cluster.url):
+                return [record.getMessage() for record in caplog.records]
+
+        assert asyncio.run(law()) == []
+        own_cluster.primaries[1].client.config_set("appendfsync", "everysec")
+        own_cluster.primaries[2].client.config_set("cluster-require-full-coverage", "yes")
+        lossy, stopping = asyncio.run(law())
+        assert "appendfsync is everysec, not always" in lossy
+        assert "cluster-require-full-coverage is yes" in stopping

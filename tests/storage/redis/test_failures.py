@@ -1,0 +1,235 @@
+"""A Redis server that fails in its own ways."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import uvloop
+from redis.asyncio.connection import AbstractConnection
+
+from storage.errors import PartlyApplied, StorageError, StorageUnavailable
+from storage.redis.layout import Keyspace
+from storage.redis.store import PARTITIONS, RedisStore
+from tests.storage.oracles.random_events import click
+from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import GENERATION, PREFIX, assert_state_is_fold_of_log, ids, in_other_partitions, opened
+
+RECOVERY_S = 10.0
+
+
+async def recovery_s(call: Callable[[], Awaitable[object]]) -> float:
+    """How long it takes until the call succeeds."""
+    started_s = time.monotonic()
+    while time.monotonic() < started_s + RECOVERY_S:
+        with suppress(StorageUnavailable):
+            await call()
+            return time.monotonic() - started_s
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"no recovery within {RECOVERY_S} s")
+
+
+class TestFailures:
+    def test_a_server_killed_under_load_loses_nothing_acknowledged_and_is_found_again(
+        self, server: RedisServer
+    ) -> None:
+        async def law() -> None:
+            acknowledged: list[str] = []
+            stopping = False
+
+            async def keep_appending(lane: int, store: RedisStore) -> None:
+                number = 0
+                while not stopping:
+                    event_id = f"{lane}-{number}"
+                    with suppress(StorageUnavailable):
+                        await store.append("main", [click(event_id, f"user{number % 7}", number % 12)])
+                        acknowledged.append(event_id)
+                        number += 1
+                    await asyncio.sleep(0)
+
+            async with opened(server.url) as store:
+                lanes = [asyncio.ensure_future(keep_appending(lane, store)) for lane in range(8)]
+                for _ in range(3):
+                    await asyncio.sleep(0.15)
+                    server.kill()
+                    before = len(acknowledged)
+                    await asyncio.sleep(0.05)
+                    await asyncio.to_thread(server.start)
+                    assert await recovery_s(store.ping) < RECOVERY_S
+                    await asyncio.sleep(0.15)
+                    assert len(acknowledged) > before
+                stopping = True
+                await asyncio.gather(*lanes)
+                users = [f"user{number}" for number in range(7)]
+                logged = [event_id for user_id in users for event_id in await ids(store, user_id)]
+                assert len(acknowledged) == len(set(acknowledged))
+                assert set(acknowledged) <= set(logged)
+                for user_id in users:
+                    await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(law())
+
+    def test_a_frozen_server_is_given_up_in_bounded_time_and_found_again(self, server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(server.url, socket_timeout_s=0.3) as store:
+                await store.append("main", [click("before")])
+                server.freeze()
+                started_s = time.monotonic()
+                calls: list[Awaitable[object]] = [
+                    *(store.append("main", [click(f"e{number}", f"user{number}")]) for number in range(200)),
+                    *(store.states("main", ["u"], GENERATION) for _ in range(20)),
+                    store.append("main", [click(f"many{number}", f"user{number}") for number in range(1000)]),
+                    store.events("main", "u"),
+                    store.ping(),
+                ]
+                outcomes = await asyncio.gather(*calls, return_exceptions=True)
+                assert {type(outcome) for outcome in outcomes} == {StorageUnavailable}
+                assert time.monotonic() - started_s < 2
+                server.thaw()
+                assert await recovery_s(lambda: store.append("main", [click("after")])) < 2
+                assert await ids(store) == ["before", "after"]
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())
+
+    def test_a_connection_that_breaks_while_it_is_written_to_is_a_store_that_is_away(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """uvloop, on which the service runs, says so with a RuntimeError, which redis-py passes on."""
+        send = AbstractConnection.send_packed_command
+        breaks = True
+
+        async def send_after_the_break(connection: AbstractConnection, *args: Any, **options: Any) -> None:
+            if breaks and connection._writer is not None:
+                connection._writer.transport.abort()
+            await send(connection, *args, **options)
+
+        async def law() -> None:
+            nonlocal breaks
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("e1")])
+                monkeypatch.setattr(AbstractConnection, "send_packed_command", send_after_the_break)
+                for call in (
+                    store.append("main", [click("e2")]),
+                    store.states("main", ["u"], GENERATION),
+                    store.events("main", "u"),
+                ):
+                    with pytest.raises(StorageUnavailable):
+                        await call
+                breaks = False
+                await store.append("main", [click("e2")])
+                assert await ids(store) == ["e1", "e2"]
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(law())
+
+    def test_a_full_server_refuses_events_whole_and_can_be_read(self, server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(server.url) as store:
+                await store.append("main", [click("before", user_id) for user_id in ("u", "v")])
+                server.client.config_set("maxmemory", 1)
+                for events in (
+                    [click("one")],
+                    [click(f"e{number}", user_id) for number in range(9) for user_id in "uv"],
+                ):
+                    with pytest.raises(StorageUnavailable, match="maxmemory"):
+                        await store.append("main", events)
+                server.client.delete(*server.client.keys("*:state:*"))  # must be folded again, and cannot be kept
+                for user_id in ("u", "v"):
+                    assert await ids(store, user_id) == ["before"]
+                    await assert_state_is_fold_of_log(store, user_id)
+                server.client.config_set("maxmemory", 0)
+                await store.append("main", [click("after")])
+                assert await ids(store) == ["before", "after"]
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())
+
+    def test_a_replica_refuses_events_and_can_be_read(self, server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(server.url) as store:
+                await store.append("main", [click("before")])
+                server.client.replicaof("127.0.0.1", "1")
+                for count in (1, 5):
+                    with pytest.raises(StorageUnavailable, match=r"READONLY|read only"):
+                        await store.append(
+                            "main", [click(f"e{n}", user) for n, user in enumerate(["u", *"abcd"][:count])]
+                        )
+                async with opened(server.url) as another:  # opened while it is read-only
+                    await assert_state_is_fold_of_log(another)
+                server.client.replicaof("NO", "ONE")
+                await store.append("main", [click("after")])
+                assert await ids(store) == ["before", "after"]
+
+        asyncio.run(law())
+
+    def test_scripts_that_the_server_has_lost_are_given_to_it_again(self, server: RedisServer) -> None:
+        async def law() -> None:
+            users = in_other_partitions(20)
+            async with opened(server.url) as store:
+                for round_ in range(3):
+                    server.client.script_flush()
+                    answers = await store.append("main", [click(f"e{round_}", user_id) for user_id in users])
+                    assert not any(answer.duplicate for answer in answers)
+                    server.client.script_flush()
+                    assert len(await ids(store, users[0])) == round_ + 1
+                await assert_state_is_fold_of_log(store, users[0])
+
+        asyncio.run(law())
+
+    def test_a_server_that_is_not_there_yet_is_waited_for(
+        self, any_server: RedisServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def law() -> None:
+            any_server.kill()
+            async with opened(any_server.url) as store:
+                assert "not there yet" in caplog.text
+                for call in (store.append("main", [click("e")]), store.states("main", ["u"], GENERATION), store.ping()):
+                    with pytest.raises(StorageUnavailable):
+                        await call
+                any_server.start()
+                await store.append("main", [click("e")])
+                assert await ids(store) == ["e"]
+
+        asyncio.run(law())
+
+    def test_a_request_that_is_applied_in_part_says_in_which_and_may_be_sent_again(self, server: RedisServer) -> None:
+        async def law() -> None:
+            users = in_other_partitions(5)
+            events = [click(f"e{number}", user_id) for user_id in users for number in range(2)]
+            broken = Keyspace(PREFIX, PARTITIONS).user("main", users[3]).log
+            async with opened(server.url) as store:
+                server.client.set(broken, "not a stream")
+                with pytest.raises(PartlyApplied) as partly:
+                    await store.append("main", events)
+                assert partly.value.applied == (0, 1, 2, 3, 4, 5, 8, 9)
+                server.client.delete(broken)
+                assert [await ids(store, user_id) for user_id in users[2:]] == [["e0", "e1"], [], ["e0", "e1"]]
+                answers = await store.append("main", events)
+                assert [position for position, answer in enumerate(answers) if not answer.duplicate] == [6, 7]
+                for user_id in users:
+                    await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(law())
+
+    def test_a_lost_log_entry_fails_only_who_needs_it(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            broken, sound = in_other_partitions(2)
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("e", broken), click("e", sound)])
+                user = Keyspace(PREFIX, PARTITIONS).user("main", broken)
+                any_server.client.xtrim(user.log, maxlen=0, approximate=False)
+                any_server.client.delete(*user.states([GENERATION]))
+                for call in (store.events("main", broken), store.states("main", [broken], GENERATION)):
+                    with pytest.raises(StorageError, match="lost its entry 1"):
+                        await call
+                requests = [store.append("main", [click("e2", user_id)]) for user_id in (broken, sound)]
+                failed, applied = await asyncio.gather(*requests, return_exceptions=True)
+                assert isinstance(failed, StorageError)
+                assert not isinstance(applied, BaseException)
+
+        asyncio.run(law())

@@ -1,0 +1,94 @@
+"""The values that the Redis store keeps, and their keys."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.redis.layout import Keyspace
+from tests.storage.oracles.random_events import click
+from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import GENERATION, PREFIX, assert_state_is_fold_of_log, opened
+
+
+class TestData:
+    @pytest.mark.parametrize("damage", ["gone", "short", "other layout", "not a number", "of the future"])
+    def test_a_state_that_is_gone_or_unusable_is_folded_again(self, any_server: RedisServer, damage: str) -> None:
+        def do_damage() -> None:
+            (key,) = any_server.client.keys("*:state:*")
+            value = any_server.client.get(key)
+            match damage:
+                case "gone":
+                    any_server.client.delete(key)
+                case "short":
+                    any_server.client.set(key, value[:-1])
+                case "other layout":
+                    any_server.client.set(key, value[:16] + b"\x63" + value[17:])
+                case "not a number":
+                    any_server.client.set(key, b"?" * 16 + value[16:])
+                case "of the future":
+                    any_server.client.set(key, b"%016d" % 10**9 + value[16:])
+
+        async def law() -> None:
+            events = [click(f"e{number}", item=number % 12) for number in range(600)]  # more than a page of the log
+            async with opened(any_server.url) as store:
+                await store.append("main", events)
+                (value,) = await store.states("main", ["u"], GENERATION)
+                do_damage()
+                assert await store.states("main", ["u"], GENERATION) == [value]
+                do_damage()
+                await store.append("main", [click("one more")])
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())
+
+    def test_states_without_events_for_long_expire_and_are_folded_again(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("e")])
+                (key,) = any_server.client.keys("*:state:*")
+                assert any_server.client.ttl(key) == -1
+            async with opened(any_server.url, state_ttl_days=7) as store:
+                await store.append("main", [click("e2")])
+                assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400
+                any_server.client.pexpire(key, 1)
+                await asyncio.sleep(0.05)
+                assert await store.states("main", ["u"], GENERATION, max_missing=0) == [None]
+                await assert_state_is_fold_of_log(store)
+                assert 6 * 86_400 < any_server.client.ttl(key) <= 7 * 86_400  # what was folded again expires too
+
+        asyncio.run(law())
+
+    def test_a_state_takes_the_same_memory_whatever_the_history(self, server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(server.url) as store:
+                usage = []
+                for start, end in ((0, 10), (10, 3000)):
+                    for page in range(start, end, 1000):
+                        numbers = range(page, min(page + 1000, end))
+                        await store.append("main", [click(f"e{n}", item=n % 12) for n in numbers])
+                    (key,) = server.client.keys("*:state:*")
+                    usage.append(server.client.memory_usage(key))
+                assert usage[0] == usage[1] < 3700
+
+        asyncio.run(law())
+
+    @given(st.lists(st.tuples(st.text("ab/:%{}@.", min_size=1), st.text("ab/:%{}@.", min_size=1)), unique=True))
+    def test_no_two_users_of_any_tenants_share_a_key(self, names: list[tuple[str, str]]) -> None:
+        users = [Keyspace(PREFIX, 4).user(*name) for name in names]
+        keys = [key for user in users for key in (user.head, user.id_index, *user.states([GENERATION]))]
+        assert len(set(keys)) == len(keys)
+        hash_tags = [key[key.index("{") + 1 : key.index("}")] for key in keys]
+        assert set(hash_tags) <= {"p0", "p1", "p2", "p3"}
+
+    def test_prefixes_are_apart(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(f"{any_server.url} one") as one, opened(f"{any_server.url} two") as two:
+                await one.append("main", [click("e")])
+                assert await two.states("main", ["u"], GENERATION) == [None]
+                assert {key.split(b":")[0] for key in any_server.client.scan_iter()} == {b"one", b"two"}
+
+        asyncio.run(law())

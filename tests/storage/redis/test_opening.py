@@ -1,0 +1,112 @@
+"""Opening the Redis store: what it checks, refuses and warns of."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storage.redis.requests
+import storage.redis.session
+import storage.redis.writer
+from storage.errors import StorageError, StorageUnavailable
+from storage.redis.store import RedisStore
+from tests.storage.oracles.random_events import click
+from tests.storage.redis.servers import RedisServer, free_port, new_server, redis_users
+from tests.storage.redis.stores import GENERATION, PREFIX, opened
+
+
+class TestOpening:
+    def test_another_number_of_partitions_or_a_newer_layout_is_refused(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(any_server.url):
+                pass
+            with pytest.raises(StorageError, match=r"partitions.*another key prefix"):
+                await RedisStore.open(any_server.url, [GENERATION], partitions=64)
+            any_server.client.hset(f"{PREFIX}:meta", "layout", 4)
+            with pytest.raises(StorageError, match="layout"):
+                await RedisStore.open(any_server.url, [GENERATION])
+
+        asyncio.run(law())
+
+    def test_an_old_server_is_refused(self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(storage.redis.session, "OLDEST_SERVER", (99, 0))
+        with pytest.raises(StorageError, match="too old"):
+            asyncio.run(RedisStore.open(any_server.url, [GENERATION]))
+
+    @pytest.mark.parametrize(
+        ("setting", "value"),
+        [("appendfsync", "everysec"), ("appendonly", "no"), ("maxmemory-policy", "allkeys-lru")],
+    )
+    def test_settings_that_lose_events_are_warned_of(
+        self, server: RedisServer, caplog: pytest.LogCaptureFixture, setting: str, value: str
+    ) -> None:
+        async def law() -> None:
+            async with opened(server.url):
+                assert not caplog.records
+            server.client.config_set(setting, value)
+            async with opened(server.url):
+                (record,) = caplog.records
+                assert f"{setting} is {value}" in record.getMessage()
+
+        asyncio.run(law())
+
+    def test_users_and_passwords_are_used_and_not_told(self, any_server: RedisServer) -> None:
+        any_server.client.acl_setuser(
+            "app", enabled=True, passwords=["+s3cret:/@"], keys=["lisarec:*"], categories=["+@all", "-@dangerous"]
+        )
+        host = f"127.0.0.1:{any_server.port}"
+
+        async def law() -> None:
+            # this user may ask for neither INFO nor CONFIG
+            store = await RedisStore.open(f"redis://app:s3cret%3A%2F%40@{host}", [GENERATION])
+            await store.append("main", [click("e")])
+            await store.close()
+            with pytest.raises(StorageUnavailable) as refused:
+                await RedisStore.open(f"redis://app:wr0ng@{host}", [GENERATION])
+            assert "wr0ng" not in str(refused.value)
+
+        asyncio.run(law())
+
+    def test_tls_is_used_and_verified(self, tmp_path: Path) -> None:
+        certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+        new_key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+        names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+        subprocess.run([*new_key.split(), *names], check=True, capture_output=True)
+        tls = [
+            "--tls-port",
+            port := free_port(),
+            "--tls-cert-file",
+            certificate,
+            "--tls-key-file",
+            key,
+            "--tls-auth-clients",
+            "no",
+        ]
+        server = new_server("redis-server", *map(str, tls), "--tls-ca-cert-file", str(certificate))
+
+        async def law() -> None:
+            url = redis_users().url(port).replace("redis://", "rediss://")
+            store = await RedisStore.open(f"{url}?ssl_ca_certs={certificate}", [GENERATION])
+            await store.append("main", [click("e")])
+            await store.close()
+            untrusting = await RedisStore.open(url, [GENERATION])
+            with pytest.raises(StorageUnavailable, match="certificate"):
+                await untrusting.ping()
+            await untrusting.close()
+
+        try:
+            asyncio.run(law())
+        finally:
+            server.stop()
+
+    @pytest.mark.parametrize(
+        ("url", "options"),
+        [("http://localhost", {}), ("redis://localhost", {"prefix": "a{b"}), ("redis://localhost", {"prefix": ""})],
+    )
+    def test_what_cannot_be_used_is_refused(self, url: str, options: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match=r"redis://|prefix"):
+            asyncio.run(RedisStore.open(url, [GENERATION], **options))

@@ -1,0 +1,179 @@
+"""Waiting for replicas before a write is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from storage.errors import PartlyApplied, StorageError, StorageUnavailable
+from storage.redis.layout import Head, MergeStage
+from storage.redis.nodes import ReplicaAcks
+from tests.storage.oracles.random_events import click
+from tests.storage.redis.servers import RedisCluster, RedisServer, new_replica, new_server
+from tests.storage.redis.stores import (
+    RECOVERY_S,
+    assert_state_is_fold_of_log,
+    ids,
+    opened,
+    until_applied,
+    user_of,
+    users_by_node,
+)
+
+
+class TestReplicas:
+    @pytest.fixture
+    def pair(self) -> Iterator[tuple[RedisServer, RedisServer]]:
+        """A server and a replica that follows it."""
+        primary = new_server("redis-server")
+        replica = new_replica("redis-server", primary)
+        yield primary, replica
+        replica.stop()
+        primary.stop()
+
+    def test_nothing_is_acknowledged_before_the_replica_has_it(self, pair: tuple[RedisServer, RedisServer]) -> None:
+        """Nor what is sent again and was logged the first time; what was not waited for is told apart."""
+        primary, replica = pair
+        acks = ReplicaAcks(replicas=1, timeout_s=0.3)
+        events = [click("e", user_id) for user_id in "abcdefgh"]  # several partitions: a transaction
+
+        async def law() -> None:
+            async with opened(primary.url, acks=acks) as store:
+                await until_applied(store, [click("before", "a")])
+                replica.freeze()
+                for attempt in (events, events, events[:1]):
+                    with pytest.raises(StorageUnavailable, match="0 replicas of Redis have it, not 1") as refused:
+                        await store.append("main", attempt)
+                    assert not isinstance(refused.value, PartlyApplied)
+                for _ in range(2):
+                    with pytest.raises(StorageUnavailable):
+                        await store.erase("main", "h")
+                assert await ids(store, "a") == ["before", "e"]  # logged all the same
+                replica.thaw()
+                await until_applied(store, events)
+                assert await ids(store, "a") == ["before", "e"]
+                primary.kill()
+                async with opened(replica.url) as left:
+                    assert await ids(left, "a") == ["before", "e"]
+                    for user_id in "abcdefg":
+                        await assert_state_is_fold_of_log(left, user_id)
+
+        asyncio.run(law())
+
+    def test_undo_and_merge_are_not_acknowledged_before_the_replica_has_them(
+        self, pair: tuple[RedisServer, RedisServer]
+    ) -> None:
+        """Nor what was done the first time, by whoever did it; and no visitor is done whose copies may be lost."""
+        primary, replica = pair
+        acks = ReplicaAcks(replicas=1, timeout_s=0.3)
+        lacks = "0 replicas of Redis have it, not 1"
+
+        async def law() -> None:
+            async with opened(primary.url, acks=acks) as store:
+                await until_applied(store, [click(f"e{n}", user_id, n) for n in range(3) for user_id in "uv"])
+                replica.freeze()
+                for _ in range(2):
+                    with pytest.raises(StorageUnavailable, match=lacks):
+                        await store.undo("main", "u", "e1")
+                    with pytest.raises(StorageUnavailable, match=lacks):
+                        await store.merge("main", "u", "v")
+                assert Head.of(primary.client.get(user_of(primary.url, "v").head)).merge is MergeStage.DECIDED
+                replica.thaw()
+                async with asyncio.timeout(RECOVERY_S):
+                    while True:
+                        with suppress(StorageUnavailable):
+                            assert not await store.undo("main", "u", "e1")
+                            await store.merge("main", "u", "v")
+                            break
+                primary.kill()
+                async with opened(replica.url) as left:
+                    posted = ["e0", "e1", "e2", "!undo e1", "v/e0", "v/e1", "v/e2"]
+                    assert await ids(left, "u") == posted
+                    assert await ids(left, "v") == posted
+
+        asyncio.run(law())
+
+    def test_of_a_cluster_each_node_waits_for_its_own_replica(self) -> None:
+        cluster = RedisCluster(timeout_ms=15_000, has_replicas=True)
+
+        async def law() -> None:
+            address = cluster.url
+            by_node = users_by_node(cluster, address, 2)
+            users = [user_id for some in by_node.values() for user_id in some]
+            async with opened(address, acks=ReplicaAcks(replicas=1, timeout_s=0.3)) as store:
+                await until_applied(store, [click("before", user_id) for user_id in users])
+                cluster.replicas[0].freeze()
+                with pytest.raises(PartlyApplied) as applied:
+                    await store.append("main", [click("e", user_id) for user_id in users])
+                without = set(by_node[cluster.primaries[0]])
+                assert {users[position] for position in applied.value.applied} == set(users) - without
+                cluster.replicas[0].thaw()
+                await until_applied(store, [click("e", user_id) for user_id in users])
+                for user_id in users:
+                    assert await ids(store, user_id) == ["before", "e"]
+
+        try:
+            asyncio.run(law())
+        finally:
+            cluster.stop()
+
+    def test_nothing_is_acknowledged_before_the_replica_has_synced_it(self) -> None:
+        """One that has it in memory only does not count, nor does a server that does not sync itself."""
+        primary = new_server("valkey-server", "--appendfsync", "everysec")
+        replica = new_replica("valkey-server", primary)
+        replica.client.config_set("appendonly", "no")
+
+        async def law() -> None:
+            async with opened(primary.url, acks=ReplicaAcks(replicas=1, timeout_s=0.3)) as store:
+                await until_applied(store, [click("before")])  # in memory it is
+            async with opened(primary.url, acks=ReplicaAcks(replicas=1, timeout_s=0.3, synced=True)) as store:
+                with pytest.raises(StorageUnavailable, match="0 replicas of Redis have it, not 1"):
+                    await store.append("main", [click("e")])
+                replica.client.config_set("appendonly", "yes")
+                await until_applied(store, [click("e")])
+                primary.client.config_set("appendonly", "no")
+                with pytest.raises(StorageError):
+                    await store.append("main", [click("f")])
+            primary.kill()
+            replica.kill()  # what was acknowledged is on its disk
+            replica.start()
+            replica.client.replicaof("NO", "ONE")
+            async with opened(replica.url) as left:
+                assert (await ids(left, "u"))[:2] == ["before", "e"]
+
+        try:
+            asyncio.run(law())
+        finally:
+            replica.stop()
+            primary.stop()
+
+    def test_a_server_without_replicas_has_synced_what_is_acknowledged(self) -> None:
+        """Also one that is told to sync every second."""
+        server = new_server("valkey-server", "--appendfsync", "everysec")
+        assert "has not synced it yet" in str(ReplicaAcks(synced=True).failure_in([0, 0]))
+
+        async def law() -> None:
+            async with opened(server.url, acks=ReplicaAcks(timeout_s=10, synced=True)) as store:
+                assert not (await store.append("main", [click("e")]))[0].duplicate
+                server.client.config_set("appendonly", "no")
+                with pytest.raises(StorageError):
+                    await store.append("main", [click("f")])
+
+        try:
+            asyncio.run(law())
+        finally:
+            server.stop()
+
+    def test_a_server_that_cannot_wait_for_synced_copies_is_refused(self, cluster: RedisCluster) -> None:
+        version = tuple(map(int, cluster.primaries[0].client.info("server")["redis_version"].split(".")[:2]))
+
+        async def law() -> None:
+            async with opened(cluster.new_address(), acks=ReplicaAcks(1, 0.1, synced=True)) as store:
+                await store.append("main", [click("e")])
+
+        refusal = "cannot tell what its replicas have synced" if version < (7, 2) else "0 replicas of Redis have it"
+        with pytest.raises(StorageError, match=refusal):
+            asyncio.run(law())

@@ -1,0 +1,201 @@
+"""The rounds of the Redis store: what they share, wait for and leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import storage.redis.requests
+import storage.redis.session
+import storage.redis.writer
+from storage.errors import StorageBusy, StorageError, StorageUnavailable
+from storage.redis.layout import Keyspace
+from storage.redis.states import MAX_MISSING_IN_ROUND
+from storage.redis.store import PARTITIONS, RedisStore
+from storage.state.event import Event
+from tests.storage.oracles.naive_fold import assert_state_is, fold
+from tests.storage.oracles.random_events import click, make_generation
+from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import GENERATION, PREFIX, ids, in_other_partitions, opened
+
+RECOVERY_S = 10.0
+
+
+class TestRounds:
+    def test_a_state_far_behind_is_caught_up_while_events_go_on(self, any_server: RedisServer) -> None:
+        long_log = [click(f"e{number}", item=number % 12) for number in range(5 * MAX_MISSING_IN_ROUND)]
+        newer = make_generation(tag=b"gen two\0", seed=1)
+
+        def through_seq() -> int:
+            keys = any_server.client.keys(f"*:state:{newer.tag.hex()}:main/u")
+            return int(any_server.client.get(keys[0])[:16]) if keys else 0
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                for start in range(0, len(long_log), 1000):
+                    await store.append("main", long_log[start : start + 1000])
+            async with opened(any_server.url, [newer, GENERATION]) as store:
+                answers = await store.append("main", [click("new"), click("new too", "other")])
+                assert [answer.duplicate for answer in answers] == [False, False]
+                while through_seq() < len(long_log):
+                    await asyncio.sleep(0.01)
+                await store.append("main", [click("last")])
+                head = any_server.client.get(Keyspace(PREFIX, PARTITIONS).user("main", "u").head)
+                assert through_seq() == int(head)  # again every event keeps it fresh
+                for generation in (newer, GENERATION):
+                    (value,) = await store.states("main", ["u"], generation)
+                    assert_state_is(value, fold(generation, [*long_log, click("new"), click("last")]))
+
+        asyncio.run(law())
+
+    def test_a_new_generation_catches_up_while_old_ones_go_on_appending(self, any_server: RedisServer) -> None:
+        newer = make_generation(tag=b"gen two\0", seed=1)
+        long_log = [click(f"e{number}", item=number % 12) for number in range(10 * MAX_MISSING_IN_ROUND)]
+
+        async def law() -> None:
+            async with opened(any_server.url) as old:
+                for start in range(0, len(long_log), 1000):
+                    await old.append("main", long_log[start : start + 1000])
+                done = asyncio.Event()
+
+                async def go_on_appending() -> list[str]:
+                    appended: list[str] = []
+                    while not done.is_set():
+                        appended.append(f"old{len(appended)}")
+                        await old.append("main", [click(appended[-1])])
+                    return appended
+
+                busy = asyncio.create_task(go_on_appending())
+                new = await RedisStore.open(any_server.url, [newer])
+                async with asyncio.timeout(RECOVERY_S):
+                    await new.append("main", [click("new")])
+                    await new.close()
+                done.set()
+                appended = await busy
+            async with opened(any_server.url) as store:
+                wanted = {event.event_id for event in long_log} | {"new", *appended}
+                log = [entry.event for entry in await store.events("main", "u", limit=10**6)]
+                assert len(log) == len(wanted)
+                assert {event.event_id for event in log} == wanted
+                for generation in (GENERATION, newer):
+                    (value,) = await store.states("main", ["u"], generation)
+                    assert_state_is(value, fold(generation, log))
+
+        asyncio.run(law())
+
+    def test_a_server_that_is_too_slow_is_not_waited_for(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(storage.redis.requests, "TIMEOUT_S", 0.5)
+        monkeypatch.setattr(storage.redis.writer, "MAX_ROUND", 1)
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                read_folds = store._writer._read_folds
+
+                async def slowly(parts: Any, serving: Any) -> Any:
+                    await asyncio.sleep(0.1 if parts else 0)
+                    return await read_folds(parts, serving)
+
+                monkeypatch.setattr(store._writer, "_read_folds", slowly)
+                waiting = [store.append("main", [click("e", user_id)]) for user_id in in_other_partitions(50)]
+                begin_s = asyncio.get_running_loop().time()
+                answers = await asyncio.gather(*waiting, return_exceptions=True)
+                assert asyncio.get_running_loop().time() - begin_s < 4  # all of them in turn would take 5 s
+                assert isinstance(answers[0], list)
+                assert isinstance(answers[-1], StorageUnavailable)
+
+        asyncio.run(law())
+
+    def test_what_arrives_together_shares_round_trips(self, any_server: RedisServer) -> None:
+        def calls(command: str) -> int:
+            return int(any_server.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                users = in_other_partitions(50)
+                await asyncio.gather(*(store.append("main", [click("e", user_id)]) for user_id in users))
+                assert (calls("mget"), calls("exec"), calls("evalsha")) == (2, 0, 1)  # one MGET is the script's
+                await asyncio.gather(*(store.states("main", [user_id], GENERATION) for user_id in users))
+                assert calls("mget") == 3
+
+        asyncio.run(law())
+
+    def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(any_server.url, max_waiting=10, socket_timeout_s=5) as store:
+                any_server.freeze()
+                first = asyncio.ensure_future(store.append("main", [click("first")]))
+                await asyncio.sleep(0.05)
+                accepted = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(10)]
+                await asyncio.sleep(0)
+                with pytest.raises(StorageBusy):
+                    await store.append("main", [click("too much")])
+                any_server.thaw()
+                await asyncio.gather(first, *accepted)
+                assert await ids(store) == ["first", *(f"e{number}" for number in range(10))]
+
+        asyncio.run(law())
+
+    def test_a_waiter_cancelled_in_the_queue_is_taken_back(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(any_server.url, socket_timeout_s=5) as store:
+                any_server.freeze()
+                first = asyncio.ensure_future(store.append("main", [click("first")]))
+                await asyncio.sleep(0.05)
+                waiting = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(3)]
+                await asyncio.sleep(0)
+                first.cancel()  # its round has begun: it is applied, nobody hears of it
+                waiting[1].cancel()
+                any_server.thaw()
+                await asyncio.gather(waiting[0], waiting[2])
+                assert await ids(store) == ["first", "e0", "e2"]
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize(
+        "odd", [click("odd", timestamp_us=2**70), click("odd\ud800"), click("odd", user_id="u\ud800")], ids=repr
+    )
+    def test_an_event_that_cannot_be_stored_fails_alone(self, any_server: RedisServer, odd: Event) -> None:
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                requests = [[click("a")], [click("half applied?"), odd], [click("b")]]
+                outcomes = await asyncio.gather(
+                    *(store.append("main", events) for events in requests), return_exceptions=True
+                )
+                assert [isinstance(outcome, StorageError) for outcome in outcomes] == [False, True, False]
+                assert await ids(store) == ["a", "b"]
+
+        asyncio.run(law())
+
+
+def test_a_state_that_is_read_while_its_user_is_erased_is_of_what_came_since(
+    any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = make_generation(tag=b"gen two\0", seed=1)
+
+    async def law(then: list[Event]) -> None:
+        async with opened(any_server.url) as store, opened(any_server.url) as other:
+            await store.append("main", [click(f"e{number}") for number in range(5)])
+            read_log = store._log.entries
+
+            def erased_first(*place: Any, **bounds: Any) -> AsyncIterator[Any]:
+                async def read() -> AsyncIterator[Any]:
+                    monkeypatch.undo()
+                    await other.erase("main", "u")
+                    if then:
+                        await other.append("main", then)
+                    async for entry in read_log(*place, **bounds):
+                        yield entry
+
+                return read()
+
+            monkeypatch.setattr(store._log, "entries", erased_first)
+            (value,) = await store.states("main", ["u"], newer)
+            assert_state_is(value, fold(newer, then))
+
+    asyncio.run(law([]))
+    asyncio.run(law([click("new", item=3)]))

@@ -1,0 +1,70 @@
+"""The servers of the tests start as docker-compose.yml starts Redis, and have everything after a restart."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from benchmarks.harness.redis_cluster import ClusterAdmin, wait_until
+from tests.storage.redis.servers import RedisCluster, RedisServer, expected_servers, new_server, redis_users
+
+ENDINGS = [signal.SIGTERM, signal.SIGKILL]
+KEYS = 30
+
+
+@pytest.fixture(params=expected_servers())
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    server = new_server(request.param)
+    yield server
+    server.stop()
+
+
+def write(service: Any, name: str) -> None:
+    """Write as the stores do: plainly, and in a script."""
+    service.set(f"{{{name}}}:plain", 1)
+    service.eval("redis.call('SET', KEYS[1], 1)", 1, f"{{{name}}}:script")
+    service.eval("redis.call('XADD', KEYS[1], '*', 'e', 1)", 1, f"{{{name}}}:log")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_restarted_server_has_every_key(server: RedisServer, ending: signal.Signals) -> None:
+    with redis.Redis.from_url(server.url) as service:
+        for number in range(KEYS):
+            write(service, str(number))
+        with service.pipeline(transaction=True) as pipe:
+            pipe.set("first", 1).set("second", 1).execute()
+    server.kill(ending)
+    server.start()
+    with redis.Redis.from_url(server.url) as service:
+        assert service.dbsize() == 3 * KEYS + 2
+        assert service.xlen("{0}:log") == 1
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_restarted_cluster_has_every_key(ending: signal.Signals) -> None:
+    cluster = RedisCluster(timeout_ms=1_000)
+    first, *_ = cluster.primaries
+    try:
+        with redis.RedisCluster.from_url(first.url.removesuffix("/0")) as service:
+            for number in range(KEYS):
+                write(service, str(number))
+        for node in cluster.primaries:
+            node.kill(ending)
+        for node in cluster.primaries:
+            node.start()
+        admin = ClusterAdmin(redis_users())
+        wait_until(lambda: all(admin.info(node.port)["cluster_state"] == "ok" for node in cluster.primaries))
+        assert sum(node.client.dbsize() for node in cluster.primaries) == 3 * KEYS
+    finally:
+        cluster.stop()
+
+
+def test_only_the_users_of_the_compose_file_may_log_in(server: RedisServer) -> None:
+    with redis.Redis(port=server.port) as nobody, pytest.raises(redis.AuthenticationError):
+        nobody.get("x")
+    with redis.Redis.from_url(server.url) as service, pytest.raises(redis.exceptions.NoPermissionError):
+        service.flushall()

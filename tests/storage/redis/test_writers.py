@@ -1,0 +1,119 @@
+"""Several Redis stores that append to the same users."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storage.redis.requests
+import storage.redis.session
+import storage.redis.writer
+from storage.errors import StorageUnavailable
+from storage.redis.store import RedisStore
+from storage.state.event import Event
+from tests.storage.oracles.random_events import click
+from tests.storage.processes.append_shared import HOT_USERS, shared_event
+from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import PREFIX, assert_state_is_fold_of_log, ids, opened
+
+ROOT = Path(__file__).parents[3]
+
+
+class TestManyWriters:
+    def test_processes_with_hot_users_and_resends_count_every_event_once(self, server: RedisServer) -> None:
+        processes, events = 4, 1200
+        command = [sys.executable, "-m", "tests.storage.processes.append_shared", f"redis:{server.url} {PREFIX}"]
+        writers = [
+            subprocess.Popen([*command, *map(str, (n, processes, events))], stdout=subprocess.PIPE, cwd=ROOT)
+            for n in range(processes)
+        ]
+        counted = [int(writer.communicate(timeout=60)[0]) for writer in writers]
+        assert sum(counted) == events
+
+        async def law() -> None:
+            sent = [shared_event(number) for number in range(events)]
+            async with opened(server.url) as store:
+                for user_id in (*HOT_USERS, *(f"cold{number}" for number in range(0, 200, 5))):
+                    assert set(await ids(store, user_id)) == {e.event_id for e in sent if e.user_id == user_id}
+                    await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(law())
+
+    def test_a_refused_commit_is_folded_again_on_what_came_in_between(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between reading and committing somebody else appends so much that the ring forgets the event's id."""
+
+        async def law() -> None:
+            others = [click("contended", item=3), *(click(f"other{number}", item=4) for number in range(30))]
+            async with opened(any_server.url) as store, opened(any_server.url) as other:
+                interfere_once(monkeypatch, store, other, others)
+                answers = await store.append("main", [click("contended", item=3), click("own", item=5)])
+                assert [answer.duplicate for answer in answers] == [True, False]
+                assert await ids(store) == [*(event.event_id for event in others), "own"]
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())
+
+    def test_a_refused_user_holds_up_nobody_else_of_the_partition(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def law() -> None:
+            async with opened(any_server.url, partitions=1) as store, opened(any_server.url, partitions=1) as other:
+                interfere_once(monkeypatch, store, other, [click("other", "a")])
+                answers = await store.append("main", [click("own", "a"), click("own", "b"), click("other", "a")])
+                assert [answer.duplicate for answer in answers] == [False, False, True]
+                logs = {user_id: await store.events("main", user_id) for user_id in "ab"}
+                assert [entry.event.event_id for entry in logs["a"]] == ["other", "own"]
+                assert [entry.seq for entry in logs["b"]] == [2]
+                assert [entry.seq for entry in logs["a"]] == [1, 3]
+                for user_id in "ab":
+                    await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(law())
+
+    def test_a_resend_with_another_time_is_still_a_duplicate(self, any_server: RedisServer) -> None:
+        """The index of the log decides, not the ring with its low-water mark."""
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                await store.append("main", [click(f"e{number}") for number in range(100)])
+                again = [click(f"e{number}", timestamp_us=1_800_000_000_000_000) for number in range(100)]
+                assert all(answer.duplicate for answer in await store.append("main", again))
+                await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())
+
+    def test_who_is_always_too_slow_gives_up(self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(storage.redis.requests, "TIMEOUT_S", 1.0)
+
+        async def law() -> None:
+            async with opened(any_server.url) as store, opened(any_server.url) as other:
+                interfere_once(monkeypatch, store, other, [click("other")], for_s=1.1)
+                with pytest.raises(StorageUnavailable, match="others were faster"):
+                    await store.append("main", [click("own")])
+                assert await ids(store) == ["other"]
+
+        asyncio.run(law())
+
+
+def interfere_once(
+    monkeypatch: pytest.MonkeyPatch, store: RedisStore, other: RedisStore, events: Sequence[Event], for_s: float = 0
+) -> None:
+    """Let the other store append the events after the store has read and before it commits."""
+    read_folds = store._writer._read_folds
+
+    async def read_and_be_overtaken(parts: Any, serving: Any) -> Any:
+        folds = await read_folds(parts, serving)
+        monkeypatch.undo()
+        await other.append("main", events)
+        await asyncio.sleep(for_s)
+        return folds
+
+    monkeypatch.setattr(store._writer, "_read_folds", read_and_be_overtaken)

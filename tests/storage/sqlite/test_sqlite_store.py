@@ -1,0 +1,293 @@
+"""What only the embedded store has: its file, its schema, its queue and its groups."""
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+import storage.sqlite.append
+import storage.sqlite.catch_up
+import storage.sqlite.database
+import storage.sqlite.log
+import storage.sqlite.states
+from storage.errors import StorageBusy, StorageError, StorageUnavailable
+from storage.sqlite.database import FILE_NAME
+from storage.sqlite.schema import FIRST_SCHEMA, SCHEMA_VERSION
+from storage.sqlite.store import SQLiteStore
+from tests.storage.oracles.naive_fold import assert_state_is, fold
+from tests.storage.oracles.random_events import KNOWN_ITEMS, START_US, click, make_generation, make_newer
+
+GENERATION = make_generation()
+
+
+@contextmanager
+def write_lock(directory: Path) -> Iterator[None]:
+    """Hold the file's write lock, so that everything the store accepts has to wait."""
+    with closing(sqlite3.connect(directory / FILE_NAME, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+def change(directory: Path, sql: str) -> None:
+    with closing(sqlite3.connect(directory / FILE_NAME)) as connection, connection:
+        connection.execute(sql)
+
+
+def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Path) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION], max_waiting_events=10)
+        with write_lock(tmp_path):
+            first = asyncio.ensure_future(store.append("main", [click("first")]))
+            await asyncio.sleep(0.1)  # now it has left the queue and waits for the lock
+            accepted = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(10)]
+            await asyncio.sleep(0)
+            with pytest.raises(StorageBusy):
+                await store.append("main", [click("too much")])
+        await asyncio.gather(first, *accepted)
+        log = await store.events("main", "u")
+        assert [entry.event.event_id for entry in log] == ["first", *(f"e{number}" for number in range(10))]
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_what_many_requests_want_is_logged_and_folded_together_and_each_gets_its_own_answers(tmp_path: Path) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        with write_lock(tmp_path):
+            await asyncio.sleep(0)
+            events = [click(f"e{n % 70}", f"user{n % 7}", n % 14, START_US - n) for n in range(150)]
+            requests = [events[start : start + 3] for start in range(0, len(events), 3)]
+            waiting = [asyncio.ensure_future(store.append("main", request)) for request in requests]
+            await asyncio.sleep(0.1)
+        answers = [answer for some in await asyncio.gather(*waiting) for answer in some]
+        assert [answer.duplicate for answer in answers] == [False] * 70 + [True] * 80
+        assert [answer.unknown_item for answer in answers[:70]] == [n % 14 >= KNOWN_ITEMS for n in range(70)]
+        for number in range(7):
+            log = [entry.event for entry in await store.events("main", f"user{number}")]
+            assert log == [event for event in events[:70] if event.user_id == f"user{number}"]
+            assert_state_is((await store.states("main", [f"user{number}"], GENERATION))[0], fold(GENERATION, log))
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_waiter_cancelled_in_the_queue_is_taken_back(tmp_path: Path) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        with write_lock(tmp_path):
+            first = asyncio.ensure_future(store.append("main", [click("first")]))
+            await asyncio.sleep(0.1)
+            waiting = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(3)]
+            await asyncio.sleep(0)
+            first.cancel()  # its group has begun: it is applied, nobody hears of it
+            waiting[1].cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(waiting[0], waiting[2])
+        assert [entry.event.event_id for entry in await store.events("main", "u")] == ["first", "e0", "e2"]
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path: Path) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        too_large_for_sqlite = [click("half applied?"), click("odd", timestamp_us=2**70)]
+        with write_lock(tmp_path):  # so that the requests form a group
+            first = asyncio.ensure_future(store.append("main", [click("first")]))
+            await asyncio.sleep(0.1)
+            requests = [[click("a")], too_large_for_sqlite, [click("b")]]
+            waiting = [asyncio.ensure_future(store.append("main", events)) for events in requests]
+            await asyncio.sleep(0)
+        before, odd, after = await asyncio.gather(*waiting, return_exceptions=True)
+        await first
+        assert isinstance(odd, StorageError)
+        assert not isinstance(before, BaseException)
+        assert not isinstance(after, BaseException)
+        log = [entry.event for entry in await store.events("main", "u")]
+        assert [event.event_id for event in log] == ["first", "a", "b"]
+        assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, log))
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_file_locked_for_too_long_fails_every_waiter_and_the_store_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage.sqlite.database, "BUSY_TIMEOUT_S", 0.2)
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        with write_lock(tmp_path):
+            waiting = [store.append("main", [click(f"e{number}")]) for number in range(5)]
+            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [StorageUnavailable] * 5
+        assert len({id(outcome) for outcome in outcomes}) == 5
+        await store.append("main", [click("later")])
+        assert [entry.event.event_id for entry in await store.events("main", "u")] == ["later"]
+        await store.close()
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM states",
+        "UPDATE states SET value = x'00'",
+        "UPDATE states SET value = CAST(x'63' || substr(value, 2) AS BLOB)",  # another layout version
+    ],
+)
+def test_a_state_that_is_gone_or_unreadable_is_folded_again(tmp_path: Path, damage: str) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        events = [click(f"e{number}", item=number % 12) for number in range(30)]
+        await store.append("main", events)
+        (value,) = await store.states("main", ["u"], GENERATION)
+        change(tmp_path, damage)
+        assert await store.states("main", ["u"], GENERATION) == [value]
+        change(tmp_path, damage)
+        await store.append("main", [click("one more")])
+        assert_state_is(
+            (await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, [*events, click("one more")])
+        )
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_state_that_cannot_be_saved_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full, and another model was activated: what is logged can still be folded for it."""
+    connections = []
+    connect = storage.sqlite.database.connect
+
+    def connect_and_remember(path: Path) -> sqlite3.Connection:
+        connections.append(connect(path))
+        return connections[-1]
+
+    monkeypatch.setattr(storage.sqlite.database, "connect", connect_and_remember)
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        events = [click(f"e{n}", item=n) for n in range(10)]
+        await store.append("main", events)
+        for db in connections[1:]:  # the first one, which made the file, is closed
+            (pages,) = db.execute("PRAGMA page_count").fetchone()
+            db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StorageUnavailable, match="full"):
+            await store.append("main", [click(f"e{n}", f"user{n}") for n in range(200)])
+        for _ in range(2):
+            (value,) = await store.states("main", ["u"], make_newer())
+            assert_state_is(value, fold(make_newer(), events))
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    async def law() -> None:
+        await (await SQLiteStore.open(tmp_path, [GENERATION])).close()
+        change(tmp_path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        with pytest.raises(StorageError, match=r"newer lisarec.*another directory"):
+            await SQLiteStore.open(tmp_path, [GENERATION])
+
+    asyncio.run(law())
+
+
+def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    (tmp_path / FILE_NAME).write_text("not a database, but long enough to be looked at as one" * 100)
+    for directory in (tmp_path / "file", tmp_path):
+        with pytest.raises(StorageUnavailable, match=FILE_NAME):
+            asyncio.run(SQLiteStore.open(directory, [GENERATION]))
+
+
+def test_commits_are_synced(tmp_path: Path) -> None:
+    """The durability of an acknowledgement at a power cut; kill -9 alone would not show it."""
+    store = asyncio.run(SQLiteStore.open(tmp_path, [GENERATION]))
+    asyncio.run(store.close())
+    with closing(storage.sqlite.database.connect(tmp_path / FILE_NAME)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage.sqlite.append, "FAR_BEHIND", 5)
+    monkeypatch.setattr(storage.sqlite.catch_up, "FAR_BEHIND", 5)
+    newer = make_generation(tag=b"gen two\0", seed=1)
+    logged = [click(f"e{number}", item=number % 7) for number in range(40)]
+
+    def through_seq() -> int:
+        with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+            sql = "SELECT through_seq FROM states WHERE generation = ? AND user_id = 'u'"
+            row = connection.execute(sql, (newer.tag,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    async def law() -> None:
+        older = await SQLiteStore.open(tmp_path, [GENERATION])
+        await older.append("main", logged)
+        await older.close()
+        store = await SQLiteStore.open(tmp_path, [newer])
+        requests = [[click("new")], [click("other", user_id="v")], [click("newest", item=3)]]
+        await asyncio.gather(*(store.append("main", events) for events in requests))
+        while through_seq() < 40:
+            await asyncio.sleep(0.01)
+        await store.append("main", [click("last")])
+        assert through_seq() == 44  # again every event keeps it fresh
+        log = [entry.event for entry in await store.events("main", "u")]
+        (value,) = await store.states("main", ["u"], newer)
+        assert [event.event_id for event in log[:-3]] == [event.event_id for event in logged]
+        assert {event.event_id for event in log[-3:]} == {"new", "newest", "last"}
+        assert_state_is(value, fold(newer, log))
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_states_without_events_for_long_are_let_go_and_folded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=7)
+        today = storage.sqlite.states.today()
+        monkeypatch.setattr(storage.sqlite.states, "today", lambda: today - 8)
+        await store.append("main", [click("old", user_id="idle"), click("old", user_id="busy")])
+        monkeypatch.setattr(storage.sqlite.states, "today", lambda: today - 7)
+        await store.append("main", [click("new", user_id="busy")])
+        monkeypatch.undo()
+        assert (await store.drop_idle_states(), await store.drop_idle_states()) == (1, 0)
+        assert await store.states("main", ["idle"], GENERATION, max_missing=0) == [None]
+        for user_id in ("idle", "busy"):
+            log = [entry.event for entry in await store.events("main", user_id)]
+            assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
+        connection.executescript(FIRST_SCHEMA)
+        connection.execute("PRAGMA user_version = 1")
+        event = ("main", "e1", "u", "item1", "click", 1, None, None, None)
+        connection.execute(storage.sqlite.log.INSERT_EVENT, event)
+        value = GENERATION.encode(GENERATION.empty())
+        connection.execute("INSERT INTO states VALUES ('main', 'v', ?, 1, ?)", (GENERATION.tag, value))
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=1)
+        assert await store.drop_idle_states() == 0  # what stood there counts as written today
+        log = [entry.event for entry in await store.events("main", "u")]
+        assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, log))
+        assert await store.generations.known() == []
+        await store.close()
+
+    asyncio.run(law())

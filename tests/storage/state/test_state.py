@@ -1,0 +1,183 @@
+"""Laws of the state: the fold against the naive fold, the dedupe decision against a set, and the codec."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.state.event import Event, id_time_us
+from storage.state.fold import Effect, fold_event
+from storage.state.generation import Generation, State, StateError, recent_items
+from tests.storage.oracles.naive_fold import NaiveUser, assert_histogram_is, assert_state_is, fold
+from tests.storage.oracles.random_events import click, logs, make_generation
+
+
+def folded(generation: Generation, events: list[Event]) -> State:
+    state = generation.empty()
+    for event in events:
+        fold_event(generation, state, event)
+    return state
+
+
+class TestFold:
+    @given(logs(), st.booleans())
+    @settings(max_examples=60)
+    def test_the_fold_equals_the_naive_fold(self, events: list[Event], soft: bool) -> None:
+        generation = make_generation(soft=soft)
+        naive = NaiveUser(generation)
+        fresh = [event for event in events if not naive.receive(event)[0]]
+        if fresh:
+            assert_state_is(generation.encode(folded(generation, fresh)), naive)
+
+    @pytest.mark.parametrize(
+        ("rates", "length"),
+        [
+            ((0.05, 0.25, 0.8), 1500),  # rescaled every 50 steps
+            ((0.0,), 2500),  # nothing decays
+            ((0.0, 1e-4), 2500),
+            ((3.0, 0.001), 600),  # every 13 steps, so that old bins fall below float32
+            ((100.0, 0.1), 100),  # every step
+        ],
+    )
+    def test_histograms_stay_exact_when_the_exponent_is_rescaled_many_times(
+        self, rates: tuple[float, ...], length: int
+    ) -> None:
+        generation = make_generation(rates=rates)
+        items = np.random.default_rng(1).integers(0, 12, length)
+        types = np.random.default_rng(2).choice(["click", "buy", "view"], length)
+        state, naive = generation.empty(), NaiveUser(generation)
+        for number, (item, event_type) in enumerate(zip(items, types, strict=True)):
+            event = Event(f"e{number}", "u", f"item{item}", event_type, number, None)
+            fold_event(generation, state, event)
+            naive.receive(event)
+            if number % 97 == 0 or number == length - 1:
+                states = generation.decode_many([generation.encode(state)])
+                assert_histogram_is(generation.histograms(states)[0], naive.histogram())
+                assert np.all(generation.histograms(states)[0].max(axis=-1) > 0)
+
+    def test_bins_never_hold_denormals_and_never_overflow_at_the_extreme_weights(self) -> None:
+        base = make_generation(rates=(0.05, 0.25, 0.8))
+        weights = {"light": 1e-6, "heavy": 1e6}
+        generation = Generation(base.tag, base.decay_rates, 32, base.item_index, base.codes, weights)
+        state = generation.empty()
+        smallest = np.finfo(np.float32).smallest_normal
+        for number in range(600):
+            event_type = "heavy" if number < 50 else "light"
+            fold_event(generation, state, Event(f"e{number}", "u", f"item{number % 12}", event_type, number, None))
+            for values in (state["bins"], generation.histograms(np.array([state]))):
+                assert np.all(np.isfinite(values))
+                assert np.all((values == 0) | (values >= smallest))
+
+    def test_a_late_event_steps_without_becoming_the_last_item_and_an_equal_time_is_not_late(self) -> None:
+        generation = make_generation()
+        state = generation.empty()
+        assert fold_event(generation, state, click("a", item=1, timestamp_us=10)) is Effect.STEPPED
+        assert fold_event(generation, state, click("b", item=2, timestamp_us=9)) is Effect.STEPPED_LATE
+        assert (state["n"], state["last_item"], state["last_timestamp_us"]) == (2, 1, 10)
+        assert fold_event(generation, state, click("c", item=3, timestamp_us=10)) is Effect.STEPPED
+        assert state["last_item"] == 3
+
+    def test_what_does_not_step_is_told_and_only_known_items_count_as_recent(self) -> None:
+        generation = make_generation()
+        state = generation.empty()
+        assert fold_event(generation, state, Event("a", "u", "item1", "dislike", 10, None)) is Effect.WEIGHTLESS
+        assert fold_event(generation, state, Event("b", "u", "nowhere", "click", 10, None)) is Effect.UNKNOWN_ITEM
+        assert (state["n"], state["last_item"], state["event_count"]) == (0, -1, 2)
+        assert recent_items(state).tolist() == [1]
+
+
+class TestIdTime:
+    def test_a_uuid7_carries_its_own_time(self) -> None:
+        # RFC 9562, appendix A.6: Tuesday, February 22, 2022 2:22:22.00 PM GMT-05:00
+        event_id = "017F22E2-79B0-7CC3-98C4-DC0C0C07398F"
+        assert id_time_us(event_id, 5) == id_time_us(event_id.lower(), None) == 1_645_557_742_000_000
+
+    @pytest.mark.parametrize(
+        "event_id",
+        ["order-17", "919108f7-52d1-4320-9bac-f847db4148a8", "017F22E2-79B0-7CC3-C8C4-DC0C0C07398F"],
+        ids=["no uuid", "uuid4", "another variant"],
+    )
+    def test_any_other_id_has_the_clients_time_or_none(self, event_id: str) -> None:
+        assert id_time_us(event_id, 5) == 5
+        assert id_time_us(event_id, None) is None
+
+
+class TestCodec:
+    @given(logs())
+    @settings(max_examples=20)
+    def test_decoding_gives_back_what_was_encoded_and_folding_goes_on(self, events: list[Event]) -> None:
+        generation = make_generation()
+        half = len(events) // 2
+        resumed = generation.decode(generation.encode(folded(generation, events[:half])))
+        for event in events[half:]:
+            fold_event(generation, resumed, event)
+        assert generation.encode(resumed) == generation.encode(folded(generation, events))
+
+    def test_the_size_stays_below_3500_bytes_after_any_number_of_events(self) -> None:
+        generation = make_generation(rates=(0.05, 0.25, 0.8), codebooks=8, codewords=32)
+        state = generation.empty()
+        sizes = {len(generation.encode(state))}
+        for number in range(300):
+            fold_event(generation, state, click(f"e{number}", item=number % 12))
+            sizes.add(len(generation.encode(state)))
+        assert sizes == {generation.dtype.itemsize}
+        assert generation.dtype.itemsize < 3500
+
+    def test_many_states_are_decoded_at_once(self) -> None:
+        generation = make_generation()
+        values = [generation.encode(folded(generation, [click("a", item=item)])) for item in (3, 1, 2)]
+        states = generation.decode_many(values)
+        assert states["last_item"].tolist() == [3, 1, 2]
+        assert generation.decode_many([]).shape == (0,)
+        singles = [generation.histograms(generation.decode_many([value]))[0] for value in values]
+        assert np.array_equal(generation.histograms(states), np.stack(singles))
+
+    def test_what_is_no_state_of_this_generation_and_layout_is_refused(self) -> None:
+        generation = make_generation()
+        value = generation.encode(generation.empty())
+        other = make_generation(tag=b"gen two\0")
+        for bad in (b"", value[:-1], value + b"\0", bytes([99]) + value[1:], other.encode(other.empty())):
+            with pytest.raises(StateError):
+                generation.decode(bad)
+            with pytest.raises(StateError):
+                generation.decode_many([value, bad])
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"tag": b"short"},
+            {"decay_rates": ()},
+            {"decay_rates": (-0.1,)},
+            {"decay_rates": (float("nan"),)},
+            {"codewords": 2},
+            {"codewords": 257},
+            {"codes": np.zeros((3, 2), np.int64)},
+            {"shares": np.zeros((1, 2, 5), np.float32)},
+            {"shares": np.zeros((1, 2, 4), np.float64)},
+            {"event_weights": {"click": 1e30}},
+            {"event_weights": {"click": float("nan")}},
+        ],
+        ids=str,
+    )
+    def test_a_generation_that_does_not_fit_together_is_refused(self, wrong: dict[str, object]) -> None:
+        fitting: dict[str, object] = {
+            "tag": b"12345678",
+            "decay_rates": (0.1,),
+            "codewords": 4,
+            "item_index": {"a": 0},
+            "codes": np.full((1, 2), 3, np.uint8),
+            "event_weights": {"click": 1.0},
+        }
+        Generation(**fitting)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"tag|rates|code|weight"):
+            Generation(**(fitting | wrong))  # type: ignore[arg-type]
+
+
+def test_the_naive_fold_of_a_hand_made_log() -> None:
+    """The oracle itself, once by hand: two steps at one rate, one codebook."""
+    generation = make_generation(rates=(0.5,), codebooks=1, items=2)
+    first, second = generation.codes[:, 0].tolist()
+    assert first != second
+    histogram = fold(generation, [click("a", item=0), click("b", item=1), click("b", item=1)]).histogram()
+    assert histogram[0, 0, first] == pytest.approx(np.exp(-0.5))
+    assert histogram[0, 0, second] == 1
