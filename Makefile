@@ -26,6 +26,7 @@ lint: $(VENV)/.tests-installed
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+	$(VENV)/bin/lint-imports
 
 # online-retail has no publisher that `lisarec data` could fetch it from as it is; it is measured where it lies
 bench: models/ml-1m/manifest.json $(if $(wildcard $(LISAREC_DATA)/online-retail),bench-shop)

@@ -1,18 +1,51 @@
-"""The rules of the house that a machine can read: who imports whom, who reads the environment, what is never used."""
+"""The architecture's rules that a machine can read: sizes, who reads the environment, what is never used.
+
+Who may import whom stands in pyproject.toml, for `lint-imports`.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-FILES = {name: sorted((ROOT / name).rglob("*.py")) for name in ("app", "model", "storage")}
-ALL_FILES = [file for files in FILES.values() for file in files]
+ROOT = Path(__file__).parent.parent
+PRODUCT = ("app", "clients", "model", "storage")
+PACKAGES = (*PRODUCT, "benchmarks", "docker", "tests")
+MAX_ENTRIES = 13  # of a folder, besides its __init__.py and py.typed
+MAX_FILE_LINES = 400
+MAX_CLASS_LINES = 250
+MAX_FUNCTION_LINES = 60
+# numba compiles each kernel from the functions of one file
+KERNELS = ("model/inference/scan_kernel.py", "model/inference/step_kernel.py")
+
+
+def files_of(*packages: str) -> list[Path]:
+    """The Python files of the packages that git knows or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *packages],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return [path for name in sorted(set(listed.stdout.splitlines())) if (path := ROOT / name).exists()]
+
+
+ENTRIES = files_of(*PACKAGES)
+FILES = [path for path in ENTRIES if path.suffix == ".py"]
+PRODUCT_FILES = [path for path in FILES if path.relative_to(ROOT).parts[0] in PRODUCT]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def imported_modules(tree: ast.Module) -> Iterator[str]:
@@ -20,7 +53,7 @@ def imported_modules(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "a relative import hides which room it comes from"
+            assert node.level == 0, "a relative import hides which package it comes from"
             yield str(node.module)
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
@@ -33,16 +66,38 @@ def uses(file: Path, *names: str) -> list[str]:
     return [used for used in found for name in names if used == name or used.startswith(f"{name}.")]
 
 
-def test_the_rooms_are_there() -> None:
-    assert all(FILES.values())
+def test_every_package_has_files() -> None:
+    assert {name_of(path).split("/")[0] for path in FILES} == set(PACKAGES)
+    assert all((ROOT / kernel) in FILES for kernel in KERNELS)
 
 
-@pytest.mark.parametrize(
-    ("room", "forbidden"),
-    [("model", ("app", "storage", "fastapi", "redis")), ("storage", ("app", "model", "torch", "fastapi"))],
-)
-def test_imports_go_one_way(room: str, forbidden: tuple[str, ...]) -> None:
-    assert [(file.name, used) for file in FILES[room] for used in uses(file, *forbidden)] == []
+def test_no_folder_has_too_many_entries() -> None:
+    entries: dict[Path, set[Path]] = {}
+    for path in ENTRIES:
+        for entry in (path, *path.parents):
+            if entry.parent == ROOT:
+                break
+            entries.setdefault(entry.parent, set()).add(entry)
+    unnamed = {"__init__.py", "py.typed"}
+    counts = Counter({folder: sum(entry.name not in unnamed for entry in found) for folder, found in entries.items()})
+    assert {name_of(folder): count for folder, count in counts.items() if count > MAX_ENTRIES} == {}
+
+
+def test_no_file_class_or_function_is_too_long() -> None:
+    found = []
+    for path in FILES:
+        if name_of(path) in KERNELS:
+            continue
+        source = path.read_text(encoding="utf-8")
+        if (lines := source.count("\n")) > MAX_FILE_LINES:
+            found.append(f"{name_of(path)} has {lines} lines")
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            most = MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else MAX_FUNCTION_LINES
+            if (lines := int(node.end_lineno or 0) - node.lineno + 1) > most:
+                found.append(f"{name_of(path)}: {node.name} has {lines} lines")
+    assert found == []
 
 
 def test_everything_that_make_installs_is_pinned() -> None:
@@ -54,16 +109,18 @@ def test_everything_that_make_installs_is_pinned() -> None:
     assert {re.split(r"[^A-Za-z0-9-]", name)[0] for name in wanted} <= {pin.split("==")[0] for pin in pins}
 
 
-@pytest.mark.parametrize("file", ALL_FILES, ids=lambda file: str(file.relative_to(ROOT)))
-class TestEveryFile:
-    def test_is_named_after_what_it_holds(self, file: Path) -> None:
-        assert file.stem not in ("utils", "util", "helpers", "helper", "common", "misc")
+def test_no_file_is_named_after_nothing() -> None:
+    unspecific = ("utils", "util", "helpers", "helper", "common", "misc")
+    assert [name_of(path) for path in FILES if path.stem in unspecific] == []
 
-    def test_reads_the_environment_only_in_the_settings(self, file: Path) -> None:
-        if file != ROOT / "app" / "settings.py":
-            assert uses(file, "os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv") == []
 
-    def test_never_uses_pickle(self, file: Path) -> None:
-        assert uses(file, "pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal") == []
-        assert uses(file, "torch.load", "torch.save") == []
-        assert "allow_pickle=True" not in file.read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", PRODUCT_FILES, ids=name_of)
+class TestEveryProductFile:
+    def test_reads_the_environment_only_in_the_settings(self, path: Path) -> None:
+        if path != ROOT / "app" / "settings.py":
+            assert uses(path, "os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv") == []
+
+    def test_never_uses_pickle(self, path: Path) -> None:
+        assert uses(path, "pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal") == []
+        assert uses(path, "torch.load", "torch.save") == []
+        assert "allow_pickle=True" not in path.read_text(encoding="utf-8")

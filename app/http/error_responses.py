@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 MAX_RUNS = 300
 
 
-class Error(BaseModel):  # a docstring would be its description in /openapi.json
+class Error(BaseModel):  # a docstring would be its description in /openapi.json  # noqa: D101
     code: str
     message: str
     details: list[ErrorDetail] = []

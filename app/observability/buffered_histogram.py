@@ -24,5 +24,5 @@ class BufferedHistogram:
         counts = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._bounds) + 1)
         # The library has no method that adds many observations at once; a test compares the result with `observe`.
         for bucket in counts.nonzero()[0]:
-            self._histogram._buckets[bucket].inc(float(counts[bucket]))
-        self._histogram._sum.inc(float(values.sum()))
+            self._histogram._buckets[bucket].inc(float(counts[bucket]))  # noqa: SLF001
+        self._histogram._sum.inc(float(values.sum()))  # noqa: SLF001

@@ -100,7 +100,7 @@ class Explainer:
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill_facts(  # type: ignore[no-untyped-def]
+def _fill_facts(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     targets, histories, rows, recent, lifting, adding, lifts, bins, whole, amounts, sums, ends
 ):
     """Fill in what there is of each item, at most SHOWN each, one item behind the other.
@@ -161,7 +161,7 @@ def _strongest_first(values, order):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _relate(targets, histories, row, others, lifting, adding, lifts, most, gains):  # type: ignore[no-untyped-def]
+def _relate(targets, histories, row, others, lifting, adding, lifts, most, gains):  # type: ignore[no-untyped-def]  # noqa: PLR0913
     """Of one item the recent ones that add most, and how many there are: most (3, SHOWN), gains (2, SHOWN)."""
     found = 0
     for other in others:

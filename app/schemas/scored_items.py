@@ -56,6 +56,6 @@ class ScoredItem(TypedDict):
     explanation: NotRequired[Explanation]
 
 
-class NamedItem(TypedDict):  # /openapi.json would show a docstring
+class NamedItem(TypedDict):  # /openapi.json would show a docstring  # noqa: D101
     item_id: str
     title: NotRequired[str]

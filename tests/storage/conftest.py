@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import storage.sqlite.store.log
+import storage.sqlite.log
 
 import storage.redis.log
 import storage.redis.states
@@ -21,7 +21,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and save in pages so small that users and partitions cross their ends."""
     monkeypatch.setattr(storage.sqlite.store, "LOG_PAGE", 7)
-    monkeypatch.setattr(storage.sqlite.store.log, "LOG_PAGE", 7)
+    monkeypatch.setattr(storage.sqlite.log, "LOG_PAGE", 7)
     monkeypatch.setattr(storage.redis.log, "STREAM_PAGE", 3)
     monkeypatch.setattr(storage.sqlite.store, "SAVED_AT_ONCE", 4)
     monkeypatch.setattr(storage.redis.states, "SAVED_AT_ONCE", 2)
