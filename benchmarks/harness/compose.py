@@ -18,17 +18,17 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
-MAKE_SECRETS = ROOT / "docker" / "make-secrets"
-REDIS_CONFIG = ROOT / "docker" / "redis.conf"
-CLUSTER_CONFIG = ROOT / "docker" / "redis-cluster.conf"
-REDIS_START = ROOT / "docker" / "redis-start"
+MAKE_SECRETS = ROOT / "docker" / "redis" / "make-secrets"
+REDIS_CONFIG = ROOT / "docker" / "redis" / "redis.conf"
+CLUSTER_CONFIG = ROOT / "docker" / "redis" / "redis-cluster.conf"
+REDIS_START = ROOT / "docker" / "redis" / "redis-start"
 
 DEFAULT_OF_VARIABLE = re.compile(r"\$\{\w+:?-([^}]*)\}")
 
 
 @dataclass(frozen=True)
 class RedisUsers:
-    """The file of the users that docker/make-secrets makes, and the passwords of two of them."""
+    """The file of the users that docker/redis/make-secrets makes, and the passwords of two of them."""
 
     acl_file: Path
     password: str

@@ -1,8 +1,9 @@
 """Run the services of docker-compose.yml as processes of this machine: HAProxy, any number of replicas, Redis.
 
-They read the same configuration files (docker/haproxy.cfg, docker/redis.conf). In the place of Docker stand loopback
-addresses, one for each replica, and a name server that knows them from the moment their process is started until it has
-ended, as Docker's does. Needs HAProxy and Redis or Valkey; Debian, Ubuntu: apt install haproxy redis-server.
+They read the same configuration files (docker/haproxy.cfg, docker/redis/redis.conf). In the place of Docker stand
+loopback addresses, one for each replica, and a name server that knows them from the moment their process is started
+until it has ended, as Docker's does. Needs HAProxy and Redis or Valkey; Debian, Ubuntu: apt install haproxy
+redis-server.
 
     python -m benchmarks.harness.topology --model models/ml-1m --replicas 3     # prints the URL, until Ctrl-C
 """

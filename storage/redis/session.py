@@ -174,7 +174,7 @@ class RedisSession:
             )
 
     async def _check_settings(self) -> None:
-        """Warn of settings that differ from docker/redis.conf and, for a cluster, docker/redis-cluster.conf."""
+        """Warn of settings that differ from those of docker/redis/redis.conf and redis-cluster.conf."""
         for name, safe in SAFE_SETTINGS.items():
             for value in await self._settings(name):
                 if value != safe:

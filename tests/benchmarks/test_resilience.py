@@ -237,7 +237,7 @@ def test_a_victim_is_started_again_whenever_it_ends(tmp_path: Path) -> None:
 
 
 class TestRedisStart:
-    """`docker/redis-start` on a log whose last transaction was torn at any byte."""
+    """`docker/redis/redis-start` on a log whose last transaction was torn at any byte."""
 
     @pytest.fixture
     def directory(self, tmp_path: Path) -> Path:

@@ -25,7 +25,7 @@ from benchmarks.harness.topology import answers_ping, program, redis_server
 from tests.app.conftest import Client
 from tests.storage.redis.servers import find_servers
 
-KEEP_CLUSTER = ROOT / "docker" / "redis-cluster-keep"
+KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
 PATIENCE_S = 60
 
 

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LOCKS = {path.name: path for path in sorted((ROOT / "docker").glob("*.txt"))}
+LOCKS = {path.name: path for path in sorted((ROOT / "docker" / "requirements").glob("*.txt"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1].isalnum())
 
@@ -51,7 +51,7 @@ def test_versions_are_those_of_the_constraints(name: str) -> None:
     for package, (pinned, hashes) in locked(name).items():
         assert hashes
         if package in PINS:
-            assert pinned == PINS[package], f"{package} in docker/{name}; run docker/lock"
+            assert pinned == PINS[package], f"{package} in docker/requirements/{name}; run docker/lock"
         else:
             assert name in ("cuda.txt", "build.txt"), f"{package} is in no constraint"
 

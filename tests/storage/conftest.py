@@ -2,10 +2,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import storage.sqlite.log
 
 import storage.redis.log
 import storage.redis.states
+import storage.sqlite.log
 import storage.sqlite.store
 from tests.storage.contract.stores import STORES, new_address
 from tests.storage.redis.servers import RedisCluster, RedisServer, expected_servers, new_server, running_cluster

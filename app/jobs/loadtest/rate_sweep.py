@@ -38,7 +38,7 @@ ITEMS_USED = 10_000
 SYNCS = 50
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
-REDIS_CONFIG = Path(__file__).parents[3] / "docker" / "redis.conf"
+REDIS_CONFIG = Path(__file__).parents[3] / "docker" / "redis" / "redis.conf"
 RECOMMENDATIONS, EVENTS = "recommendations", "events"
 
 
@@ -217,7 +217,7 @@ class RateSweep:
 def _redis(directory: Path) -> Iterator[str]:
     program = shutil.which("redis-server", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
     if program is None or not REDIS_CONFIG.is_file():
-        raise BenchError("a Redis needs redis-server and docker/redis.conf of the repository; leave out --redis")
+        raise BenchError("a Redis needs redis-server and docker/redis/redis.conf of the repository; leave out --redis")
     port = _free_port()
     command = [program, str(REDIS_CONFIG), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)]
     with _running(command, directory / "redis.log") as process:

@@ -1,6 +1,7 @@
 """Redis and Valkey servers for tests: every one that is found, each on a free port with a directory of its own.
 
-They run by the commands of docker-compose.yml with the users of docker/make-secrets; a test gives further options.
+They run by the commands of docker-compose.yml with the users of docker/redis/make-secrets; a test gives further
+options.
 """
 
 from __future__ import annotations
