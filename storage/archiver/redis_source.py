@@ -22,9 +22,9 @@ from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.client import NO_CLUSTER
-from storage.redis.layout import ARCHIVED_LAYOUT, KNOWN_LAYOUTS, Keyspace, parse_erasure
+from storage.redis.layout import LAYOUT_VERSION, Keyspace, parse_erasure
 from storage.redis.nodes import is_cluster_mode, node_urls
-from storage.redis.scripts import RAISE_LAYOUT, TRIM, trim_arguments
+from storage.redis.scripts import TRIM, trim_arguments
 from storage.state.event import Event
 
 CONNECT_TIMEOUT_S = 5.0
@@ -44,7 +44,6 @@ class RedisSource(LogSource):
         self._redis = client
         self._prefix = prefix
         self._keys = Keyspace(prefix, 1)
-        self._is_marked = False
 
     @classmethod
     @contextmanager
@@ -65,7 +64,7 @@ class RedisSource(LogSource):
         meta = self._redis.hgetall(self._keys.meta)
         if not {b"layout", b"partitions"} <= meta.keys():
             raise StorageUnavailable(f"no service has used the key prefix '{self._prefix}' yet; is it the right one?")
-        if int(meta[b"layout"]) not in KNOWN_LAYOUTS:
+        if int(meta[b"layout"]) != LAYOUT_VERSION:
             raise StorageError(
                 f"'{self._keys.meta}' has layout {int(meta[b'layout'])}, which this lisarec does not know"
             )
@@ -128,7 +127,6 @@ class RedisSource(LogSource):
             old = list(takewhile(lambda entry: _seq_and_ms(entry[0])[1] < before_ms, page))
             if not old:
                 return trimmed
-            self._mark_layout()
             events = [(entry.tenant, entry.event) for entry in _parsed(partition, old) if isinstance(entry, EventEntry)]
             keys, args = trim_arguments(self._keys, partition, _seq_and_ms(old[-1][0])[0], events)
             self._redis.eval(TRIM.text, len(keys), *keys, *args)
@@ -159,12 +157,6 @@ class RedisSource(LogSource):
             return [self._redis]
         client: Any = self._redis  # redis-py does not say more of it
         return [client.get_redis_connection(node) for node in client.get_nodes()]
-
-    def _mark_layout(self) -> None:
-        """Raise the layout before the first entry goes, so that no older service starts over trimmed data."""
-        if not self._is_marked:
-            self._redis.eval(RAISE_LAYOUT.text, 1, self._keys.meta, ARCHIVED_LAYOUT)
-            self._is_marked = True
 
 
 def _rewrite(server: Any) -> None:

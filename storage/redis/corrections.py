@@ -98,7 +98,6 @@ class RedisCorrections:
             value = await self._head(visitor)
             if Head.of(value).merge is None:
                 await self._require_mergeable_size(visitor)
-                await self._session.raise_layout()
                 is_proposed = await self._mark(visitor, value, MergeStage.PROPOSED, target.user_id)
             if not is_proposed:
                 await _pause()
@@ -218,7 +217,6 @@ class RedisCorrections:
             return False
         if not entries:
             return True
-        await self._session.raise_layout()
         return bool(await self._session.run(APPEND, *append_arguments(user, value, seq, entries)))
 
     async def _wait_for_replicas(self, user: User) -> None:

@@ -36,8 +36,6 @@ state is the fold of the log exactly if it begins with the head's SEQ.
 
 The entries of a user's log above the head's second number are in stream and index, the others in the archive. Trimming
 changes the head, so a commit that relied on what the archive held before is refused and decided again.
-Layout 1 has no archive; the archiver makes it layout 2 before it trims the first entry. Layout 3 begins with the first
-undo or merge, and may have an archive.
 """
 
 import json
@@ -55,10 +53,7 @@ from storage.records import MAIN_TENANT, LogEntry, LogPage
 from storage.state.event import Event, event_fields, event_hash, uuid7_time_us
 from storage.state.generation import Generation
 
-LAYOUT_VERSION = 1
-ARCHIVED_LAYOUT = 2
-CORRECTED_LAYOUT = 3
-KNOWN_LAYOUTS = (LAYOUT_VERSION, ARCHIVED_LAYOUT, CORRECTED_LAYOUT)
+LAYOUT_VERSION = 4
 GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as does the next
 ITEMS_FIELD = "items:"
 SEQ_DIGITS = 16  # more than the 53 bits that a score holds exactly

@@ -244,16 +244,6 @@ end
 return 1
 """)
 
-# No version of lisarec that knows less may be started over these data from now on.
-RAISE_LAYOUT = Script("""
--- KEYS  meta
--- ARGV  layout
-if tonumber(redis.call('HGET', KEYS[1], 'layout') or '0') < tonumber(ARGV[1]) then
-    redis.call('HSET', KEYS[1], 'layout', ARGV[1])
-end
-""")
-
-
 # A value that is set begins with "="; an empty argument leaves the value as it was.
 PUT_ITEMS = Script("""
 -- KEYS  version, changes, title, categories, available
@@ -307,7 +297,6 @@ STORE_SCRIPTS = (
     ERASE,
     APPEND,
     MARK_MERGE,
-    RAISE_LAYOUT,
     PUT_ITEMS,
     READ_ITEMS,
     ADD_TRENDS,

@@ -11,15 +11,19 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
-from storage.redis.layout import CORRECTED_LAYOUT, GENERATION_FIELD, KNOWN_LAYOUTS, LAYOUT_VERSION, Keyspace
+from storage.redis.layout import GENERATION_FIELD, LAYOUT_VERSION, Keyspace
 from storage.redis.nodes import MAX_CONNECTIONS, Argument, storage_error
-from storage.redis.scripts import RAISE_LAYOUT, STORE_SCRIPTS, Script
+from storage.redis.scripts import STORE_SCRIPTS, Script
 from storage.state.generation import Generation
 
 OLDEST_SERVER = (6, 2)
 OLDEST_WITH_WAITAOF = (7, 2)
 SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 COVERAGE = "cluster-require-full-coverage"
+EARLIER_LAYOUT = (
+    "'{key}' was written by an earlier lisarec (layout {found}, this one knows {known}); "
+    "run 'lisarec backup' with that version, and 'lisarec restore' with this one under another key prefix"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +42,6 @@ class RedisSession:
         self._is_checked = False
         self._archive_id = ""
         self._registered: set[bytes] = set()
-        self._layout_is_raised = False
         # Folding missing states must not take the connections to a node that the rounds of all users need.
         self._background = defaultdict[str | None, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_CONNECTIONS // 2))
 
@@ -129,12 +132,6 @@ class RedisSession:
                 raise
         return self._archive_id
 
-    async def raise_layout(self) -> None:
-        """Keep versions of lisarec that do not know undo and merge from these data."""
-        if not self._layout_is_raised:
-            await self.run(RAISE_LAYOUT, [self.keys.meta], [CORRECTED_LAYOUT])
-            self._layout_is_raised = True
-
     async def secret(self) -> bytes:
         """Return the 32 random bytes that are made once for the data."""
         await self.require_open()
@@ -167,7 +164,9 @@ class RedisSession:
         found = dict(zip(wanted, map(int, await self.call(*read)), strict=True))
         if self._lacks_archive and await self.archive_id():
             logger.warning("older parts of the log are in an archive, and no archive directory is given")
-        if found["layout"] not in KNOWN_LAYOUTS or found["partitions"] != self.keys.partitions:
+        if found["layout"] < LAYOUT_VERSION:
+            raise StorageError(EARLIER_LAYOUT.format(key=self.keys.meta, found=found["layout"], known=LAYOUT_VERSION))
+        if found != wanted:
             raise StorageError(
                 f"'{self.keys.meta}' says {found}, and this lisarec was started for {wanted}; "
                 "start it as the data were made, or choose another key prefix"

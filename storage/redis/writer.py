@@ -109,8 +109,6 @@ class EventWriter:
                 commits.append(commit)
         if undecided:
             self._look_up(undecided)
-        if any(fold.corrections for commit in commits for fold in commit.folds.values()):
-            await self._session.raise_layout()
         fold_new_entries(serving, commits)
         return self._settle(commits, await self._commit(commits))
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from storage.errors import StorageUnavailable
 from storage.sqlite.group_commit import WriterThread, storage_error
-from storage.sqlite.schema import migrate
+from storage.sqlite.schema import create_schema
 
 FILE_NAME = "lisarec.sqlite3"
 BUSY_TIMEOUT_S = 10.0
@@ -24,7 +24,7 @@ T = TypeVar("T")
 class Database:
     """A SQLite file that any number of processes share. It may be used from any event loop.
 
-    The file is made, or its schema brought up to date, when a Database is.
+    The file and its tables are created if they do not exist yet.
     """
 
     def __init__(self, path: Path, max_waiting_events: int) -> None:
@@ -32,7 +32,7 @@ class Database:
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(self.connect()) as connection:
             _switch_to_wal(connection)
-            migrate(connection, path)
+            create_schema(connection, path)
         self._idle_readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
         for _ in range(READERS):
             self._idle_readers.put(self.connect())

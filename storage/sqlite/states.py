@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from storage.records import FoldedState
 from storage.sqlite.log import NO_LIMIT, execute_in_batches, log_entries
-from storage.sqlite.schema import DAY_S
 from storage.state.corrections import LogFold
 from storage.state.generation import Generation
 
+DAY_S = 86_400
 DROPPED_AT_ONCE = 1000  # states removed in one transaction, so that no writer waits long
 
 SELECT_STATES = """

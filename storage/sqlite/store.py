@@ -67,7 +67,7 @@ class SQLiteStore(UserStore):
         """Open the store in the directory, or make it there. Without a generation it takes no events.
 
         raises  StorageUnavailable  when the directory or file cannot be used
-                StorageError        when a newer lisarec has written the file
+                StorageError        when a newer or an earlier lisarec has written the file
         """
         path = Path(directory) / FILE_NAME
 

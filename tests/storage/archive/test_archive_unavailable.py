@@ -130,4 +130,4 @@ class TestTheArchiveIsAway:
         asyncio.run(law())
 
     def test_an_older_lisarec_cannot_be_started_over_trimmed_data(self, archived: RedisServer) -> None:
-        assert archived.client.hget("lisarec:meta", "layout") == b"2"
+        assert archived.client.hget("lisarec:meta", "layout") == b"4"

@@ -104,7 +104,7 @@ def test_an_older_lisarec_cannot_be_started_over_restored_undos(tmp_path: Path) 
             await restore(store, tmp_path / "log.gz")
         url, prefix = address.removeprefix("redis:").split(" ")
         with redis.Redis.from_url(url) as client:
-            assert client.hget(f"{prefix}:meta", "layout") == b"3"
+            assert client.hget(f"{prefix}:meta", "layout") == b"4"
 
     asyncio.run(law())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,7 +20,6 @@ from storage.archiver.sqlite_source import SQLiteSource
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.redis.store import RedisStore
-from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
 from tests.storage.oracles.random_events import START_US, make_generation
@@ -127,25 +125,6 @@ class TestSQLite:
             assert turn() == 3
             assert turn() == 0
             assert f"{GONE}:" in archived_users(directory)
-            await store.close()
-
-        asyncio.run(law())
-
-    def test_a_file_of_the_schema_before_is_brought_up_to_date(self, tmp_path: Path) -> None:
-        async def law() -> None:
-            store = await SQLiteStore.open(tmp_path, [GENERATION])
-            await store.append("main", events_of(GONE, 5))
-            await store.close()
-            with sqlite3.connect(tmp_path / FILE_NAME) as db:
-                tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-                for later in tables - {"log", "states", "generations", "sqlite_sequence"}:
-                    db.execute(f"DROP TABLE {later}")
-                db.execute("PRAGMA user_version = 2")
-            db.close()
-            store = await SQLiteStore.open(tmp_path, [GENERATION])
-            assert len(await store.events("main", f"{GONE}:")) == 5
-            await store.erase("main", f"{GONE}:")
-            assert await store.events("main", f"{GONE}:") == []
             await store.close()
 
         asyncio.run(law())

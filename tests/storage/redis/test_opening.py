@@ -13,6 +13,7 @@ import storage.redis.requests
 import storage.redis.session
 import storage.redis.writer
 from storage.errors import StorageError, StorageUnavailable
+from storage.redis.layout import LAYOUT_VERSION
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer, free_port, new_server, redis_users
@@ -26,9 +27,20 @@ class TestOpening:
                 pass
             with pytest.raises(StorageError, match=r"partitions.*another key prefix"):
                 await RedisStore.open(any_server.url, [GENERATION], partitions=64)
-            any_server.client.hset(f"{PREFIX}:meta", "layout", 4)
+            any_server.client.hset(f"{PREFIX}:meta", "layout", LAYOUT_VERSION + 1)
             with pytest.raises(StorageError, match="layout"):
                 await RedisStore.open(any_server.url, [GENERATION])
+
+        asyncio.run(law())
+
+    def test_an_earlier_layout_is_refused_with_the_way_out(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(any_server.url):
+                pass
+            for layout in range(1, LAYOUT_VERSION):
+                any_server.client.hset(f"{PREFIX}:meta", "layout", layout)
+                with pytest.raises(StorageError, match=r"earlier lisarec.*backup.*restore.*another key prefix"):
+                    await RedisStore.open(any_server.url, [GENERATION])
 
         asyncio.run(law())
 

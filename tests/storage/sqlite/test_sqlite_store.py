@@ -15,7 +15,7 @@ import storage.sqlite.log
 import storage.sqlite.states
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.sqlite.database import FILE_NAME
-from storage.sqlite.schema import FIRST_SCHEMA, SCHEMA_VERSION
+from storage.sqlite.schema import SCHEMA_VERSION
 from storage.sqlite.store import SQLiteStore
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import KNOWN_ITEMS, START_US, click, make_generation, make_newer
@@ -200,6 +200,17 @@ def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
     asyncio.run(law())
 
 
+def test_an_earlier_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    async def law() -> None:
+        await (await SQLiteStore.open(tmp_path, [GENERATION])).close()
+        for version in range(1, SCHEMA_VERSION):
+            change(tmp_path, f"PRAGMA user_version = {version}")
+            with pytest.raises(StorageError, match=r"earlier lisarec.*backup.*restore.*another directory"):
+                await SQLiteStore.open(tmp_path, [GENERATION])
+
+    asyncio.run(law())
+
+
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     (tmp_path / FILE_NAME).write_text("not a database, but long enough to be looked at as one" * 100)
@@ -268,26 +279,6 @@ def test_states_without_events_for_long_are_let_go_and_folded_again(
         for user_id in ("idle", "busy"):
             log = [entry.event for entry in await store.events("main", user_id)]
             assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
-        await store.close()
-
-    asyncio.run(law())
-
-
-def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
-        connection.executescript(FIRST_SCHEMA)
-        connection.execute("PRAGMA user_version = 1")
-        event = ("main", "e1", "u", "item1", "click", 1, None, None, None)
-        connection.execute(storage.sqlite.log.INSERT_EVENT, event)
-        value = GENERATION.encode(GENERATION.empty())
-        connection.execute("INSERT INTO states VALUES ('main', 'v', ?, 1, ?)", (GENERATION.tag, value))
-
-    async def law() -> None:
-        store = await SQLiteStore.open(tmp_path, [GENERATION], state_ttl_days=1)
-        assert await store.drop_idle_states() == 0  # what stood there counts as written today
-        log = [entry.event for entry in await store.events("main", "u")]
-        assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, log))
-        assert await store.generations.known() == []
         await store.close()
 
     asyncio.run(law())
