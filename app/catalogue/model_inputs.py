@@ -1,6 +1,5 @@
 """What a model makes its queries from, in rows of a catalogue."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,12 +44,3 @@ def model_inputs(states: NDArray[np.void], catalogue: LiveCatalogue) -> list[Mod
         # the bins as they are: the scale of a row is free
         inputs.append(ModelInput(int(state["n"]), state["bins"], last, window) if last >= 0 else None)
     return inputs
-
-
-def stacked(inputs: Sequence[ModelInput]) -> tuple[NDArray[np.float32], NDArray[np.integer], NDArray[np.integer]]:
-    """Return histograms, last items and recent items of the inputs, as `Engine.step` takes them."""
-    return (
-        np.stack([one.histogram for one in inputs]),
-        np.array([one.last_item for one in inputs]),
-        np.stack([one.recent_items for one in inputs]),
-    )

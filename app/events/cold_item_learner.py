@@ -20,7 +20,7 @@ import torch
 from app.catalogue.background_tasks import BackgroundTasks
 from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes, entry_of
 from app.catalogue.live_catalogue import LiveCatalogue
-from app.catalogue.model_inputs import MAX_MISSING, ModelInput, model_inputs, stacked
+from app.catalogue.model_inputs import MAX_MISSING, ModelInput, model_inputs
 from model.artifact.model_directory import Artifact
 from model.cold_items import (
     CONTEXT_ITEMS,
@@ -185,7 +185,7 @@ class ColdItemLearner:
                 self._sample.append(await loop.run_in_executor(self._engine_thread, self._asked, own))
 
     def _asked(self, own: ModelInput) -> SampledQuery:
-        query = self._engine.step(*stacked([own])).vectors
+        query = self._engine.step([own.histogram], [own.last_item], [own.recent_items]).vectors
         scores = self._engine.scores(Queries(query, torch.full((1, self._engine.window), -1)))  # nothing is lifted
         return sampled_query(self._trained, query[0].cpu(), scores[0].cpu())
 
@@ -204,7 +204,10 @@ class ColdItemLearner:
 
     def _observed(self, steps: Mapping[int, ModelInput]) -> Observations:
         """Return the queries of those who used learned items before."""
-        queries = self._engine.step(*stacked(list(steps.values()))).vectors.cpu()
+        inputs = list(steps.values())
+        queries = self._engine.step(
+            [one.histogram for one in inputs], [one.last_item for one in inputs], [one.recent_items for one in inputs]
+        ).vectors.cpu()
         learned = len(self._trained.items)
         found = {}
         for query, (place, own) in zip(queries, steps.items(), strict=True):

@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import ValidationError
 from typing_extensions import override
 
-from app.catalogue.model_inputs import stacked
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from app.errors import InvalidRequest, ItemNotFound, details_of
 from app.events.click_through import ClickThrough
@@ -193,8 +192,9 @@ class Recommender(BaseRecommender):
         return ComputedBatch([self._answer(query, ranked.get(query)) for query in queries], len(ranked), stages_s)
 
     def _user_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
+        inputs = [query.history.model_input for query in queries if query.history.model_input]
         return self._engine.step(
-            *stacked([query.history.model_input for query in queries if query.history.model_input])
+            [one.histogram for one in inputs], [one.last_item for one in inputs], [one.recent_items for one in inputs]
         )
 
     def _item_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:

@@ -109,9 +109,12 @@ class Engine:
         artifact.release_pages()
 
     def step(
-        self, histograms: NDArray[np.float32], last_items: NDArray[np.integer], recent_items: NDArray[np.integer]
+        self,
+        histograms: NDArray[np.float32] | Sequence[NDArray[np.float32]],
+        last_items: NDArray[np.integer] | Sequence[int],
+        recent_items: NDArray[np.integer] | Sequence[NDArray[np.integer]],
     ) -> Queries:
-        """Turn states into queries.
+        """Turn states into queries; each argument may be a sequence with a part for each user.
 
         histograms    (Q, R, B, W)  the scale of each row is free
         last_items    (Q,)          rows of the catalogue
@@ -119,10 +122,10 @@ class Engine:
         returns       Q queries on the engine's device
         raises        ValueError    when a row of a histogram is empty
         """
+        bins, last, recent = np.asarray(histograms), np.asarray(last_items), np.array(recent_items, np.int64)
         if self._step is None:
-            return self._read(histograms, last_items, recent_items)
-        recent = np.array(recent_items, np.int64)
-        return Queries(torch.from_numpy(self._step(histograms, last_items, recent)), torch.from_numpy(recent))
+            return self._read(bins, last, recent)
+        return Queries(torch.from_numpy(self._step(bins, last, recent)), torch.from_numpy(recent))
 
     @torch.inference_mode()
     def _read(
