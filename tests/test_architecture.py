@@ -100,6 +100,24 @@ def test_no_file_class_or_function_is_too_long() -> None:
     assert found == []
 
 
+def test_every_file_that_a_text_names_exists() -> None:
+    """Left out are the changelog, and files of an older commit, which the text names beside them."""
+    named = re.compile(rf"(?<![\w/.])((?:{'|'.join(PACKAGES)}|docs)/[\w./-]*\w\.[a-z]{{1,4}})\b(?!`? of commit)")
+    module = re.compile(rf"python -m ((?:{'|'.join(PACKAGES)})(?:\.\w+)*)")
+    missing = []
+    for path in files_of("."):
+        if path.suffix not in (".md", ".py", ".toml", ".yml", "") or path.name == "CHANGELOG.md":
+            continue
+        text = path.read_text(encoding="utf-8")
+        missing += [f"{name_of(path)}: {name}" for name in named.findall(text) if not (ROOT / name).exists()]
+        missing += [
+            f"{name_of(path)}: {name}"
+            for name in module.findall(text)
+            if not ((ROOT / name.replace(".", "/")).is_dir() or (ROOT / f"{name.replace('.', '/')}.py").exists())
+        ]
+    assert missing == []
+
+
 def test_everything_that_make_installs_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
