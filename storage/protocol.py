@@ -12,6 +12,7 @@ from storage.records import (
     LogEntry,
     LogPage,
     NamedGeneration,
+    Tally,
     TenantPointers,
 )
 from storage.state.event import Event
@@ -184,11 +185,11 @@ class StatisticsStore(Protocol):
         """Return the items with the highest trends, highest first."""
         ...
 
-    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+    async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:
         """Add to the counters of these names; what is repeated counts again."""
         ...
 
-    async def tallies(self, tenant: str) -> dict[str, int]:
+    async def tallies(self, tenant: str) -> dict[Tally, int]:
         """Return every counter of the tenant by name."""
         ...
 

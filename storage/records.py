@@ -7,6 +7,9 @@ from storage.state.event import Event
 
 MAIN_TENANT = "main"
 
+Tally = tuple[str | int, ...]
+"""The name of a counter, in parts."""
+
 MAX_MERGED = 10_000
 """Entries of a visitor's log that are copied in one atomic step, in which the store does nothing else."""
 

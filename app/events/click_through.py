@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from app.events.recommendation_ids import PLACES, Place, RecommendationIds, hash_of
 from app.observability.metrics import Metrics
 from app.schemas.operations import PlaceStats, Stats
 from storage.protocol import UserStore
-from storage.records import AppendResult
+from storage.records import AppendResult, Tally
 from storage.state.event import Event
 
 OTHER = "other"  # a generation or experiment whose name this process does not know
-SHOWN, CHOSEN = "shown", "chosen"
 
 
 class ClickThrough:
     """Counts shown lists and chosen items of one tenant.
 
-    A tally's name is "shown|GENERATION|EXPERIMENT|LENGTH" for lists, LENGTH at most PLACES + 1, and
-    "chosen|GENERATION|EXPERIMENT|PLACE|TYPE" for events; names of generations and experiments have no "|".
+    A tally is ("shown", generation, experiment, length) for lists, where the length is at most PLACES + 1, and
+    ("chosen", generation, experiment, place, event type) for events.
     """
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
@@ -73,12 +72,12 @@ class ClickThrough:
         async with self._flushing:
             shown, chosen = self._shown, self._chosen
             self._shown, self._chosen = Counter(), Counter()
-            tallies = Counter[str]()
+            tallies = Counter[Tally]()
             for (generation, experiment, length), count in shown.items():
-                tallies[f"{SHOWN}|{generation}|{experiment}|{length}"] += count
+                tallies["shown", generation, experiment, length] += count
             for (place, kind), count in chosen.items():
                 generation, experiment = self._names_of(place)
-                tallies[f"{CHOSEN}|{generation}|{experiment}|{place.place}|{kind}"] += count
+                tallies["chosen", generation, experiment, place.place, kind] += count
             try:
                 await self._store.add_tallies(self._tenant, tallies)
             except Exception:
@@ -96,16 +95,16 @@ class ClickThrough:
         return self._generations.get(place.generation, OTHER), self._experiments.get(place.experiment, OTHER)
 
 
-def stats_of(tallies: dict[str, int]) -> Stats:
+def stats_of(tallies: Mapping[Tally, int]) -> Stats:
     """Return the tallies by generation, experiment and place."""
     lists = Counter[tuple[str, str, int]]()
     chosen = Counter[tuple[str, str, int, str]]()
-    for name, count in tallies.items():
-        what, generation, experiment, number, *kind = name.split("|")
-        if what == SHOWN:
-            lists[generation, experiment, int(number)] += count
-        elif what == CHOSEN:
-            chosen[generation, experiment, int(number), kind[0]] += count
+    for tally, count in tallies.items():
+        match tally:
+            case ("shown", str(generation), str(experiment), int(length)):
+                lists[generation, experiment, length] += count
+            case ("chosen", str(generation), str(experiment), int(place), str(kind)):
+                chosen[generation, experiment, place, kind] += count
     places = []
     for generation, experiment in sorted({name[:2] for name in lists} | {name[:2] for name in chosen}):
         for place in range(1, PLACES + 1):

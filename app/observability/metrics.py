@@ -17,7 +17,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.multiprocess import WorkerProcesses, living_workers
 from storage.errors import StorageError
-from storage.records import AppendResult
+from storage.records import AppendResult, Tally
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 STORE_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2, 5)
@@ -257,10 +257,9 @@ class RecommendationMetrics:
             series = self._by_source[source] = self._recommendations.labels(source)
         series.inc()
 
-    def count_places(self, tenant: str, tallies: Mapping[str, int]) -> None:
-        """Count lists and events, by the names that `app.events.click_through` gives them."""
-        for name, count in tallies.items():
-            what, *labels = name.split("|")
+    def count_places(self, tenant: str, tallies: Mapping[Tally, int]) -> None:
+        """Count lists and events, by the tallies of `app.events.click_through`."""
+        for (what, *labels), count in tallies.items():
             (self._shown if what == "shown" else self._chosen).labels(tenant, *labels).inc(count)
 
 

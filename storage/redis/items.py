@@ -13,8 +13,8 @@ from storage.archive.item_counts import (
     count_items_of_events,
 )
 from storage.errors import StorageError
-from storage.records import ItemChanges, ItemEntry
-from storage.redis.layout import ITEMS_FIELD, parse_stream_page
+from storage.records import ItemChanges, ItemEntry, Tally
+from storage.redis.layout import ITEMS_FIELD, compact_json, parse_stream_page
 from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts import ADD_TALLIES, ADD_TRENDS, PUT_ITEMS, READ_ITEMS
 from storage.redis.session import RedisSession
@@ -83,18 +83,18 @@ class RedisItems:
         found = await self._session.call("ZRANGE", key, 0, limit - 1, "REV", "WITHSCORES")
         return {item_id.decode(): float(trend) for item_id, trend in zip(found[::2], found[1::2], strict=True)}
 
-    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+    async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:
         """Add to the tenant's counters."""
-        args: list[Argument] = [part for name, count in counts.items() for part in (name, count)]
+        args: list[Argument] = [part for tally, count in counts.items() for part in (compact_json(tally), count)]
         if args:
             await self._session.require_open()
             await self._session.run(ADD_TALLIES, [self._session.keys.items(tenant).tallies], args)
 
-    async def tallies(self, tenant: str) -> dict[str, int]:
+    async def tallies(self, tenant: str) -> dict[Tally, int]:
         """Return the tenant's counters by name."""
         await self._session.require_open()
         found = await self._session.call("HGETALL", self._session.keys.items(tenant).tallies)
-        return {name.decode(): int(count) for name, count in found.items()}
+        return {tuple(json.loads(name)): int(count) for name, count in found.items()}
 
     # ---- counts
 

@@ -23,7 +23,7 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:title           hash    item id -> the value set last; the same for :categories, a JSON array,
                                                 and :available, 0 or 1
   PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
-  PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name
+  PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name, a JSON array
   PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one
   PREFIX:generations                    hash    TAG -> name of its model directory
   PREFIX:live:TAG                       string  expires when no process serves or builds the generation any more

@@ -26,6 +26,7 @@ from storage.records import (
     ItemEntry,
     LogEntry,
     LogPage,
+    Tally,
     TenantPointers,
 )
 from storage.redis.client import RedisServers
@@ -242,11 +243,11 @@ class RedisStore(UserStore):
         return await self._items.top_trends(tenant, limit)
 
     @override
-    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+    async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:
         await self._items.add_tallies(tenant, counts)
 
     @override
-    async def tallies(self, tenant: str) -> dict[str, int]:
+    async def tallies(self, tenant: str) -> dict[Tally, int]:
         return await self._items.tallies(tenant)
 
     # ---- the store itself

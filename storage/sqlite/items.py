@@ -5,7 +5,7 @@ import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-from storage.records import ItemChanges, ItemEntry
+from storage.records import ItemChanges, ItemEntry, Tally
 from storage.sqlite.log import execute_in_batches
 from storage.trends import Trends, added, forgotten_below
 
@@ -88,14 +88,15 @@ def highest_trends(db: sqlite3.Connection, tenant: str, limit: int) -> dict[str,
     return dict(db.execute(sql, (tenant, limit)).fetchall())
 
 
-def add_tallies(db: sqlite3.Connection, tenant: str, counts: Mapping[str, int]) -> None:
+def add_tallies(db: sqlite3.Connection, tenant: str, counts: Mapping[Tally, int]) -> None:
     """Add to the tenant's counters of these names."""
-    db.executemany(ADD_TALLY, [(tenant, name, count) for name, count in counts.items()])
+    db.executemany(ADD_TALLY, [(tenant, json.dumps(name), count) for name, count in counts.items()])
 
 
-def tallies(db: sqlite3.Connection, tenant: str) -> dict[str, int]:
+def tallies(db: sqlite3.Connection, tenant: str) -> dict[Tally, int]:
     """Return every counter of the tenant by name."""
-    return dict(db.execute("SELECT name, count FROM tallies WHERE tenant = ?", (tenant,)).fetchall())
+    rows = db.execute("SELECT name, count FROM tallies WHERE tenant = ?", (tenant,))
+    return {tuple(json.loads(name)): count for name, count in rows}
 
 
 def note(db: sqlite3.Connection, tenant: str, name: str) -> str | None:

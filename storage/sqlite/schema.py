@@ -100,7 +100,7 @@ CREATE INDEX trends_by_trend ON trends (tenant, trend);
 TALLIES_SCHEMA = """
 CREATE TABLE tallies (
     tenant TEXT NOT NULL,
-    name TEXT NOT NULL,
+    name TEXT NOT NULL, -- a JSON array
     count INTEGER NOT NULL,
     PRIMARY KEY (tenant, name)
 ) WITHOUT ROWID;

@@ -22,6 +22,7 @@ from storage.records import (
     ItemEntry,
     LogEntry,
     LogPage,
+    Tally,
     TenantPointers,
 )
 from storage.sqlite import corrections, items
@@ -238,12 +239,12 @@ class SQLiteStore(UserStore):
         return await self._database.read(lambda db: items.highest_trends(db, tenant, limit))
 
     @override
-    async def add_tallies(self, tenant: str, counts: Mapping[str, int]) -> None:
+    async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:
         if counts:
             await self._database.write(lambda db: items.add_tallies(db, tenant, counts), size=len(counts))
 
     @override
-    async def tallies(self, tenant: str) -> dict[str, int]:
+    async def tallies(self, tenant: str) -> dict[Tally, int]:
         return await self._database.read(lambda db: items.tallies(db, tenant))
 
     @override

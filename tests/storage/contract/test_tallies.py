@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from storage.errors import StorageUnavailable
+from storage.records import Tally
 from tests.storage.contract.stores import opened
 from tests.storage.oracles.random_events import fresh_user, make_generation
 
@@ -16,9 +17,10 @@ def test_what_processes_count_adds_up_and_what_is_noted_is_seen(address: str) ->
         tenant = fresh_user()
         async with opened(address, GENERATION, tenant=tenant) as one, opened(address, tenant=tenant) as other:
             assert await one.tallies(tenant) == {}
-            await asyncio.gather(*(store.add_tallies(tenant, {"a|b": 2, "c": 1}) for store in (one, other, one)))
+            counts: dict[Tally, int] = {("a", "b|", 7): 2, ("c",): 1, ("ü", ""): 0}
+            await asyncio.gather(*(store.add_tallies(tenant, counts) for store in (one, other, one)))
             await one.add_tallies(tenant, {})
-            await other.add_tallies(f"{tenant}-other", {"c": 7})
+            await other.add_tallies(f"{tenant}-other", {("c",): 7})
             assert (await one.pointers()).experiment is None
             await one.generations.set_experiment('{"ü": 1}')
             assert (await other.pointers()).experiment == '{"ü": 1}'
@@ -26,12 +28,12 @@ def test_what_processes_count_adds_up_and_what_is_noted_is_seen(address: str) ->
             assert len(secrets[0]) == 32
             assert len(set(secrets[0])) > 8
         async with opened(address, tenant=tenant) as again:
-            assert await again.tallies(tenant) == {"a|b": 6, "c": 3}
+            assert await again.tallies(tenant) == {("a", "b|", 7): 6, ("c",): 3, ("ü", ""): 0}
             assert {await again.secret(), *secrets} == {secrets[0]}
             assert (await again.pointers()).experiment is not None
             await again.generations.set_experiment(None)
             assert (await again.pointers()).experiment is None
-        for call in (again.tallies(tenant), again.secret(), again.add_tallies(tenant, {"a": 1})):
+        for call in (again.tallies(tenant), again.secret(), again.add_tallies(tenant, {("a",): 1})):
             with pytest.raises(StorageUnavailable):
                 await call
 
