@@ -194,7 +194,7 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
     shop.collect(200)
     trained: list[str] = []
     steps: list[tuple[Any, str]] = [
-        (retraining_round, "cut"),
+        (retraining_round, "split_for_comparison"),
         (retraining_round, "train"),
         (RetrainingRound, "_compare"),
         (RetrainingRound, "_check_final_model"),
