@@ -1,4 +1,4 @@
-"""A generation's catalogue with the shop's changes of its items applied."""
+"""A generation's catalogue with the tenant's changes of items applied."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class LiveCatalogue(TrainedCatalogue):
         self._recategorised: dict[int, tuple[str, ...]] = {}
         self._is_recategorised = bitmap.empty(len(items))  # of these items, the model's categories do not count
         self._recategorised_rows: dict[str, Rows] = {}  # by category
-        self._new_labels: dict[str, int] = {}  # categories that the model lacks, numbered after those that it has
-        self._unknown: dict[str, ItemEntry] = {}  # items that the model has not learned
+        self._new_categories: dict[str, int] = {}  # categories that the model lacks, numbered after those that it has
+        self._unlearned: dict[str, ItemEntry] = {}  # items that the model has not learned
         super().__init__(items)  # last, as it calls methods that are overridden here
         bitmap.discard(self.unavailable, NO_ROWS)  # compiles it now, not at the first change
         self.catch_up()
@@ -47,12 +47,12 @@ class LiveCatalogue(TrainedCatalogue):
         self._mark = mark
 
     def item(self, item_id: str) -> Item | None:
-        """Return the item as it is now; None when neither the model nor the shop knows it."""
+        """Return the item as it is now; None when neither the model nor the tenant knows it."""
         row = self.row_of.get(item_id)
         if row is not None:
             return self._item(row)
-        entry = self._unknown.get(item_id)
-        return None if entry is None else _unknown_item(entry)
+        entry = self._unlearned.get(item_id)
+        return None if entry is None else _unlearned_item(entry)
 
     @override
     def in_category(self, category: str) -> Bitmap:
@@ -65,13 +65,13 @@ class LiveCatalogue(TrainedCatalogue):
 
     @property
     @override
-    def labels(self) -> int:
-        return super().labels + len(self._new_labels)
+    def category_count(self) -> int:
+        return super().category_count + len(self._new_categories)
 
     @override
-    def label(self, number: int) -> str:
-        learned = super().labels
-        return super().label(number) if number < learned else list(self._new_labels)[number - learned]
+    def category_name(self, number: int) -> str:
+        learned = super().category_count
+        return super().category_name(number) if number < learned else list(self._new_categories)[number - learned]
 
     @override
     def categories_of(self, rows: Rows) -> Categories:
@@ -82,38 +82,38 @@ class LiveCatalogue(TrainedCatalogue):
         if not changed.any():
             return of_model
         parts = np.split(of_model.labels, of_model.ends[1:-1])
-        for place in np.flatnonzero(changed).tolist():
-            names = self._recategorised.get(int(rows[place]), ())
-            parts[place] = np.array([self._number(name) for name in names], np.int64)
+        for position in np.flatnonzero(changed).tolist():
+            names = self._recategorised.get(int(rows[position]), ())
+            parts[position] = np.array([self._category_number(name) for name in names], np.int64)
         ends = np.cumsum([0, *map(len, parts)])
         return Categories(np.concatenate(parts), ends)
 
-    def _number(self, category: str) -> int:
+    def _category_number(self, category: str) -> int:
         number = self._categories.number(category)
-        return self._new_labels[category] if number is None else number
+        return self._new_categories[category] if number is None else number
 
     @override
-    def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
-        return super().popular(k, self.unavailable if excluded is None else excluded | self.unavailable)
+    def popular_items(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
+        return super().popular_items(k, self.unavailable if excluded is None else excluded | self.unavailable)
 
     @override
     def search(self, query: str, limit: int) -> list[Item]:
-        """Return matching items as the trained catalogue does, then those that only the shop knows."""
+        """Return matching items as the trained catalogue does, then matching items that no model has learned."""
         found = super().search(query, limit)
-        wanted = query.strip().casefold()
-        unknown = list(self._unknown.values()) if len(found) < limit else []
-        close = _closeness([(entry.title or "", entry.item_id) for entry in unknown], wanted).tolist()
-        near = [(level, entry.item_id, entry) for level, entry in zip(close, unknown, strict=True)]
-        closest = sorted((one for one in near if one[0] < NO_MATCH), key=lambda one: one[:2])
-        return found + [_unknown_item(entry) for _, _, entry in closest[: limit - len(found)]]
+        text = query.strip().casefold()
+        unlearned = list(self._unlearned.values()) if len(found) < limit else []
+        levels = _match_levels([(entry.title or "", entry.item_id) for entry in unlearned], text).tolist()
+        matches = [(level, entry.item_id, entry) for level, entry in zip(levels, unlearned, strict=True)]
+        best = sorted((match for match in matches if match[0] < NO_MATCH), key=lambda match: match[:2])
+        return found + [_unlearned_item(entry) for _, _, entry in best[: limit - len(found)]]
 
     @override
-    def _closeness(self, wanted: str) -> NDArray[np.uint8]:
-        found = super()._closeness(wanted)
+    def _match_levels(self, text: str) -> NDArray[np.uint8]:
+        levels = super()._match_levels(text)
         retitled = list(self._retitled.items())
         rows = _rows(row for row, _ in retitled)
-        found[rows] = _closeness([(title, self.item_ids[row]) for row, title in retitled], wanted)
-        return found
+        levels[rows] = _match_levels([(title, self.item_ids[row]) for row, title in retitled], text)
+        return levels
 
     @override
     def _item(self, row: int) -> Item:
@@ -129,35 +129,35 @@ class LiveCatalogue(TrainedCatalogue):
     def _apply(self, entries: Sequence[ItemEntry]) -> None:
         known = [(row, entry) for entry in entries if (row := self.row_of.get(entry.item_id)) is not None]
         if len(known) < len(entries):
-            self._unknown.update({entry.item_id: entry for entry in entries if entry.item_id not in self.row_of})
+            self._unlearned.update({entry.item_id: entry for entry in entries if entry.item_id not in self.row_of})
         self._retitled.update({row: entry.title for row, entry in known if entry.title is not None})
-        self._categorise({row: entry.categories for row, entry in known if entry.categories is not None})
+        self._apply_categories({row: entry.categories for row, entry in known if entry.categories is not None})
         bitmap.add(self.unavailable, _rows(row for row, entry in known if entry.available is False))
         bitmap.discard(self.unavailable, _rows(row for row, entry in known if entry.available))
 
-    def _categorise(self, categories: dict[int, tuple[str, ...]]) -> None:
+    def _apply_categories(self, categories: dict[int, tuple[str, ...]]) -> None:
         for name in chain.from_iterable(categories.values()):  # before any thread can look its number up
             if self._categories.number(name) is None:
-                self._new_labels.setdefault(name, super().labels + len(self._new_labels))
-        left, joined = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+                self._new_categories.setdefault(name, super().category_count + len(self._new_categories))
+        removed, added = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
         for row, names in categories.items():
             before = self._recategorised.get(row, ())
             for name in set(before).difference(names):
-                left[name].append(row)
+                removed[name].append(row)
             for name in set(names).difference(before):
-                joined[name].append(row)
+                added[name].append(row)
         self._recategorised.update(categories)
         bitmap.add(self._is_recategorised, _rows(categories))
-        for name in left.keys() | joined.keys():
-            stayed = np.setdiff1d(self._recategorised_rows.get(name, NO_ROWS), _rows(left[name]), assume_unique=True)
-            self._recategorised_rows[name] = np.concatenate([stayed, _rows(joined[name])])
+        for name in removed.keys() | added.keys():
+            kept = np.setdiff1d(self._recategorised_rows.get(name, NO_ROWS), _rows(removed[name]), assume_unique=True)
+            self._recategorised_rows[name] = np.concatenate([kept, _rows(added[name])])
 
 
 def _rows(rows: Iterable[int]) -> Rows:
     return np.fromiter(rows, np.int64)
 
 
-def _unknown_item(entry: ItemEntry) -> Item:
+def _unlearned_item(entry: ItemEntry) -> Item:
     return Item(
         item_id=entry.item_id,
         title=entry.title or "",
@@ -167,7 +167,7 @@ def _unknown_item(entry: ItemEntry) -> Item:
     )
 
 
-def _closeness(titles_and_ids: Sequence[tuple[str, str]], wanted: str) -> NDArray[np.uint8]:
-    """Return how close the title or the id comes, whichever is closer."""
-    titles, item_ids = (StringTable.of(pair[place] for pair in titles_and_ids) for place in range(2))
-    return np.minimum(titles.match_levels(wanted), item_ids.match_levels(wanted))
+def _match_levels(titles_and_ids: Sequence[tuple[str, str]], text: str) -> NDArray[np.uint8]:
+    """Return how well the title or the id matches, whichever matches better."""
+    titles, item_ids = (StringTable.of(pair[n] for pair in titles_and_ids) for n in range(2))
+    return np.minimum(titles.match_levels(text), item_ids.match_levels(text))

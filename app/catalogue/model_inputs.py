@@ -1,4 +1,4 @@
-"""What a model makes its queries from, in rows of a catalogue."""
+"""Model inputs: each user's decoded state, with its items as rows of a catalogue."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ from numpy.typing import NDArray
 
 from app.catalogue.live_catalogue import LiveCatalogue
 
-# Log entries that a request folds if a state lacks them, in some 10 ms. A user whose state lacks more gets popular
-# items for now.
-MAX_MISSING = 500
+# Log entries that a request folds if a state lacks them, which takes about 10 ms. A user whose state lacks more gets
+# popular items until the state has caught up.
+MAX_MISSING_EVENTS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """What the model makes one user's query from.
+    """The model's input for one user's query.
 
-    events        how many
+    events        number of weighted events
     histogram     (R, B, W)  float32, the scale of each row is free
     last_item     row of the last item
     recent_items  (K,)       rows of the newest items
@@ -29,14 +29,14 @@ class ModelInput:
 
 
 def model_inputs(states: NDArray[np.void], catalogue: LiveCatalogue) -> list[ModelInput | None]:
-    """Return each user's input; None for a user who has not stepped, or only with items that are not known here.
+    """Return each user's input; None for a user without stepped items that this catalogue has.
 
     states  (Q,) decoded
     """
     windows, lasts = states["stepped_items"], states["last_item"]
-    known = catalogue.in_state(windows)
+    known = catalogue.rows_of_state_items(windows)
     if known is not windows:  # the last item is one of them
-        windows, lasts = known, catalogue.in_state(lasts)
+        windows, lasts = known, catalogue.rows_of_state_items(lasts)
     inputs: list[ModelInput | None] = []
     for state, window, last in zip(states, windows, lasts, strict=True):
         if last < 0:  # also where another process has just given codes to an item

@@ -19,16 +19,16 @@ from storage.state.cold_codes import FIRST_COLD_ROW, cold_row
 
 Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
-KEPT_BYTES = 1 << 25  # of the bitmaps of categories that were asked for lately
-ROUNDING = 1e-9  # more than that of a product
-CHUNK = 1024  # popular items that are ranked first; each further chunk is as large as all before it
+CATEGORY_CACHE_BYTES = 1 << 25  # of bitmaps of recently requested categories
+ROUNDING_MARGIN = 1e-9  # above the rounding error of a product
+FIRST_CHUNK = 1024  # popular items that are ranked first; each further chunk is as large as all before it
 
 
 class TrainedCatalogue:
     """N items; a row is an item's place in the generation's item order.
 
     learned      the number of items that the model has learned; later rows are of items that have assigned codes
-    unavailable  the items that nobody is shown
+    unavailable  the items that are not recommended to anybody
     """
 
     def __init__(self, items: Items) -> None:
@@ -42,11 +42,11 @@ class TrainedCatalogue:
         self._titles = items.titles
         self._retitled: dict[int, str] = {}  # titles that replace those, by row
         self._categories = items.categories
-        self._in_category = lru_cache(max(8, KEPT_BYTES // (len(self.unavailable) * 8 + 1)))(self._found_in_category)
+        cached_categories = max(8, CATEGORY_CACHE_BYTES // (len(self.unavailable) * 8 + 1))
+        self._category_bitmap = lru_cache(cached_categories)(self._build_category_bitmap)
+        # compile now what the first requests would wait for
         self.categories_of(NO_ROWS)
-        self.popular(
-            1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"]))
-        )  # compiles what requests would wait for
+        self.popular_items(1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"])))
 
     def __len__(self) -> int:
         return len(self.item_ids)
@@ -55,23 +55,23 @@ class TrainedCatalogue:
         """Return the rows of those ids that are known, in the order given."""
         return self.row_of.rows_of(list(item_ids))
 
-    def in_state(self, named: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the rows of the items that a state names; -1 for items that this catalogue lacks."""
-        if not _has_cold(named):
-            return named
-        rows = [self._cold_rows.get(name, -1) if name >= FIRST_COLD_ROW else name for name in named.ravel().tolist()]
-        return np.array(rows, np.int32).reshape(named.shape)
+    def rows_of_state_items(self, items: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the rows of the items that a state refers to; -1 for items that this catalogue lacks."""
+        if not _has_cold_items(items):
+            return items
+        rows = [self._cold_rows.get(item, -1) if item >= FIRST_COLD_ROW else item for item in items.ravel().tolist()]
+        return np.array(rows, np.int32).reshape(items.shape)
 
-    def known_in_state(self, named: NDArray[np.int32]) -> Rows:
-        """Return the rows of the items that a state names, without items that this catalogue lacks."""
-        rows = self.in_state(named)
-        return named.astype(np.int64) if rows is named else rows[rows >= 0].astype(np.int64)
+    def known_rows_of_state_items(self, items: NDArray[np.int32]) -> Rows:
+        """Return the rows of the items that a state refers to, without items that this catalogue lacks."""
+        rows = self.rows_of_state_items(items)
+        return items.astype(np.int64) if rows is items else rows[rows >= 0].astype(np.int64)
 
     def bitmap_of(self, rows: Rows) -> Bitmap:
-        """Return the set of these rows."""
-        filled = bitmap.empty(len(self))
-        bitmap.add(filled, rows)
-        return filled
+        """Return the bitmap of these rows."""
+        found = bitmap.empty(len(self))
+        bitmap.add(found, rows)
+        return found
 
     def in_categories(self, categories: Iterable[str]) -> Bitmap:
         """Return the items that have at least one of the categories."""
@@ -81,18 +81,18 @@ class TrainedCatalogue:
         return found
 
     def in_category(self, category: str) -> Bitmap:
-        """Return the items of the category, not to be changed; an unknown category has none."""
-        return self._in_category(category)
+        """Return the items of the category, none for an unknown one. The bitmap is shared: do not change it."""
+        return self._category_bitmap(category)
 
-    def _found_in_category(self, category: str) -> Bitmap:
+    def _build_category_bitmap(self, category: str) -> Bitmap:
         return self.bitmap_of(self._categories.items_with(category).astype(np.int64))
 
     @property
-    def labels(self) -> int:
+    def category_count(self) -> int:
         """The number of different categories, which are numbered from 0."""
         return len(self._categories.names)
 
-    def label(self, number: int) -> str:
+    def category_name(self, number: int) -> str:
         """Return the name of the category of that number."""
         return self._categories.names[number]
 
@@ -100,13 +100,13 @@ class TrainedCatalogue:
         """Return the numbers of the items' categories."""
         return Categories(*self._categories.of_rows(rows))
 
-    def boosts(self, gains: Mapping[str, float]) -> Boosts | None:
-        """Return what lifts the items of each category by its gain; None when no gain is above or below 0."""
-        known = {category: gain for category, gain in gains.items() if gain}
-        if not known:
+    def build_boosts(self, gains: Mapping[str, float]) -> Boosts | None:
+        """Return boosts that add to the scores of each category's items its gain; None when every gain is 0."""
+        nonzero = {category: gain for category, gain in gains.items() if gain}
+        if not nonzero:
             return None
-        sets = np.array([self.in_category(category) for category in known])
-        return Boosts(sets, np.array(list(known.values()), np.float32))
+        sets = np.array([self.in_category(category) for category in nonzero])
+        return Boosts(sets, np.array(list(nonzero.values()), np.float32))
 
     def scored_items(self, rows: NDArray[np.integer], scores: Iterable[float]) -> list[ScoredItem]:
         """Return the items of the rows with their scores, in order."""
@@ -134,13 +134,13 @@ class TrainedCatalogue:
             return titles
         return [self._retitled.get(row, title) for row, title in zip(rows.tolist(), titles, strict=True)]
 
-    def popular(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
+    def popular_items(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
         """Return the k most popular items, without the excluded ones."""
         excluded = bitmap.empty(len(self)) if excluded is None else excluded
         found = bitmap.first_outside(excluded, self.popular_rows, k)
         return self.scored_items(found, self.counts[found].astype(np.float64).tolist())
 
-    def most_popular(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
+    def popular_top_k(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
         """Return rows and scores of the k most popular items that are not excluded, ties by item order.
 
         A boost is added to the logarithm of an item's count, as it is to a score of the model. The score is the boosted
@@ -149,12 +149,14 @@ class TrainedCatalogue:
         if boosts is None:
             rows = bitmap.first_outside(excluded, self.popular_rows, k).astype(np.int64)
             return rows, self.boosted_counts(rows, None)
-        reach = np.exp(np.maximum(boosts.gains, 0).sum(dtype=np.float64)) * (1 + ROUNDING)
-        rows, scores, seen = np.empty(0, np.int64), np.empty(0, np.float64), 0
-        while seen < len(self) and not (len(rows) == k and self.counts[self.popular_rows[seen]] * reach < scores[-1]):
-            part = self.popular_rows[seen : seen + max(CHUNK, seen)].astype(np.int64)
-            seen += len(part)
-            allowed = part[~bitmap.has(excluded, part)]
+        max_factor = np.exp(np.maximum(boosts.gains, 0).sum(dtype=np.float64)) * (1 + ROUNDING_MARGIN)
+        rows, scores, ranked = np.empty(0, np.int64), np.empty(0, np.float64), 0
+        while ranked < len(self) and not (
+            len(rows) == k and self.counts[self.popular_rows[ranked]] * max_factor < scores[-1]
+        ):
+            chunk = self.popular_rows[ranked : ranked + max(FIRST_CHUNK, ranked)].astype(np.int64)
+            ranked += len(chunk)
+            allowed = chunk[~bitmap.has(excluded, chunk)]
             rows = np.concatenate([rows, allowed])
             scores = np.concatenate([scores, self.boosted_counts(allowed, boosts)])
             best = np.lexsort((rows, -scores))[:k]
@@ -163,7 +165,7 @@ class TrainedCatalogue:
 
     def boosted_counts(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
         """Return the counts of the rows, each multiplied by e to the power of its boosts."""
-        factors = 1.0 if boosts is None else np.exp(gains_of(boosts, rows))
+        factors = 1.0 if boosts is None else np.exp(sum_boosts(boosts, rows))
         boosted: NDArray[np.float64] = np.multiply(self.counts[rows], factors, dtype=np.float64)
         return boosted
 
@@ -173,16 +175,16 @@ class TrainedCatalogue:
         Whole titles and ids come first, then those that begin with the query, then those with a word that does, then
         the others; popular items first in each. The first search of a large catalogue takes a second longer.
         """
-        wanted = query.strip().casefold()
-        if not wanted:
+        text = query.strip().casefold()
+        if not text:
             return [self._item(row) for row in self.popular_rows[:limit].tolist()]
-        popular_first = self._closeness(wanted)[self.popular_rows]
-        places = chain.from_iterable(np.flatnonzero(popular_first == level)[:limit] for level in range(NO_MATCH))
-        return [self._item(int(self.popular_rows[place])) for place in islice(places, limit)]
+        popular_first = self._match_levels(text)[self.popular_rows]
+        positions = chain.from_iterable(np.flatnonzero(popular_first == level)[:limit] for level in range(NO_MATCH))
+        return [self._item(int(self.popular_rows[position])) for position in islice(positions, limit)]
 
-    def _closeness(self, wanted: str) -> NDArray[np.uint8]:
-        """Return how close title or id of each item come to the text: (N,), from WHOLE to UNLIKE."""
-        return np.minimum(self._titles.match_levels(wanted), self.item_ids.match_levels(wanted))
+    def _match_levels(self, text: str) -> NDArray[np.uint8]:
+        """Return how well the title or the id of each item matches the text: (N,), levels of `StringTable`."""
+        return np.minimum(self._titles.match_levels(text), self.item_ids.match_levels(text))
 
     def _item(self, row: int) -> Item:
         return Item(
@@ -193,14 +195,14 @@ class TrainedCatalogue:
         )
 
 
-def _has_cold(named: NDArray[np.int32]) -> bool:
-    """Return whether any is of an item without a trained row. Python finds the largest of few numbers before numpy."""
-    return max(named.ravel().tolist(), default=-1) >= FIRST_COLD_ROW
+def _has_cold_items(items: NDArray[np.int32]) -> bool:
+    """Return whether any item has no trained row. For so few numbers, Python's max is faster than numpy's."""
+    return max(items.ravel().tolist(), default=-1) >= FIRST_COLD_ROW
 
 
-def gains_of(boosts: Boosts, rows: Rows) -> NDArray[np.float64]:
-    """Return what the boosts add to each of the rows."""
-    found = np.zeros(len(rows))
+def sum_boosts(boosts: Boosts, rows: Rows) -> NDArray[np.float64]:
+    """Return the sum of the boosts of each row."""
+    total = np.zeros(len(rows))
     for members, gain in zip(*boosts, strict=True):
-        found += bitmap.has(members, rows) * float(gain)
-    return found
+        total += bitmap.has(members, rows) * float(gain)
+    return total

@@ -20,7 +20,7 @@ import torch
 from app.catalogue.background_tasks import BackgroundTasks
 from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes, entry_of
 from app.catalogue.live_catalogue import LiveCatalogue
-from app.catalogue.model_inputs import MAX_MISSING, ModelInput, model_inputs
+from app.catalogue.model_inputs import MAX_MISSING_EVENTS, ModelInput, model_inputs
 from model.artifact.model_directory import Artifact
 from model.cold_items import (
     CONTEXT_ITEMS,
@@ -192,7 +192,7 @@ class ColdItemLearner:
     async def _states(self, user_ids: Sequence[str]) -> dict[str, State]:
         """Return the users' states, empty ones for users without events; nothing when they cannot be read now."""
         try:
-            values = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING)
+            values = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING_EVENTS)
         except StorageError as exc:
             logger.debug("users of new items cannot be looked at: %s", exc)
             return {}

@@ -40,13 +40,13 @@ class UserData:
         states = self._generation.decode_many([value])
         state = states[0]
         item_ids = self._catalogue.item_ids
-        last = int(self._catalogue.in_state(states["last_item"])[0])
+        last = int(self._catalogue.rows_of_state_items(states["last_item"])[0])
         return UserState(
             user_id=user_id,
             generation=self._name,
             event_count=int(state["event_count"]),
             last_item_id=item_ids[last] if last >= 0 else None,
-            recent_items=[item_ids[row] for row in self._catalogue.known_in_state(recent_items(state))],
+            recent_items=[item_ids[row] for row in self._catalogue.known_rows_of_state_items(recent_items(state))],
             histogram=self._generation.histograms(states)[0].tolist(),
         )
 

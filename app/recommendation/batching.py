@@ -20,14 +20,14 @@ RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
 
 
-def never() -> bool:
-    """Return False, for a caller that cannot go away."""
+def never_gone() -> bool:
+    """Return False: the caller always waits for its answers."""
     return False
 
 
 @dataclass(slots=True, eq=False)
 class _Caller(Generic[RequestT, AnswerT]):
-    """A caller that waits for the answers to all of its requests."""
+    """A caller and its requests, all of which are answered together."""
 
     requests: Sequence[RequestT]
     is_gone: Callable[[], bool]
@@ -53,7 +53,7 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         self._running: asyncio.Task[None] | None = None
 
     def submit(
-        self, requests: Sequence[RequestT], is_gone: Callable[[], bool] = never
+        self, requests: Sequence[RequestT], is_gone: Callable[[], bool] = never_gone
     ) -> "asyncio.Future[list[AnswerT]]":
         """Return the answers to come, in order, from one batch. If the batch fails, each caller in it gets the failure.
 

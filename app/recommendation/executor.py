@@ -1,4 +1,4 @@
-"""Runs a computation on the event loop where it is over soon, and in a thread where it is not."""
+"""Runs short computations on the event loop, and long ones in a thread."""
 
 import asyncio
 import time
@@ -8,12 +8,12 @@ from typing import Generic, TypeVar
 
 from app.schemas.recommendations import RecommendationRequest
 
-MAX_ON_LOOP_S = 0.005  # the interpreter's switch interval: another thread that computes holds the event loop up as long
-AVERAGED = 8  # timed batches
-TIMED_EVERY = 4  # batches, since reading a thread's time is a system call
+MAX_ON_LOOP_S = 0.005  # the interpreter's switch interval: another computing thread delays the event loop as much
+TIMES_AVERAGED = 8
+BATCHES_PER_TIMING = 4  # reading a thread's time is a system call
 LIGHT_FIELDS, MAX_LIGHT_K = {"user_id", "k", "exclude_seen", "explain", "diversity", "max_per_category"}, 50
 LIGHT_FIELDS |= {"categories", "categories_all", "categories_none", "exclude", "boost", "pin", "cursor", "because"}
-MAX_LIGHT_IDS = 100  # of items that are excluded or pinned, or that earlier pages have shown
+MAX_LIGHT_IDS = 100  # items that are excluded, pinned or on earlier pages
 
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
@@ -22,24 +22,24 @@ ResultT = TypeVar("ResultT")
 class AdaptiveExecutor(Generic[InputT, ResultT]):
     """Runs one function for batches of requests: light ones on the event loop, heavy ones in a thread.
 
-    Two threads that run Python hold each other up at every call that releases the interpreter. That costs more than a
+    Two threads that run Python delay each other at every call that releases the interpreter. That costs more than a
     short wait of all other requests.
 
-    compute  is given the requests of a batch and what was read for them
+    compute  takes the requests of a batch and the data read for them
     """
 
     def __init__(self, compute: Callable[[Sequence[RecommendationRequest], InputT], ResultT], thread: Executor) -> None:
         self._compute = compute
         self._thread = thread
         self._light_batches = 0
-        self._light_request_s = MAX_ON_LOOP_S  # the processor time of a light request, as far as is known
+        self._light_request_s = MAX_ON_LOOP_S  # the estimated processor time of a light request
 
     async def run(self, requests: Sequence[RecommendationRequest], data: InputT) -> ResultT:
         """Return the result of the function for one batch."""
         compute, is_light = self._compute, all(map(_is_light, requests))
         if is_light:
             self._light_batches += 1
-            if self._light_batches % TIMED_EVERY == 0:
+            if self._light_batches % BATCHES_PER_TIMING == 0:
                 compute = self._compute_timed
             if len(requests) * self._light_request_s <= MAX_ON_LOOP_S:
                 return compute(requests, data)
@@ -49,12 +49,12 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
         begin_s = time.thread_time()
         result = self._compute(requests, data)
         request_s = (time.thread_time() - begin_s) / len(requests)
-        self._light_request_s += (request_s - self._light_request_s) / AVERAGED
+        self._light_request_s += (request_s - self._light_request_s) / TIMES_AVERAGED
         return result
 
 
 def _is_light(request: RecommendationRequest) -> bool:
-    """Tell whether it asks for no more than most do, so that the time of one predicts that of the next."""
+    """Return whether the request is a usual one, whose time predicts that of the next."""
     return (
         request.model_fields_set <= LIGHT_FIELDS
         and request.k <= MAX_LIGHT_K

@@ -1,4 +1,4 @@
-"""Turns requests into queries in rows of the catalogue."""
+"""Turns requests into catalogue queries, whose items are rows of the catalogue."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from app.catalogue.model_inputs import ModelInput, model_inputs
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from app.recommendation import rank_fusion
 from app.recommendation.generation_context import GenerationContext
-from app.recommendation.reranking import Rules, rules_of
+from app.recommendation.reranking import RerankingRules, reranking_rules
 from app.recommendation.state_reader import StoredUsers
 from app.schemas.recommendations import RecommendationRequest
 from model.inference import bitmap
@@ -21,7 +21,7 @@ from storage.state.generation import ITEM_RING, recent_items
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What one user did: the model's input, and the rows of recent and of all seen items, which requests leave out."""
+    """One user's history: the model's input, and the rows of recent and of all seen items, which requests exclude."""
 
     model_input: ModelInput | None
     recent: Rows
@@ -35,19 +35,19 @@ NO_HISTORY = History(None, recent=NO_ROWS, seen=NO_ROWS)
 class CatalogueQuery:
     """One request in rows of the catalogue.
 
-    like        the item that the best items are to be like; None: what the user is to like
-    rules       what the request wants of its list beyond the best items; None where nothing
+    similar_to  the item whose similar items are wanted; None for personal recommendations
+    rules       pins, diversity and paging of the request; None where it has none
     boosts      what the request adds to scores
-    excluded    items that may not be shown
-    candidates  the only items that may be shown; None for every item
-    is_blended  whether the list is blended with what is trending
-    depth       how many of the best items are looked for at first
+    excluded    items that may not be recommended
+    candidates  the only items that may be recommended; None for every item
+    is_blended  whether the ranking is blended with trending items
+    depth       how many of the best items are ranked at first
     """
 
     request: RecommendationRequest
     history: History
-    like: int | None
-    rules: Rules | None
+    similar_to: int | None
+    rules: RerankingRules | None
     boosts: Boosts | None
     excluded: Bitmap
     candidates: Rows | None
@@ -70,7 +70,7 @@ class QueryBuilder:
         states = self._generation.decode_many(list(users.states.values()))
         newest = list(map(recent_items, states))
         inputs = model_inputs(states, self._catalogue)
-        recents = map(self._catalogue.known_in_state, newest)
+        recents = map(self._catalogue.known_rows_of_state_items, newest)
         histories = {}
         for user_id, model_input, recent in zip(users.states, inputs, recents, strict=True):
             seen = self._catalogue.rows(users.seen[user_id]) if user_id in users.seen else NO_ROWS
@@ -80,12 +80,12 @@ class QueryBuilder:
                 request,
                 histories.get(str(request.user_id), NO_HISTORY)
                 if request.history is None
-                else self._given_history(request.history),
+                else self._history_of_items(request.history),
             )
             for request in requests
         ]
 
-    def _given_history(self, item_ids: Sequence[str]) -> History:
+    def _history_of_items(self, item_ids: Sequence[str]) -> History:
         """Treat each of the known items, oldest first, as an event of weight 1."""
         rows = self._catalogue.rows(item_ids)
         if not len(rows):
@@ -100,39 +100,39 @@ class QueryBuilder:
         return History(ModelInput(len(rows), histogram, rows[-1], window), recent=rows[-ITEM_RING:], seen=rows)
 
     def _query(self, request: RecommendationRequest, history: History) -> CatalogueQuery:
-        excluded, like = self._filtered(request), self._like(request, history.model_input)
-        if like is not None:
-            bitmap.add(excluded, np.array([like]))
+        excluded, similar_to = self._filtered_out(request), self._similar_to(request, history.model_input)
+        if similar_to is not None:
+            bitmap.add(excluded, np.array([similar_to]))
         rules, boosts, is_blended, depth = None, None, False, request.k
         if _has_rules(request):
-            rules = rules_of(request, self._catalogue, excluded)
+            rules = reranking_rules(request, self._catalogue, excluded)
             boosts, depth = rules.boosts, rules.depth
-        elif like is None and self._is_blended(request, history.model_input):
-            is_blended, depth = True, request.k + rank_fusion.DEEPER
+        elif similar_to is None and self._is_blended(request, history.model_input):
+            is_blended, depth = True, request.k + rank_fusion.EXTRA_DEPTH
         bitmap.add(excluded, {"none": NO_ROWS, "recent": history.recent, "all": history.seen}[request.exclude_seen])
-        if rules is not None and len(rules.elsewhere):
-            bitmap.add(excluded, rules.elsewhere)
+        if rules is not None and len(rules.reserved):
+            bitmap.add(excluded, rules.reserved)
         candidates = None
         if request.candidates is not None:
             rows = self._catalogue.rows(request.candidates)
             candidates = rows[~bitmap.has(excluded, rows)]
-        return CatalogueQuery(request, history, like, rules, boosts, excluded, candidates, is_blended, depth)
+        return CatalogueQuery(request, history, similar_to, rules, boosts, excluded, candidates, is_blended, depth)
 
     def _is_blended(self, request: RecommendationRequest, model_input: ModelInput | None) -> bool:
-        if model_input is None or model_input.events > rank_fusion.EVENTS:
+        if model_input is None or model_input.events > rank_fusion.MAX_EVENTS:
             return False
-        return request.candidates is None and not request.explain and self._trending.are_known
+        return request.candidates is None and not request.explain and self._trending.has_enough_events
 
-    def _like(self, request: RecommendationRequest, model_input: ModelInput | None) -> int | None:
-        """Return the item that heads the list, if the request wants one and there is one."""
+    def _similar_to(self, request: RecommendationRequest, model_input: ModelInput | None) -> int | None:
+        """Return the item whose similar items are requested, if it is known."""
         if request.because is None or not self._has_model:
             return None
         if request.because:
             return self._catalogue.row_of.get(request.because)
         return int(model_input.last_item) if model_input else None
 
-    def _filtered(self, request: RecommendationRequest) -> Bitmap:
-        """Return what the request's filters leave out."""
+    def _filtered_out(self, request: RecommendationRequest) -> Bitmap:
+        """Return the items that the request's filters exclude."""
         catalogue = self._catalogue
         excluded = catalogue.unavailable.copy()
         if request.exclude:
@@ -147,7 +147,7 @@ class QueryBuilder:
 
 
 def _has_rules(request: RecommendationRequest) -> bool:
-    """Tell whether the request wants anything of its list beyond the best items."""
+    """Return whether the request has boosts, pins, diversity or paging."""
     return (
         any(request.boost.values())
         or bool(request.pin or request.diversity or request.max_per_category)

@@ -1,7 +1,7 @@
-"""Rank fusion: the model's ranking for a user of few events, blended with what is trending.
+"""Rank fusion: for users with few events, the personal ranking is blended with the trending items.
 
-An item scores ``w / (1 + its rank for the user) + (1 - w) / (1 + its rank just now)`` with ``w = n / (n + CONSTANT)``
-after n events. `benchmarks/quality/cold_users.py` measures it: a trained model needs little help, so the constant is
+An item scores ``w / (1 + its personal rank) + (1 - w) / (1 + its trending rank)`` with ``w = n / (n + SMOOTHING)``
+after n events. `benchmarks/quality/cold_users.py` measures it: a trained model needs little help, so the smoothing is
 small.
 """
 
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from app.catalogue.trained_catalogue import Rows
 
-EVENTS = 3  # that a user has at most
-CONSTANT = 0.1
-DEEPER = 20  # places that both lists have beyond those that are asked for
+MAX_EVENTS = 3  # users with more events get the personal ranking alone
+SMOOTHING = 0.1
+EXTRA_DEPTH = 20  # items beyond the requested k that both rankings contribute
 
 
-def blended(own: Rows, now: Rows, events: int, k: int) -> tuple[Rows, NDArray[np.float64]]:
-    """Return the k best items of two rankings, best first, and their scores; ties in the user's order."""
-    weight = events / (events + CONSTANT)
+def fuse(personal: Rows, trending: Rows, events: int, k: int) -> tuple[Rows, NDArray[np.float64]]:
+    """Return the k best items of two rankings, best first, and their scores; ties in the personal order."""
+    weight = events / (events + SMOOTHING)
     scores = defaultdict[int, float](float)
-    for share, ranking in ((weight, own), (1 - weight, now)):
+    for share, ranking in ((weight, personal), (1 - weight, trending)):
         for rank, row in enumerate(ranking.tolist(), 1):
             scores[row] += share / (1 + rank)
     best = sorted(scores.items(), key=lambda item: -item[1])[:k]

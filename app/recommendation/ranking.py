@@ -1,4 +1,4 @@
-"""Rankings of the items that one request may show: by a model, or by popularity."""
+"""Rankings of the catalogue for one request: by a model, or by popularity."""
 
 from typing import Protocol
 
@@ -19,7 +19,7 @@ Ranked = tuple[Rows, Scores]
 
 
 def without_padding(ranked: Ranked) -> Ranked:
-    """Return the ranking without the places behind its last item, which are -1."""
+    """Return the ranking without its padding, the rows of -1 after the last item."""
     rows, scores = ranked
     if not len(rows) or rows[-1] >= 0:
         return ranked
@@ -28,19 +28,19 @@ def without_padding(ranked: Ranked) -> Ranked:
 
 
 class Ranking(Protocol):
-    """What one request ranks items by, its boosts and candidates included."""
+    """Ranks items for one request, with its boosts and candidates applied."""
 
     def best(self, count: int, excluded: Bitmap) -> Ranked:
         """Return rows and scores of the best items that are not excluded, at most `count`; ties by item order."""
 
     def relevance(self, scores: Scores) -> NDArray[np.float32]:
-        """Return the scores as logarithms of odds, against which the likeness of items is weighed."""
+        """Return the scores on a logarithmic scale, which diversity weighs against the similarity of items."""
 
     def scores(self, rows: Rows) -> Scores:
-        """Return the scores of distinct items, in order, candidates or not."""
+        """Return the scores of distinct items, in order, whether candidates or not."""
 
     def codes(self, rows: Rows) -> TargetCodes:
-        """Return the target codes of the items, whose likeness is that of the items."""
+        """Return the target codes of the items, by which diversity compares items."""
 
 
 class PersonalRanking(Ranking):
@@ -72,16 +72,17 @@ class PersonalRanking(Ranking):
 
 
 class PopularRanking(Ranking):
-    """Ranks items by how often they were used."""
+    """Ranks items by popularity and trends."""
 
     def __init__(self, engine: Engine, trending: Trending, boosts: Boosts | None, candidates: Rows | None) -> None:
         self._engine, self._trending, self._boosts = engine, trending, boosts
-        self._others = None if candidates is None else ~trending.catalogue.bitmap_of(candidates)
+        self._not_candidates = None if candidates is None else ~trending.catalogue.bitmap_of(candidates)
 
     @override
     def best(self, count: int, excluded: Bitmap) -> Ranked:
-        outside = excluded if self._others is None else excluded | self._others
-        return self._trending.ranked(count, outside, self._boosts)
+        if self._not_candidates is not None:
+            excluded = excluded | self._not_candidates
+        return self._trending.top_k(count, excluded, self._boosts)
 
     @override
     def relevance(self, scores: Scores) -> NDArray[np.float32]:
@@ -93,5 +94,5 @@ class PopularRanking(Ranking):
 
     @override
     def codes(self, rows: Rows) -> TargetCodes:
-        codes = self._engine.target_codes  # none where there is no model: nothing is like anything then
+        codes = self._engine.target_codes  # none where there is no model: all items count as dissimilar then
         return codes.take(rows, axis=0) if len(codes) else np.empty((len(rows), 0), np.uint8)

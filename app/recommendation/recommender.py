@@ -1,4 +1,4 @@
-"""Recommends: reads what is known of the users of a batch of requests, and ranks the catalogue for each of them."""
+"""Answers batches of recommendation requests: reads the users' states and ranks the catalogue for each user."""
 
 import asyncio
 import time
@@ -20,13 +20,13 @@ from app.events.recommendation_ids import hash_of
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation import rank_fusion
-from app.recommendation.batching import MicroBatcher, never
+from app.recommendation.batching import MicroBatcher, never_gone
 from app.recommendation.executor import AdaptiveExecutor
 from app.recommendation.explanations import ExplainedQuery, Explainer
 from app.recommendation.generation_context import GenerationContext
 from app.recommendation.query_builder import CatalogueQuery, QueryBuilder
 from app.recommendation.ranking import PersonalRanking, PopularRanking, Ranked, Ranking, Scores
-from app.recommendation.reranking import Rules
+from app.recommendation.reranking import RerankingRules
 from app.recommendation.state_reader import StateReader, StoredUsers
 from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
 from app.schemas.cursor import cursor_after
@@ -42,22 +42,22 @@ from app.schemas.scored_items import Explanation, ScoredItem
 from model.inference.diversity import compile_loops
 from model.inference.engine import Queries
 
-MAX_BATCH = 64  # requests that one read and one turn of the engine answer; a larger batch only makes all wait longer
+MAX_BATCH = 64  # requests answered by one read and one engine run; a larger batch only makes all of them wait longer
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 ITEM_ID = itemgetter("item_id")
 
 
 class RankedItems(NamedTuple):
-    """The best items for one query, at least as many as it wants if they are there; -1 is no item.
+    """The best items for one query, at least its depth if there are as many; -1 is no item.
 
-    vectors  what the engine ranked by
-    place    of the query's vector among them
+    vectors   the query vectors of the batch
+    position  the position of this query's vector among them
     """
 
     rows: Rows
     scores: Scores
     vectors: Queries
-    place: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class BaseRecommender(ABC):
 
     @abstractmethod
     def recommend(
-        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never
+        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never_gone
     ) -> Awaitable[list[Recommendations]]:
         """Return one answer for each request, in order.
 
@@ -83,7 +83,7 @@ class BaseRecommender(ABC):
         """
 
     async def recommend_body(
-        self, body: object, is_gone: Callable[[], bool] = never
+        self, body: object, is_gone: Callable[[], bool] = never_gone
     ) -> Recommendations | RecommendationResults:
         """Answer the parsed body of ``POST /v1/recommendations``: one request, or several.
 
@@ -129,23 +129,23 @@ class Recommender(BaseRecommender):
 
     @override
     def recommend(
-        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never
+        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never_gone
     ) -> Awaitable[list[Recommendations]]:
         # Unknown users get popular items; so do users whose long history is still to be folded for this generation,
         # and all users whom the store cannot read now.
         if any(request.because is not None for request in requests) and not self._engine.has_distances:
-            return self._measure_and_recommend(requests, is_gone)
+            return self._prepare_distances_and_recommend(requests, is_gone)
         request_trace = tracing.current.get()
         return self._batcher.submit([(request, request_trace) for request in requests], is_gone)
 
-    async def _measure_and_recommend(
+    async def _prepare_distances_and_recommend(
         self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool]
     ) -> list[Recommendations]:
-        await asyncio.to_thread(self._engine.prepare_distances)  # the first time that takes a while
+        await asyncio.to_thread(self._engine.prepare_distances)  # slow, and only done once
         return await self.recommend(requests, is_gone)
 
     async def similar(self, item_id: str, query: SimilarQuery) -> Recommendations:
-        """Return the items that are most like the item.
+        """Return the items that are most similar to the item.
 
         raises  ItemNotFound, and as `recommend`
         """
@@ -158,7 +158,7 @@ class Recommender(BaseRecommender):
     async def _answer_batch(
         self, batch: Sequence[tuple[RecommendationRequest, tracing.Trace | None]]
     ) -> list[Recommendations]:
-        """Read, compute, and note for each request where the time of the whole batch went."""
+        """Read the users' states, compute the answers, and record how long each stage took."""
         requests = [request for request, _ in batch]
         users = await self._reader.read(requests)
         self._metrics.engine.in_progress += 1
@@ -179,10 +179,10 @@ class Recommender(BaseRecommender):
         return computed.answers
 
     def compute(self, requests: Sequence[RecommendationRequest], users: StoredUsers) -> ComputedBatch:
-        """Answer requests from what was read of their users; all that uses a processor."""
+        """Answer requests from the stored states of their users: everything but input and output."""
         queries = self._builder.build(requests, users)
-        similar = [query for query in queries if query.like is not None]
-        personal = [query for query in queries if query.like is None and query.history.model_input]
+        similar = [query for query in queries if query.similar_to is not None]
+        personal = [query for query in queries if query.similar_to is None and query.history.model_input]
         ranked: dict[CatalogueQuery, RankedItems] = {}
         stages_s = {"step": 0.0, "scan": 0.0}
         if personal:
@@ -198,37 +198,37 @@ class Recommender(BaseRecommender):
         )
 
     def _item_vectors(self, queries: Sequence[CatalogueQuery]) -> Queries:
-        return self._engine.neighbours_of([query.like for query in queries if query.like is not None])
+        return self._engine.neighbours_of([query.similar_to for query in queries if query.similar_to is not None])
 
     def _rank(
         self,
         queries: Sequence[CatalogueQuery],
-        vectors_of: Callable[[Sequence[CatalogueQuery]], Queries],
+        vectorise: Callable[[Sequence[CatalogueQuery]], Queries],
         stages_s: dict[str, float],
     ) -> Mapping[CatalogueQuery, RankedItems]:
         """Return the best items of each query.
 
-        vectors_of  makes one vector for each query
-        stages_s    to which the time of both stages is added: step makes the vectors, scan ranks the catalogue
+        vectorise  makes one vector for each query
+        stages_s   gets the time of both stages added: step makes the vectors, scan ranks the catalogue
         """
-        together: dict[int, list[int]] = {}  # places of the queries by depth: few items do not wait for many
-        alone: list[int] = []  # as boosts and candidates are one request's
-        for place, query in enumerate(queries):
+        by_depth: dict[int, list[int]] = {}  # positions of the queries: short rankings do not wait for long ones
+        individual: list[int] = []  # boosts and candidates belong to one request
+        for position, query in enumerate(queries):
             if query.boosts is None and query.candidates is None:
-                together.setdefault(query.depth, []).append(place)
+                by_depth.setdefault(query.depth, []).append(position)
             else:
-                alone.append(place)
-        excluded = {depth: np.stack([queries[n].excluded for n in places]) for depth, places in together.items()}
+                individual.append(position)
+        excluded = {depth: np.stack([queries[n].excluded for n in positions]) for depth, positions in by_depth.items()}
         ranked: dict[CatalogueQuery, RankedItems] = {}
         begin_s = time.perf_counter()
-        vectors = vectors_of(queries)
+        vectors = vectorise(queries)
         step_s = time.perf_counter() - begin_s
-        for depth, places in together.items():
-            theirs = vectors if len(places) == len(queries) else vectors[places]
-            rows, scores = self._engine.top_k(theirs, depth, excluded[depth])
-            ranked |= {queries[place]: RankedItems(rows[n], scores[n], theirs, n) for n, place in enumerate(places)}
-        for place in alone:
-            query, vector = queries[place], vectors.one(place)
+        for depth, positions in by_depth.items():
+            group = vectors if len(positions) == len(queries) else vectors[positions]
+            rows, scores = self._engine.top_k(group, depth, excluded[depth])
+            ranked |= {queries[at]: RankedItems(rows[n], scores[n], group, n) for n, at in enumerate(positions)}
+        for position in individual:
+            query, vector = queries[position], vectors.one(position)
             best = PersonalRanking(self._engine, vector, query.boosts, query.candidates).best(
                 query.depth, query.excluded
             )
@@ -238,17 +238,17 @@ class Recommender(BaseRecommender):
         return ranked
 
     def _answer(self, query: CatalogueQuery, ranked: RankedItems | None) -> Recommendations:
-        """Return the answer to a query: of what the engine ranked for it, else of popular items."""
-        source: Source = "personalised" if query.like is None else "similar"
+        """Build the answer to a query from its ranked items, or from popular items where the engine ranked none."""
+        source: Source = "personalised" if query.similar_to is None else "similar"
         cursor = None
         if ranked is None:
             source = "popular"
             items, cursor = self._popular_items(query)
         elif query.is_blended and query.history.model_input:
             source = "blended"
-            own, trending = ranked.rows[ranked.rows >= 0], self._trending.first(query.depth, query.excluded)
-            blend, weights = rank_fusion.blended(own, trending, query.history.model_input.events, query.request.k)
-            items = self._catalogue.scored_items(blend, weights.tolist())
+            personal, trending = ranked.rows[ranked.rows >= 0], self._trending.top_rows(query.depth, query.excluded)
+            fused, weights = rank_fusion.fuse(personal, trending, query.history.model_input.events, query.request.k)
+            items = self._catalogue.scored_items(fused, weights.tolist())
         else:
             if query.rules is None:
                 shown = slice(min(query.request.k, int(np.count_nonzero(ranked.rows >= 0))))
@@ -256,9 +256,9 @@ class Recommender(BaseRecommender):
                 items = self._catalogue.scored_items(rows, ranked.scores[shown].tolist())
             else:
                 ranking = PersonalRanking(
-                    self._engine, ranked.vectors.one(ranked.place), query.boosts, query.candidates
+                    self._engine, ranked.vectors.one(ranked.position), query.boosts, query.candidates
                 )
-                rows, items, cursor = self._page(query, query.rules, ranking, ranked[:2])
+                rows, items, cursor = self._rerank(query, query.rules, ranking, ranked[:2])
             if query.request.explain:
                 for item, explanation in zip(items, self._explanations(query, ranked, rows), strict=True):
                     item["explanation"] = explanation
@@ -275,38 +275,41 @@ class Recommender(BaseRecommender):
             answer["cursor"] = cursor
         if self._experiment:
             answer["experiment"] = self._experiment
-        if query.like is not None:
-            (answer["because"],) = self._catalogue.named_items(np.array([query.like]))
+        if query.similar_to is not None:
+            (answer["because"],) = self._catalogue.named_items(np.array([query.similar_to]))
         return answer
 
     def _popular_items(self, query: CatalogueQuery) -> tuple[list[ScoredItem], str | None]:
-        """Return popular items, and where the list goes on."""
+        """Return popular items, and the cursor of the next page if there is one."""
         if query.rules is None:
             candidates = query.candidates
             excluded = query.excluded if candidates is None else ~self._catalogue.bitmap_of(candidates)
-            return self._trending.popular(query.request.k, excluded), None
+            return self._trending.popular_items(query.request.k, excluded), None
         ranking = PopularRanking(self._engine, self._trending, query.boosts, query.candidates)
-        _, items, cursor = self._page(query, query.rules, ranking, ranking.best(query.depth, query.excluded))
+        _, items, cursor = self._rerank(query, query.rules, ranking, ranking.best(query.depth, query.excluded))
         return items, cursor
 
-    def _page(
-        self, query: CatalogueQuery, rules: Rules, ranking: Ranking, best: Ranked
+    def _rerank(
+        self, query: CatalogueQuery, rules: RerankingRules, ranking: Ranking, best: Ranked
     ) -> tuple[Rows, list[ScoredItem], str | None]:
-        """Return the page that the rules make of a ranking, of which the best items are known, and where it goes on."""
+        """Apply the rules to a ranking; return the page's rows and items, and the cursor of the next page.
+
+        best  the first items of the ranking
+        """
         page = rules.page(ranking, best, query.excluded)
         items = self._catalogue.scored_items(page.rows, page.scores.tolist())
         for place in page.pinned:
             items[place]["pinned"] = True
         cursor = None
-        if query.request.cursor is not None and page.goes_on:
+        if query.request.cursor is not None and page.has_next:
             shown = [*rules.shown, *(item["item_id"] for item in items)]
             cursor = cursor_after(shown) if len(shown) < MAX_SHOWN else None
         return page.rows, items, cursor
 
     def _explanations(self, query: CatalogueQuery, ranked: RankedItems, rows: Rows) -> list[Explanation]:
-        vector, history = ranked.vectors.one(ranked.place), query.history
-        if query.like is not None or history.model_input is None:
-            explained = ExplainedQuery(vector, NO_ROWS, np.array([query.like]), None, query.boosts)
+        vector, history = ranked.vectors.one(ranked.position), query.history
+        if query.similar_to is not None or history.model_input is None:
+            explained = ExplainedQuery(vector, NO_ROWS, np.array([query.similar_to]), None, query.boosts)
         else:
             model_input = history.model_input
             explained = ExplainedQuery(

@@ -1,4 +1,4 @@
-"""Reads from the store what is known of the users of a batch of requests."""
+"""Reads the states and seen items of a batch's users from the store."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.catalogue.model_inputs import MAX_MISSING
+from app.catalogue.model_inputs import MAX_MISSING_EVENTS
 from app.observability.metrics import StoreMetrics
 from app.schemas.recommendations import RecommendationRequest
 from storage.errors import PartlyRead, StorageError
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredUsers:
-    """What the store has of the users of some requests.
+    """The stored data of some requests' users.
 
-    states  encoded, by user; a user without events, or whose state is still being folded, is missing
-    seen    item ids of the whole log, by user, for those whose request leaves them out
-    read_s  how long the store took; 0 where no user was to be read
+    states  encoded states by user; a user without events, or whose state is still being folded, is missing
+    seen    item ids of the whole log by user, for users whose requests exclude seen items
+    read_s  how long the store took; 0 when there was no user to read
     """
 
     states: Mapping[str, bytes]
@@ -40,7 +40,7 @@ class StateReader:
         self._metrics = metrics
 
     async def read(self, requests: Sequence[RecommendationRequest]) -> StoredUsers:
-        """Return what can be read. Users that the store cannot read now are missing; this is logged and counted."""
+        """Read the requests' users. Users that cannot be read now are missing; this is logged and counted."""
         user_ids = _distinct(request.user_id for request in requests)
         if not user_ids:
             return StoredUsers({}, {})
@@ -49,7 +49,7 @@ class StateReader:
         begin_s = time.perf_counter()
         states: Iterable[tuple[str, bytes | None]]
         try:
-            read = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING)
+            read = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING_EVENTS)
             states = zip(user_ids, read, strict=True)
         except StorageError as exc:
             failures.append(exc)
@@ -70,15 +70,17 @@ class StateReader:
                 known[user_id] = state  # noqa: PERF403
         return StoredUsers(known, seen, read_s)
 
-    async def _read_seen(self, user_ids: Sequence[str], note: Callable[[StorageError], None]) -> dict[str, set[str]]:
-        """Return the items of the users' logs, of those that can be read."""
+    async def _read_seen(
+        self, user_ids: Sequence[str], report_failure: Callable[[StorageError], None]
+    ) -> dict[str, set[str]]:
+        """Return the item ids in each user's log, for the users that can be read."""
 
         async def seen_items(user_id: str) -> set[str] | None:
             try:
                 with self._metrics.timed("log"):
                     return await self._store.seen_items(self._tenant, user_id, self._generation.unseen_types)
             except StorageError as exc:
-                note(exc)
+                report_failure(exc)
                 return None
 
         found = await asyncio.gather(*map(seen_items, user_ids))

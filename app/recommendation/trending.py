@@ -1,4 +1,4 @@
-"""What is trending among the items of one catalogue, blended with how popular they were in training."""
+"""Trending items of one catalogue: recent event counts blended with the popularity in training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.live_catalogue import LiveCatalogue
-from app.catalogue.trained_catalogue import Rows, gains_of
+from app.catalogue.trained_catalogue import Rows, sum_boosts
 from app.events.trend_counter import TrendCounter
 from app.schemas.scored_items import ScoredItem
 from model.inference import bitmap
@@ -18,8 +18,8 @@ from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
 from storage.trends import count_at
 
-PRIOR = 1000.0  # events that training's popularity counts as where both are ranked together
-ENOUGH = 1000.0  # events of this moment; with fewer, what is trending is chance
+PRIOR_EVENTS = 1000.0  # the weight, in events, of the popularity in training
+MIN_RECENT_EVENTS = 1000.0  # with fewer, the trends are noise
 
 
 class Trending:
@@ -29,94 +29,95 @@ class Trending:
         self._trends = trends
         self.catalogue = catalogue
         self._newest: Mapping[str, float] = {}
-        self._read = _Read.of({}, catalogue)
+        self._snapshot = _TrendSnapshot.of({}, catalogue)
 
     def items(self, k: int, categories: Collection[str] = ()) -> list[ScoredItem]:
         """Return the k highest trends among the available items of the categories, or of all categories."""
         excluded = self.catalogue.unavailable.copy()
         if categories:
             excluded |= ~self.catalogue.in_categories(categories)
-        read = self._now()
-        rows = bitmap.first_outside(excluded, read.rows, k)
-        return self.catalogue.scored_items(rows, [read.counts[row] for row in rows.tolist()])
+        snapshot = self._latest()
+        rows = bitmap.first_outside(excluded, snapshot.rows, k)
+        return self.catalogue.scored_items(rows, [snapshot.counts[row] for row in rows.tolist()])
 
     @property
-    def are_known(self) -> bool:
-        """Whether there were events enough to tell what is used just now."""
-        return self._now().total >= ENOUGH
+    def has_enough_events(self) -> bool:
+        """Whether there are enough recent events for meaningful trends."""
+        return self._latest().total >= MIN_RECENT_EVENTS
 
-    def first(self, k: int, excluded: Bitmap) -> Rows:
-        """Return the k items not excluded that are used most now, then popular ones."""
-        return np.array([row for _, row in self._first(k, excluded)], np.int64)
+    def top_rows(self, k: int, excluded: Bitmap) -> Rows:
+        """Return the rows of the k items with the highest blended counts that are not excluded."""
+        return np.array([row for _, row in self._top_blended(k, excluded)], np.int64)
 
-    def popular(self, k: int, excluded: Bitmap) -> list[ScoredItem]:
-        """Return the same items with their scores; by the counts of training alone while few events are known."""
-        if not self.are_known:
-            return self.catalogue.popular(k, excluded)
-        first = self._first(k, excluded)
-        return self.catalogue.scored_items(np.array([row for _, row in first], np.int64), [score for score, _ in first])
+    def popular_items(self, k: int, excluded: Bitmap) -> list[ScoredItem]:
+        """Return the same items with their scores. Without enough recent events, only the counts in training matter."""
+        if not self.has_enough_events:
+            return self.catalogue.popular_items(k, excluded)
+        top = self._top_blended(k, excluded)
+        return self.catalogue.scored_items(np.array([row for _, row in top], np.int64), [score for score, _ in top])
 
-    def ranked(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
-        """Return rows and scores as `popular` does, with boosts, which multiply an item's score by e to their power."""
-        if not self.are_known:
-            return self.catalogue.most_popular(k, excluded, boosts)
-        read = self._now()
-        used = read.rows.astype(np.int64)
-        used = used[~bitmap.has(excluded, used)]
-        others, _ = self.catalogue.most_popular(k, excluded | read.bitmap, boosts)
-        rows = np.concatenate([used, others])
+    def top_k(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
+        """Return rows and scores as `popular_items` does. A boost multiplies an item's score by e to its power."""
+        if not self.has_enough_events:
+            return self.catalogue.popular_top_k(k, excluded, boosts)
+        snapshot = self._latest()
+        trending = snapshot.rows.astype(np.int64)
+        trending = trending[~bitmap.has(excluded, trending)]
+        others, _ = self.catalogue.popular_top_k(k, excluded | snapshot.bitmap, boosts)
+        rows = np.concatenate([trending, others])
         scores = self.scores(rows, boosts)
         best = np.argsort(-scores, kind="stable")[:k]
         return rows[best], scores[best]
 
     def scores(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
-        """Return the scores of any items, as in `ranked`."""
+        """Return the scores of any items, as `top_k` does."""
         counts = self.catalogue.boosted_counts(rows, boosts)
-        if not self.are_known:
+        if not self.has_enough_events:
             return counts
-        read = self._now()
-        counts *= PRIOR / max(int(self.catalogue.counts.sum()), 1)
-        just_now = np.fromiter((read.counts.get(row, 0.0) for row in rows.tolist()), np.float64, len(rows))
-        scores: NDArray[np.float64] = counts + just_now * (1.0 if boosts is None else np.exp(gains_of(boosts, rows)))
+        snapshot = self._latest()
+        counts *= PRIOR_EVENTS / max(int(self.catalogue.counts.sum()), 1)
+        recent_counts = np.fromiter((snapshot.counts.get(row, 0.0) for row in rows.tolist()), np.float64, len(rows))
+        factors = 1.0 if boosts is None else np.exp(sum_boosts(boosts, rows))
+        scores: NDArray[np.float64] = counts + recent_counts * factors
         return scores
 
-    def _first(self, k: int, excluded: Bitmap) -> list[tuple[float, int]]:
-        read, counts = self._now(), self.catalogue.counts
+    def _top_blended(self, k: int, excluded: Bitmap) -> list[tuple[float, int]]:
+        snapshot, counts = self._latest(), self.catalogue.counts
         excluded = excluded | self.catalogue.unavailable
-        each = PRIOR / max(int(counts.sum()), 1)
-        used = bitmap.first_outside(excluded, read.with_prior, k).tolist()
-        others = bitmap.first_outside(excluded | read.bitmap, self.catalogue.popular_rows, k).tolist()
-        found = [(read.counts.get(row, 0.0) + each * int(counts[row]), row) for row in [*used, *others]]
-        return sorted(found, key=lambda one: -one[0])[:k]
+        prior = PRIOR_EVENTS / max(int(counts.sum()), 1)
+        trending = bitmap.first_outside(excluded, snapshot.rows_by_blended_count, k).tolist()
+        others = bitmap.first_outside(excluded | snapshot.bitmap, self.catalogue.popular_rows, k).tolist()
+        scored = [(snapshot.counts.get(row, 0.0) + prior * int(counts[row]), row) for row in [*trending, *others]]
+        return sorted(scored, key=lambda one: -one[0])[:k]
 
-    def _now(self) -> _Read:
+    def _latest(self) -> _TrendSnapshot:
         newest = self._trends.newest
         if newest is not self._newest:
-            self._read, self._newest = _Read.of(newest, self.catalogue), newest
-        return self._read
+            self._snapshot, self._newest = _TrendSnapshot.of(newest, self.catalogue), newest
+        return self._snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """What was read, in rows of a catalogue.
+class _TrendSnapshot:
+    """The trends as last read from the store, by rows of a catalogue.
 
-    rows        highest trend first
-    counts      how many events of the moment of reading each is worth
-    with_prior  the same rows, in the order in which training's popularity counts too
+    rows                   highest trend first
+    counts                 each row's decayed number of events at the time of reading
+    rows_by_blended_count  the same rows, ordered by recent events and the popularity in training together
     """
 
     rows: NDArray[np.int32]
     counts: Mapping[int, float]
-    with_prior: NDArray[np.int32]
+    rows_by_blended_count: NDArray[np.int32]
     bitmap: Bitmap
     total: float
 
     @classmethod
-    def of(cls, trends: Mapping[str, float], catalogue: LiveCatalogue) -> _Read:
+    def of(cls, trends: Mapping[str, float], catalogue: LiveCatalogue) -> _TrendSnapshot:
         now_us = time.time_ns() // 1_000
         known = {catalogue.row_of.get(item_id): trend for item_id, trend in trends.items()}
         counts = {row: count_at(trend, now_us) for row, trend in known.items() if row is not None}
-        rows, each = np.fromiter(counts, np.int32, len(counts)), PRIOR / max(int(catalogue.counts.sum()), 1)
-        expected = np.fromiter(counts.values(), np.float64, len(counts)) + each * catalogue.counts[rows]
-        in_order = rows[np.argsort(-expected, kind="stable")]
-        return cls(rows, counts, in_order, catalogue.bitmap_of(rows.astype(np.int64)), sum(counts.values()))
+        rows, prior = np.fromiter(counts, np.int32, len(counts)), PRIOR_EVENTS / max(int(catalogue.counts.sum()), 1)
+        blended_counts = np.fromiter(counts.values(), np.float64, len(counts)) + prior * catalogue.counts[rows]
+        by_blended_count = rows[np.argsort(-blended_counts, kind="stable")]
+        return cls(rows, counts, by_blended_count, catalogue.bitmap_of(rows.astype(np.int64)), sum(counts.values()))

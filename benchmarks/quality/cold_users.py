@@ -1,9 +1,9 @@
-"""Measure what to recommend to users with few events, before and while a model knows something of them.
+"""Compare rankings for users with few events: personal, popular, trending, and personal blended with trending.
 
-Each validation event of the model's own split is asked for as if its user had only the newest n events before it: by
-the model, by training's popularity, by what is used just now (events that halve every HALF_LIFE_S, with popularity as
-a prior), and by both lists blended: item i scores ``w / (1 + rank) + (1 - w) / (1 + rank just now)``, w = n / (n + c).
-All choices were made here, on validation events; nothing looks at a test event. Ties count against the scorer.
+Each validation event of the model's own split is ranked as if its user had only the newest n events before it. The
+trending ranking counts events that halve every HALF_LIFE_S, with popularity as a prior. The blend scores an item
+``w / (1 + its personal rank) + (1 - w) / (1 + its trending rank)`` with w = n / (n + c). All choices were made here, on
+validation events; test events are not used. Ties count against the scorer.
 
     python -m benchmarks.quality.cold_users --model models/online-retail --data $LISAREC_DATA/online-retail
 """
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from app.recommendation.trending import PRIOR
+from app.recommendation.trending import PRIOR_EVENTS
 from benchmarks.inference.scan import cpu
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
@@ -32,37 +32,37 @@ from storage.trends import HALF_LIFE_S
 
 HISTORIES = (0, 1, 2, 3, 5, 10)
 CONSTANTS = (0.03, 0.1, 0.3, 1.0)  # c
-PRIORS = (0.0, 10.0, 100.0, 1000.0)  # events that training's popularity counts as
-AT_ONCE = 256
+PRIORS = (0.0, 10.0, 100.0, 1000.0)  # the weight, in events, of the popularity in training
+BATCH = 256
 DAY_S = 86_400.0
 
 console = Console()
 
 
-def used_just_now(interactions: Interactions, asked: NDArray[np.int64], half_life_s: float) -> NDArray[np.float64]:
-    """Return how often each item was used before each position, events halving with time: (asked, items)."""
+def recent_counts(interactions: Interactions, positions: NDArray[np.int64], half_life_s: float) -> NDArray[np.float64]:
+    """Return each item's decayed number of events before each position: (positions, items)."""
     counts, since_us = np.zeros(len(interactions.item_ids)), int(interactions.timestamp_us.min())
-    places = {int(position): place for place, position in enumerate(asked)}
-    found = np.zeros((len(asked), len(counts)))
+    index_of = {int(position): index for index, position in enumerate(positions)}
+    found = np.zeros((len(positions), len(counts)))
     for position in np.argsort(interactions.timestamp_us, kind="stable").tolist():
         half_lives = (int(interactions.timestamp_us[position]) - since_us) / (half_life_s * 1e6)
         if half_lives > 30:
             counts, since_us, half_lives = counts * 2.0**-half_lives, int(interactions.timestamp_us[position]), 0.0
-        if position in places:
-            found[places[position]] = counts * 2.0**-half_lives
+        if position in index_of:
+            found[index_of[position]] = counts * 2.0**-half_lives
         counts[interactions.item[position]] += 2.0**half_lives
     return found
 
 
-def personalised(
-    model: Artifact, interactions: Interactions, asked: NDArray[np.int64], newest: int
+def personal_scores(
+    model: Artifact, interactions: Interactions, positions: NDArray[np.int64], newest: int
 ) -> NDArray[np.float32]:
-    """Return the scores for users of whom only the newest events before each position are known: (asked, items)."""
+    """Return the model's scores, from only the `newest` events before each position: (positions, items)."""
     engine, shape = Engine(model), model.config.model
     scores = []
-    for begin in range(0, len(asked), AT_ONCE):
+    for begin in range(0, len(positions), BATCH):
         states = []
-        for position in asked[begin : begin + AT_ONCE].tolist():
+        for position in positions[begin : begin + BATCH].tolist():
             first = max(int(interactions.starts[interactions.user[position]]), position - newest)
             rows = interactions.item[first:position]
             window = np.full(shape.recent_items, -1)
@@ -86,15 +86,15 @@ def ranks_of(scores: NDArray[np.floating], targets: NDArray[np.int64]) -> NDArra
     return ranks
 
 
-def places(scores: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Return each item's place among all, from 1: (Q, N)."""
+def item_ranks(scores: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return the rank of each item, from 1: (Q, N)."""
     found = np.empty(scores.shape, np.float32)
     order = np.argsort(-scores, axis=1, kind="stable")
     np.put_along_axis(found, order, np.arange(1, scores.shape[1] + 1, dtype=np.float32)[None], axis=1)
     return found
 
 
-def in_words(ranks: NDArray[np.int64]) -> str:
+def format_metrics(ranks: NDArray[np.int64]) -> str:
     """Return HR@10 and NDCG@10 as text."""
     found = metrics(ranks)
     return f"{found['hr_at_10']:.4f} / {found['ndcg_at_10']:.4f}"
@@ -111,31 +111,33 @@ def main(
     interactions = trial.interactions
     if list(trained.items.ids) != list(interactions.item_ids):
         raise typer.BadParameter("the model has other items than the data", param_hint="--model")
-    asked = np.random.default_rng(0).permutation(trial.parts.validation)[:most]
-    targets = interactions.item[asked].astype(np.int64)
-    popular = np.tile(trial.counts / trial.counts.sum(), (len(asked), 1))
-    now = popular
+    positions = np.random.default_rng(0).permutation(trial.parts.validation)[:most]
+    targets = interactions.item[positions].astype(np.int64)
+    popular = np.tile(trial.counts / trial.counts.sum(), (len(positions), 1))
+    trending = popular
     if not interactions.time_is_order:
         for half_life_s in (DAY_S, HALF_LIFE_S, 30 * DAY_S):
-            used = used_just_now(interactions, asked, half_life_s)
-            words = [f"prior {prior:g}: {in_words(ranks_of(used + prior * popular, targets))}" for prior in PRIORS]
-            console.print(f"no event, used just now, halving in {half_life_s / DAY_S:g} days: {'; '.join(words)}")
-        now = used_just_now(interactions, asked, HALF_LIFE_S) + PRIOR * popular
-    table = Table(title=f"{cpu()}, {len(asked):,} validation events, HR@10 / NDCG@10")
-    for name in ("events", "popular", "used just now", "personalised", *(f"blended, c = {c:g}" for c in CONSTANTS)):
+            recent = recent_counts(interactions, positions, half_life_s)
+            results = [
+                f"prior {prior:g}: {format_metrics(ranks_of(recent + prior * popular, targets))}" for prior in PRIORS
+            ]
+            console.print(f"no event, trending, halving in {half_life_s / DAY_S:g} days: {'; '.join(results)}")
+        trending = recent_counts(interactions, positions, HALF_LIFE_S) + PRIOR_EVENTS * popular
+    table = Table(title=f"{cpu()}, {len(positions):,} validation events, HR@10 / NDCG@10")
+    for name in ("events", "popular", "trending", "personalised", *(f"blended, c = {c:g}" for c in CONSTANTS)):
         table.add_column(name)
-    table.add_row("0", in_words(ranks_of(popular, targets)), in_words(ranks_of(now, targets)))
-    at_now = places(now)
+    table.add_row("0", format_metrics(ranks_of(popular, targets)), format_metrics(ranks_of(trending, targets)))
+    trending_ranks = item_ranks(trending)
     for newest in HISTORIES[1:]:
-        scores = personalised(trained, interactions, asked, newest)
-        own, at_own = ranks_of(scores, targets), places(scores)
-        row = [str(newest), "", "", in_words(own)]
+        scores = personal_scores(trained, interactions, positions, newest)
+        own, own_ranks = ranks_of(scores, targets), item_ranks(scores)
+        row = [str(newest), "", "", format_metrics(own)]
         for constant in CONSTANTS:
             weight = newest / (newest + constant)
-            blended = ranks_of(weight / (1 + at_own) + (1 - weight) / (1 + at_now), targets)
+            blended = ranks_of(weight / (1 + own_ranks) + (1 - weight) / (1 + trending_ranks), targets)
             low, high = difference_interval_95(blended, own, "ndcg_at_10")
             row.append(
-                f"{in_words(blended)} ({difference(blended, own, 'ndcg_at_10'):+.4f}, {low:+.4f} to {high:+.4f})"
+                f"{format_metrics(blended)} ({difference(blended, own, 'ndcg_at_10'):+.4f}, {low:+.4f} to {high:+.4f})"
             )
         table.add_row(*row)
     console.print("blended: in brackets NDCG@10 minus personalised, and its paired 95 % interval")

@@ -19,7 +19,7 @@ from app.http.auth.keys import Scope as KeyScope
 from app.http.dependencies import REPEATABLE, json_body
 from app.http.error_responses import EXPECTED_ERRORS, error_response
 from app.http.state import Services
-from app.recommendation.batching import never
+from app.recommendation.batching import never_gone
 from app.schemas.recommendations import RecommendationQuery, RecommendationRequest
 from app.serving.lifespan import Service
 
@@ -99,14 +99,16 @@ def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
 
 async def _recommend(scope: Scope, request: RecommendationRequest) -> bytes:
     service = await _authorised_service(scope, "recs:read")
-    (answer,) = await service.switcher.recommender.recommend([request], scope["state"].get("is_gone", never))
+    (answer,) = await service.switcher.recommender.recommend([request], scope["state"].get("is_gone", never_gone))
     return orjson.dumps(answer)
 
 
 async def _recommend_for_body(scope: Scope, receive: Receive) -> bytes:
     service = await _authorised_service(scope, "recs:read")
     body = await json_body(Request(scope, receive), scope["state"]["services"])
-    return orjson.dumps(await service.switcher.recommender.recommend_body(body, scope["state"].get("is_gone", never)))
+    return orjson.dumps(
+        await service.switcher.recommender.recommend_body(body, scope["state"].get("is_gone", never_gone))
+    )
 
 
 async def _append_events(scope: Scope, receive: Receive) -> bytes:

@@ -38,7 +38,7 @@ POST = json_request(
 @router.get("/v1/items/popular", dependencies=[READS])
 async def get_popular_items(query: Annotated[PopularQuery, Query()], service: ServiceDep) -> PopularItems:
     """The items with the most training events."""
-    return PopularItems(generation=service.served_model.generation, items=service.catalogue.popular(query.k))
+    return PopularItems(generation=service.served_model.generation, items=service.catalogue.popular_items(query.k))
 
 
 @router.get("/v1/items/trending", dependencies=[READS])

@@ -48,7 +48,7 @@ def test_search_finds_titles_and_ids_closest_first(catalogue: TrainedCatalogue, 
 
 
 def test_popular_items_tie_in_item_order(catalogue: TrainedCatalogue) -> None:
-    assert [(item["item_id"], item["score"]) for item in catalogue.popular(4)] == [
+    assert [(item["item_id"], item["score"]) for item in catalogue.popular_items(4)] == [
         ("c", 9),
         ("e", 9),
         ("b", 2),

@@ -92,7 +92,7 @@ def assert_shows(catalogue: LiveCatalogue, store: Store) -> None:
             for name in NAMES
             if label in expected[name]["categories"]  # type: ignore[index]
         }
-    shown = [item["item_id"] for item in catalogue.popular(10)]
+    shown = [item["item_id"] for item in catalogue.popular_items(10)]
     assert shown == [
         name
         for name in ("b", "d", "a", "f", "e", "c")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.recommendation import trending
-from app.recommendation.rank_fusion import CONSTANT, blended
+from app.recommendation.rank_fusion import SMOOTHING, fuse
 from tests.app.conftest import ITEMS, Client, categories_of, item_id
 
 RANKINGS = st.lists(st.integers(0, 12), unique=True, max_size=10)
@@ -18,8 +18,8 @@ RANKINGS = st.lists(st.integers(0, 12), unique=True, max_size=10)
 
 @given(RANKINGS, RANKINGS, st.integers(1, 3), st.integers(1, 12))
 def test_each_item_scores_by_its_places_in_both_rankings(own: list[int], now: list[int], events: int, k: int) -> None:
-    rows, scores = blended(np.array(own, np.int64), np.array(now, np.int64), events, k)
-    weight = events / (events + CONSTANT)
+    rows, scores = fuse(np.array(own, np.int64), np.array(now, np.int64), events, k)
+    weight = events / (events + SMOOTHING)
     expected = {
         row: (weight / (2 + own.index(row)) if row in own else 0)
         + ((1 - weight) / (2 + now.index(row)) if row in now else 0)
@@ -33,7 +33,7 @@ def test_each_item_scores_by_its_places_in_both_rankings(own: list[int], now: li
 @pytest.fixture
 def busy(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     """A service where it is known what is used just now: item-7 most, then item-8."""
-    monkeypatch.setattr(trending, "ENOUGH", 4.0)
+    monkeypatch.setattr(trending, "MIN_RECENT_EVENTS", 4.0)
     client.click("others", *["item-7"] * 3, *["item-8"] * 2)
     client.runner.run(client.service.signals.sync())
     return client
@@ -63,10 +63,10 @@ def test_what_is_used_most_gains_by_being_so(busy: Client) -> None:
     own = ids(busy.post("/v1/recommendations", json={**history, "explain": True}).json())
     assert answer["source"] == "blended"
     popular = np.argsort(-busy.service.catalogue.counts, kind="stable").tolist()
-    each = trending.PRIOR / busy.service.catalogue.counts.sum()
+    each = trending.PRIOR_EVENTS / busy.service.catalogue.counts.sum()
     live = {7: 3.0, 8: 2.0}
     now = sorted(popular, key=lambda row: -(live.get(row, 0.0) + each * busy.service.catalogue.counts[row]))
-    weight = 1 / (1 + CONSTANT)
+    weight = 1 / (1 + SMOOTHING)
     scores = {item_id(row): (1 - weight) / (2 + place) for place, row in enumerate(now)}
     scores = {name: score + weight / (2 + own.index(name)) for name, score in scores.items()}
     assert [item["score"] for item in answer["items"]] == pytest.approx(
@@ -87,7 +87,7 @@ def test_no_filter_leaks(busy: Client, user: str) -> None:
 
 def test_who_is_unknown_gets_what_is_used_just_now_and_popular_items(busy: Client) -> None:
     counts = busy.service.catalogue.counts
-    each, live = trending.PRIOR / counts.sum(), {7: 3.0, 8: 2.0}
+    each, live = trending.PRIOR_EVENTS / counts.sum(), {7: 3.0, 8: 2.0}
     expected = sorted(-(live.get(row, 0.0) + each * int(counts[row])) for row in range(ITEMS))
     answer = busy.recommend("unknown", k=ITEMS)
     assert answer["source"] == "popular"

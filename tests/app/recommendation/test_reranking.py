@@ -155,11 +155,15 @@ def listed(answer: Any) -> list[tuple[str, float, bool]]:
 
 
 class TestLaws:
-    @given(request=requests, k=st.sampled_from([1, 5, 12, MAX_K]), skipped=st.sampled_from([0, 1, reranking.SKIPPED]))
+    @given(
+        request=requests,
+        k=st.sampled_from([1, 5, 12, MAX_K]),
+        skipped=st.sampled_from([0, 1, reranking.SKIPPED_PER_ITEM]),
+    )
     @example(
         request={**BOOSTED, "pin": [{"item_id": item_id(row), "place": 2 * row + 1} for row in range(6)]},
         k=12,
-        skipped=reranking.SKIPPED,
+        skipped=reranking.SKIPPED_PER_ITEM,
     )
     @example(
         request={**BOOSTED, "candidates": ALL_ITEMS[:30], "max_per_category": 2, "diversity": 0.2}, k=60, skipped=0
@@ -169,7 +173,9 @@ class TestLaws:
     def test_a_list_is_what_its_definition_says(
         self, shop: Client, codes: list[list[int]], request: dict[str, Any], k: int, skipped: int
     ) -> None:
-        with patch.object(reranking, "SKIPPED", skipped):  # or the few items here are all looked at in the first place
+        with patch.object(
+            reranking, "SKIPPED_PER_ITEM", skipped
+        ):  # or the few items here are all looked at in the first place
             assert listed(post(shop, **request, k=k)) == by_definition(shop, codes, request)[:k]
 
     @given(request=requests)
