@@ -31,7 +31,7 @@ from app.http.middleware.load_shedding import LoadShedding
 from app.http.middleware.request_metrics import RequestTimer
 from app.http.protocol import LimitedHttpProtocol
 from app.http.routes import admin, client, events, health, items, model, playground, recommendations, users
-from app.http.state import Services, running
+from app.http.services import Services, running
 from app.observability import log_format
 from app.observability.metrics import Metrics
 from app.serving import empty_model

@@ -38,7 +38,8 @@ from storage.records import AppendResult
 from storage.state.cold_codes import plain_type, with_codes
 from storage.state.event import Event
 from storage.state.fold import fold_event
-from storage.state.generation import Generation, State
+from storage.state.generation import Generation
+from storage.state.layout import State
 
 MAX_WATCHED = 10_000  # items
 MAX_CHOSEN = 20_000  # events on them in all, some 15 MB

@@ -11,7 +11,8 @@ from storage.protocol import UserStore
 from storage.state.cold_codes import plain_type
 from storage.state.corrections import UNDO, posted_as
 from storage.state.event import Event
-from storage.state.generation import Generation, recent_items
+from storage.state.generation import Generation
+from storage.state.layout import recent_items
 
 FILES_WITHIN = timedelta(hours=24)  # an archiver that runs as it should needs minutes
 

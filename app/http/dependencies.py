@@ -10,7 +10,7 @@ from fastapi.openapi.models import Example
 from starlette.requests import Request
 
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
-from app.http.state import Services
+from app.http.services import Services
 from app.schemas.fields import Id
 from app.schemas.items import StockedId
 from app.serving.lifespan import Service

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from app.errors import HeadTooLarge, NotHttp
 
 if TYPE_CHECKING:
-    from app.http.state import Services
+    from app.http.services import Services
 
 BODY_GRACE_S = 5.0  # for the service to answer itself that a body is late
 

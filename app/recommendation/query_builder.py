@@ -16,7 +16,7 @@ from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
 from model.lisa.histogram import history_histogram
-from storage.state.generation import ITEM_RING, recent_items
+from storage.state.layout import ITEM_RING, recent_items
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.events import cold_item_learner
-from app.http.state import running
+from app.http.services import running
 from app.observability.metrics import Metrics
 from app.schemas.recommendations import RecommendationRequest
 from app.serving.lifespan import Service

@@ -34,10 +34,10 @@ from model.data.interactions import Histories
 from model.data.readers import read_interactions
 from model.evaluation import evaluate
 from model.evaluation.trial import scorer_of
+from model.holdout_ranks import NegativeSampling, Scorer, ranks_sampled
 from model.mechanisms import train as mechanisms
 from model.mechanisms.network import MechanismNetwork
 from model.metrics import interval_95, metrics
-from model.ranking import NegativeSampling, Scorer, ranks_sampled
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, EpochReport
 
 MIGRATED = {  # a preset that keeps the codes of another one's model

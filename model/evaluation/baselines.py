@@ -1,9 +1,9 @@
 """Baselines: what a recommender has to beat, each a few lines of counting or linear algebra.
 
 A baseline is a frozen dataclass of its hyperparameters. ``fit`` learns from training histories and returns a scorer,
-which ``model.ranking`` ranks by exactly as by the model. ``GRIDS`` holds the hyperparameters that validation chooses
-from. Where a baseline has a ``query_decay``, the events of a query's history decay by that rate per step; 0 is the
-method as published.
+which ``model.holdout_ranks`` ranks by exactly as by the model. ``GRIDS`` holds the hyperparameters that validation
+chooses from. Where a baseline has a ``query_decay``, the events of a query's history decay by that rate per step; 0
+is the method as published.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from scipy import sparse
 from typing_extensions import override
 
 from model.data.interactions import Histories
+from model.holdout_ranks import Scorer
 from model.lisa import item_codes
-from model.ranking import Scorer
 
 SMALLEST_FADE = 1e-4  # events that have decayed to less than this share of their weight are left out
 EASE_MAX_ITEMS = 10_000  # a matrix of N x N float64 takes 0.8 GB there

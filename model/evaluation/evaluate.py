@@ -17,11 +17,9 @@ from model.evaluation.baselines import Baseline, TooManyItems
 from model.evaluation.neural_baselines import Notify
 from model.evaluation.report import Report
 from model.evaluation.trial import SAMPLED_PROTOCOLS, Trial, require_unseen_test_events
+from model.holdout_ranks import held_out_events
 from model.mechanisms import train as mechanisms
 from model.mechanisms.train import TrainedMechanism
-from model.ranking import (
-    held_out_events,
-)
 
 
 def evaluate(

@@ -18,8 +18,8 @@ from model.artifact.model_directory import Artifact
 from model.config import SeenRule
 from model.data.interactions import REPEAT_SHARE_OF_SHOPS, Histories
 from model.evaluation.trial import model_scorer
+from model.holdout_ranks import HeldOutEvents, Scorer, ranks_full
 from model.metrics import CUTOFFS
-from model.ranking import HeldOutEvents, Scorer, ranks_full
 
 HELD_OUT_SHARE = 0.1  # of all events, at most
 EARLY_SHARE = 0.05  # of the unseen events: a few that arrive with an old time do not move the end of the past

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from model.data.interactions import Histories
-from model.ranking import Scorer
+from model.holdout_ranks import Scorer
 from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
 from model.training.padding import PaddedBatch, padded_batches, padded_rows
 

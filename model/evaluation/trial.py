@@ -15,14 +15,7 @@ from model.data.interactions import DataError, Interactions, training_histories
 from model.data.splits import Split, split
 from model.evaluation.baselines import Baseline
 from model.evaluation.neural_baselines import NeuralBaseline, Notify, Validate
-from model.inference.engine import Engine
-from model.mechanisms import train as mechanisms
-from model.mechanisms.train import TrainedMechanism
-from model.metrics import (
-    CUTOFFS,
-    metrics,
-)
-from model.ranking import (
+from model.holdout_ranks import (
     PAPER_SAMPLING,
     HeldOutEvents,
     NegativeSampling,
@@ -32,6 +25,13 @@ from model.ranking import (
     ranks_full,
     ranks_sampled,
     state_scorer,
+)
+from model.inference.engine import Engine
+from model.mechanisms import train as mechanisms
+from model.mechanisms.train import TrainedMechanism
+from model.metrics import (
+    CUTOFFS,
+    metrics,
 )
 
 VALIDATION_USERS = 5_000

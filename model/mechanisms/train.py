@@ -26,9 +26,9 @@ from model.artifact.model_directory import Artifact
 from model.config import SERVED_MECHANISMS, MechanismRecipe
 from model.data.interactions import DataError, Histories, Interactions, training_histories
 from model.data.splits import Split
+from model.holdout_ranks import Scorer
+from model.mechanisms.export import served_model, served_recipe
 from model.mechanisms.network import MechanismNetwork
-from model.mechanisms.served import served_model, served_recipe
-from model.ranking import Scorer
 from model.training.loop import CHECKPOINT, EpochReport, Progress, TrainError, TrainingLoop, validation_events
 from model.training.loss import sampled_softmax_loss
 from model.training.padding import padded_batches, padded_rows

@@ -16,11 +16,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from model import metrics, ranking
+from model import holdout_ranks, metrics
 from model.config import Recipe
 from model.data.interactions import Histories, Interactions
 from model.data.splits import Split
-from model.ranking import HeldOutEvents, Scorer
+from model.holdout_ranks import HeldOutEvents, Scorer
 
 CHECKPOINT = "checkpoint"
 BEST_CHECKPOINT, LAST_CHECKPOINT = f"{CHECKPOINT}/best.safetensors", f"{CHECKPOINT}/last.safetensors"
@@ -148,7 +148,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         if self.validation is None or not len(self.validation):
             return {}
         self.network.eval()
-        return metrics.metrics(ranking.ranks_full(self.validation, self._scorer(), self.recipe.data.seen_rule))
+        return metrics.metrics(holdout_ranks.ranks_full(self.validation, self._scorer(), self.recipe.data.seen_rule))
 
     def _best(self) -> int:
         """Return the epoch of the best validation NDCG@10; the last one where nothing is held out."""
@@ -204,7 +204,7 @@ def validation_events(interactions: Interactions, parts: Split, recipe: Recipe) 
     """Return the validation events that epochs are judged by; None where the model trains on them."""
     if recipe.data.train_on != "train":
         return None
-    return ranking.held_out_events(interactions, parts.validation, recipe)
+    return holdout_ranks.held_out_events(interactions, parts.validation, recipe)
 
 
 def _replace_file(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

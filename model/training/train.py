@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from model import ranking
+from model import holdout_ranks
 from model.artifact import model_directory
 from model.artifact.item_table import Items
 from model.config import Config, DataCard, ModelConfig, Recipe
@@ -30,12 +30,12 @@ from model.data.interactions import (
 )
 from model.data.readers import ItemTexts, read_interactions, read_items
 from model.data.splits import Split, split
+from model.holdout_ranks import Scorer
 from model.lisa import item_codes
 from model.lisa.histogram import running_histograms
 from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS, strongest_followers
 from model.lisa.lisa_mini import build_lisa_mini
 from model.lisa.recent_attention import recent_windows
-from model.ranking import Scorer
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, Progress, TrainError, TrainingLoop, validation_events
 from model.training.loss import full_softmax_loss, matmul_dtype, sampled_softmax_loss
 
@@ -156,7 +156,7 @@ class Trainer(TrainingLoop[PositionBatch]):
             scores = queries @ vectors.T + self.model.bias
             return scores.scatter_add_(1, *self.model.follower_gains(recent)).cpu().numpy()
 
-        return ranking.state_scorer(score, self.item_codes.history.codes, self.config.model)
+        return holdout_ranks.state_scorer(score, self.item_codes.history.codes, self.config.model)
 
     @override
     def _require_own(self, path: Path, tensors: dict[str, Tensor]) -> None:

@@ -19,7 +19,8 @@ from storage.redis.requests import Read, fresh_state
 from storage.redis.scripts import SAVE_STATE, save_state_arguments
 from storage.redis.session import RedisSession
 from storage.state.corrections import LogFold
-from storage.state.generation import Generation, State, StateError
+from storage.state.generation import Generation, StateError
+from storage.state.layout import State
 
 MAX_ROUND = 512  # values
 SAVED_AT_ONCE = 64  # states of a rebuild in one transaction, about 250 kB

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from storage.errors import StorageUnavailable
-from storage.sqlite.group_commit import WriterThread, storage_error
 from storage.sqlite.schema import create_schema
+from storage.sqlite.writer_thread import WriterThread, storage_error
 
 FILE_NAME = "lisarec.sqlite3"
 BUSY_TIMEOUT_S = 10.0

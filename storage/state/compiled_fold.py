@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from storage.state.cold_codes import FIRST_COLD_ROW, MARK, cold_row, plain_type
 from storage.state.event import Event, event_hash
-from storage.state.generation import MAX_TIME_S, NEGLIGIBLE, Generation
+from storage.state.generation import NEGLIGIBLE, Generation
+from storage.state.layout import MAX_TIME_S
 
 UNKNOWN = -1
 FOLDED_FIELDS = (

@@ -17,7 +17,8 @@ from typing import Self
 from storage.errors import MergeRefused
 from storage.state.event import Event
 from storage.state.fold import fold_event
-from storage.state.generation import Generation, State
+from storage.state.generation import Generation
+from storage.state.layout import State
 
 UNDO = "!undo"
 INTO = "!into"

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from storage.state.cold_codes import cold_row, plain_type
 from storage.state.event import Event, event_hash
-from storage.state.generation import ITEM_RING, MAX_TIME_S, NEGLIGIBLE, Generation, State
+from storage.state.generation import NEGLIGIBLE, Generation
+from storage.state.layout import ITEM_RING, MAX_TIME_S, State
 
 
 class Effect(Enum):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from starlette.types import Receive, Scope, Send
 
-from app.http.state import Services
+from app.http.services import Services
 from app.main import create_app
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store

@@ -9,7 +9,7 @@ from starlette.types import Scope as HTTPScope
 
 from app.errors import Forbidden, Unauthenticated
 from app.http.auth.keys import Key, Keyring, Scope
-from app.http.state import Services
+from app.http.services import Services
 
 
 class RequireScope:

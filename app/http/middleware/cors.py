@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import Forbidden
 from app.http.error_responses import error_response
-from app.http.state import Services
+from app.http.services import Services
 from app.settings import is_loopback
 
 PATH = "/v1/events"  # the only path that a key for browsers may call

@@ -18,7 +18,7 @@ from app.http.auth.access import tenant_of
 from app.http.auth.keys import Scope as KeyScope
 from app.http.dependencies import REPEATABLE, json_body
 from app.http.error_responses import EXPECTED_ERRORS, error_response
-from app.http.state import Services
+from app.http.services import Services
 from app.recommendation.batching import never_gone
 from app.schemas.recommendations import RecommendationQuery, RecommendationRequest
 from app.serving.lifespan import Service

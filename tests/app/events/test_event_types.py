@@ -16,7 +16,7 @@ from model.config import EVENT_WEIGHTS
 from model.data.interactions import DataError
 from model.data.readers import read_interactions
 from model.data.splits import split
-from model.ranking import held_out_events, ranks_full
+from model.holdout_ranks import held_out_events, ranks_full
 from tests.app.conftest import Client, item_id
 from tests.storage.oracles.naive_fold import assert_histogram_is, fold
 

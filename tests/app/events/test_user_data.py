@@ -11,7 +11,7 @@ import pytest
 
 from model.artifact.model_directory import load
 from model.lisa.histogram import history_histogram
-from storage.state.generation import ITEM_RING
+from storage.state.layout import ITEM_RING
 from tests.app.conftest import SHAPE, Client, item_id
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.http.state import SAMPLE_EVERY_S
+from app.http.services import SAMPLE_EVERY_S
 from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
 from app.observability.buffered_histogram import BufferedHistogram

@@ -17,7 +17,7 @@ from app.schemas.fields import MAX_ITEM_IDS, MAX_K
 from app.schemas.recommendations import MAX_REQUESTS
 from model.artifact.model_directory import load
 from model.inference.engine import Engine
-from storage.state.generation import ITEM_RING
+from storage.state.layout import ITEM_RING
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id
 
 ALL_ITEMS = [item_id(row) for row in range(ITEMS)]

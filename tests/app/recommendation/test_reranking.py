@@ -16,7 +16,7 @@ from app.recommendation import reranking
 from app.schemas.fields import MAX_BOOSTS, MAX_K
 from model.artifact import model_directory
 from model.inference.diversity import WINDOW
-from storage.state.generation import ITEM_RING
+from storage.state.layout import ITEM_RING
 from tests.app.conftest import CATEGORIES, CLICKS, GONE, ITEMS, SAID, SEEN, Client, categories_of, item_id
 from tests.app.recommendation.test_pages import all_pages
 from tests.app.recommendation.test_recommendations import ALL_ITEMS, item_ids, post

@@ -16,8 +16,8 @@ from model.artifact.item_table import Items
 from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismRecipe, ModelConfig
 from model.data.interactions import Histories
 from model.lisa.histogram import history_histogram
+from model.mechanisms.export import served_model, served_recipe
 from model.mechanisms.network import MechanismNetwork
-from model.mechanisms.served import served_model, served_recipe
 from model.mechanisms.train import mechanism_scorer
 from tests.app.conftest import Client, item_id
 from tests.app.events.test_cold_items import finish

@@ -9,11 +9,12 @@ import torch
 from model.config import MECHANISMS, SERVED_MECHANISMS, ModelConfig
 from model.lisa.histogram import history_histogram
 from model.lisa.lisa_mini import LisaMini
+from model.mechanisms.export import served_model
 from model.mechanisms.network import MechanismNetwork
-from model.mechanisms.served import served_model
 from storage.state.event import Event
 from storage.state.fold import fold_event
-from storage.state.generation import ITEM_RING, Generation
+from storage.state.generation import Generation
+from storage.state.layout import ITEM_RING
 
 ITEMS = 50
 

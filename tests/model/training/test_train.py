@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from model import metrics, ranking
+from model import holdout_ranks, metrics
 from model.artifact import model_directory
 from model.config import Config, DataCard, ModelConfig
 from model.data.interactions import Histories
@@ -224,9 +224,9 @@ class TestEarlyStopping:
         made = train.train(shop, tmp_path / "model", config, progress=silent())
         interactions = read_interactions(shop)
         positions = split(interactions, "loo").validation
-        events = ranking.held_out_events(interactions, positions, made.config)
+        events = holdout_ranks.held_out_events(interactions, positions, made.config)
         scorer = model_scorer(made)
-        found = metrics.metrics(ranking.ranks_full(events, scorer, made.config.data.seen_rule))
+        found = metrics.metrics(holdout_ranks.ranks_full(events, scorer, made.config.data.seen_rule))
         reported = [report["ndcg_at_10"] for report in made.metrics["epochs"]]
         by_strength = made.metrics["ndcg_at_10_by_lift_strength"]
         assert by_strength[str(DEFAULT_LIFT_STRENGTH)] == pytest.approx(max(reported), abs=1e-6)

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.state.event import Event
-from storage.state.generation import Generation, recent_items
+from storage.state.generation import Generation
+from storage.state.layout import recent_items
 
 
 @dataclass

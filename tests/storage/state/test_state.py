@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from storage.state.event import Event, id_time_us
 from storage.state.fold import Effect, fold_event
-from storage.state.generation import Generation, State, StateError, recent_items
+from storage.state.generation import Generation, StateError
+from storage.state.layout import State, recent_items
 from tests.storage.oracles.naive_fold import NaiveUser, assert_histogram_is, assert_state_is, fold
 from tests.storage.oracles.random_events import click, logs, make_generation
 

@@ -10,9 +10,7 @@ import pytest
 
 from model.config import ModelConfig, SeenRule
 from model.data.interactions import Histories
-from model.lisa.histogram import history_histogram
-from model.metrics import metrics
-from model.ranking import (
+from model.holdout_ranks import (
     HeldOutEvents,
     NegativeSampling,
     Scorer,
@@ -21,6 +19,8 @@ from model.ranking import (
     ranks_sampled,
     state_scorer,
 )
+from model.lisa.histogram import history_histogram
+from model.metrics import metrics
 
 USERS, ITEMS = 300, 40  # more users than one block holds
 

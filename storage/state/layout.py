@@ -1,0 +1,82 @@
+"""The bytes of a user's state."""
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+# One state, little-endian, without padding (R rates, B codebooks, W codewords):
+#
+#   version            u1        layout; always the first byte, so that any layout can be told from any other
+#   reserved           u1[3]     zero
+#   last_item          i4        row of the last item in the generation's codes, -1 = none yet; others: cold_codes.py
+#   generation         u1[8]     tag of the generation that folds this state (not S8, which strips trailing zeros)
+#   n                  u8        steps so far
+#   anchor             u8        the step at which bins were last on the scale of the true histogram
+#   last_timestamp_us  i8        of the last item, INT64_MIN = none yet
+#   event_count        u8        events folded, each pushed its id;     newest in slot (event_count - 1) % 20
+#   item_count         u8        of these on known items and seen, each pushed;  newest in slot (item_count - 1) % 24
+#   recent_event_ids   u8[20]    ring of 64-bit hashes of event ids, 0 = empty
+#   bins               f4[R,B,W] true histogram * exp(rate_r * (n - anchor))
+#   recent_items       i4[24]    ring of rows of the codes that were seen, -1 = empty
+#   stepped_items      i4[K]     rows of the newest items that stepped, newest first, -1 = none; the first is last_item
+#   recent_id_times_s  u4[20]    ring, beside recent_event_ids: their id-times in seconds, rounded up
+#   low_water_s        u4        the newest id-time evicted from that ring
+#   last_codes         u1[B]     codes of the last item, 0 while there is none
+#
+# 3,496 bytes at R = 3, B = 8, W = 32, K = 5, whatever the length of the history.
+LAYOUT_VERSION = 3
+TAG_BYTES = slice(8, 16)
+ITEM_RING = 24
+STEPPED_ITEMS = 5
+ID_RING = 20
+
+MAX_TIME_S = 2**32 - 1
+NO_TIMESTAMP = np.iinfo(np.int64).min
+
+State: TypeAlias = np.void
+"""One mutable record of ``state_dtype``; fields by name, ``state["n"]``."""
+
+
+def state_dtype(rates: int, codebooks: int, codewords: int, stepped_items: int, id_ring: int) -> np.dtype[np.void]:
+    """Return the layout of a state. ``np.frombuffer(b"".join(values), dtype)`` reads Q of them as a (Q,) array."""
+    return np.dtype(
+        [
+            ("version", "u1"),
+            ("reserved", "u1", (3,)),
+            ("last_item", "<i4"),
+            ("generation", "u1", (8,)),
+            ("n", "<u8"),
+            ("anchor", "<u8"),
+            ("last_timestamp_us", "<i8"),
+            ("event_count", "<u8"),
+            ("item_count", "<u8"),
+            ("recent_event_ids", "<u8", (id_ring,)),
+            ("bins", "<f4", (rates, codebooks, codewords)),
+            ("recent_items", "<i4", (ITEM_RING,)),
+            ("stepped_items", "<i4", (stepped_items,)),
+            ("recent_id_times_s", "<u4", (id_ring,)),
+            ("low_water_s", "<u4"),
+            ("last_codes", "u1", (codebooks,)),
+        ]
+    )
+
+
+def empty_state(dtype: np.dtype[np.void], tag: bytes) -> State:
+    """Return the state of a user without events, of the generation with this tag."""
+    state: State = np.zeros(1, dtype)[0]
+    state["version"] = LAYOUT_VERSION
+    state["generation"] = np.frombuffer(tag, np.uint8)
+    state["last_item"] = -1
+    state["last_timestamp_us"] = NO_TIMESTAMP
+    state["recent_items"] = -1
+    state["stepped_items"] = -1
+    return state
+
+
+def recent_items(state: State) -> NDArray[np.int32]:
+    """Return the rows (at most 24,) of the newest items of the state, newest first, repeats included."""
+    ring: NDArray[np.int32] = state["recent_items"]
+    next_slot = int(state["item_count"]) % len(ring)
+    newest_first = np.concatenate((ring[:next_slot][::-1], ring[next_slot:][::-1]))
+    return newest_first[newest_first >= 0]
