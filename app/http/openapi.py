@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from app.http.auth.access import declared_scopes
+from app.http.access import declared_scopes
 from app.http.error_responses import ErrorBody
 from app.settings import Settings
 

@@ -24,7 +24,7 @@ PUBLIC_PATH = "/client.js"
 
 
 class CrossOriginPolicy:
-    """ASGI middleware that answers preflights, which have no key; `app.http.auth.access` checks a key's origins."""
+    """ASGI middleware that answers preflights, which have no key; `app.http.access` checks a key's origins."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

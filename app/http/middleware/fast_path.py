@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.http.auth.access import tenant_of
+from app.http.access import tenant_of
 from app.http.auth.keys import Scope as KeyScope
 from app.http.dependencies import REPEATABLE, json_body
 from app.http.error_responses import EXPECTED_ERRORS, error_response

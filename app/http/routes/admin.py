@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from app.http.auth.access import needs
+from app.http.access import needs
 from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep, example
 from app.http.openapi import errors, json_request
 from app.schemas.fields import Id

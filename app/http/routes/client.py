@@ -5,7 +5,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.http.auth.access import OPEN
+from app.http.access import OPEN
 
 # in the repository as in an installation, a sibling of the package
 SCRIPT = (Path(__file__).parents[3] / "clients" / "client.js").read_bytes()

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from app.http.auth.access import needs
+from app.http.access import needs
 from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep
 from app.http.openapi import errors, json_request
 from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent

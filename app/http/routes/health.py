@@ -7,7 +7,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.errors import Draining
-from app.http.auth.access import OPEN, needs
+from app.http.access import OPEN, needs
 from app.http.dependencies import NO_QUERY, ServicesDep
 from app.schemas.operations import Health
 

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from app.http.auth.access import needs
+from app.http.access import needs
 from app.http.dependencies import NO_QUERY, ServiceDep
 from app.schemas.operations import ServedModel, Stats
 

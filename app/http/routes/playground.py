@@ -5,7 +5,7 @@ from pathlib import Path
 from fastapi import APIRouter, HTTPException
 from fastapi.responses import FileResponse, RedirectResponse
 
-from app.http.auth.access import OPEN
+from app.http.access import OPEN
 
 STATIC = Path(__file__).parents[1] / "static"
 PARTS = frozenset(path.name for path in STATIC.iterdir() if path.suffix in (".css", ".js"))

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import ValidationError
 
-from app.http.auth.access import declared_scopes
+from app.http.access import declared_scopes
 from app.http.auth.keys import SCOPES, Scope, add, make
 from app.main import create_app
 from app.settings import Settings
