@@ -43,8 +43,8 @@ class ColdCodes(NamedTuple):
     bias: float
 
 
-class FirstEvent(NamedTuple):
-    """One of the first events on an item: rows of known items before it, newest first, and the user's query (D,)."""
+class ColdItemEvent(NamedTuple):
+    """An event on a cold item: rows of known items before it, newest first, and the user's query (D,)."""
 
     before: tuple[int, ...]
     query: Tensor
@@ -66,7 +66,7 @@ def with_cold_items(trained: Artifact, codes: Mapping[str, ColdCodes]) -> Artifa
 
 
 def codes_fit(trained: Artifact, item_id: str, codes: ColdCodes) -> bool:
-    """Tell whether `with_cold_items` accepts the codes: the model has these codebooks, and has not learned the item."""
+    """Return whether `with_cold_items` accepts the codes: they fit the codebooks, and the item is not a learned one."""
     shape = trained.config.model
     for own, books, words in (
         (codes.history, shape.history_codebooks, shape.history_codewords),
@@ -84,21 +84,21 @@ def sampled_query(trained: Artifact, query: Tensor, scores: Tensor) -> SampledQu
 
 @torch.inference_mode()
 def likeliest_codes(
-    trained: Artifact, chosen: Sequence[FirstEvent], sample: Sequence[SampledQuery], events: int
+    trained: Artifact, choices: Sequence[ColdItemEvent], sample: Sequence[SampledQuery], events: int
 ) -> ColdCodes:
     """Compute the likeliest codes of a cold item.
 
-    chosen  its first events
-    sample  queries that represent all users
-    events  events of all users on any item since its first one
+    choices  its first events
+    sample   queries that represent all users
+    events   the number of all events on any item since its first one
     """
     shape, model = trained.config.model, trained.model
-    before = [one.before for one in chosen]
+    before = [one.before for one in choices]
     votes = _votes(trained, before, trained.target_codes, shape.target_codewords)  # (B', W')
     log_prior = torch.from_numpy(PRIOR_EVENTS * np.log((votes + 1) / (votes + 1).sum(axis=1, keepdims=True))).float()
     by_users, by_all = (
         torch.einsum("qd,bwd->bqw", torch.stack([one.query for one in some]), model.target_codebooks)
-        for some in (chosen, sample)
+        for some in (choices, sample)
     )
     log_sums = torch.tensor([one.log_sum for one in sample])[:, None]
     codes = votes.argmax(axis=1)
@@ -109,11 +109,11 @@ def likeliest_codes(
             of_users = by_users[book] + _scores(by_users, codes, others)  # (count, W')
             of_all = by_all[book] + _scores(by_all, codes, others) - log_sums
             # the likelihood with the best bias for each codeword
-            likelihood = of_users.sum(dim=0) - len(chosen) * torch.logsumexp(of_all, dim=0)
+            likelihood = of_users.sum(dim=0) - len(choices) * torch.logsumexp(of_all, dim=0)
             codes[book] = int((likelihood + log_prior[book]).argmax())
     of_all = _scores(by_all, codes, books)[:, 0] - log_sums[:, 0]
-    each_stands_for = max(events, len(chosen)) / len(sample)
-    bias = float(np.log(len(chosen) / each_stands_for) - torch.logsumexp(of_all, dim=0))
+    each_stands_for = max(events, len(choices)) / len(sample)
+    bias = float(np.log(len(choices) / each_stands_for) - torch.logsumexp(of_all, dim=0))
     history = _votes(trained, before, trained.history_codes, shape.history_codewords).argmax(axis=1)
     learned = model.bias.detach()
     return ColdCodes(

@@ -1,4 +1,4 @@
-"""Work that no request waits for."""
+"""Background tasks, which no request waits for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundTasks:
-    """Tasks that assign codes to items beside the requests. Their failures are logged, and nothing else."""
+    """Tasks that assign codes to items in the background. Their failures are only logged."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run the coroutine as a task of its own, outside of any request's trace."""
-        task = asyncio.create_task(_logged(work), context=Context())
+        task = asyncio.create_task(_log_failures(work), context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -42,7 +42,7 @@ class BackgroundTasks:
         await self.join()
 
 
-async def _logged(work: Coroutine[None, None, None]) -> None:
+async def _log_failures(work: Coroutine[None, None, None]) -> None:
     try:
         await work
     except StorageError as exc:

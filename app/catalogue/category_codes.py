@@ -1,4 +1,4 @@
-"""Codes for items that no model has learned, from their categories, until events on them give better ones."""
+"""Assigns codes to items that no model has learned, from their categories, until events on them give better ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from model.lisa.histogram import history_histogram
 from storage.protocol import ItemStore
 from storage.records import ItemEntry
 
-ITEMS_AT_ONCE = 1000
+ITEMS_PER_BATCH = 1000
 
 
 class CategoryCodes:
@@ -45,55 +45,57 @@ class CategoryCodes:
         self._tenant = tenant
         self._tasks = tasks
         self._task: asyncio.Task[None] | None = None
-        self._mark = 0  # of the overrides that were looked at
+        self._processed_changes = 0  # of the overrides
         self._audience: QuerySample | None = None
 
-    def use(self, catalogue: LiveCatalogue, engine: Engine) -> None:
-        """Work with this catalogue and engine from now on."""
+    def set_catalogue(self, catalogue: LiveCatalogue, engine: Engine) -> None:
+        """Replace the catalogue and the engine that this works with."""
         self._catalogue, self._engine = catalogue, engine
 
-    def start(self, overrides: ItemOverrides) -> None:
-        """Begin to assign codes to items whose categories were set since the last time, unless that is under way."""
-        if self._mark != overrides.mark and (self._task is None or self._task.done()):
+    def start_assignment(self, overrides: ItemOverrides) -> None:
+        """Start to assign codes to items whose categories have changed, unless a task is still doing so."""
+        if self._processed_changes != overrides.change_count and (self._task is None or self._task.done()):
             self._task = self._tasks.start(self._assign(overrides))
 
     async def _assign(self, overrides: ItemOverrides) -> None:
-        entries, mark = overrides.since(self._mark), overrides.mark
+        entries, change_count = overrides.changed_since(self._processed_changes), overrides.change_count
         known = self._item_codes.of(self._tag)
-        new = [entry for entry in entries if self._has_categories_alone(entry, known.get(entry.item_id))]
+        new = [entry for entry in entries if self._needs_codes(entry, known.get(entry.item_id))]
         if new and self._audience is None:
-            in_engine_thread = asyncio.get_running_loop().run_in_executor
-            self._audience = await in_engine_thread(self._engine_thread, self._sample_audience)
-        for begin in range(0, len(new), ITEMS_AT_ONCE):
-            part = new[begin : begin + ITEMS_AT_ONCE]
-            if changed := await asyncio.to_thread(self._assignments, part, known):
+            loop = asyncio.get_running_loop()
+            self._audience = await loop.run_in_executor(self._engine_thread, self._sample_audience)
+        for begin in range(0, len(new), ITEMS_PER_BATCH):
+            batch = new[begin : begin + ITEMS_PER_BATCH]
+            if changed := await asyncio.to_thread(self._changed_assignments, batch, known):
                 await self._store.put_items(self._tenant, [entry_of(one) for one in changed])
-        self._mark = mark
+        self._processed_changes = change_count
 
-    def _has_categories_alone(self, entry: ItemEntry, known: CodeAssignment | None) -> bool:
-        """Return whether an item has categories, and neither a model nor events have taught its codes."""
+    def _needs_codes(self, entry: ItemEntry, known: CodeAssignment | None) -> bool:
+        """Return whether an item has categories, and its codes come neither from a model nor from events."""
         is_learned = entry.item_id in self._trained.items.rows or (known is not None and known.evidence > 0)
         return bool(entry.categories) and not is_learned
 
-    def _assignments(self, entries: Sequence[ItemEntry], known: Mapping[str, CodeAssignment]) -> list[CodeAssignment]:
-        """Return those that differ from what is known."""
+    def _changed_assignments(
+        self, entries: Sequence[ItemEntry], known: Mapping[str, CodeAssignment]
+    ) -> list[CodeAssignment]:
+        """Assign codes to the items; return the assignments that differ from the known ones."""
         changed = []
-        alike: Callable[[frozenset[str]], Rows] = cache(self._rows_with_most)
-        everybody = self._audience
+        similar_rows: Callable[[frozenset[str]], Rows] = cache(self._rows_sharing_most)
+        audience = self._audience
         for entry in entries:
-            rows = alike(frozenset(entry.categories or ()))
-            if len(rows) and everybody is not None:
-                # not the same ones for each of many new items, which would all stand side by side in every list
-                chance = np.random.default_rng(list(entry.item_id.encode()))
-                rows = chance.choice(rows, min(MAX_SIMILAR_ITEMS, len(rows)), replace=False)
-                codes, before = codes_of_similar_items(self._trained, rows, everybody), known.get(entry.item_id)
-                one = CodeAssignment(entry.item_id, self._tag, codes, evidence=0)
-                if before is None or entry_of(before) != entry_of(one):
-                    changed.append(one)
+            rows = similar_rows(frozenset(entry.categories or ()))
+            if len(rows) and audience is not None:
+                # a random choice: if many new items had the same codes, they would stand side by side in every list
+                rng = np.random.default_rng(list(entry.item_id.encode()))
+                rows = rng.choice(rows, min(MAX_SIMILAR_ITEMS, len(rows)), replace=False)
+                codes, before = codes_of_similar_items(self._trained, rows, audience), known.get(entry.item_id)
+                assignment = CodeAssignment(entry.item_id, self._tag, codes, evidence=0)
+                if before is None or entry_of(before) != entry_of(assignment):
+                    changed.append(assignment)
         return changed
 
     def _sample_audience(self) -> QuerySample:
-        """Return the queries of users with one event each, as no user of this service may be known yet."""
+        """Sample the queries of made-up users with one event each, since the service may not have users yet."""
         trained = self._trained
         rows = np.random.default_rng(0).permutation(len(trained.items))[:POOLED_QUERIES]
         shape, counts = trained.config.model, trained.history_counts[rows]
@@ -102,8 +104,8 @@ class CategoryCodes:
         recent[:, :1] = rows[:, None]
         return query_sample(trained, self._engine.step(np.stack(histograms), rows, recent).vectors.cpu())
 
-    def _rows_with_most(self, categories: frozenset[str]) -> Rows:
-        """Return the learned items that have most of the categories; none where no item has any."""
+    def _rows_sharing_most(self, categories: frozenset[str]) -> Rows:
+        """Return the learned items that share the most of these categories; none where no item has any."""
         shared = np.zeros(len(self._trained.items), np.uint16)
         for category in categories:
             shared += bitmap.to_mask(self._catalogue.in_categories([category]), len(shared))

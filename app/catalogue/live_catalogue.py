@@ -30,7 +30,7 @@ class LiveCatalogue(TrainedCatalogue):
 
     def __init__(self, items: Items, overrides: ItemOverrides) -> None:
         self._overrides = overrides
-        self._mark = 0
+        self._applied_changes = 0
         self._recategorised: dict[int, tuple[str, ...]] = {}
         self._is_recategorised = bitmap.empty(len(items))  # of these items, the model's categories do not count
         self._recategorised_rows: dict[str, Rows] = {}  # by category
@@ -41,10 +41,10 @@ class LiveCatalogue(TrainedCatalogue):
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Apply all changes that were read until now."""
-        mark, entries = self._overrides.mark, self._overrides.since(self._mark)
+        """Apply all overrides that this process has read so far."""
+        change_count, entries = self._overrides.change_count, self._overrides.changed_since(self._applied_changes)
         self._apply(entries)
-        self._mark = mark
+        self._applied_changes = change_count
 
     def item(self, item_id: str) -> Item | None:
         """Return the item as it is now; None when neither the model nor the tenant knows it."""

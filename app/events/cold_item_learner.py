@@ -1,8 +1,8 @@
-"""Codes for items that no model has learned, from the users who choose them.
+"""Learns codes of cold items, which no model has learned, from the users who choose them.
 
-Each process watches the events on such items, and assigns codes once there are enough. That decides only when codes are
-assigned, and not what any state is. So several processes may assign codes to the same item, and the codes made from
-most events stay.
+Each process watches the events on such items, and assigns codes once there are enough. This affects when codes are
+assigned, but no state. So several processes may assign codes to the same item, and the codes made from most events
+stay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from model.cold_items import (
     CONTEXT_ITEMS,
     FIT_AT_EVENTS,
     SAMPLED_QUERIES,
-    FirstEvent,
+    ColdItemEvent,
     SampledQuery,
     likeliest_codes,
     sampled_query,
@@ -42,26 +42,30 @@ from storage.state.generation import Generation
 from storage.state.layout import State
 
 MAX_WATCHED = 10_000  # items
-MAX_CHOSEN = 20_000  # events on them in all, some 15 MB
-MAX_READ = 32  # users of one request whose states are read
-SAMPLED_EVERY = 150  # events
-SAMPLED_AFTER_S = 0.5  # at the earliest, since a large catalogue takes some 10 ms
+MAX_OBSERVATIONS = 20_000  # for all watched items together, about 15 MB
+MAX_STATES_READ = 32  # for one request
+EVENTS_PER_SAMPLE = 150  # one query is sampled for so many events
+MIN_SAMPLE_INTERVAL_S = 0.5  # a sample takes about 10 ms with a large catalogue
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class WatchedItem:
-    """The number of its first event among all events, and what its users had done before each event on it."""
+    """A new item that gathers observed events.
 
-    since: int
-    chosen: list[FirstEvent] = field(default_factory=list)
+    first_event   how many events this process had seen at the item's first one
+    observations  one for each event on the item by a user with known history
+    """
+
+    first_event: int
+    observations: list[ColdItemEvent] = field(default_factory=list)
 
 
-Observations = Mapping[int, FirstEvent]
-"""What the users of some events had done before, by the events' places."""
+Observations = Mapping[int, ColdItemEvent]
+"""The users' contexts before some events, by the events' positions in the request."""
 
-NOTHING: Observations = {}
+NO_OBSERVATIONS: Observations = {}
 
 
 class ColdItemLearner:
@@ -89,104 +93,106 @@ class ColdItemLearner:
         self._tenant = tenant
         self._tasks = tasks
         self._watched: dict[str, WatchedItem] = {}  # in order of their last use
-        self._chosen = 0
+        self._observation_count = 0
         self._events = 0
         self._sample: deque[SampledQuery] = deque(maxlen=SAMPLED_QUERIES)
         self._sampled_at_s = 0.0
         self._one_at_a_time = asyncio.Lock()
 
-    def use(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, CodeAssignment]) -> None:
-        """Work with this catalogue, this engine and these codes from now on."""
+    def set_catalogue(self, catalogue: LiveCatalogue, engine: Engine, codes: Mapping[str, CodeAssignment]) -> None:
+        """Replace the catalogue, the engine and the codes that this learner works with."""
         self._catalogue, self._engine, self.codes = catalogue, engine, codes
 
     async def observe_before(self, events: Sequence[Event]) -> Observations:
-        """Return what the users of events on watched items have done, before these are logged; mostly nothing."""
+        """Return the contexts of events on watched items, before the events are logged. Usually there are none."""
         watched = self._watched
         if not watched or not any(event.item_id in watched for event in events):
-            return NOTHING
-        choosing = [event.user_id for event in events if event.item_id in watched and self._weighs(event)]
-        states = await self._states(list(dict.fromkeys(choosing))[:MAX_READ])
-        steps: dict[int, ModelInput] = {}
-        for place, event in enumerate(events):
+            return NO_OBSERVATIONS
+        user_ids = [event.user_id for event in events if event.item_id in watched and self._has_weight(event)]
+        states = await self._states(list(dict.fromkeys(user_ids))[:MAX_STATES_READ])
+        inputs: dict[int, ModelInput] = {}
+        for position, event in enumerate(events):
             state = states.get(event.user_id)
             if state is None:
                 continue
-            if event.item_id in watched and self._weighs(event):
-                (own,) = model_inputs(np.array([state]), self._catalogue)
-                steps |= {} if own is None else {place: own}
+            if event.item_id in watched and self._has_weight(event):
+                (model_input,) = model_inputs(np.array([state]), self._catalogue)
+                inputs |= {} if model_input is None else {position: model_input}
             fold_event(self._generation, state, event)
-        if not steps:
-            return NOTHING
-        return await asyncio.get_running_loop().run_in_executor(self._engine_thread, self._observed, steps)
+        if not inputs:
+            return NO_OBSERVATIONS
+        return await asyncio.get_running_loop().run_in_executor(self._engine_thread, self._compute_observations, inputs)
 
     def observe_after(
         self, events: Sequence[Event], results: Sequence[AppendResult], observations: Observations
     ) -> None:
-        """Learn from these events, which are logged now; duplicates teach nothing."""
+        """Learn from events that have been logged. Duplicates are ignored."""
         before = self._events
         self._events += sum(not result.duplicate for result in results)
-        for place, chosen in observations.items():
-            if not results[place].duplicate:
-                self._add(events[place].item_id, chosen)
+        for position, observation in observations.items():
+            if not results[position].duplicate:
+                self._add_observation(events[position].item_id, observation)
         for event in self._events_to_watch(events, results):
             self._watch(event.item_id)
-        if before // SAMPLED_EVERY < self._events // SAMPLED_EVERY:
+        if before // EVENTS_PER_SAMPLE < self._events // EVENTS_PER_SAMPLE:
             self._start_sampling(events[-1].user_id)
 
     def _events_to_watch(self, events: Sequence[Event], results: Sequence[AppendResult]) -> Iterator[Event]:
-        """Yield the events on items that have no codes yet, or codes made from few events."""
+        """Yield the events on new items whose codes are missing or made from few events."""
         if self.codes or any(result.unknown_item for result in results):
             for event, result in zip(events, results, strict=True):
                 known = self.codes.get(event.item_id)
                 is_new = result.unknown_item if known is None else known.evidence < FIT_AT_EVENTS[-1]
-                if is_new and event.item_id not in self._generation.item_index and self._weighs(event):
+                if is_new and event.item_id not in self._generation.item_index and self._has_weight(event):
                     yield event
 
-    def _weighs(self, event: Event) -> bool:
+    def _has_weight(self, event: Event) -> bool:
         return self._generation.event_weights.get(plain_type(event.type), 0.0) > 0
 
     def _watch(self, item_id: str) -> None:
         self._watched[item_id] = self._watched.pop(item_id, WatchedItem(self._events))
-        while len(self._watched) > MAX_WATCHED or self._chosen > MAX_CHOSEN:
-            self._chosen -= len(self._watched.pop(next(iter(self._watched))).chosen)
+        while len(self._watched) > MAX_WATCHED or self._observation_count > MAX_OBSERVATIONS:
+            self._observation_count -= len(self._watched.pop(next(iter(self._watched))).observations)
 
-    def _add(self, item_id: str, chosen: FirstEvent) -> None:
-        """Add what is known of one event to its item, and begin to assign codes when that is enough."""
+    def _add_observation(self, item_id: str, observation: ColdItemEvent) -> None:
+        """Add an observed event to its item, and assign codes when the item has enough of them."""
         watched = self._watched.get(item_id)
         if watched is None:
             return
-        watched.chosen.append(chosen)
-        self._chosen += 1
-        if len(watched.chosen) in FIT_AT_EVENTS and self._sample:
+        watched.observations.append(observation)
+        self._observation_count += 1
+        if len(watched.observations) in FIT_AT_EVENTS and self._sample:
             known = self._item_codes.of(self._generation.tag).get(item_id)
-            if known is None or known.evidence < len(watched.chosen):
-                self._tasks.start(self._assign(item_id, list(watched.chosen), self._events - watched.since))
-        if len(watched.chosen) == FIT_AT_EVENTS[-1]:
+            if known is None or known.evidence < len(watched.observations):
+                self._tasks.start(self._assign(item_id, list(watched.observations), self._events - watched.first_event))
+        if len(watched.observations) == FIT_AT_EVENTS[-1]:
             del self._watched[item_id]
-            self._chosen -= len(watched.chosen)
+            self._observation_count -= len(watched.observations)
 
-    async def _assign(self, item_id: str, chosen: Sequence[FirstEvent], events: int) -> None:
+    async def _assign(self, item_id: str, observations: Sequence[ColdItemEvent], events: int) -> None:
         async with self._one_at_a_time:
-            codes = await asyncio.to_thread(likeliest_codes, self._trained, chosen, list(self._sample), events)
-        assignment = CodeAssignment(item_id, self._generation.tag, codes, len(chosen))
+            codes = await asyncio.to_thread(likeliest_codes, self._trained, observations, list(self._sample), events)
+        assignment = CodeAssignment(item_id, self._generation.tag, codes, len(observations))
         await self._store.put_items(self._tenant, [entry_of(assignment)])
 
     def _start_sampling(self, user_id: str) -> None:
         now_s = asyncio.get_running_loop().time()
-        if now_s >= self._sampled_at_s + SAMPLED_AFTER_S:
+        if now_s >= self._sampled_at_s + MIN_SAMPLE_INTERVAL_S:
             self._sampled_at_s = now_s
             self._tasks.start(self._sample_query(user_id))
 
     async def _sample_query(self, user_id: str) -> None:
-        """Add the user's query to the sample, which stands for all users."""
+        """Add the user's query to the sample, which represents all users."""
         for state in (await self._states([user_id])).values():
-            (own,) = model_inputs(np.array([state]), self._catalogue)
-            if own is not None:
+            (model_input,) = model_inputs(np.array([state]), self._catalogue)
+            if model_input is not None:
                 loop = asyncio.get_running_loop()
-                self._sample.append(await loop.run_in_executor(self._engine_thread, self._asked, own))
+                self._sample.append(
+                    await loop.run_in_executor(self._engine_thread, self._compute_sampled_query, model_input)
+                )
 
-    def _asked(self, own: ModelInput) -> SampledQuery:
-        query = self._engine.step([own.histogram], [own.last_item], [own.recent_items]).vectors
+    def _compute_sampled_query(self, model_input: ModelInput) -> SampledQuery:
+        query = self._engine.step([model_input.histogram], [model_input.last_item], [model_input.recent_items]).vectors
         scores = self._engine.scores(Queries(query, torch.full((1, self._engine.window), -1)))  # nothing is lifted
         return sampled_query(self._trained, query[0].cpu(), scores[0].cpu())
 
@@ -203,31 +209,32 @@ class ColdItemLearner:
             for user_id, value in zip(user_ids, values, strict=True)
         }
 
-    def _observed(self, steps: Mapping[int, ModelInput]) -> Observations:
-        """Return the queries of those who used learned items before."""
-        inputs = list(steps.values())
+    def _compute_observations(self, inputs: Mapping[int, ModelInput]) -> Observations:
+        """Return the observations of users who used learned items before their event."""
+        rows = list(inputs.values())
         queries = self._engine.step(
-            [one.histogram for one in inputs], [one.last_item for one in inputs], [one.recent_items for one in inputs]
+            [one.histogram for one in rows], [one.last_item for one in rows], [one.recent_items for one in rows]
         ).vectors.cpu()
         learned = len(self._trained.items)
-        found = {}
-        for query, (place, own) in zip(queries, steps.items(), strict=True):
-            before = own.recent_items[(own.recent_items >= 0) & (own.recent_items < learned)][:CONTEXT_ITEMS]
+        observations = {}
+        for query, (position, model_input) in zip(queries, inputs.items(), strict=True):
+            recent = model_input.recent_items
+            before = recent[(recent >= 0) & (recent < learned)][:CONTEXT_ITEMS]
             if len(before):
-                found[place] = FirstEvent(tuple(before.tolist()), query)
-        return found
+                observations[position] = ColdItemEvent(tuple(before.tolist()), query)
+        return observations
 
 
 async def prepare_events(
     events: Sequence[Event], learners: Sequence[ColdItemLearner]
 ) -> tuple[Sequence[Event], Sequence[Observations]]:
-    """Return the events as they are logged, and what each learner observes before that.
+    """Return the events as they are to be logged, and each learner's observations.
 
-    Events on new items are logged with the codes that these have in each generation.
+    Events on new items are logged with the items' codes in each generation.
     """
-    coding = [learner for learner in learners if learner.codes]
-    if coding and any(event.item_id in learner.codes for learner in coding for event in events):
-        events = [_with_codes(event, coding) for event in events]
+    encoders = [learner for learner in learners if learner.codes]
+    if encoders and any(event.item_id in learner.codes for learner in encoders for event in events):
+        events = [_with_codes(event, encoders) for event in events]
     return events, [await learner.observe_before(events) for learner in learners]
 
 

@@ -1,4 +1,4 @@
-"""What live events teach beside the states: trends, click-through of recommendations, codes of new items."""
+"""Live signals, which events give beside the users' states: trends, click-through rates and codes of new items."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYNC_EVERY_S = 5.0
 class LiveSignals:
     """Counts and learns from the events of one tenant.
 
-    learners  of the generations that are served
+    learners  learn codes of new items, one for each served generation
     """
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
@@ -27,8 +27,8 @@ class LiveSignals:
         self.click_through = ClickThrough(store, tenant, metrics)
         self.learners: Sequence[ColdItemLearner] = ()
 
-    async def follow(self) -> None:
-        """Synchronise with the other processes for ever."""
+    async def sync_forever(self) -> None:
+        """Synchronise with the other processes until cancelled."""
         while True:
             with suppress(StorageError):
                 await self.sync()

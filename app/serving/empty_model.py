@@ -1,8 +1,8 @@
-"""The generation that is served before the first model exists.
+"""The empty model, which is served before the first trained one exists.
 
-It knows no item, so no event steps and no answer is personal. Otherwise it is a generation like any other: events are
-logged and folded, in some hundred bytes of state. Every answer has popular items, from a catalogue that is counted from
-the log again and again. The first trained generation replaces it as every later one replaces the one before.
+It has no items, so every request returns popular items. Events are logged and folded as with any other generation. The
+catalogue is counted from the log at intervals. The first trained generation replaces the empty one as every later one
+replaces the one before.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from storage.protocol import StatisticsStore
 
 NAME = "none"
 TAG = b"no model"
-# a catalogue of the most popular items is enough to answer with, and quickly made
+# of the most popular ones: enough for popular recommendations, and quick to build
 MAX_ITEMS = 10_000
 COUNTED_TYPES = frozenset(kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0)
 # as many target codebooks as the default preset: what is compiled for a scan is ready when the first model comes
-SMALLEST = ModelConfig(
+EMPTY_CONFIG = ModelConfig(
     preset=NAME,
     width=1,
     decay_rates=(0.0,),
@@ -41,25 +41,26 @@ SMALLEST = ModelConfig(
 
 
 def artifact() -> Artifact:
-    """Make a model of no items."""
+    """Make a model without items."""
     history_codes, target_codes = (
-        torch.zeros((0, books), dtype=torch.uint8) for books in (SMALLEST.history_codebooks, SMALLEST.target_codebooks)
+        torch.zeros((0, books), dtype=torch.uint8)
+        for books in (EMPTY_CONFIG.history_codebooks, EMPTY_CONFIG.target_codebooks)
     )
-    model = LisaMini(SMALLEST, history_codes, target_codes).eval()
+    model = LisaMini(EMPTY_CONFIG, history_codes, target_codes).eval()
     model.fold_norms_and_round()
     with torch.no_grad():
         tables = model.tables()
-    return Artifact(NAME, TAG.hex(), Config(model=SMALLEST), _items({}), model, tables, {})
+    return Artifact(NAME, TAG.hex(), Config(model=EMPTY_CONFIG), _items({}), model, tables, {})
 
 
 async def popular_catalogue(store: StatisticsStore, tenant: str, overrides: ItemOverrides) -> LiveCatalogue:
-    """Make a catalogue of the items that the log has most often now; StorageError when it cannot be read."""
+    """Make a catalogue of the items with the most events in the log; StorageError when it cannot be read."""
     counts = await store.item_counts(tenant, COUNTED_TYPES)
     return await asyncio.to_thread(lambda: LiveCatalogue(_items(counts), overrides))
 
 
 def _items(counts: Mapping[str, int]) -> Items:
     """Order items by count, then by id, which is the same in every process."""
-    most = heapq.nsmallest(MAX_ITEMS, counts.items(), key=lambda item: (-item[1], item[0]))
-    ids = [item_id for item_id, _ in most]
-    return Items(ids, [""] * len(ids), [()] * len(ids), np.array([count for _, count in most], np.int64))
+    top = heapq.nsmallest(MAX_ITEMS, counts.items(), key=lambda item: (-item[1], item[0]))
+    ids = [item_id for item_id, _ in top]
+    return Items(ids, [""] * len(ids), [()] * len(ids), np.array([count for _, count in top], np.int64))

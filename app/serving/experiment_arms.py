@@ -16,7 +16,7 @@ from app.serving.served_generation import ServedGeneration, TenantContext
 class ExperimentArms:
     """An experiment, or none, and the generations of its arms by name.
 
-    text  the experiment as the store has it
+    text  the experiment's JSON in the store
     """
 
     experiment: Experiment | None = None
@@ -49,9 +49,9 @@ class ExperimentArms:
             self, generations={name: after if one is before else one for name, one in self.generations.items()}
         )
 
-    def recommender(self, outside: Recommender) -> Recommender | ExperimentRecommender:
-        """Make the recommender that gives each user the answers of their arm; `outside` is for everybody else."""
+    def build_recommender(self, default: Recommender) -> Recommender | ExperimentRecommender:
+        """Build the recommender that answers each user from their arm, and other requests by `default`."""
         if self.experiment is None:
-            return outside
-        arms = {name: one.recommender_in(self.name) for name, one in self.generations.items()}
-        return ExperimentRecommender(self.experiment, arms, outside)
+            return default
+        arms = {name: one.build_recommender(self.name) for name, one in self.generations.items()}
+        return ExperimentRecommender(self.experiment, arms, default)

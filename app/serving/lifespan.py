@@ -1,4 +1,4 @@
-"""How the service of one tenant comes up and goes down, and the parts of it that endpoints use."""
+"""Startup and shutdown of one tenant's service, and the parts of it that endpoints use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -72,7 +72,7 @@ async def tenant_service(
         switcher = GenerationSwitcher(context, artifact)
         await switcher.poll()  # so that a process which joins never serves another model first
         ingest, item_updates = Ingest(store, settings, metrics, signals), ItemUpdates(store, switcher, settings.tenant)
-        async with in_background(switcher.follow(), signals.follow(), _sweep(store)):
+        async with in_background(switcher.poll_forever(), signals.sync_forever(), _sweep(store)):
             yield Service(store, switcher, ingest, item_updates, signals)
         with suppress(StorageError):
             await signals.flush()
@@ -96,7 +96,7 @@ async def in_background(*work: Coroutine[None, None, None]) -> AsyncIterator[Non
 
 
 async def _sweep(store: StateStore) -> None:
-    """Drop the states of idle users, now and then."""
+    """Drop the states of idle users every hour."""
     while True:
         with suppress(StorageError):
             await store.drop_idle_states()

@@ -1,4 +1,4 @@
-"""One generation as a process serves it: its model, its catalogue, and what answers from them."""
+"""One generation as a process serves it: its model, its catalogue, and the recommender that uses them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class TenantContext:
     """What all generations of one tenant share in this process.
 
     item_codes  codes of items that models have not learned
-    overrides   what the shop has set for its items
-    tasks       assign codes to items, beside the requests
+    overrides   values of items that the tenant has set through the API
+    tasks       background tasks, which assign codes to items
     """
 
     settings: Settings
@@ -51,13 +51,13 @@ class TenantContext:
 
 @dataclass(slots=True, eq=False)
 class ServedGeneration:
-    """One generation, served. Nothing in it is replaced: a request works with the one that it began with.
+    """One served generation. Nothing in it is replaced: a request keeps the one that it began with.
 
     artifact        the model as it was trained
-    learner         assigns codes to items that it has not learned, by the events on them
-    category_codes  does so by their categories
-    assignments     all such codes, as they were when this was made
-    cold_items      those that fit the model; catalogue and engine have these items too
+    learner         assigns codes to items that the model has not learned, by the events on them
+    category_codes  assigns codes to such items by their categories
+    assignments     all code assignments when this was made
+    cold_items      the assignments that fit the model; catalogue and engine include these items
     """
 
     context: TenantContext
@@ -79,7 +79,7 @@ class ServedGeneration:
         context, name = self.context, self.named.name
         tenant = context.settings.tenant
         self.trending = Trending(context.signals.trend_counter, self.catalogue)
-        self.recommender = self.recommender_in("")
+        self.recommender = self.build_recommender("")
         self.users = UserData(name, self.generation, self.catalogue, context.store, tenant)
         self.model = describe_model(context.settings, self.artifact, name, self.generation.dtype.itemsize)
 
@@ -93,7 +93,7 @@ class ServedGeneration:
 
     @classmethod
     def build(cls, context: TenantContext, artifact: Artifact, name: str) -> ServedGeneration:
-        """Make everything that serves the model under that name."""
+        """Build everything that serves the model under that name."""
         settings, store, engine_thread = context.settings, context.store, context.engine_thread
         generation, codes, tasks = generation_of(artifact), context.item_codes, context.tasks
         served = cls(
@@ -106,30 +106,30 @@ class ServedGeneration:
             catalogue=LiveCatalogue(artifact.items, context.overrides),
             engine=Engine(artifact, settings.device),
         )
-        return served.grow() if served.lacks_codes else served
+        return served.with_new_assignments() if served.has_new_assignments else served
 
     @property
-    def lacks_codes(self) -> bool:
-        """Whether codes were assigned since this was made."""
+    def has_new_assignments(self) -> bool:
+        """Whether codes were assigned since this was built."""
         return self.context.item_codes.of(self.named.tag) is not self.assignments
 
-    def grow(self) -> ServedGeneration:
-        """Make the same generation anew, with all items that have codes now."""
+    def with_new_assignments(self) -> ServedGeneration:
+        """Build the same generation anew, with all items that have codes now."""
         assignments = self.context.item_codes.of(self.named.tag)
         cold_items = {
             item_id: one for item_id, one in assignments.items() if codes_fit(self.artifact, item_id, one.codes)
         }
-        grown = with_cold_items(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
+        extended = with_cold_items(self.artifact, {item_id: one.codes for item_id, one in cold_items.items()})
         return replace(
             self,
             assignments=assignments,
             cold_items=cold_items,
-            catalogue=LiveCatalogue(grown.items, self.context.overrides),
-            engine=Engine(grown, self.context.settings.device),
+            catalogue=LiveCatalogue(extended.items, self.context.overrides),
+            engine=Engine(extended, self.context.settings.device),
         )
 
-    def recommender_in(self, experiment: str) -> Recommender:
-        """Make a recommender that answers in the experiment of that name, "" for none."""
+    def build_recommender(self, experiment: str) -> Recommender:
+        """Build a recommender for an arm of the experiment of that name, "" for none."""
         context, generation = self.context, self.generation
         return Recommender(
             GenerationContext(self.named.name, generation, self.catalogue, self.engine, self.trending),

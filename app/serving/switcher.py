@@ -1,4 +1,4 @@
-"""Which generations one process serves to a tenant: it follows the store's pointers, and switches between models."""
+"""Switches the generations that one process serves to a tenant, following the store's pointers."""
 
 import asyncio
 import logging
@@ -21,25 +21,25 @@ from storage.errors import StorageError
 from storage.records import NamedGeneration
 
 POLL_EVERY_S = 0.25
-RETRY_AFTER_S = 5.0  # when a model that the store points at could not be loaded
+RETRY_AFTER_S = 5.0  # after the active model could not be loaded
 ANNOUNCE_EVERY_S = 20.0
 LIVE_FOR_S = 60.0
-ITEMS_AT_ONCE = 1000
-REBUILD_EVERY_S = 1.0  # a catalogue of the same model: counted items while there is none, or items with new codes
-REBUILDING_SHARE = 0.05  # of the time, at most
+ITEM_CHANGES_PER_READ = 1000
+REBUILD_EVERY_S = 1.0  # for catalogues of the same model, with new item counts or new codes
+MAX_REBUILD_SHARE = 0.05  # of the time
 
 logger = logging.getLogger(__name__)
 WorkT = TypeVar("WorkT")
 
 
 class GenerationSwitcher:
-    """Holds the generations that are served, and changes them when the store's pointers or a request ask for it.
+    """Holds the served generations, and replaces them when the store's pointers change or a request asks for it.
 
     While another model is loaded, the old one serves; the change itself is one assignment.
 
-    current        what everybody is served who is in no experiment
-    recommender    answers everybody, in an experiment or not
-    rebuild_at_s   the earliest time, by the event loop's clock, at which a catalogue is made anew
+    current        the generation of every user who is in no experiment
+    recommender    answers all requests, of users in an experiment too
+    rebuild_at_s   the earliest time, by the event loop's clock, of the next rebuild of a catalogue
     """
 
     def __init__(self, context: TenantContext, artifact: Artifact) -> None:
@@ -52,8 +52,8 @@ class GenerationSwitcher:
         self._retry_at_s = 0.0
         self._retry_experiment_at_s = 0.0
         self._announce_at_s = 0.0
-        self._serve(ServedGeneration.build(context, artifact, artifact.name))
-        self._note_served()
+        self._set_current(ServedGeneration.build(context, artifact, artifact.name))
+        self._record_current()
 
     @property
     def experiment(self) -> Experiment | None:
@@ -65,21 +65,21 @@ class GenerationSwitcher:
         by_tag = {one.named.tag: one for one in (self.current, *self._arms.generations.values())}
         return list(by_tag.values())
 
-    async def follow(self) -> None:
-        """Poll the store's pointers for ever."""
+    async def poll_forever(self) -> None:
+        """Poll the store's pointers until cancelled."""
         while True:
             await self.poll()
             await asyncio.sleep(POLL_EVERY_S)
 
     async def poll(self) -> None:
-        """Serve what the store's pointers name. Failures are logged, and the old model goes on serving."""
+        """Serve the generations that the store's pointers name. After a failure, which is logged, the old ones stay."""
         try:
             await self._announce()
             pointers = await self._context.store.pointers()
             await self._refresh_items_to(pointers.items_version)
             await self._follow_active(pointers.active)
             await self._follow_experiment(pointers.experiment)
-            await self._renew_catalogues()
+            await self._rebuild_catalogues()
         except StorageError as exc:
             logger.debug("cannot read which generation is active: %s", exc)
         except Exception:
@@ -91,7 +91,7 @@ class GenerationSwitcher:
         async with self._refreshing_items:
             while True:
                 changes = await context.store.item_changes(
-                    context.settings.tenant, context.overrides.version, ITEMS_AT_ONCE
+                    context.settings.tenant, context.overrides.version, ITEM_CHANGES_PER_READ
                 )
                 if not changes.entries:
                     return
@@ -127,14 +127,14 @@ class GenerationSwitcher:
             text = experiment.model_dump_json()
             arms = await ExperimentArms.load(self._context, text, self.served())
             await self._context.store.generations.set_experiment(text)
-            self._take_part(arms)
+            self._set_arms(arms)
         return experiment
 
     async def end_experiment(self) -> None:
         """Make every process serve the active model alone; StorageError when that could not be noted."""
         async with self._switching:
             await self._context.store.generations.set_experiment(None)
-            self._take_part(ExperimentArms())
+            self._set_arms(ExperimentArms())
 
     async def _announce(self) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -155,12 +155,12 @@ class GenerationSwitcher:
         if active is None or active.tag == self.current.named.tag or self._waits_after_failure(active):
             return
         async with self._switching:
-            await self._while_refreshing_items(self._go_to(active))
+            await self._while_refreshing_items(self._load_and_switch_to(active))
 
     def _waits_after_failure(self, active: NamedGeneration) -> bool:
         return active == self._failed and asyncio.get_running_loop().time() < self._retry_at_s
 
-    async def _go_to(self, active: NamedGeneration) -> None:
+    async def _load_and_switch_to(self, active: NamedGeneration) -> None:
         try:
             served = await asyncio.to_thread(ServedGeneration.load, self._context, active.name)
             if served.named != active:
@@ -186,41 +186,41 @@ class GenerationSwitcher:
                 logger.error("not taking part in the experiment: %s", exc)
                 self._retry_experiment_at_s = asyncio.get_running_loop().time() + RETRY_AFTER_S
             else:
-                self._take_part(arms)
+                self._set_arms(arms)
 
-    async def _renew_catalogues(self) -> None:
+    async def _rebuild_catalogues(self) -> None:
         if self.current.named.tag == empty_model.TAG:
-            await self._rebuild(self.current, self._with_counted_items)
+            await self._rebuild(self.current, self._with_popular_catalogue)
         for served in self.served():
             if len(served.artifact.items):
-                served.category_codes.start(self._context.overrides)
-            if served.lacks_codes:
-                await self._rebuild(served, self._grown)
+                served.category_codes.start_assignment(self._context.overrides)
+            if served.has_new_assignments:
+                await self._rebuild(served, self._with_new_assignments)
 
     async def _rebuild(
-        self, before: ServedGeneration, make: Callable[[ServedGeneration], Awaitable[ServedGeneration]]
+        self, before: ServedGeneration, build: Callable[[ServedGeneration], Awaitable[ServedGeneration]]
     ) -> None:
-        """Serve the same generation with another catalogue, unless the last one was made just now."""
+        """Serve the same generation with a new catalogue, unless the last rebuild is too recent."""
         begin_s = asyncio.get_running_loop().time()
         if begin_s < self.rebuild_at_s:
             return
-        made = await self._while_refreshing_items(make(before))
+        rebuilt = await self._while_refreshing_items(build(before))
         end_s = asyncio.get_running_loop().time()
-        self.rebuild_at_s = end_s + max(REBUILD_EVERY_S, (end_s - begin_s) / REBUILDING_SHARE)
-        made.catalogue.catch_up()  # with what was set while it was made
-        self._arms = self._arms.with_replaced(before, made)
-        self._serve(made if self.current is before else self.current)  # a request may have switched meanwhile
+        self.rebuild_at_s = end_s + max(REBUILD_EVERY_S, (end_s - begin_s) / MAX_REBUILD_SHARE)
+        rebuilt.catalogue.catch_up()  # with overrides set during the rebuild
+        self._arms = self._arms.with_replaced(before, rebuilt)
+        self._set_current(rebuilt if self.current is before else self.current)  # a request may have switched meanwhile
 
-    async def _with_counted_items(self, before: ServedGeneration) -> ServedGeneration:
+    async def _with_popular_catalogue(self, before: ServedGeneration) -> ServedGeneration:
         context = self._context
         catalogue = await empty_model.popular_catalogue(context.store, context.settings.tenant, context.overrides)
         return replace(before, catalogue=catalogue)
 
-    async def _grown(self, before: ServedGeneration) -> ServedGeneration:
-        return await asyncio.to_thread(before.grow)
+    async def _with_new_assignments(self, before: ServedGeneration) -> ServedGeneration:
+        return await asyncio.to_thread(before.with_new_assignments)
 
     async def _while_refreshing_items(self, work: Awaitable[WorkT]) -> WorkT:
-        """Do the work, which may take longer than an item that became unavailable may be shown."""
+        """Await the work and refresh items meanwhile, so that unavailable items disappear in time."""
 
         async def refresh() -> None:
             while True:
@@ -236,39 +236,40 @@ class GenerationSwitcher:
 
     def _switch_to(self, served: ServedGeneration) -> None:
         logger.warning("serving %r instead of %r", served.named.name, self.current.named.name)
-        served.catalogue.catch_up()  # with what was set while it was loaded
-        self._serve(served)
+        served.catalogue.catch_up()  # with overrides set while it was loaded
+        self._set_current(served)
         self._failed = None
         self._announce_at_s = 0
         self._context.metrics.generations.count_switch("switched")
-        self._note_served()
+        self._record_current()
 
-    def _take_part(self, arms: ExperimentArms) -> None:
+    def _set_arms(self, arms: ExperimentArms) -> None:
         logger.warning("experiment: %s", "none" if arms.experiment is None else arms.text)
         self._arms = arms
         self._announce_at_s = 0
         for served in arms.generations.values():
-            served.catalogue.catch_up()  # with what was set while it was loaded
-        self._spread()
+            served.catalogue.catch_up()  # with overrides set while it was loaded
+        self._propagate_served()
 
-    def _serve(self, served: ServedGeneration) -> None:
-        """Make the one assignment that a change is."""
+    def _set_current(self, served: ServedGeneration) -> None:
+        """Replace the current generation, in one assignment."""
         self.current = served
-        self._spread()
+        self._propagate_served()
 
-    def _spread(self) -> None:
-        """Make everything else work with what is served now."""
+    def _propagate_served(self) -> None:
+        """Pass the served generations on to the learners, the store, the click-through and the recommender."""
         served, signals = self.served(), self._context.signals
         for one in served:
             counted = [kind for kind, weight in one.generation.event_weights.items() if weight > 0]
-            one.learner.use(one.catalogue, one.engine, one.cold_items)
-            one.category_codes.use(one.catalogue, one.engine)
+            one.learner.set_catalogue(one.catalogue, one.engine, one.cold_items)
+            one.category_codes.set_catalogue(one.catalogue, one.engine)
             signals.click_through.add_generation(one.named.tag, one.named.name, self._arms.name, counted)
         signals.learners = [one.learner for one in served if len(one.artifact.items)]
         self._context.store.serve_generations([one.generation for one in served])
-        self.recommender: Recommender | ExperimentRecommender = self._arms.recommender(self.current.recommender)
+        self.recommender: Recommender | ExperimentRecommender = self._arms.build_recommender(self.current.recommender)
 
-    def _note_served(self) -> None:
+    def _record_current(self) -> None:
+        """Count trends by the current generation's event weights, and set its metrics."""
         generation, named = self.current.generation, self.current.named
         self._context.signals.trend_counter.set_event_weights(generation.event_weights)
         tenant, state_bytes = self._context.settings.tenant, generation.dtype.itemsize

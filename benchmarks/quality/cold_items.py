@@ -141,7 +141,7 @@ async def replayed(
     trained: Artifact, model: Path, interactions: Interactions, parts: Split
 ) -> tuple[RankedAnswers, RankedAnswers]:
     """Answers of the service and of popularity at that moment, in the order of the split's test events."""
-    cold_item_learner.SAMPLED_AFTER_S = 0.0  # a year takes minutes here
+    cold_item_learner.MIN_SAMPLE_INTERVAL_S = 0.0  # a year takes minutes here
     new = set(interactions.item_ids) - set(trained.items.ids)
     tested = {int(position): place for place, position in enumerate(parts.test)}
     by_place = [(RankedAnswers(), RankedAnswers()) for _ in tested]

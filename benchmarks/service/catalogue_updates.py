@@ -22,7 +22,7 @@ from rich.table import Table
 
 from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
-from app.serving.switcher import ITEMS_AT_ONCE
+from app.serving.switcher import ITEM_CHANGES_PER_READ
 from benchmarks.inference.scan import cpu
 from model.artifact.item_table import Items
 from storage.records import MAIN_TENANT, ItemEntry
@@ -49,7 +49,7 @@ async def follow(store: SQLiteStore, overrides: ItemOverrides, catalogue: LiveCa
     """Apply the changes of items as app/serving/switcher.py does."""
     if (await store.pointers()).items_version == overrides.version:
         return
-    while (changes := await store.item_changes(MAIN_TENANT, overrides.version, ITEMS_AT_ONCE)).entries:
+    while (changes := await store.item_changes(MAIN_TENANT, overrides.version, ITEM_CHANGES_PER_READ)).entries:
         overrides.apply(changes)
         await asyncio.to_thread(catalogue.catch_up)
 
@@ -67,8 +67,8 @@ async def measure(items: int, directory: Path) -> Table:
     one, other = await SQLiteStore.open(directory, ()), await SQLiteStore.open(directory, ())
     overrides = ItemOverrides()
     catalogue = LiveCatalogue(model, overrides)
-    for begin in range(0, items, ITEMS_AT_ONCE):
-        rows = range(begin, min(begin + ITEMS_AT_ONCE, items))
+    for begin in range(0, items, ITEM_CHANGES_PER_READ):
+        rows = range(begin, min(begin + ITEM_CHANGES_PER_READ, items))
         await one.put_items(MAIN_TENANT, [entry(row, 0) for row in rows])
     begin_s = time.perf_counter()
     await follow(other, overrides, catalogue)

@@ -9,7 +9,7 @@ from model.artifact.item_table import Items
 from model.artifact.model_directory import Artifact
 from model.cold_items import (
     ColdCodes,
-    FirstEvent,
+    ColdItemEvent,
     codes_of_similar_items,
     likeliest_codes,
     query_sample,
@@ -96,7 +96,7 @@ def test_who_chose_an_item_tells_its_place_and_how_often_its_bias() -> None:
     for row in range(8):
         wanted = vectors[row] / vectors[row].norm()
         queries = [wanted + 0.3 * torch.from_numpy(rng.normal(size=SHAPE.width).astype(np.float32)) for _ in range(30)]
-        chosen = [FirstEvent((row, (row + 1) % ITEMS), query) for query in queries]
+        chosen = [ColdItemEvent((row, (row + 1) % ITEMS), query) for query in queries]
         found, rarest = (likeliest_codes(trained, chosen, sample, events=10**n) for n in (3, 99))
         assert found.bias > rarest.bias == trained.model.bias.min()
         assert (found.history.shape, found.target.shape, found.target.dtype) == ((3,), (3,), np.uint8)

@@ -30,8 +30,8 @@ NEW = "new-1"
 @pytest.fixture(autouse=True)
 def sampled_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few events are enough to stand for all users."""
-    monkeypatch.setattr(cold_item_learner, "SAMPLED_EVERY", 2)
-    monkeypatch.setattr(cold_item_learner, "SAMPLED_AFTER_S", 0.0)
+    monkeypatch.setattr(cold_item_learner, "EVENTS_PER_SAMPLE", 2)
+    monkeypatch.setattr(cold_item_learner, "MIN_SAMPLE_INTERVAL_S", 0.0)
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Clie
         serving.context.tasks,
     )
     now = client.service.switcher.current
-    fresh.use(now.catalogue, now.engine, now.cold_items)
+    fresh.set_catalogue(now.catalogue, now.engine, now.cold_items)
     client.service.signals.learners = [fresh]  # as after a restart
     introduce(client, users=20, first=40)
     assert client.service.switcher.current.cold_items[NEW].evidence == 30

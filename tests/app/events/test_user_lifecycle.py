@@ -37,7 +37,7 @@ def service(
 ) -> Iterator[Client]:
     """A service on each kind of store, in which `new-1` has codes, and learns of no other item while laws are tried."""
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(cold_item_learner, "SAMPLED_EVERY", 1 << 40)
+    monkeypatch.setattr(cold_item_learner, "EVENTS_PER_SAMPLE", 1 << 40)
     server = new_server("redis-server") if request.param == "redis" else None
     client = start(tmp_path_factory.mktemp("state"), redis_url=None if server is None else server.url)
     rng = np.random.default_rng(0)
