@@ -83,6 +83,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Turn a skip into a failure in CI, save for tests of hardware that a machine may lack."""
     report = yield
     if IN_CI and report.skipped and not hasattr(report, "wasxfail") and item.get_closest_marker("gpu") is None:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "no reason"
         report.outcome = "failed"
-        report.longrepr = f"in CI nothing is skipped: {report.longrepr[2] if report.longrepr else 'no reason'}"
+        report.longrepr = f"in CI nothing is skipped: {reason}"
     return report

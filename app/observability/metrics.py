@@ -58,7 +58,7 @@ class Metrics:
         if self.shared_dir is None:
             return in_text(self._instruments.registry)
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(self.shared_dir))  # type: ignore[no-untyped-call]
+        MultiProcessCollector(registry, str(self.shared_dir))
         registry.register(WorkerProcesses(living_workers(self.shared_dir)))
         return in_text(registry)
 

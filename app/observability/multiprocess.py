@@ -17,7 +17,7 @@ def living_workers(shared_dir: Path) -> list[int]:
     workers = {int(file.stem.rpartition("_")[2]) for file in shared_dir.glob("*.db")}
     living = {pid for pid in workers if _is_alive(pid)}
     for dead in workers - living:
-        mark_process_dead(dead, str(shared_dir))  # type: ignore[no-untyped-call]
+        mark_process_dead(dead, str(shared_dir))
     return sorted(living)
 
 

@@ -194,7 +194,7 @@ class NeuralBaseline:
                 group["lr"] = self.learning_rate * learning_rate_factor(share)
             loss = batch_loss(network, batch)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()
             done += len(batch.targets)

@@ -130,7 +130,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         """Learn from one batch; returns its loss."""
         loss = self._loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimizer.step()
         return float(loss.detach())

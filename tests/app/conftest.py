@@ -84,6 +84,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def logged_events(settings: Settings, user_id: str) -> list[Event]:
     """The user's log as another process finds it."""
+    assert settings.model_dir is not None
     store = await open_store(settings, generation_of(model_directory.load(settings.model_dir)))
     try:
         return [entry.event for entry in await store.events(settings.tenant, user_id, limit=100_000)]
@@ -117,6 +118,12 @@ class Client:
 
         transport = httpx.ASGITransport(with_state)
         self._http = httpx.AsyncClient(transport=transport, base_url="http://service")
+
+    @property
+    def model_dir(self) -> Path:
+        """The directory of the model that the app starts with."""
+        assert self.settings.model_dir is not None
+        return self.settings.model_dir
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:
         return self.runner.run(self._http.request(method, url, **options))

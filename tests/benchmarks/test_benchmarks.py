@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,16 @@ from benchmarks.rollout import model_switch
 from benchmarks.service import overload, throughput
 from benchmarks.storage import exactly_once, rebuild, redis_memory
 from model.artifact import model_directory
-from model.config import MECHANISMS, Config, DataCard, MechanismRecipe, MechanismTraining, ModelConfig, TrainConfig
+from model.config import (
+    MECHANISMS,
+    Config,
+    DataCard,
+    MechanismRecipe,
+    MechanismTraining,
+    ModelConfig,
+    SeenRule,
+    TrainConfig,
+)
 from model.inference.scan import supported_paths
 from model.mechanisms.train import train as train_mechanism
 from model.training.loop import EpochReport
@@ -57,7 +67,7 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("exclude_seen", ["none", "recent", "all"])
-def test_served_equals_offline(data: Path, model: Path, exclude_seen: str) -> None:
+def test_served_equals_offline(data: Path, model: Path, exclude_seen: SeenRule) -> None:
     served_equals_offline.main(data, model, exclude_seen, users=150)
 
 
@@ -196,13 +206,13 @@ def test_the_scan_of_a_models_own_items_is_timed_too(model: Path, capsys: pytest
 def test_mechanisms_are_trained_tested_and_weighed_once(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = {"data": data, "runs": tmp_path, "loss": "softmax", "batch": 32, "learning_rate": 0.01, "rounds": 1}
+    run = partial(mechanisms.main, data, tmp_path, loss="softmax", batch=32, learning_rate=0.01, rounds=1)
     two = ["lisa-soft-paper", "transformer-paper"]
-    mechanisms.main(**told, preset=two[:1], epochs=1, only_report=False, plot=None)
+    run(preset=two[:1], epochs=1, only_report=False, plot=None)
     weights = (tmp_path / data.name / two[0] / model_directory.WEIGHTS).stat().st_mtime_ns
-    mechanisms.main(**told, preset=two, epochs=1, only_report=True, plot=None)  # the other one is not there yet
+    run(preset=two, epochs=1, only_report=True, plot=None)  # the other one is not there yet
     assert not model_directory.exists(tmp_path / data.name / two[1])
-    mechanisms.main(**told, preset=two, epochs=1, only_report=False, plot=tmp_path / "plot.svg")
+    run(preset=two, epochs=1, only_report=False, plot=tmp_path / "plot.svg")
     printed = capsys.readouterr().out
     soft, softmax = json.loads((tmp_path / data.name / "mechanisms.json").read_text())
     assert [soft["preset"], softmax["preset"]] == two

@@ -130,7 +130,7 @@ def random_model(shape: config.ModelConfig, items: int, seed: int = 0) -> LisaMi
     model = LisaMini(shape, history, target)
     with torch.no_grad():
         for weights in model.parameters():
-            weights += 0.1 * torch.randn_like(weights)
+            weights.add_(0.1 * torch.randn_like(weights))
         distinct = torch.rand(items, items).argsort(dim=1)[:, : shape.followers]
         model.followers[:, : distinct.shape[1]] = distinct.int()
         model.followers[torch.rand(model.followers.shape) < 0.3] = -1

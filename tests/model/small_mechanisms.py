@@ -26,5 +26,5 @@ def network(name: str, **other: Any) -> MechanismNetwork:
     made = MechanismNetwork(small(name).model_copy(update=other), ITEMS).eval()
     with torch.no_grad():
         for weights in made.parameters():
-            weights += 0.1 * torch.randn_like(weights)
+            weights.add_(0.1 * torch.randn_like(weights))
     return made

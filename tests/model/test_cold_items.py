@@ -99,7 +99,7 @@ def test_who_chose_an_item_tells_its_place_and_how_often_its_bias() -> None:
         chosen = [ColdItemEvent((row, (row + 1) % ITEMS), query) for query in queries]
         found, rarest = (likeliest_codes(trained, chosen, sample, events=10**n) for n in (3, 99))
         assert found.bias > rarest.bias == trained.model.bias.min()
-        assert (found.history.shape, found.target.shape, found.target.dtype) == ((3,), (3,), np.uint8)
+        assert (found.history.shape, found.target.shape, found.target.dtype) == ((3,), (3,), np.dtype(np.uint8))
         vector = trained.model.target_codebooks[torch.arange(3), torch.from_numpy(found.target).long()].sum(0)
         near += bool(((vectors @ vector).argsort(descending=True)[:3] == row).any())
     assert near >= 6

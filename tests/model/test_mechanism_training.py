@@ -65,6 +65,8 @@ def test_codes_stay_after_their_share_of_the_epochs(shop: Path, silent: Make, tm
     for learned, now in zip(
         (net.quantiser, net.target_quantiser), (after.quantiser, after.target_quantiser), strict=True
     ):
+        assert learned is not None
+        assert now is not None
         assert not torch.equal(learned.codebooks, now.codebooks)
 
 
@@ -131,8 +133,10 @@ class TestMigration:
         mechanisms.train(shop, out, wanted, codes_from=source, resume=True, progress=silent())
         before, after = mechanisms.load(source).network, mechanisms.load(out).network
         with torch.inference_mode():
-            codes = before.distinct().history.codes
-            assert torch.equal(after.distinct().history.codes, codes)
+            given, kept = before.distinct().history.codes, after.distinct().history.codes
+        assert given is not None
+        assert kept is not None
+        assert torch.equal(kept, given)
         assert after.quantiser is not None
         assert before.quantiser is not None
         assert not torch.equal(after.quantiser.codebooks, before.quantiser.codebooks)
@@ -152,6 +156,7 @@ class TestMigration:
         mechanisms.train(shop, out, recipe(name), codes_from=tmp_path / "source", progress=silent())
         after = evaluate.load_model(out)
         kept = after.model.history_codes if isinstance(after, model_directory.Artifact) else after.network.frozen_codes
+        assert kept is not None
         assert torch.equal(kept, codes)
 
     @pytest.mark.parametrize("name", ["lisa-base", "lisa-mini-paper", "lisa-soft"])

@@ -104,7 +104,7 @@ class TestHistograms:
 
     def test_gradients_are_right(self) -> None:
         codes, logits, places, lengths = self.case()
-        assert gradcheck(lambda *given: prefix.shares(*given, places, lengths, 0.8), (codes, logits))
+        assert gradcheck(lambda codes, logits: prefix.shares(codes, logits, places, lengths, 0.8), (codes, logits))
 
     def test_logits_far_apart_do_no_harm(self) -> None:
         codes, logits, places, lengths = self.case()
@@ -196,7 +196,8 @@ class TestQuantiser:
         torch.testing.assert_close(encoded.vectors, vectors - left)
 
     def test_ties_are_won_by_the_first_and_rows_stay_one_hot(self) -> None:
-        one_hot = StraightThrough.apply(torch.tensor([[0.25, 0.25, 0.5, 0.5], [0.1, 0.1, 0.1, 0.1]]))
+        shares = torch.tensor([[0.25, 0.25, 0.5, 0.5], [0.1, 0.1, 0.1, 0.1]])
+        one_hot = StraightThrough.apply(shares)  # type: ignore[no-untyped-call]
         assert one_hot.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
 
     def test_gradients_pass_straight_through(self) -> None:
@@ -219,6 +220,7 @@ class TestQuantiser:
         made = Quantiser(5, 3, 4)
         encoded = made(torch.randn(10, 5))
         decoded = made.decode(encoded.codes.argmax(-1).byte())
+        assert decoded.codes is not None
         assert torch.equal(decoded.codes, encoded.codes)
         torch.testing.assert_close(decoded.vectors, encoded.vectors)
 

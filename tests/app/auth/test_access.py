@@ -72,7 +72,7 @@ def calls_of(app: FastAPI) -> list[Call]:
             continue
         scopes = declared_scopes(route.dependencies)
         assert len(scopes) == 1, f"{route.path} has to declare one scope, or that it is open, and declares {scopes}"
-        calls += [Call(method, route.path, scopes[0]) for method in sorted(route.methods)]
+        calls += [Call(method, route.path, scopes[0]) for method in sorted(route.methods or ())]
     return calls
 
 
@@ -225,12 +225,13 @@ class TestTenants:
             Names(*(f"{kind}-of-{whose}" for kind in ("user", "visitor", "item", "event", "model")))
             for whose in ("main", "nobody")
         )
-        write_model(shops.settings.model_dirs["main"].parent / theirs.model, seed=10)  # type: ignore[union-attr]
-        for scope, path, body in (
+        write_model(shops.client.model_dir.parent / theirs.model, seed=10)
+        requests: tuple[tuple[Scope, str, dict[str, str]], ...] = (
             ("events:write", "/v1/events", {"event_id": theirs.event, "user_id": theirs.user, "item_id": item_id(2)}),
             ("events:write", "/v1/events", {"event_id": "v", "user_id": theirs.visitor, "item_id": item_id(2)}),
             ("catalogue:write", "/v1/items", {"item_id": theirs.item, "title": "Secret"}),
-        ):
+        )
+        for scope, path, body in requests:
             assert shops.client.post(path, json=body, headers=bearer(shops.text["main", scope])).status_code == 200
 
         def told(call: Call, names: Names) -> tuple[int, str]:

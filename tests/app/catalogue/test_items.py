@@ -73,7 +73,7 @@ class Store:
         model, update = TRAINED.get(name), self.newest.get(name)
         if model is None and update is None:
             return None
-        found = {"title": "", "categories": (), "available": True, **(model or {})}
+        found: dict[str, Any] = {"title": "", "categories": (), "available": True, **(model or {})}
         found.update({part: word for part, word in (update or {}).items() if word is not None})
         return found | {"item_id": name, "known": model is not None, "categories": sorted(found["categories"])}
 
@@ -310,7 +310,8 @@ class TestWords:
     def test_none_and_too_many_are_refused(self, shared_client: Client) -> None:
         for bodies in ([], [{"item_id": "a"}] * 1001):
             assert shared_client.post("/v1/items", json=bodies).json()["error"]["code"] == "invalid_items"
-        for body in ([], {"item_id": "a"}, 7, {"available": "no"}):
+        wrong: tuple[Any, ...] = ([], {"item_id": "a"}, 7, {"available": "no"})
+        for body in wrong:
             answer = shared_client.request("PUT", "/v1/items/a", json=body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_request")
         assert shared_client.request("PUT", "/v1/items/a%20b", json={}).status_code == 422

@@ -69,8 +69,8 @@ def everything(client: Client, user_id: str = "u0", **params: Any) -> dict[str, 
 def state_of(client: Client, user_id: str) -> bytes | None:
     service = client.service
     generation = service.switcher.current.generation
-    (value,) = client.runner.run(service.store.states(client.settings.tenant, [user_id], generation))
-    return value
+    states: list[bytes | None] = client.runner.run(service.store.states(client.settings.tenant, [user_id], generation))
+    return states[0]
 
 
 def assert_states_are_folds(client: Client, users: list[str]) -> None:
@@ -257,7 +257,7 @@ def test_replicas_learn_of_it_at_different_times_and_fold_alike(
     """
     settings = {"redis_url": redis_server.url}
     one, other = start(tmp_path, **settings), start(tmp_path, **settings)
-    follow, other.service.switcher.refresh_items = other.service.switcher.refresh_items, _nothing  # type: ignore[method-assign]
+    follow, other.service.switcher.refresh_items = other.service.switcher.refresh_items, _nothing
     users = ["u0", "u1", "u2", "solo"]
     try:
         introduce(one)
@@ -275,7 +275,7 @@ def test_replicas_learn_of_it_at_different_times_and_fold_alike(
         one.runner.run(one.service.store.generations.drop(one.service.switcher.current.named.tag))
         assert [state_of(other, user_id) for user_id in users] == before
 
-        other.service.switcher.refresh_items = follow  # type: ignore[method-assign]
+        other.service.switcher.refresh_items = follow
         finish(other)
         assert everything(other) == everything(one)
         assert other.recommend("solo")["source"] != "popular"
@@ -292,7 +292,7 @@ def test_a_backup_brings_it_along(client: Client, start: Callable[..., Client], 
     client.click("u0", NEW)
     before = everything(client)
     states = [state_of(client, "u0"), state_of(client, "u3")]
-    generation = generation_of(model_directory.load(client.settings.model_dir))
+    generation = generation_of(model_directory.load(client.model_dir))
 
     async def moved() -> None:
         await backup(client.service.store, tmp_path / "backup")

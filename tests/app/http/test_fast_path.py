@@ -127,7 +127,7 @@ def test_paths_beside_it(known: Client, url: str) -> None:
     assert assert_same(known, "GET", url).status_code == 404
 
 
-VALID_BODIES = {
+VALID_BODIES: dict[str, list[Any]] = {
     "/v1/events": [EVENT, [EVENT] * 3, {"user_id": "ada", "item_id": "nothing-here", "value": 1.5, "type": "purchase"}],
     "/v1/recommendations": [
         {"user_id": "ada", "k": 60, "exclude_seen": "none"},
@@ -137,7 +137,7 @@ VALID_BODIES = {
         {"requests": [{"user_id": "ada"}, {"history": [], "k": 3}]},
     ],
 }
-INVALID_BODIES = {
+INVALID_BODIES: dict[str, list[Any]] = {
     "/v1/events": [[], [EVENT] * (MAX_EVENTS + 1), {**EVENT, "x": 1}, {**EVENT, "user_id": "a b"}, [EVENT, {}]],
     "/v1/recommendations": [
         {},
@@ -230,6 +230,7 @@ def test_keys(guarded: tuple[Client, dict[str, str]], kind: str, statuses: tuple
 def test_a_key_that_is_used_up(guarded: tuple[Client, dict[str, str]]) -> None:
     client, _ = guarded
     text, key = make("main", ["events:write", "recs:read"], requests_per_minute=1)
+    assert client.settings.keys_file is not None
     add(client.settings.keys_file, key)
     while client.get(GET.format("ada"), headers=bearer(text)).status_code != 429:
         pass  # the service has not looked at the file yet, or the key has a request left

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -134,7 +135,7 @@ def test_exported_settings_are_what_another_process_reads(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("wrong", [{"port": 70_000}, {"workers": 0}, {"device": "tpu"}, {"drain_s": -1}])
-def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Settings(model_dir=Path("models/a"), **wrong)
 

@@ -23,13 +23,17 @@ from app.jobs.reports.svg import Axis, Point, Spot, bars, heat_map, lines, scatt
 from model.artifact.item_table import Items
 from model.artifact.model_directory import Artifact
 from model.config import Config, ModelConfig, TrainConfig
-from model.evaluation.baselines import Ease, Markov, Popularity
+from model.evaluation.baselines import Baseline, Ease, Markov, Popularity
 from model.evaluation.evaluate import evaluate
 from model.evaluation.report import Report
 from model.training.loop import EpochReport
 from model.training.train import train
 
-GRIDS = {"popularity": [Popularity()], "markov": [Markov(0.1), Markov(0.5)], "ease": [Ease(10.0, 0.0)]}
+GRIDS: dict[str, list[Baseline]] = {
+    "popularity": [Popularity()],
+    "markov": [Markov(0.1), Markov(0.5)],
+    "ease": [Ease(10.0, 0.0)],
+}
 WICKED = "</td></table><script>alert('&')</script>"
 VOID = {"meta"}
 

@@ -12,23 +12,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.jobs.datasets.writer import write_interactions
-from app.jobs.replay import EventJson, ReplayError, histories, replay
+from app.jobs.replay import EventJson, ReplayCounts, ReplayError, histories, replay
 from model.data.interactions import Interactions
 from model.data.readers import read_interactions
 
-ACCEPTED = object()  # the answer of a service in good health
+Answer = tuple[int | None, Any]  # the status and the body; without a status the connection is closed
 
 
 @dataclass
 class Service:
-    """Stands in for the service: notes what arrives and when; ``answers`` come before it answers as usual."""
+    """Stands in for the service: notes what arrives and when; ``answers`` come first; None is the usual one."""
 
     url: str = ""
-    answers: list[object] = field(default_factory=list)
+    answers: list[Answer | None] = field(default_factory=list)
     requests: list[list[EventJson]] = field(default_factory=list)
     acknowledged: dict[str, EventJson] = field(default_factory=dict)
     overlaps: set[str] = field(default_factory=set)
@@ -37,7 +38,7 @@ class Service:
     users_in_flight: Counter[str] = field(default_factory=Counter)
     requests_in_flight: int = 0
 
-    def begin(self, events: list[EventJson]) -> object:
+    def begin(self, events: list[EventJson]) -> Answer | None:
         with self.lock:
             self.requests.append(events)
             self.requests_in_flight += 1
@@ -45,7 +46,7 @@ class Service:
             users = {str(event["user_id"]) for event in events}
             self.overlaps |= {user_id for user_id in users if self.users_in_flight[user_id]}
             self.users_in_flight.update(users)
-            return self.answers.pop(0) if self.answers else ACCEPTED
+            return self.answers.pop(0) if self.answers else None
 
     def end(self, events: list[EventJson]) -> None:
         with self.lock:
@@ -75,7 +76,7 @@ def service(serve_http: Callable[[type[BaseHTTPRequestHandler]], str]) -> Servic
             events = json.loads(self.rfile.read(int(self.headers["content-length"])))
             answer = at.begin(events)
             time.sleep(random.random() / 500)
-            status, body = (200, at.acknowledge(events)) if answer is ACCEPTED else answer
+            status, body = (200, at.acknowledge(events)) if answer is None else answer
             at.end(events)
             if status is None:
                 self.close_connection = True
@@ -116,7 +117,7 @@ def by_user(events: list[EventJson]) -> dict[str, list[EventJson]]:
     return dict(found)
 
 
-def run(service: Service, interactions: Interactions, hold_out: int = 0, **options: int | float) -> object:
+def run(service: Service, interactions: Interactions, hold_out: int = 0, **options: Any) -> ReplayCounts:
     return asyncio.run(replay(histories(interactions, hold_out), service.url, **options))
 
 
@@ -174,9 +175,9 @@ def test_a_replay_goes_on_after_what_was_held_out(service: Service, interactions
     "trouble", [(503, {"error": {"message": "busy"}}), (502, b"<html>"), (429, b""), (None, None)], ids=str
 )
 def test_the_same_events_are_sent_again_after_trouble_that_passes(
-    service: Service, interactions: Interactions, trouble: object
+    service: Service, interactions: Interactions, trouble: Answer
 ) -> None:
-    service.answers = [trouble, ACCEPTED, trouble, trouble]
+    service.answers = [trouble, None, trouble, trouble]
     counts = run(service, interactions, batch_size=100, concurrency=1)
     assert service.requests[0] == service.requests[1]
     assert service.requests[2] == service.requests[3] == service.requests[4]
@@ -208,7 +209,7 @@ class TestGivesUp:
             run(Service(url="http://127.0.0.1:9"), interactions)
 
     def test_when_the_service_goes_away(self, service: Service, interactions: Interactions) -> None:
-        service.answers = [ACCEPTED, *[(None, None)] * 100]
+        service.answers = [None, *[(None, None)] * 100]
         with pytest.raises(ReplayError, match=r"cannot be reached .*; gave up after 0\.3 s"):
             run(service, interactions, batch_size=10, concurrency=1, patience_s=0.3)
 

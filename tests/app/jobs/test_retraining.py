@@ -32,6 +32,7 @@ from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST
 from model.config import PRESETS, ModelConfig, TrainConfig
 from model.data.readers import read_interactions
+from model.training.train import train as train_model
 from tests.app.conftest import Client
 
 PLAN = RetrainingPlan("tiny", epochs=1, min_events=600)
@@ -179,8 +180,8 @@ def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, m
             raise Killed
 
     monkeypatch.setattr(RetrainingRound, "run", fail)
-    monkeypatch.setattr(loop.time, "sleep", pause)
-    monkeypatch.setattr(loop.os, "nice", lambda _: 0)
+    monkeypatch.setattr("time.sleep", pause)
+    monkeypatch.setattr("os.nice", lambda _: 0)
     with pytest.raises(Killed):
         run_trainer(Settings(models_dir=tmp_path, archive_dir=tmp_path), PLAN, 60.0, Console(quiet=True), told)
     sample = told._registry.get_sample_value
@@ -205,11 +206,10 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
         (RetrainingRound, "_finish"),
         (RetrainingRound, "_clear"),
     ]
-    real = retraining_round.train
 
     def train(data: Path, *arguments: Any, **options: Any) -> Any:
         trained.append(data.parent.name)
-        return real(data, *arguments, **options)
+        return train_model(data, *arguments, **options)
 
     monkeypatch.setattr(retraining_round, "train", train)
     names = set()
@@ -270,7 +270,7 @@ def test_a_worse_model_is_refused(
 
         monkeypatch.setattr(RetrainingRound, "_write_data", write)
         with monkeypatch.context() as patch:
-            patch.setattr(retraining_round.shutil, "rmtree", killed_within)
+            patch.setattr("shutil.rmtree", killed_within)
             with pytest.raises(Killed):
                 shop.retrain()
         arguments = ["retrain", "--data-dir", shop.settings.data_dir, "--archive-dir", shop.settings.archive_dir]

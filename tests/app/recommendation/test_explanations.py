@@ -38,7 +38,9 @@ def model_with_followers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(model_with_followers: Path) -> LisaMini:
-    return model_directory.load(model_with_followers).model.requires_grad_(False)
+    model = model_directory.load(model_with_followers).model
+    assert isinstance(model, LisaMini)
+    return model.requires_grad_(False)
 
 
 @pytest.fixture(scope="module")

@@ -34,8 +34,8 @@ def post(client: Client, **body: Any) -> Any:
 
 
 def same_items(one: Any, other: Any) -> bool:
-    scores = [[item["score"] for item in answer["items"]] for answer in (one, other)]
-    return item_ids(one) == item_ids(other) and np.allclose(*scores, rtol=1e-4, atol=1e-4)
+    scores, other_scores = ([item["score"] for item in answer["items"]] for answer in (one, other))
+    return item_ids(one) == item_ids(other) and np.allclose(scores, other_scores, rtol=1e-4, atol=1e-4)
 
 
 class TestLearning:
@@ -161,7 +161,8 @@ def filled(shared_client: Client) -> Client:
 
 def allowed_items(request: dict[str, Any]) -> set[str]:
     """The filters of a request, spelled out."""
-    past = [item for item in request.get("history", SEEN.get(request.get("user_id", ""))) if item in ALL_ITEMS]
+    history = request["history"] if "history" in request else SEEN[request["user_id"]]
+    past = [item for item in history if item in ALL_ITEMS]
     seen = {"none": [], "recent": past[-ITEM_RING:], "all": past}[request["exclude_seen"]]
     wanted = request.get("categories")
     return {

@@ -94,7 +94,8 @@ def is_filtered(request: dict[str, Any], item: str) -> bool:
 
 
 def seen_by(request: dict[str, Any]) -> list[str]:
-    past = [item for item in request.get("history", SEEN.get(request.get("user_id", ""))) if item in ALL_ITEMS]
+    history = request["history"] if "history" in request else SEEN[request["user_id"]]
+    past = [item for item in history if item in ALL_ITEMS]
     return {"none": [], "recent": past[-ITEM_RING:], "all": past}[request["exclude_seen"]]
 
 
@@ -125,12 +126,13 @@ def by_definition(client: Client, codes: list[list[int]], request: dict[str, Any
     seen, row = seen_by(request), ALL_ITEMS.index
     left = [item for item in plain if item not in fixed and item not in seen and not is_filtered(request, item)]
     left.sort(key=lambda item: (-scores[item], row(item)))
-    most, weight = request.get("max_per_category"), request.get("diversity", 0)
+    most: int | None = request.get("max_per_category")
+    weight: float = request.get("diversity", 0)
     chosen: list[str] = []
 
     def is_full(item: str) -> bool:
         held = [label for other in fixed + chosen for label in labels_of(other)]
-        return bool(most) and any(held.count(label) >= most for label in labels_of(item))
+        return most is not None and any(held.count(label) >= most for label in labels_of(item))
 
     def value(item: str) -> float:
         like = [sum(map(int.__eq__, codes[row(item)], codes[row(other)])) / 3 for other in fixed + chosen]
@@ -210,7 +212,7 @@ class TestLaws:
         self, shop: Client, asker: dict[str, Any], wish: dict[str, Any], k: int
     ) -> None:
         plain = post(shop, **asker, **wish, k=k)
-        for neutral in (
+        neutral_rules: tuple[dict[str, Any], ...] = (
             {"diversity": 0},
             {"boost": {"tea": 0, "cup": 0.0}},
             {"boost": {"unknown": 5}},
@@ -218,7 +220,8 @@ class TestLaws:
             {"max_per_category": MAX_K},
             {"categories_all": wish.get("categories_all", [])},
             {"cursor": ""},
-        ):
+        )
+        for neutral in neutral_rules:
             assert post(shop, **{**asker, **wish, "k": k, **neutral})["items"] == plain["items"]
 
     @given(request=requests, k=st.integers(3, 25))

@@ -31,7 +31,7 @@ def begin(
 
     def begin_client(**settings: Any) -> Client:
         store = {"data_dir": tmp_path / "state"} if server is None else {"redis_url": server.url}
-        client = Client(Settings(models_dir=tmp_path / "models", **store, **settings))  # type: ignore[arg-type]
+        client = Client(Settings(models_dir=tmp_path / "models", **store, **settings))
         clients.append(client)
         return client
 
@@ -63,8 +63,8 @@ def test_popular_items_are_counted_from_live_events_in_every_process(begin: Call
     first.click("ada", "tea", "cup", "tea", "pot")
     second.click("bea", "tea", "pot")
     counts = [("tea", 3), ("pot", 2), ("cup", 1)]
+    wait_until(lambda: all(popular(client) == counts for client in (first, second)))
     for client in (first, second):
-        wait_until(lambda client=client: popular(client) == counts)
         assert [item["item_id"] for item in client.get("/v1/items/popular").json()["items"]] == ["tea", "pot", "cup"]
     assert popular(begin()) == counts, "right after a start"
     assert popular(first, exclude=["tea"], k=1) == counts[1:2]
@@ -99,8 +99,8 @@ def test_the_first_model_takes_over_in_every_process(begin: Callable[..., Client
     clients[0].click("ada", *(item_id(row) for row in range(5)))
     directory = write_model(tmp_path / "models" / "first")
     assert clients[0].post("/v1/admin/generations/first/activate").json()["previous"] == "none"
+    wait_until(lambda: all(client.recommend("ada")["generation"] == "first" for client in clients))
     for client in clients:
-        wait_until(lambda client=client: client.recommend("ada")["generation"] == "first")
         assert client.recommend("ada")["source"] == "personalised"
     generation, runner = generation_of(model_directory.load(directory)), clients[1].runner
     log = [entry.event for entry in runner.run(clients[1].service.store.events("main", "ada"))]

@@ -33,7 +33,7 @@ def network(name: str) -> MechanismNetwork:
     made = MechanismNetwork(shape, ITEMS).eval()
     with torch.no_grad():
         for weights in made.parameters():
-            weights += 0.3 * torch.randn_like(weights)
+            weights.add_(0.3 * torch.randn_like(weights))
     return made
 
 
@@ -48,11 +48,9 @@ def service(request: pytest.FixtureRequest, trained: MechanismNetwork, tmp_path:
     items = Items(names, names, [()] * ITEMS, np.arange(ITEMS))
     recipe = served_recipe(MechanismRecipe(model=trained.config, data=DataCard(train_on="all")))
     model_directory.save(tmp_path / "model", served_model(trained), recipe, items, {})
-    store = {}
-    if request.param == "redis":
-        server: RedisServer = request.getfixturevalue("redis_server")
-        store["redis_url"] = server.url
-    client = Client(Settings(model_dir=tmp_path / "model", data_dir=tmp_path / "data", **store))
+    server: RedisServer | None = request.getfixturevalue("redis_server") if request.param == "redis" else None
+    redis_url = None if server is None else server.url
+    client = Client(Settings(model_dir=tmp_path / "model", data_dir=tmp_path / "data", redis_url=redis_url))
     yield client
     client.close()
 
@@ -71,7 +69,7 @@ def test_what_is_served_is_what_was_trained(service: Client, trained: MechanismN
 
 
 def test_the_state_is_the_fold_of_the_log(service: Client) -> None:
-    model = model_directory.load(service.settings.model_dir)
+    model = model_directory.load(service.model_dir)
     shape = model.config.model
 
     def assert_state_is_of(walk: list[int]) -> None:

@@ -70,7 +70,7 @@ def test_stored_steps_of_learned_codes_equal_the_parallel_forward(name: str, len
     torch.manual_seed(length)
     network = MechanismNetwork(MECHANISMS[name].model_copy(update={"width": 12, "codewords": 7}), ITEMS).eval()
     for weights in network.parameters():
-        weights += 0.3 * torch.randn_like(weights)
+        weights.add_(0.3 * torch.randn_like(weights))
     model = served_model(network)
     shares = None if model.shares is None else model.shares.numpy()
     index = {f"item-{row}": row for row in range(ITEMS)}

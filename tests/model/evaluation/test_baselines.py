@@ -130,8 +130,9 @@ def test_item_knn_sums_the_cosines_of_the_nearest(monkeypatch: pytest.MonkeyPatc
         for other in range(ITEMS):
             if cosines[other] >= sorted(cosines)[-min(neighbours, ITEMS)]:
                 similarity[item, other] = cosines[other]
+    nothing = np.zeros(len(similarity))
     expected = [
-        sum(math.exp(-0.3 * ago) * similarity[:, item] for ago, item in enumerate(reversed(prefix)))
+        sum((math.exp(-0.3 * ago) * similarity[:, item] for ago, item in enumerate(reversed(prefix))), nothing)
         for prefix in prefixes
     ]
     found = scores_of(ItemKnn(neighbours, shrinkage, 0.3), histories, prefixes)

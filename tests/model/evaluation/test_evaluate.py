@@ -131,7 +131,7 @@ def test_a_temporal_model_is_tested_on_the_later_events(
     assert report.users.tolist() == interactions.user[split(interactions, "temporal").test].tolist()
 
 
-GRIDS = {
+GRIDS: dict[str, list[baselines.Baseline]] = {
     "popularity": [baselines.Popularity()],
     "ease": [baselines.Ease(0.1, 0.0), baselines.Ease(0.1, 5.0), baselines.Ease(1e9, 0.0)],
 }
@@ -208,7 +208,7 @@ def test_seeds_have_a_mean_and_a_spread(shop: Path, trained: Path) -> None:
     other = replace(first, tag="f" * 16, items=first.items)
     with torch.no_grad():
         worse = copy.deepcopy(first.model)
-        worse.bias += torch.randn(len(worse.bias))
+        worse.bias.add_(torch.randn(len(worse.bias)))
     report = evaluate.evaluate([first, replace(other, model=worse)], shop, None, None)
     numbers = report.to_json()
     values = [model["metrics"]["hr_at_10_full"] for model in numbers["models"]]

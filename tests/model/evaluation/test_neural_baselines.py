@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from model.data.interactions import Histories
 from model.evaluation import neural_baselines
 from model.evaluation.baselines import Popularity
 from model.evaluation.neural_baselines import Gru4Rec, NeuralBaseline, SasRec, network_scorer
+from model.holdout_ranks import Scorer
 from model.training import padding
 from model.training.padding import padded_batches, segments
 
@@ -37,13 +39,19 @@ def chains(seed: int, users: int = 150) -> Items:
     ]
 
 
+def prefers(best: int, epochs: int) -> Callable[[Scorer], float]:
+    """Judges one epoch at each call, and finds only one of them good."""
+    qualities = iter([float(epoch == best) for epoch in range(epochs)])
+    return lambda _: next(qualities)
+
+
 @pytest.mark.parametrize("neural", BOTH, ids=lambda neural: type(neural).__name__)
 class TestBoth:
     def test_score_a_prefix_whatever_else_is_in_the_block(self, neural: NeuralBaseline) -> None:
         scorer = neural.fit(packed(chains(0)), ITEMS)
         prefixes = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [7, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
         together = scorer(packed(prefixes))
-        assert (together.shape, together.dtype) == ((4, ITEMS), np.float32)
+        assert (together.shape, together.dtype) == ((4, ITEMS), np.dtype(np.float32))
         for prefix, expected in zip(prefixes, together, strict=True):
             np.testing.assert_allclose(scorer(packed([prefix]))[0], expected, rtol=1e-4, atol=1e-5)
 
@@ -80,8 +88,7 @@ class TestBoth:
             network_scorer(network, longer.window)(prefixes) for network, _ in longer.training(histories, ITEMS)
         ]
         for best in range(3):
-            qualities = iter([float(epoch == best) for epoch in range(3)])
-            scores = longer.fit(histories, ITEMS, validate=lambda _, left=qualities: next(left))(prefixes)
+            scores = longer.fit(histories, ITEMS, validate=prefers(best, epochs=3))(prefixes)
             np.testing.assert_array_equal(scores, after_each[best])
 
     def test_leave_the_generator_of_others_alone(self, neural: NeuralBaseline) -> None:
@@ -136,7 +143,12 @@ def test_sparse_data_gets_more_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
     neural = SasRec(width=8, epochs=0, dropout=0.25, sparse_dropout=0.75)
     network = SasRec.network
-    monkeypatch.setattr(SasRec, "network", lambda self, items, rate: rates.append(rate) or network(self, items, rate))
+
+    def network_with_its_rate(self: SasRec, items: int, rate: float) -> torch.nn.Module:
+        rates.append(rate)
+        return network(self, items, rate)
+
+    monkeypatch.setattr(SasRec, "network", network_with_its_rate)
     for length in (29, 30):
         list(neural.training(packed([[1] * length, []]), ITEMS))
     assert rates == [0.75, 0.25]

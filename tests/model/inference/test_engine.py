@@ -95,7 +95,8 @@ def sorted_best(scores: Any, allowed: Any, k: int) -> list[int]:
 def test_step_is_what_the_model_reads(engine: Engine, model: LisaMini) -> None:
     state = random_states(engine, 7)
     with torch.inference_mode():
-        expected = model.cpu().read(*map(torch.from_numpy, state))
+        histogram, last, recent = map(torch.from_numpy, state)
+        expected = model.cpu().read(histogram, last, recent)
     found = engine.step(*state).vectors
     assert found.device.type == engine.device.type
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-5)
@@ -133,7 +134,7 @@ def test_top_k_equals_a_stable_sort(
     excluded = None if excluded_share is None else np.random.default_rng(seed).random((3, ITEMS)) < excluded_share
     items, scores = chosen.top_k(queries, k, None if excluded is None else from_mask(excluded))
     assert items.shape == scores.shape == (3, min(k, ITEMS))
-    assert (items.dtype, scores.dtype) == (np.int64, np.float32)
+    assert (items.dtype, scores.dtype) == (np.dtype(np.int64), np.dtype(np.float32))
     every_score = chosen.scores(queries).cpu().numpy()
     for row in range(3):
         allowed = range(ITEMS) if excluded is None else np.flatnonzero(~excluded[row]).tolist()
@@ -167,8 +168,8 @@ def test_ranked_candidates_equal_the_top_k_of_nothing_else(
     chosen = tying if ties else engine
     queries = random_queries(chosen, len(candidates), seed=k)
     excluded = np.ones((len(candidates), ITEMS), bool)
-    for row, items in enumerate(candidates):
-        excluded[row, items] = False
+    for row, allowed in enumerate(candidates):
+        excluded[row, allowed] = False
     expected_items, expected_scores = chosen.top_k(queries, k, from_mask(excluded))
     ranked = chosen.rank_candidates(queries, [np.array(items, np.int64) for items in candidates], k)
     for row, (items, scores) in enumerate(ranked):

@@ -67,8 +67,9 @@ def test_a_user_alone_asks_what_the_same_user_asks_among_others(random_model: Ma
     recent = rng.integers(-1, ITEMS, (67, 5))
     together = asking(queries, recent)
     for user in (0, 1, 65, 66):
-        for alone, all_of_them in zip(asking(queries[user : user + 1], recent[user : user + 1]), together, strict=True):
-            assert np.array_equal(alone[0], all_of_them[user])
+        alone = asking(queries[user : user + 1], recent[user : user + 1])
+        for one_user, all_users in zip(map(np.asarray, alone), map(np.asarray, together), strict=True):
+            assert np.array_equal(one_user[0], all_users[user])
 
 
 @pytest.mark.parametrize("rows", [[[-1, ITEMS - 1]], [[ITEMS - 1, -1]]])

@@ -11,40 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from model.inference import bitmap
-from model.inference.scan import Boosts, Lifted, Scan, ScanPath, supported_paths
+from model.inference.scan import Lifted, Scan, ScanPath, supported_paths
 from model.inference.scan_torch import TorchScan
 from tests.model.inference.bitmaps import from_mask
-
-Floats = NDArray[np.float32]
-
-TABLES = {
-    "normal": lambda rng, shape: rng.standard_normal(shape),
-    "all equal": lambda rng, shape: np.full(shape, rng.normal()),
-    "all zero": lambda rng, shape: np.zeros(shape),
-    "whole numbers": lambda rng, shape: rng.integers(-3, 4, shape),
-    "on the edges of the deficits": lambda rng, shape: -127.0 * rng.integers(0, 3, shape),
-    "huge ranges": lambda rng, shape: rng.standard_normal(shape) * 10.0 ** rng.uniform(-30, 30, shape),
-    "one dominates": lambda rng, shape: (
-        rng.standard_normal(shape) * 10.0 ** np.array([6, *[-3] * (shape[1] - 1)])[:, None]
-    ),
-    "hardly different": lambda rng, shape: 1e4 + 1e-3 * rng.integers(0, 3, shape),
-    "tiny": lambda rng, shape: rng.standard_normal(shape) * 1e-42,
-    "far below": lambda rng, shape: np.where(rng.random(shape) < 0.1, rng.random(shape), -1e34),
-}
-BIASES = {
-    "none": lambda rng, items: np.zeros(items),
-    "all the same": lambda rng, items: np.full(items, -2.5),
-    "normal": lambda rng, items: rng.standard_normal(items),
-    "like minus infinity": lambda rng, items: np.where(rng.random(items) < 0.5, -1e36, rng.standard_normal(items)),
-    "rising": lambda rng, items: np.linspace(-9, 9, items),
-    "falling": lambda rng, items: np.linspace(9, -9, items),
-    "two": lambda rng, items: rng.integers(0, 2, items),
-    "whole numbers": lambda rng, items: rng.integers(-300, 300, items),
-    "high in the first few": lambda rng, items: np.where(np.arange(items) < 30, 90 + rng.random(items), 0),
-}
+from tests.model.inference.scan_cases import BIASES, TABLES, ScanCase, boosted, scores_one_by_one, sorted_best
 
 
 @pytest.fixture(scope="module", params=get_args(ScanPath))
@@ -52,36 +24,6 @@ def path(request: pytest.FixtureRequest) -> ScanPath:
     if request.param not in supported_paths():
         pytest.skip(f"this CPU has no {request.param}")
     return request.param  # type: ignore[no-any-return]
-
-
-def make(seed: int, items: int, books: int, words: int, queries: int, table: str, bias: str, distinct: int) -> Any:
-    """Codes, bias, inner products, lifted items and a mask."""
-    rng = np.random.default_rng(seed)
-    codes = rng.integers(0, words, (min(items, distinct), books), np.uint8)[rng.integers(0, distinct, items) % items]
-    products = TABLES[table](rng, (queries, books, words)).astype(np.float32)
-    lifts = int(rng.integers(0, 9))
-    gains = rng.choice([0, 0.5, 3], (queries, lifts)).astype(np.float32)
-    lifted = Lifted(torch.from_numpy(rng.integers(0, items, (queries, lifts))), torch.from_numpy(gains))
-    mask = rng.random((queries, items)) < rng.choice([0, 0.3, 0.99, 1])
-    return codes, BIASES[bias](rng, items).astype(np.float32), torch.from_numpy(products), lifted, mask
-
-
-def scores_one_by_one(codes: NDArray[np.uint8], bias: Floats, products: torch.Tensor, lifted: Lifted) -> Floats:
-    """The bias, the books in order, then the gains in order; a rounding to float32 after each."""
-    every = np.repeat(bias[None], len(products), axis=0)
-    for scores, table, followers, gains in zip(every, products.numpy(), *lifted, strict=True):
-        for row, column in zip(table, codes.T, strict=True):
-            scores += row[column]
-        for follower, gain in zip(followers.tolist(), gains.numpy(), strict=True):
-            scores[follower] += gain
-    return every
-
-
-def sorted_best(scores: Floats, mask: NDArray[np.bool_], k: int) -> tuple[list[int], list[float]]:
-    allowed = np.flatnonzero(~mask)
-    best = sorted(allowed.tolist(), key=lambda item: (-scores[item], item))[:k]
-    rest = k - len(best)
-    return best + [-1] * rest, scores[best].tolist() + [-np.inf] * rest
 
 
 @settings(max_examples=150)
@@ -97,24 +39,14 @@ def sorted_best(scores: Floats, mask: NDArray[np.bool_], k: int) -> tuple[list[i
     k=st.sampled_from([1, 2, 10, 100, 3000]),
 )
 def test_top_k_equals_brute_force(path: ScanPath, seed: int, items: int, k: int, **shape: Any) -> None:
-    codes, bias, products, lifted, mask = make(seed, items, **shape)
+    codes, bias, products, lifted, mask = ScanCase(items, **shape).draw(seed)
     expected = scores_one_by_one(codes, bias, products, lifted)
     scan = Scan(codes, bias, path)
     assert np.array_equal(scan.scores(products, lifted).numpy(), expected)
     found, scores = scan.top_k(products, lifted, k, from_mask(mask))
-    assert (found.dtype, scores.dtype) == (np.int64, np.float32)
+    assert (found.dtype, scores.dtype) == (np.dtype(np.int64), np.dtype(np.float32))
     for row in range(len(products)):
         assert (found[row].tolist(), scores[row].tolist()) == sorted_best(expected[row], mask[row], k)
-
-
-def boosted(expected: Floats, gains: list[float], seed: int) -> tuple[Boosts, Floats]:
-    """Sets of items that gain so much, and the scores with that, one gain after the other."""
-    rng = np.random.default_rng(seed)
-    members = rng.random((len(gains), expected.shape[1])) < rng.choice([0, 0.01, 0.5, 1])
-    scores = expected.copy()
-    for of_set, gain in zip(members, np.array(gains, np.float32), strict=True):
-        scores[:, of_set] += gain
-    return Boosts(from_mask(members), np.array(gains, np.float32)), scores
 
 
 @settings(max_examples=30)
@@ -131,7 +63,7 @@ def boosted(expected: Floats, gains: list[float], seed: int) -> tuple[Boosts, Fl
 def test_boosted_top_k_equals_brute_force(
     path: ScanPath, seed: int, items: int, k: int, gains: list[float], **shape: Any
 ) -> None:
-    codes, bias, products, lifted, mask = make(seed, items, books=4, words=128, **shape)
+    codes, bias, products, lifted, mask = ScanCase(items, books=4, words=128, **shape).draw(seed)
     boosts, expected = boosted(scores_one_by_one(codes, bias, products, lifted), gains, seed)
     scan = Scan(codes, bias, path)
     found, scores = scan.top_k(products, lifted, k, from_mask(mask), boosts)
@@ -159,7 +91,7 @@ def test_boosted_top_k_equals_brute_force(
 def test_a_sample_that_is_scanned_first_changes_nothing(
     path: ScanPath, seed: int, table: str, bias: str, k: int
 ) -> None:
-    codes, bias_of, products, lifted, mask = make(seed, 70_000, 4, 256, 2, table, bias, 10**6)
+    codes, bias_of, products, lifted, mask = ScanCase(70_000, 4, 256, 2, table, bias).draw(seed)
     expected = scores_one_by_one(codes, bias_of, products, lifted)
     found, _ = Scan(codes, bias_of, path).top_k(products, lifted, k, from_mask(mask))
     for row in range(len(products)):
@@ -188,7 +120,7 @@ def test_who_loses_the_whole_budget_still_qualifies(path: ScanPath, below: int) 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), table=st.sampled_from(sorted(TABLES)), k=st.sampled_from([1, 4, 100]))
 def test_candidates_are_ranked_as_if_there_was_nothing_else(path: ScanPath, seed: int, table: str, k: int) -> None:
-    codes, bias, products, lifted, _ = make(seed, 500, 5, 64, 3, table, "normal", 50)
+    codes, bias, products, lifted, _ = ScanCase(500, 5, 64, 3, table, distinct=50).draw(seed)
     rng = np.random.default_rng(seed)
     candidates = [rng.integers(0, 500, rng.integers(0, 20)) for _ in range(3)]
     expected = scores_one_by_one(codes, bias, products, lifted)
@@ -201,7 +133,7 @@ def test_candidates_are_ranked_as_if_there_was_nothing_else(path: ScanPath, seed
 
 
 def test_a_batch_equals_its_queries_alone(path: ScanPath) -> None:
-    codes, bias, products, lifted, mask = make(3, 40_000, 8, 256, 20, "normal", "normal", 10**6)
+    codes, bias, products, lifted, mask = ScanCase(40_000, 8, 256, 20).draw(3)
     scan, excluded = Scan(codes, bias, path), from_mask(mask)
     items, scores = scan.top_k(products, lifted, 10, excluded)
     for row in range(20):
@@ -211,7 +143,7 @@ def test_a_batch_equals_its_queries_alone(path: ScanPath) -> None:
 
 
 def test_threads_do_not_disturb_each_other(path: ScanPath) -> None:
-    codes, bias, products, lifted, mask = make(4, 40_000, 8, 256, 64, "normal", "normal", 10**6)
+    codes, bias, products, lifted, mask = ScanCase(40_000, 8, 256, 64).draw(4)
     scan, excluded = Scan(codes, bias, path), from_mask(mask)
     expected, _ = scan.top_k(products, lifted, 10, excluded)
 
@@ -227,8 +159,8 @@ def test_threads_do_not_disturb_each_other(path: ScanPath) -> None:
 
 
 def test_the_paths_and_torch_agree() -> None:
-    codes, bias, products, lifted, mask = make(5, 5_000, 8, 256, 7, "normal", "normal", 10**6)
-    catalogues = [
+    codes, bias, products, lifted, mask = ScanCase(5_000, 8, 256, 7).draw(5)
+    catalogues: list[Scan | TorchScan] = [
         TorchScan(torch.from_numpy(codes).long(), torch.from_numpy(bias)),
         *(Scan(codes, bias, p) for p in supported_paths()),
     ]
@@ -240,7 +172,7 @@ def test_the_paths_and_torch_agree() -> None:
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, 3e38])
 def test_a_broken_model_is_told_and_not_ranked(path: ScanPath, broken: float) -> None:
-    codes, bias, products, lifted, _ = make(6, 300, 3, 16, 2, "normal", "normal", 10**6)
+    codes, bias, products, lifted, _ = ScanCase(300, 3, 16, 2).draw(6)
     products[1, 2, 7] = broken
     with pytest.raises(ValueError, match="train the model again"):
         Scan(codes, bias, path).top_k(products, lifted, 5, from_mask(np.zeros((2, 300), bool)))

@@ -10,7 +10,7 @@ import torch
 
 from model.inference.scan import Lifted
 from tests.model.inference.bitmaps import from_mask
-from tests.model.inference.test_scan import boosted, make, scores_one_by_one, sorted_best
+from tests.model.inference.scan_cases import ScanCase, boosted, scores_one_by_one, sorted_best
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not there", allow_module_level=True)
@@ -30,7 +30,7 @@ def fused(codes: np.ndarray, bias: np.ndarray) -> TritonScan:
     ("table", "bias"), [("normal", "normal"), ("whole numbers", "whole numbers"), ("normal", "rising")]
 )
 def test_top_k_equals_brute_force(table: str, bias: str, distinct: int, k: int) -> None:
-    codes, bias_of, products, lifted, mask = make(k, 9 * BLOCK + 77, 8, 256, 2, table, bias, distinct)
+    codes, bias_of, products, lifted, mask = ScanCase(9 * BLOCK + 77, 8, 256, 2, table, bias, distinct).draw(k)
     expected = scores_one_by_one(codes, bias_of, products, lifted)
     asked = products.to(DEVICE), Lifted(*(part.to(DEVICE) for part in lifted)), k, from_mask(mask)
     found, scores = fused(codes, bias_of).top_k(*asked)
@@ -39,7 +39,7 @@ def test_top_k_equals_brute_force(table: str, bias: str, distinct: int, k: int) 
 
 
 def test_boosted_top_k_equals_brute_force() -> None:
-    codes, bias, products, lifted, mask = make(3, 9 * BLOCK + 77, 8, 256, 2, "normal", "normal", 10**6)
+    codes, bias, products, lifted, mask = ScanCase(9 * BLOCK + 77, 8, 256, 2).draw(3)
     boosts, expected = boosted(scores_one_by_one(codes, bias, products, lifted), [2.0, -1.0], seed=2)
     asked = products.to(DEVICE), Lifted(*(part.to(DEVICE) for part in lifted)), 3, from_mask(mask)
     found, _ = fused(codes, bias).top_k(*asked, boosts)
@@ -48,7 +48,7 @@ def test_boosted_top_k_equals_brute_force() -> None:
 
 
 def test_a_lifted_item_stands_there_once() -> None:
-    codes, bias, products, _, mask = make(1, 9 * BLOCK, 8, 256, 1, "normal", "normal", 10**6)
+    codes, bias, products, _, mask = ScanCase(9 * BLOCK, 8, 256, 1).draw(1)
     lifted = Lifted(torch.tensor([[5, 4000, 5]]), torch.tensor([[50.0, 60.0, 40.0]]))
     expected = scores_one_by_one(codes, bias, products, lifted)
     _, without = fused(codes, bias).top_k(products.to(DEVICE), lifted, 9, from_mask(mask & False))
@@ -61,7 +61,7 @@ def test_a_lifted_item_stands_there_once() -> None:
 
 
 def test_a_broken_model_is_told_and_not_ranked() -> None:
-    codes, bias, products, lifted, mask = make(0, 2 * BLOCK, 3, 16, 1, "normal", "normal", 10**6)
+    codes, bias, products, lifted, mask = ScanCase(2 * BLOCK, 3, 16, 1).draw(0)
     products[0, 2, 7] = np.nan
     with pytest.raises(ValueError, match="train the model again"):
         fused(codes, bias).top_k(products.to(DEVICE), lifted, 1, from_mask(mask))

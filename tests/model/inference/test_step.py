@@ -52,7 +52,8 @@ def random_states(shape: ModelConfig, users: int, seed: int) -> tuple[Any, Any, 
 
 def read(model: LisaMini, state: tuple[Any, Any, Any]) -> Any:
     with torch.inference_mode():
-        return model.read(*map(torch.from_numpy, state)).numpy()
+        histogram, last, recent = map(torch.from_numpy, state)
+        return model.read(histogram, last, recent).numpy()
 
 
 def step_of(model: LisaMini) -> Step:

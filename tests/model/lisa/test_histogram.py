@@ -34,7 +34,7 @@ def packed_histories(draw: st.DrawFn) -> tuple[Any, ...]:
     decay_rates = draw(st.lists(st.sampled_from([0.0, 0.05, 0.5, 1.2]), min_size=1, max_size=3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     codes = rng.integers(0, words, (sum(lengths), books)).astype(np.uint8)
-    weights = rng.choice(np.float32([0.25, 1, 3]), sum(lengths))
+    weights = rng.choice(np.array([0.25, 1, 3], np.float32), sum(lengths))
     return codes, weights, np.cumsum([0, *lengths]), decay_rates, words
 
 

@@ -38,7 +38,7 @@ def model(random_model: Make) -> LisaMini:
 def history(length: int, seed: int) -> tuple[Any, Any]:
     """Random items and event weights."""
     rng = np.random.default_rng(seed)
-    return rng.integers(0, ITEMS, length), rng.choice(np.float32([0.25, 1, 3]), length)
+    return rng.integers(0, ITEMS, length), rng.choice(np.array([0.25, 1, 3], np.float32), length)
 
 
 def states(model: LisaMini, items: Any, weights: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -139,10 +139,10 @@ def test_attend_equals_a_double_loop() -> None:
 
 
 def test_the_scale_of_a_row_cancels(model: LisaMini) -> None:
-    histograms, *items = states(model, *history(60, 4))
+    histograms, last, recent = states(model, *history(60, 4))
     scale = 10 ** torch.empty(*histograms.shape[:3], 1).uniform_(-6, 6)
     with torch.inference_mode():
-        scaled, plain = model.read(histograms * scale, *items), model.read(histograms, *items)
+        scaled, plain = model.read(histograms * scale, last, recent), model.read(histograms, last, recent)
     torch.testing.assert_close(scaled, plain, rtol=0, atol=1e-5)
 
 
@@ -190,8 +190,8 @@ def test_gradients_through_steps_equal_those_through_the_parallel_forward(
 def test_item_vectors_are_the_sums_of_the_target_codewords(model: LisaMini) -> None:
     vectors = model.item_vectors().detach()
     for item, codes in enumerate(model.target_codes.tolist()):
-        expected = sum(model.target_codebooks[book, word] for book, word in enumerate(codes))
-        torch.testing.assert_close(vectors[item], expected.detach())
+        expected = sum(model.target_codebooks[book, word].detach() for book, word in enumerate(codes))
+        torch.testing.assert_close(vectors[item], expected)
     some = torch.tensor([7, 0, 7, ITEMS - 1])
     assert torch.equal(model.item_vectors(some).detach(), vectors[some])
 
@@ -212,7 +212,7 @@ def test_what_is_settled_answers_as_before_and_is_of_sixteen_bits(name: str) -> 
     model = LisaMini(shape, history, target).eval()
     with torch.no_grad():
         for weights in model.parameters():
-            weights += 0.05 * torch.randn_like(weights)
+            weights.add_(0.05 * torch.randn_like(weights))
         items = torch.randint(50, (12,))
         before = model(items)
         model.fold_norms_and_round()

@@ -48,7 +48,7 @@ class TestBatches:
         rng = np.random.default_rng(seed)
         lengths = rng.integers(0, 12, 25)
         item = rng.integers(0, self.ITEMS, lengths.sum()).astype(np.int32)
-        weights = rng.choice(np.float32([0.5, 1, 2]), len(item))
+        weights = rng.choice(np.array([0.5, 1, 2], np.float32), len(item))
         return Histories(item, weights, np.cumsum([0, *lengths]))
 
     def expected(self, histories: Histories, codes: Any) -> Counter[Any]:
@@ -143,8 +143,11 @@ def test_followers_gain_what_validation_likes_best(
     trainer = train.Trainer(interactions, split(interactions, "loo"), tiny_config(epochs=1), tmp_path, "cpu")
     unit = trainer.model.lift / DEFAULT_LIFT_STRENGTH
     assert unit.any()
-    judge = {"ndcg_at_10": lambda: 1 / (1 + float((trainer.model.lift - liked * unit).abs().sum()))}
-    monkeypatch.setattr(trainer, "_validate", lambda: {name: found() for name, found in judge.items()})
+
+    def quality() -> dict[str, float]:
+        return {"ndcg_at_10": 1 / (1 + float((trainer.model.lift - liked * unit).abs().sum()))}
+
+    monkeypatch.setattr(trainer, "_validate", quality)
     trainer.fit(silent(), resume=False)
     torch.testing.assert_close(trainer.model.lift, liked * unit)
 
@@ -233,68 +236,54 @@ class TestEarlyStopping:
         assert found["ndcg_at_10"] == pytest.approx(max(by_strength.values()), abs=1e-6)
 
 
+def changed_rows(rows: list[Any], held_out: int) -> list[Any]:
+    """The rows of a shop whose last ``held_out`` items of every customer but the first are exchanged."""
+    by_user: dict[str, list[Any]] = {}
+    for row in rows:
+        by_user.setdefault(row[0], []).append(row)
+    for user, events in by_user.items():
+        for place in range(len(events) - held_out, len(events)):
+            _, item, timestamp = events[place]
+            if user != "u0":
+                events[place] = (user, f"i{(int(item[1:]) + 7) % 40}", timestamp)
+    changed = [row for events in by_user.values() for row in events]
+    assert (changed != rows) == (held_out > 0)
+    return changed
+
+
 class TestHonesty:
     """Held-out events never reach the weights. The item order is the file's, which the first customer fixes."""
 
-    def weights(
-        self,
-        rows: list[Any],
-        held_out: int,
-        directory: Path,
-        train_on: str,
-        write_rows: Make,
-        tiny_config: Make,
-        silent: Make,
-    ) -> dict[str, torch.Tensor]:
-        """Weights after one epoch where the last ``held_out`` items of every customer but the first were exchanged."""
-        by_user: dict[str, list[Any]] = {}
-        for row in rows:
-            by_user.setdefault(row[0], []).append(row)
-        for user, events in by_user.items():
-            for place in range(len(events) - held_out, len(events)):
-                _, item, timestamp = events[place]
-                if user != "u0":
-                    events[place] = (user, f"i{(int(item[1:]) + 7) % 40}", timestamp)
-        changed = [row for events in by_user.values() for row in events]
-        assert (changed != rows) == (held_out > 0)
-        config = tiny_config(epochs=1).model_copy(update={"data": DataCard(train_on=train_on)})
-        out = directory / "model"
-        train.train(write_rows(directory / "data", changed), out, config, progress=silent())
-        weights = weights_of(out)
-        if weights["lift"].any():  # validation chooses the strength, as it chooses the epoch
-            weights["lift"] /= weights["lift"].max()
-        return weights
+    @pytest.fixture
+    def weights(self, rows: list[Any], tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make) -> Make:
+        """Gives the weights after one epoch where the last items of every customer but the first were exchanged."""
+
+        def train_on_changed(held_out: int, train_on: str) -> dict[str, torch.Tensor]:
+            directory, changed = tmp_path / str(held_out), changed_rows(rows, held_out)
+            config = tiny_config(epochs=1).model_copy(update={"data": DataCard(train_on=train_on)})
+            data = write_rows(directory / "data", changed)
+            train.train(data, directory / "model", config, progress=silent())
+            weights = weights_of(directory / "model")
+            if weights["lift"].any():  # validation chooses the strength, as it chooses the epoch
+                weights["lift"] /= weights["lift"].max()
+            return weights
+
+        return train_on_changed
 
     @pytest.mark.parametrize(
         ("train_on", "held_out", "leaves_a_trace"),
         [("train", 1, False), ("validation", 1, False), ("train", 3, True), ("validation", 2, True), ("all", 1, True)],
     )
     def test_only_training_events_change_the_weights(
-        self,
-        rows: list[Any],
-        tmp_path: Path,
-        write_rows: Make,
-        tiny_config: Make,
-        silent: Make,
-        train_on: str,
-        held_out: int,
-        leaves_a_trace: bool,
+        self, weights: Make, train_on: str, held_out: int, leaves_a_trace: bool
     ) -> None:
-        made = [
-            self.weights(rows, changed, tmp_path / str(changed), train_on, write_rows, tiny_config, silent)
-            for changed in (0, held_out)
-        ]
+        made = [weights(changed, train_on) for changed in (0, held_out)]
         assert same_weights(*made) == (not leaves_a_trace)
 
-    def test_validation_events_change_no_more_than_the_strength_of_the_lift(
-        self, rows: list[Any], tmp_path: Path, write_rows: Make, tiny_config: Make, silent: Make
-    ) -> None:
-        made = [
-            self.weights(rows, changed, tmp_path / str(changed), "train", write_rows, tiny_config, silent)
-            for changed in (0, 2)
-        ]
-        for weights in made:
-            del weights["lift"]
+    def test_validation_events_change_no_more_than_the_strength_of_the_lift(self, weights: Make) -> None:
+        made = [weights(changed, "train") for changed in (0, 2)]
+        for without_lift in made:
+            del without_lift["lift"]
         assert same_weights(*made)
 
     def test_popularity_counts_training_events_only(self, shop: Path, trained: Path) -> None:

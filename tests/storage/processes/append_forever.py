@@ -25,4 +25,5 @@ async def main(address: str, prefix: str, user_id: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:4], count=int(sys.argv[4]) if len(sys.argv) > 4 else 10**9))
+    address, prefix, user_id, *counts = sys.argv[1:]
+    asyncio.run(main(address, prefix, user_id, int(counts[0]) if counts else 10**9))

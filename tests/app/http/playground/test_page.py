@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -101,7 +103,7 @@ def test_it_is_used_with_keys_alone(page: Page) -> None:
 
 @pytest.mark.parametrize("way", ["pointer", "keys", "finger"])
 def test_a_recommendation_is_explained(browser: Browser, url: str, way: str) -> None:
-    options = {"has_touch": True, "is_mobile": True, "viewport": {"width": 390, "height": 800}}
+    options: dict[str, Any] = {"has_touch": True, "is_mobile": True, "viewport": {"width": 390, "height": 800}}
     with visiting(browser, url, **(options if way == "finger" else {})) as page:
         click(page, "item-3")
         click(page, "item-40")
