@@ -2,7 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+
+from tests.app.conftest import ITEMS, Client, item_id
+
+SECRET = "Zaphod-Beeblebrox"  # an input that no answer may contain
+ALL_ITEMS = [item_id(row) for row in range(ITEMS)]
+
 
 def bearer(key: str) -> dict[str, str]:
     """The headers of a request with the key."""
     return {"authorization": f"Bearer {key}"}
+
+
+def assert_refused(response: httpx.Response, *statuses: int) -> None:
+    """An error in the one shape, of at most 4 kB, with nothing of the request in it."""
+    assert response.status_code in (statuses or range(400, 500)), response.text
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
+    assert set(error) == {"code", "message", "details"}
+    assert all(set(detail) == {"index", "field", "reason"} for detail in error["details"])
+    assert len(error["details"]) <= 20
+    assert len(response.content) <= 4_096
+    assert SECRET.lower() not in response.text.lower()
+
+
+def item_ids(answer: Any) -> list[str]:
+    return [item["item_id"] for item in answer["items"]]
+
+
+def recommend(client: Client, **body: Any) -> Any:
+    response = client.post("/v1/recommendations", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def same_items(one: Any, other: Any) -> bool:
+    scores, other_scores = ([item["score"] for item in answer["items"]] for answer in (one, other))
+    return item_ids(one) == item_ids(other) and np.allclose(scores, other_scores, rtol=1e-4, atol=1e-4)
+
+
+def all_pages(client: Client, request: dict[str, Any]) -> Iterator[Any]:
+    cursor: str | None = ""
+    while cursor is not None:
+        page = recommend(client, **request, cursor=cursor)
+        yield page
+        cursor = page["cursor"]
+
+
+def finish_background_work(client: Client) -> None:
+    """Let what was started apart come to its end, and go by it."""
+    client.runner.run(client.service.switcher.current.context.tasks.join())
+    client.service.switcher.rebuild_at_s = 0.0
+    client.runner.run(client.service.switcher.poll())

@@ -15,7 +15,6 @@ import typer
 from app.jobs.datasets import synthetic_shop
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.rate_sweep import Row
-from benchmarks.harness.topology import program
 from benchmarks.inference import attention, constant_cost, scan, worker_memory
 from benchmarks.quality import mechanisms, served_equals_offline
 from benchmarks.rollout import model_switch
@@ -36,19 +35,7 @@ from model.inference.scan import supported_paths
 from model.mechanisms.train import train as train_mechanism
 from model.training.loop import EpochReport
 from model.training.train import train
-
-
-class Silent:
-    def batch(self, epoch: int, share: float, loss: float) -> None: ...
-    def epoch(self, report: EpochReport) -> None: ...
-
-
-def require_servers() -> None:
-    try:
-        program("redis-server", "valkey-server")
-        program("haproxy")
-    except FileNotFoundError as exc:
-        pytest.skip(str(exc))
+from tests.benchmarks.support import Silent, require_servers
 
 
 @pytest.fixture(scope="module")

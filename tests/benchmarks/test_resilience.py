@@ -28,7 +28,7 @@ from benchmarks.resilience.environment import StoreKind
 from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
 from model.config import Config, ModelConfig, TrainConfig
 from model.training.train import train
-from tests.benchmarks.test_benchmarks import Silent, require_servers
+from tests.benchmarks.support import Silent, require_servers
 
 STORES: list[StoreKind] = ["sqlite", "redis"]
 

@@ -23,7 +23,7 @@ from app.main import create_app
 from app.settings import Settings
 from clients.lisarec_client import AsyncClient, Client
 from tests.app.conftest import write_model
-from tests.app.http.test_server_process import launch
+from tests.app.service_process import launch
 
 __all__ = ["launch"]  # the fixture that starts processes
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clients.lisarec_client import Client, LisarecError, responses, visitor_in
-from tests.app.http.test_server_process import Process, logged_ids
+from tests.app.service_process import Process, logged_ids
 from tests.clients.conftest import ROOT, Connect, Exchange, Front, Service
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")

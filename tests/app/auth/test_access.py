@@ -19,8 +19,7 @@ from app.http.auth.keys import SCOPES, Scope, add, make
 from app.main import create_app
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model
-from tests.app.http.test_request_validation import assert_refused
-from tests.app.support import bearer
+from tests.app.support import assert_refused, bearer
 
 SHOP = "https://shop.example"
 TENANTS = ("main", "books")

@@ -13,8 +13,7 @@ from app.http.auth import rate_limit
 from app.http.auth.keys import add, make
 from app.http.auth.rate_limit import RateLimiter
 from tests.app.conftest import Client
-from tests.app.http.test_request_validation import assert_refused
-from tests.app.support import bearer
+from tests.app.support import assert_refused, bearer
 from tests.storage.redis.servers import running_cluster
 
 

@@ -20,6 +20,7 @@ from model.cold_items import MAX_SIMILAR_ITEMS, ColdCodes
 from storage.backup import backup, restore
 from storage.records import ItemEntry
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
+from tests.app.support import finish_background_work
 from tests.storage.oracles.naive_fold import assert_state_is
 from tests.storage.oracles.naive_fold import fold as naive_fold
 from tests.storage.redis.servers import RedisServer
@@ -46,19 +47,12 @@ def started(data_dir: Path, models: Path) -> Client:
     return Client(Settings(model_dir=models / "first", models_dir=models, data_dir=data_dir))
 
 
-def finish(client: Client) -> None:
-    """Let what was started apart come to its end, and go by it."""
-    client.runner.run(client.service.switcher.current.context.tasks.join())
-    client.service.switcher.rebuild_at_s = 0.0
-    client.runner.run(client.service.switcher.poll())
-
-
 def introduce(client: Client, new: str = NEW, users: int = 13, first: int = 0) -> None:
     """Users who have clicked some items click the new one."""
     for user in range(first, first + users):
         client.click(f"u{user}", *(item_id(user % 3 + 4 * n) for n in range(3)))
         client.click(f"u{user}", new)
-    finish(client)
+    finish_background_work(client)
 
 
 def everything(client: Client, user_id: str = "u0", **params: Any) -> dict[str, Any]:
@@ -121,8 +115,8 @@ def test_what_the_shop_says_of_it_is_gone_by(client: Client) -> None:
 
 def put(client: Client, new: str = NEW, **words: Any) -> None:
     assert client.request("PUT", f"/v1/items/{new}", json=words).status_code == 200
-    finish(client)  # gives codes
-    finish(client)  # goes by them
+    finish_background_work(client)  # gives codes
+    finish_background_work(client)  # goes by them
 
 
 class TestByCategories:
@@ -177,8 +171,8 @@ class TestByCategories:
         client.click("u0", "item-1")
         put(client, categories=["tea"])
         client.post("/v1/admin/generations/second/activate")
-        finish(client)
-        finish(client)
+        finish_background_work(client)
+        finish_background_work(client)
         before = everything(client)
         assert before[NEW]["cold"] is True
         client.click("u1", "item-2", NEW)
@@ -187,7 +181,7 @@ class TestByCategories:
         client = started(tmp_path, models)
         client.post("/v1/admin/generations/second/activate")
         try:
-            finish(client)
+            finish_background_work(client)
             assert everything(client) == before
         finally:
             client.close()
@@ -200,15 +194,15 @@ class TestByCategories:
             one.click("u0", "item-1")
             assert one.request("PUT", f"/v1/items/{NEW}", json={"categories": ["tea"]}).status_code == 200
             for client in (one, other, one, other):  # both may give it codes
-                finish(client)
+                finish_background_work(client)
             assert NEW in everything(one)
             assert everything(other) == everything(one)
             other.click("u0", NEW)
             for client in (one, other):
                 assert_states_are_folds(client, ["u0"])
             codes = client.service.switcher.current.cold_items
-            finish(one)
-            finish(other)
+            finish_background_work(one)
+            finish_background_work(other)
             assert client.service.switcher.current.cold_items is codes  # nothing is made again for what was said twice
         finally:
             one.close()
@@ -242,7 +236,7 @@ def test_codes_outlive_a_restart_and_belong_to_a_generation(tmp_path: Path, mode
         assert client.post("/v1/events", json={"user_id": "u0", "item_id": NEW}).json()["unknown_items"] == 1
         assert_states_are_folds(client, ["u0", "u1"])
         client.post("/v1/admin/generations/first/activate")
-        finish(client)
+        finish_background_work(client)
         assert NEW in everything(client)
         assert_states_are_folds(client, ["u0", "u1"])
     finally:
@@ -276,7 +270,7 @@ def test_replicas_learn_of_it_at_different_times_and_fold_alike(
         assert [state_of(other, user_id) for user_id in users] == before
 
         other.service.switcher.refresh_items = follow
-        finish(other)
+        finish_background_work(other)
         assert everything(other) == everything(one)
         assert other.recommend("solo")["source"] != "popular"
     finally:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.app.conftest import Client
-from tests.app.http.test_request_validation import assert_refused
+from tests.app.support import assert_refused
 
 
 class TestWithoutKeys:

@@ -19,8 +19,8 @@ from app.schemas.events import MAX_EVENTS
 from app.schemas.recommendations import MAX_REQUESTS
 from app.settings import Settings
 from tests.app.conftest import Client, write_model
-from tests.app.http.test_request_validation import JSON, MALFORMED, POSTS, assert_refused, bodies
-from tests.app.support import bearer
+from tests.app.http.request_bodies import JSON, MALFORMED, POSTS, bodies
+from tests.app.support import assert_refused, bearer
 
 GET = "/v1/users/{}/recommendations"
 EVENT = {"event_id": "e", "user_id": "ada", "item_id": "item-1", "timestamp": 1_700_000_000}

@@ -22,9 +22,8 @@ from starlette.types import Message, Receive, Scope, Send
 from app.http.auth.keys import add, make, remove
 from app.http.middleware.load_shedding import LoadShedding
 from tests.app.conftest import item_id
-from tests.app.http.test_request_validation import assert_refused
-from tests.app.http.test_server_process import ROOT, Process, raw_exchange
-from tests.app.support import bearer
+from tests.app.service_process import ROOT, Process, raw_exchange
+from tests.app.support import assert_refused, bearer
 
 PATIENCE_S = 120  # of a test, on a machine with other things to do
 TRICKLE_S = 0.1

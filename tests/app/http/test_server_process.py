@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,69 +19,8 @@ from app.main import serve
 from app.settings import Settings
 from model.artifact.model_directory import ArtifactError
 from storage.errors import StorageUnavailable
-from tests.app.conftest import logged_events
-from tests.storage.redis.servers import RedisServer
-
-ROOT = Path(__file__).parents[3]
-SERVE = "from app.main import serve; from app.settings import Settings; serve(Settings())"
-START_TIMEOUT_S = 60
-EXIT_TIMEOUT_S = 30
-
-
-class Process:
-    """``serve`` in a process of its own, on a free port, set by its environment as operators do."""
-
-    def __init__(self, log: Path, environment: Mapping[str, str] | None = None, /, **settings: object) -> None:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
-        environment = {**inherited, **(environment or {})}
-        environment |= {f"LISAREC_{name.upper()}": str(value) for name, value in {"port": 0, **settings}.items()}
-        self._log = log
-        with log.open("w") as file:
-            self.process = subprocess.Popen([sys.executable, "-c", SERVE], cwd=ROOT, env=environment, stderr=file)
-
-    def wait_until_ready(self) -> None:
-        port = self._wait_for(r"running on http://127\.0\.0\.1:(\d+)")[1]
-        self.address = ("127.0.0.1", int(port))
-        self.url = f"http://127.0.0.1:{port}"
-        self._wait_for("startup complete")
-
-    def _wait_for(self, pattern: str) -> re.Match[str]:
-        give_up_at = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < give_up_at:
-            if match := re.search(pattern, self.log()):
-                return match
-            assert self.process.poll() is None, self.log()
-            time.sleep(0.02)
-        raise AssertionError(f"no {pattern!r} in: {self.log()}")
-
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def terminate(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-
-    def exit_code(self) -> int:
-        return self.process.wait(EXIT_TIMEOUT_S)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture
-def launch(model_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Start a process over the tiny model; it is killed when the test leaves it behind."""
-    launched: list[Process] = []
-
-    def launch_process(**settings: object) -> Process:
-        settings = {"model_dir": model_dir, "data_dir": tmp_path / "state", **settings}
-        launched.append(Process(tmp_path / f"log-{len(launched)}", **settings))
-        launched[-1].wait_until_ready()
-        return launched[-1]
-
-    yield launch_process
-    for process in launched:
-        process.kill()
+from tests.app.service_process import EXIT_TIMEOUT_S, Process, logged_ids, raw_exchange
+from tests.storage.redis.servers import RedisServer, free_port
 
 
 @pytest.fixture(scope="module")
@@ -121,22 +55,6 @@ class Clicker(threading.Thread):
                 self.statuses.add(response.status_code)
                 if response.status_code == 200:
                     self.acknowledged.append(event["event_id"])
-
-
-def raw_exchange(address: tuple[str, int], request: bytes) -> bytes:
-    """Send bytes, and return what comes back until the server closes or is silent."""
-    with socket.create_connection(address, timeout=5) as connection:
-        connection.sendall(request)
-        connection.shutdown(socket.SHUT_WR)
-        answer = b""
-        while chunk := connection.recv(65_536):
-            answer += chunk
-    return answer
-
-
-def logged_ids(model_dir: Path, data_dir: Path, user_id: str, **settings: Any) -> list[str]:
-    events = asyncio.run(logged_events(Settings(model_dir=model_dir, data_dir=data_dir, **settings), user_id))
-    return [event.event_id for event in events]
 
 
 def test_a_body_that_never_arrives_is_refused_in_time(launch: Callable[..., Process]) -> None:
@@ -313,9 +231,3 @@ def test_what_cannot_start_says_why(
             serve(Settings(**{"model_dir": model_dir, "data_dir": tmp_path, **settings}))
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

@@ -22,9 +22,8 @@ from model.data.readers import read_interactions
 from storage.archive.reader import ArchiveReader
 from storage.archive.writer import ArchiveWriter
 from storage.redis.store import RedisStore
-from tests.app.http.test_server_process import free_port
 from tests.storage.oracles.random_events import click, make_generation
-from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.servers import RedisServer, free_port
 
 ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 60

@@ -27,13 +27,9 @@ from app.jobs.demo import demo, invitation
 from app.main import PortTaken
 from docs import screenshots
 from model.data.readers import read_interactions, read_items
+from tests.storage.redis.servers import free_port
 
 READY_WITHIN_S = 180
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

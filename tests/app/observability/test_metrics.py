@@ -25,7 +25,8 @@ from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.metrics import LATENCY_BUCKETS_S
 from storage.archive.writer import ArchiveWriter
 from tests.app.conftest import Client
-from tests.app.http.test_server_process import Process, free_port
+from tests.app.service_process import Process
+from tests.storage.redis.servers import free_port
 
 Labels = tuple[tuple[str, str], ...]
 PATIENCE_S = 60

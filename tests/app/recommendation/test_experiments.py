@@ -14,7 +14,7 @@ from app.recommendation.experiments import arm_of
 from app.schemas.operations import Experiment
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model
-from tests.app.http.test_request_validation import SECRET, assert_refused
+from tests.app.support import SECRET, assert_refused
 from tests.storage.oracles.naive_fold import assert_state_is
 from tests.storage.oracles.naive_fold import fold as naive_fold
 from tests.storage.redis.servers import RedisServer

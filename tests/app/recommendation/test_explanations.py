@@ -16,7 +16,7 @@ from app.settings import Settings
 from model.artifact import model_directory
 from model.lisa.lisa_mini import LisaMini
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
-from tests.app.recommendation.test_recommendations import item_ids, post, same_items
+from tests.app.support import item_ids, recommend, same_items
 
 CLICKS = [4, 9, 4, 30, 17, 55, 23, 9]
 
@@ -73,7 +73,7 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(followed: Client, model
 
 def test_no_request_waits_for_a_compiler(followed: Client) -> None:
     for request in ({"user_id": "ada"}, {"history": ["item-1"]}, {"user_id": "ada", "because": "item-3"}):
-        post(followed, **request, explain=True)
+        recommend(followed, **request, explain=True)
     assert len(_fill_facts.signatures) == 1
 
 
@@ -133,13 +133,13 @@ def test_recent_items_are_those_with_common_codewords_or_followed(followed: Clie
 
 def test_an_explanation_changes_nothing_else(followed: Client) -> None:
     for request in ({"user_id": "ada"}, {"history": ["item-4"]}, {"user_id": "nobody"}, {"user_id": "ada", "k": 60}):
-        plain, explained = post(followed, **request), post(followed, **request, explain=True)
+        plain, explained = recommend(followed, **request), recommend(followed, **request, explain=True)
         if plain["source"] == "personalised":
             assert all(set(item.pop("explanation")) for item in explained["items"])
         assert explained["items"] == plain["items"]
     batch = [{"user_id": "ada", "k": k, "explain": k % 2 == 0} for k in range(1, 5)]
-    for request, answer in zip(batch, post(followed, requests=batch)["results"], strict=True):
-        assert same_items(answer, post(followed, **request))
+    for request, answer in zip(batch, recommend(followed, requests=batch)["results"], strict=True):
+        assert same_items(answer, recommend(followed, **request))
         assert all(("explanation" in item) == request["explain"] for item in answer["items"])
 
 
@@ -195,23 +195,23 @@ class TestBecause:
             answer = followed.recommend("ada", k=ITEMS, **wish)
             assert (answer["source"], answer["because"]["item_id"]) == ("similar", item_id(CLICKS[-1]))
             assert item_ids(answer) == [one for one in nearest(model, CLICKS[-1]) if one not in seen]
-            assert item_ids(post(followed, user_id="ada", k=ITEMS, **wish)) == item_ids(answer)
-        again = post(followed, user_id="ada", k=ITEMS, because="item-30", exclude_seen="none")
+            assert item_ids(recommend(followed, user_id="ada", k=ITEMS, **wish)) == item_ids(answer)
+        again = recommend(followed, user_id="ada", k=ITEMS, because="item-30", exclude_seen="none")
         assert item_ids(again) == nearest(model, 30)
 
     def test_a_row_for_each_of_several_items_takes_one_request(self, followed: Client, model: LisaMini) -> None:
         rows = [{"user_id": "ada"}, {"user_id": "ada", "because": ""}, {"user_id": "bob", "because": "item-3"}]
-        plain, newest, other = post(followed, requests=rows)["results"]
+        plain, newest, other = recommend(followed, requests=rows)["results"]
         assert item_ids(plain) == item_ids(followed.recommend("ada"))
         assert item_ids(newest) == item_ids(followed.recommend("ada", because=""))
         assert item_ids(other) == nearest(model, 3)[:10]
 
     def test_without_such_an_item_the_answer_is_the_plain_one(self, followed: Client) -> None:
         for request in ({"user_id": "bob", "because": ""}, {"history": [], "because": ""}):
-            answer = post(followed, **request)
+            answer = recommend(followed, **request)
             assert answer["source"] == "popular"
             assert "because" not in answer
-        answer = post(followed, user_id="ada", because="unheard-of")
+        answer = recommend(followed, user_id="ada", because="unheard-of")
         assert answer["source"] == "personalised"
         assert "because" not in answer
 
@@ -220,7 +220,7 @@ class TestBecause:
         try:
             client.post("/v1/events", json={"user_id": "ada", "item_id": "tea"})
             for request in ({"user_id": "ada", "because": "tea"}, {"user_id": "ada", "because": "", "explain": True}):
-                answer = post(client, **request)
+                answer = recommend(client, **request)
                 assert (answer["generation"], answer["source"]) == (NO_MODEL, "popular")
             assert client.get("/v1/items/tea/similar").status_code == 404
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,15 +14,7 @@ from hypothesis import strategies as st
 from app.schemas.cursor import cursor_after, shown_before
 from app.schemas.fields import MAX_K
 from tests.app.conftest import GONE, Client, item_id
-from tests.app.recommendation.test_recommendations import ALL_ITEMS, item_ids, post
-
-
-def all_pages(client: Client, request: dict[str, Any]) -> Iterator[Any]:
-    cursor: str | None = ""
-    while cursor is not None:
-        page = post(client, **request, cursor=cursor)
-        yield page
-        cursor = page["cursor"]
+from tests.app.support import ALL_ITEMS, all_pages, item_ids, recommend
 
 
 class TestPages:
@@ -39,25 +30,25 @@ class TestPages:
         assert set(shown) == set(ALL_ITEMS) - set(GONE)
 
     def test_seen_items_that_were_not_shown_do_not_come(self, shop: Client) -> None:
-        first = post(shop, user_id="leaver", k=5, cursor="")
+        first = recommend(shop, user_id="leaver", k=5, cursor="")
         clicked = [item for item in ALL_ITEMS if item not in item_ids(first)][:3]
         shop.click("leaver", *clicked)
-        rest = post(shop, user_id="leaver", k=MAX_K, cursor=first["cursor"])
+        rest = recommend(shop, user_id="leaver", k=MAX_K, cursor=first["cursor"])
         assert set(item_ids(rest)) == set(ALL_ITEMS) - set(GONE) - set(clicked) - set(item_ids(first))
 
     def test_an_item_that_was_sold_out_meanwhile_does_not_come(self, shop: Client) -> None:
-        first = post(shop, history=["item-1"], k=5, cursor="")
+        first = recommend(shop, history=["item-1"], k=5, cursor="")
         shop.request("PUT", "/v1/items/item-50", json={"available": False})
-        rest = post(shop, history=["item-1"], k=MAX_K, cursor=first["cursor"])
+        rest = recommend(shop, history=["item-1"], k=MAX_K, cursor=first["cursor"])
         shop.request("PUT", "/v1/items/item-50", json={"available": True})
         assert "item-50" not in item_ids(first) + item_ids(rest)
         assert rest["cursor"] is None
 
     def test_without_asking_for_pages_there_is_no_cursor(self, shop: Client) -> None:
-        assert "cursor" not in post(shop, user_id="clicker", k=5)
+        assert "cursor" not in recommend(shop, user_id="clicker", k=5)
 
     def test_similar_items_have_pages_too(self, shop: Client) -> None:
-        whole = item_ids(post(shop, history=[], because="item-5", k=MAX_K))
+        whole = item_ids(recommend(shop, history=[], because="item-5", k=MAX_K))
         pages = all_pages(shop, {"history": [], "because": "item-5", "k": 9})
         assert [item for page in pages for item in item_ids(page)] == whole
 
@@ -97,5 +88,5 @@ class TestCursors:
             assert [detail["field"] for detail in response.json()["error"]["details"]] == ["cursor"]
 
     def test_a_made_up_cursor_leaves_out_what_it_names(self, shop: Client) -> None:
-        answer = post(shop, user_id="nobody", k=MAX_K, cursor=cursor_after(["item-1", "item-2", "unheard-of"]))
+        answer = recommend(shop, user_id="nobody", k=MAX_K, cursor=cursor_after(["item-1", "item-2", "unheard-of"]))
         assert set(item_ids(answer)) == set(ALL_ITEMS) - set(GONE) - {"item-1", "item-2"}

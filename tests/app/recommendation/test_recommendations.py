@@ -19,23 +19,7 @@ from model.artifact.model_directory import load
 from model.inference.engine import Engine
 from storage.state.layout import ITEM_RING
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id
-
-ALL_ITEMS = [item_id(row) for row in range(ITEMS)]
-
-
-def item_ids(answer: Any) -> list[str]:
-    return [item["item_id"] for item in answer["items"]]
-
-
-def post(client: Client, **body: Any) -> Any:
-    response = client.post("/v1/recommendations", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def same_items(one: Any, other: Any) -> bool:
-    scores, other_scores = ([item["score"] for item in answer["items"]] for answer in (one, other))
-    return item_ids(one) == item_ids(other) and np.allclose(scores, other_scores, rtol=1e-4, atol=1e-4)
+from tests.app.support import ALL_ITEMS, item_ids, recommend, same_items
 
 
 class TestLearning:
@@ -74,7 +58,7 @@ class TestLearning:
         history = ["item-1", "item-2", "item-1", "item-30"]
         client.click("ada", *history)
         for rule in ("none", "recent", "all"):
-            as_history = post(client, history=history, exclude_seen=rule)
+            as_history = recommend(client, history=history, exclude_seen=rule)
             assert as_history["user_id"] is None
             assert same_items(as_history, client.recommend("ada", exclude_seen=rule))
         assert client.get("/v1/users/None").status_code == 404  # nothing was stored
@@ -88,12 +72,12 @@ class TestLearning:
 class TestPopular:
     def test_who_is_unknown_gets_popular_items(self, shared_client: Client) -> None:
         popular = shared_client.get("/v1/items/popular").json()["items"]
-        for answer in (shared_client.recommend("nobody"), post(shared_client, user_id="nobody")):
+        for answer in (shared_client.recommend("nobody"), recommend(shared_client, user_id="nobody")):
             assert (answer["source"], answer["items"]) == ("popular", popular)
 
     def test_so_does_a_history_of_unknown_items_only(self, shared_client: Client) -> None:
         for history in ([], ["nothing", "known"]):
-            assert post(shared_client, history=history)["source"] == "popular"
+            assert recommend(shared_client, history=history)["source"] == "popular"
 
     def test_so_does_a_user_without_a_step_but_not_what_was_seen(self, client: Client) -> None:
         favourite = client.get("/v1/items/popular").json()["items"][0]["item_id"]
@@ -109,7 +93,7 @@ class TestPopular:
         client.close_store()
         for rule in ("none", "recent", "all"):
             assert client.recommend("ada", exclude_seen=rule)["source"] == "popular"
-        assert post(client, history=["item-1"])["source"] == "personalised"
+        assert recommend(client, history=["item-1"])["source"] == "personalised"
         assert "lisarec_failed_state_reads_total 3.0" in client.get("/metrics").text
         assert client.get("/readyz").status_code == 200
 
@@ -128,7 +112,7 @@ class TestSeen:
         history = [item_id(row) for row in range(ITEM_RING + 6)]
         left_out = {"none": [], "recent": history[-ITEM_RING:], "all": history}
         for rule, seen in left_out.items():
-            answer = post(shared_client, history=history, k=ITEMS, exclude_seen=rule)
+            answer = recommend(shared_client, history=history, k=ITEMS, exclude_seen=rule)
             assert set(item_ids(answer)) == set(ALL_ITEMS) - set(seen)
 
 
@@ -179,7 +163,7 @@ class TestLaws:
     @given(request=requests)
     @settings(max_examples=150)
     def test_filters_never_leak_and_never_hold_back(self, filled: Client, request: dict[str, Any]) -> None:
-        answer = post(filled, **request)
+        answer = recommend(filled, **request)
         shown, allowed = item_ids(answer), allowed_items(request)
         assert set(shown) <= allowed
         assert len(set(shown)) == len(shown) == min(request["k"], len(allowed))
@@ -191,9 +175,9 @@ class TestLaws:
     @given(batch=st.lists(requests, min_size=1, max_size=6))
     @settings(max_examples=40)
     def test_a_batch_is_its_single_answers(self, filled: Client, batch: list[dict[str, Any]]) -> None:
-        results = post(filled, requests=batch)["results"]
+        results = recommend(filled, requests=batch)["results"]
         for request, result in zip(batch, results, strict=True):
-            alone = post(filled, **request)
+            alone = recommend(filled, **request)
             assert same_items(result, alone)
             assert (result["source"], result["user_id"]) == (alone["source"], alone["user_id"])
 
@@ -201,7 +185,7 @@ class TestLaws:
     @settings(max_examples=40)
     def test_get_is_post_with_a_query(self, filled: Client, wish: dict[str, Any], user_id: str) -> None:
         wish.pop("candidates", None)
-        assert same_items(filled.recommend(user_id, **wish), post(filled, user_id=user_id, **wish))
+        assert same_items(filled.recommend(user_id, **wish), recommend(filled, user_id=user_id, **wish))
 
 
 REFUSED: dict[str, tuple[Any, str | None]] = {
@@ -279,7 +263,7 @@ def test_an_invalid_query_is_refused(shared_client: Client, query: str) -> None:
 
 
 def test_a_full_batch_is_answered(shared_client: Client) -> None:
-    results = post(shared_client, requests=[{"user_id": f"u{n}", "k": 1} for n in range(MAX_REQUESTS)])["results"]
+    results = recommend(shared_client, requests=[{"user_id": f"u{n}", "k": 1} for n in range(MAX_REQUESTS)])["results"]
     assert [result["user_id"] for result in results] == [f"u{n}" for n in range(MAX_REQUESTS)]
 
 
@@ -323,6 +307,6 @@ class TestWhereAnswersAreComputed:
             {"user_id": "ada", "exclude_seen": "all"},
             {"user_id": "ada", "k": 1000},
         ):
-            post(client, **body)
+            recommend(client, **body)
         assert len(turns) == 4
         assert all(turn.startswith("engine") for turn in turns)

@@ -18,8 +18,7 @@ from model.artifact import model_directory
 from model.inference.diversity import WINDOW
 from storage.state.layout import ITEM_RING
 from tests.app.conftest import CATEGORIES, CLICKS, GONE, ITEMS, SAID, SEEN, Client, categories_of, item_id
-from tests.app.recommendation.test_pages import all_pages
-from tests.app.recommendation.test_recommendations import ALL_ITEMS, item_ids, post
+from tests.app.support import ALL_ITEMS, all_pages, item_ids, recommend
 
 LABELS = [*CATEGORIES, "new", "unknown"]
 
@@ -102,7 +101,7 @@ def seen_by(request: dict[str, Any]) -> list[str]:
 def by_definition(client: Client, codes: list[list[int]], request: dict[str, Any]) -> list[tuple[str, float, bool]]:
     """The whole list: items with their scores and whether they are pinned."""
     asker = {name: request[name] for name in ("user_id", "history") if name in request}
-    answer = post(client, **asker, exclude_seen="none", k=MAX_K)
+    answer = recommend(client, **asker, exclude_seen="none", k=MAX_K)
     is_popular = answer["source"] == "popular"
     plain = {item["item_id"]: np.float32(item["score"]) for item in answer["items"]}
     assert len(plain) == ITEMS - len(GONE)
@@ -175,22 +174,21 @@ class TestLaws:
     def test_a_list_is_what_its_definition_says(
         self, shop: Client, codes: list[list[int]], request: dict[str, Any], k: int, skipped: int
     ) -> None:
-        with patch.object(
-            reranking, "SKIPPED_PER_ITEM", skipped
-        ):  # or the few items here are all looked at in the first place
-            assert listed(post(shop, **request, k=k)) == by_definition(shop, codes, request)[:k]
+        # or the few items here are all looked at in the first place
+        with patch.object(reranking, "SKIPPED_PER_ITEM", skipped):
+            assert listed(recommend(shop, **request, k=k)) == by_definition(shop, codes, request)[:k]
 
     @given(request=requests)
     @quick
     def test_filters_never_leak(self, shop: Client, request: dict[str, Any]) -> None:
-        for item in post(shop, **request, k=MAX_K)["items"]:
+        for item in recommend(shop, **request, k=MAX_K)["items"]:
             assert not is_filtered(request, item["item_id"])
             assert item.get("pinned") or item["item_id"] not in seen_by(request)
 
     @given(request=requests, wanted=pins, k=st.integers(1, 70))
     @quick
     def test_pins_stay(self, shop: Client, request: dict[str, Any], wanted: list[dict[str, Any]], k: int) -> None:
-        shown = post(shop, **{**request, "pin": wanted, "k": k})["items"]
+        shown = recommend(shop, **{**request, "pin": wanted, "k": k})["items"]
         for pin in wanted:
             if pin["place"] <= len(shown) and pin["item_id"] in ALL_ITEMS and not is_filtered(request, pin["item_id"]):
                 place = [item["item_id"] for item in shown].index(pin["item_id"])
@@ -202,7 +200,7 @@ class TestLaws:
     @given(request=requests, most=st.integers(1, 4))
     @quick
     def test_no_category_has_more_than_its_most(self, shop: Client, request: dict[str, Any], most: int) -> None:
-        shown = post(shop, **{**request, "pin": [], "max_per_category": most, "k": MAX_K})["items"]
+        shown = recommend(shop, **{**request, "pin": [], "max_per_category": most, "k": MAX_K})["items"]
         held = [label for item in shown for label in labels_of(item["item_id"])]
         assert all(held.count(label) <= most for label in held)
 
@@ -211,7 +209,7 @@ class TestLaws:
     def test_what_is_neutral_changes_nothing(
         self, shop: Client, asker: dict[str, Any], wish: dict[str, Any], k: int
     ) -> None:
-        plain = post(shop, **asker, **wish, k=k)
+        plain = recommend(shop, **asker, **wish, k=k)
         neutral_rules: tuple[dict[str, Any], ...] = (
             {"diversity": 0},
             {"boost": {"tea": 0, "cup": 0.0}},
@@ -222,12 +220,12 @@ class TestLaws:
             {"cursor": ""},
         )
         for neutral in neutral_rules:
-            assert post(shop, **{**asker, **wish, "k": k, **neutral})["items"] == plain["items"]
+            assert recommend(shop, **{**asker, **wish, "k": k, **neutral})["items"] == plain["items"]
 
     @given(request=requests, k=st.integers(3, 25))
     @quick
     def test_pages_are_the_list_cut_up(self, shop: Client, request: dict[str, Any], k: int) -> None:
-        whole = listed(post(shop, **request, k=MAX_K))
+        whole = listed(recommend(shop, **request, k=MAX_K))
         pages = list(all_pages(shop, {**request, "k": k}))
         assert [item for page in pages for item in listed(page)] == whole
         assert [len(page["items"]) for page in pages] == [k] * (len(whole) // k) + [len(whole) % k] * (
@@ -240,36 +238,36 @@ class TestLaws:
         wish = {name: wish for name, wish in request.items() if name not in ("candidates", "boost", "pin")}
         query = {name: value for name, value in wish.items() if name != "user_id"}
         answer = shop.recommend(wish["user_id"], **query, cursor="")
-        assert listed(answer) == listed(post(shop, **wish))
-        assert answer["cursor"] == post(shop, **wish, cursor="")["cursor"]
+        assert listed(answer) == listed(recommend(shop, **wish))
+        assert answer["cursor"] == recommend(shop, **wish, cursor="")["cursor"]
 
     @given(batch=st.lists(requests, min_size=2, max_size=6), k=st.integers(1, 9))
     @settings(quick, max_examples=8)
     def test_a_batch_is_its_single_answers(self, shop: Client, batch: list[dict[str, Any]], k: int) -> None:
-        results = post(shop, requests=[{**request, "k": k} for request in batch])["results"]
+        results = recommend(shop, requests=[{**request, "k": k} for request in batch])["results"]
         for request, result in zip(batch, results, strict=True):
-            alone = post(shop, **request, k=k)
+            alone = recommend(shop, **request, k=k)
             assert item_ids(result) == item_ids(alone)
 
 
 class TestDecisions:
     def test_pins_of_what_cannot_be_shown_are_passed_over(self, shop: Client) -> None:
-        plain = item_ids(post(shop, user_id="clicker", k=5))
+        plain = item_ids(recommend(shop, user_id="clicker", k=5))
         for wish in ({}, {"exclude": ["item-33"]}):
             dropped = [*GONE, "unheard-of", *wish.get("exclude", [])]
             pin = [{"item_id": item, "place": place + 1} for place, item in enumerate(dropped)]
-            assert item_ids(post(shop, user_id="clicker", k=5, pin=pin, **wish)) == plain
+            assert item_ids(recommend(shop, user_id="clicker", k=5, pin=pin, **wish)) == plain
 
     def test_a_pin_shows_what_was_seen(self, shop: Client) -> None:
         seen = CLICKS[-1]
-        answer = post(shop, user_id="clicker", k=5, exclude_seen="all", pin=[{"item_id": seen, "place": 3}])
+        answer = recommend(shop, user_id="clicker", k=5, exclude_seen="all", pin=[{"item_id": seen, "place": 3}])
         assert item_ids(answer)[2] == seen
         assert item_ids(answer).count(seen) == 1
 
     def test_pins_stay_beyond_the_most_of_a_category_and_count(self, shop: Client) -> None:
         tea = [item for item in ALL_ITEMS if labels_of(item) == ["tea"]][:4]
         pin = [{"item_id": item, "place": place + 1} for place, item in enumerate(tea)]
-        shown = item_ids(post(shop, user_id="clicker", k=MAX_K, pin=pin, max_per_category=2))
+        shown = item_ids(recommend(shop, user_id="clicker", k=MAX_K, pin=pin, max_per_category=2))
         assert shown[:4] == tea
         assert not any("tea" in labels_of(item) for item in shown[4:])
 
@@ -330,16 +328,16 @@ class TestDecisions:
     @pytest.mark.parametrize("written", ["0.1", "1e-1", "1E-01", "10e-2"])
     def test_a_number_may_be_written_as_in_json(self, shop: Client, written: str) -> None:
         shown = shop.get(f"/v1/users/clicker/recommendations?diversity={written}").json()["items"]
-        assert shown == post(shop, user_id="clicker", diversity=0.1)["items"]
+        assert shown == recommend(shop, user_id="clicker", diversity=0.1)["items"]
 
     def test_a_thousand_pins_are_a_list(self, shop: Client) -> None:
         pin = [{"item_id": f"item-{n}", "place": MAX_K - n} for n in range(MAX_K)]
-        shown = item_ids(post(shop, user_id="clicker", k=MAX_K, pin=pin))
+        shown = item_ids(recommend(shop, user_id="clicker", k=MAX_K, pin=pin))
         assert shown == [item for item in reversed(ALL_ITEMS) if item not in GONE]
 
     def test_explanations_have_boosts_and_pins(self, shop: Client) -> None:
         request = {"user_id": "clicker", "k": 20, "boost": {"tea": 1.5, "cup": -1}, "explain": True}
-        for item in post(shop, **request, pin=[{"item_id": "item-22", "place": 2}])["items"]:
+        for item in recommend(shop, **request, pin=[{"item_id": "item-22", "place": 2}])["items"]:
             parts = item["explanation"]
             gain = 1.5 * ("tea" in labels_of(item["item_id"])) - ("cup" in labels_of(item["item_id"]))
             assert parts["boost"] == pytest.approx(gain)
@@ -387,7 +385,7 @@ def test_categories_that_the_shop_has_just_said_are_full_at_once(client: Client)
     assert client.post("/v1/items", json=said).status_code == 200
     client.click("ada", *CLICKS)
     first, second = (
-        item_ids(post(client, user_id="ada", k=MAX_K, exclude_seen="all", max_per_category=1)) for _ in range(2)
+        item_ids(recommend(client, user_id="ada", k=MAX_K, exclude_seen="all", max_per_category=1)) for _ in range(2)
     )
     assert first == second
     places = [ALL_ITEMS.index(item) // 2 for item in first]

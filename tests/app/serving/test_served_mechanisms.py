@@ -20,7 +20,7 @@ from model.mechanisms.export import served_model, served_recipe
 from model.mechanisms.network import MechanismNetwork
 from model.mechanisms.train import mechanism_scorer
 from tests.app.conftest import Client, item_id
-from tests.app.events.test_cold_items import finish
+from tests.app.support import finish_background_work
 from tests.storage.redis.servers import RedisServer
 
 ITEMS = 40
@@ -100,8 +100,8 @@ def test_a_new_item_is_recommended_by_its_categories(service: Client) -> None:
     service.click("ada", *map(item_id, WALK))
     names = [*map(item_id, range(5)), "new"]
     service.post("/v1/items", json=[{"item_id": name, "categories": ["tea"]} for name in names])
-    finish(service)
-    finish(service)
+    finish_background_work(service)
+    finish_background_work(service)
     items = service.recommend("ada", k=ITEMS + 1, exclude_seen="none")["items"]
     assert [item["item_id"] for item in items if "cold" in item] == ["new"]
 

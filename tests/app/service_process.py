@@ -1,0 +1,97 @@
+"""The service in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from tests.app.conftest import logged_events
+
+ROOT = Path(__file__).parents[2]
+SERVE = "from app.main import serve; from app.settings import Settings; serve(Settings())"
+START_TIMEOUT_S = 60
+EXIT_TIMEOUT_S = 30
+
+
+class Process:
+    """``serve`` in a process of its own, on a free port, set by its environment as operators do."""
+
+    def __init__(self, log: Path, environment: Mapping[str, str] | None = None, /, **settings: object) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        environment = {**inherited, **(environment or {})}
+        environment |= {f"LISAREC_{name.upper()}": str(value) for name, value in {"port": 0, **settings}.items()}
+        self._log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen([sys.executable, "-c", SERVE], cwd=ROOT, env=environment, stderr=file)
+
+    def wait_until_ready(self) -> None:
+        port = self._wait_for(r"running on http://127\.0\.0\.1:(\d+)")[1]
+        self.address = ("127.0.0.1", int(port))
+        self.url = f"http://127.0.0.1:{port}"
+        self._wait_for("startup complete")
+
+    def _wait_for(self, pattern: str) -> re.Match[str]:
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < give_up_at:
+            if match := re.search(pattern, self.log()):
+                return match
+            assert self.process.poll() is None, self.log()
+            time.sleep(0.02)
+        raise AssertionError(f"no {pattern!r} in: {self.log()}")
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def exit_code(self) -> int:
+        return self.process.wait(EXIT_TIMEOUT_S)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def launch(model_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start a process over the tiny model; it is killed when the test leaves it behind."""
+    launched: list[Process] = []
+
+    def launch_process(**settings: object) -> Process:
+        settings = {"model_dir": model_dir, "data_dir": tmp_path / "state", **settings}
+        launched.append(Process(tmp_path / f"log-{len(launched)}", **settings))
+        launched[-1].wait_until_ready()
+        return launched[-1]
+
+    yield launch_process
+    for process in launched:
+        process.kill()
+
+
+def raw_exchange(address: tuple[str, int], request: bytes) -> bytes:
+    """Send bytes, and return what comes back until the server closes or is silent."""
+    with socket.create_connection(address, timeout=5) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while chunk := connection.recv(65_536):
+            answer += chunk
+    return answer
+
+
+def logged_ids(model_dir: Path, data_dir: Path, user_id: str, **settings: Any) -> list[str]:
+    events = asyncio.run(logged_events(Settings(model_dir=model_dir, data_dir=data_dir, **settings), user_id))
+    return [event.event_id for event in events]
