@@ -1,7 +1,8 @@
 """A back-up of log and items in one file, from which any kind of store can be restored.
 
 A gzip file of JSON lines: a header, then {"item": [tenant, fields of an ItemEntry]} for each item that a tenant has
-changed, then [tenant, fields of an event] for each entry of the log, each user's in log order, and last the number of
+changed, {"item_codes": [tenant, fields of an ItemCodes]} for each item and generation with codes, where bytes are in
+hex, then [tenant, fields of an event] for each entry of the log, each user's in log order, and last the number of
 entries. It has no states, since they are folded from the log, and nothing that was erased.
 """
 
@@ -9,25 +10,30 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import astuple
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from storage.errors import StorageError
 from storage.protocol import EventStore, ItemStore, UserStore
-from storage.records import ItemEntry, LogEntry
+from storage.records import ItemChanges, ItemCodes, ItemEntry, LogEntry
 from storage.state.corrections import INTO, posted_as
 from storage.state.event import Event, digest, event_fields
 
-FORMAT = {"lisarec": "log", "version": 2}
-READABLE_FORMATS = (FORMAT, {"lisarec": "log", "version": 1})  # version 1 has no items
+VERSION = 3
+EARLIER_VERSIONS = (1, 2)  # see `_from_earlier_item`; version 1 has no items
+EARLIER_CODES_MARK = "!"
 BATCH = 500  # events or items in one call of the store
 
 TenantEvent = tuple[str, Event]
+
+logger = logging.getLogger(__name__)
 
 
 async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None] = lambda _: None) -> int:
@@ -41,9 +47,12 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
     count = 0
     with unfinished.open("wb") as file:
         with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-            packed.write(_encoded_line(FORMAT))
-            async for tenant, item in _item_entries(store):
-                packed.write(_encoded_line({"item": [tenant, *astuple(item)]}))
+            packed.write(_encoded_line(_header(VERSION)))
+            async for tenant, changes in _item_changes(store):
+                for item in changes.entries:
+                    packed.write(_encoded_line({"item": [tenant, *astuple(item)]}))
+                for codes in changes.codes:
+                    packed.write(_encoded_line({"item_codes": [tenant, *_codes_to_json(codes)]}))
             async for entries in _complete_logs(store):
                 for tenant, entry in entries:
                     packed.write(_encoded_line((tenant, *event_fields(entry.event))))
@@ -69,9 +78,7 @@ async def restore(
         raise StorageError("the store has users already; restore into an empty one, or go on with --resume")
     items = list(_read_items(path))  # reads the whole file: a torn one is refused before anything is restored
     for tenant, of_tenant in groupby(items, itemgetter(0)):
-        entries = [entry for _, entry in of_tenant]
-        for begin in range(0, len(entries), BATCH):
-            await store.put_items(tenant, entries[begin : begin + BATCH])
+        await _put_items(store, tenant, [item for _, item in of_tenant])
     merges: dict[tuple[str, str], str] = {}
     waiting: list[TenantEvent] = []
     count = 0
@@ -101,6 +108,15 @@ def _recorded_merge(tenant: str, event: Event) -> dict[tuple[str, str], str]:
     return {} if posted_for == event.user_id else {(tenant, posted_for): event.user_id}
 
 
+async def _put_items(store: ItemStore, tenant: str, items: Sequence[ItemEntry | ItemCodes]) -> None:
+    entries = [item for item in items if isinstance(item, ItemEntry)]
+    codes = [item for item in items if isinstance(item, ItemCodes)]
+    for begin in range(0, len(entries), BATCH):
+        await store.put_items(tenant, entries[begin : begin + BATCH])
+    for begin in range(0, len(codes), BATCH):
+        await store.put_item_codes(tenant, codes[begin : begin + BATCH])
+
+
 async def _append(store: EventStore, events: list[TenantEvent]) -> None:
     if events:
         await store.append(events[0][0], [event for _, event in events])
@@ -127,13 +143,12 @@ async def _complete_logs(store: EventStore) -> AsyncIterator[list[tuple[str, Log
             entries = []
 
 
-async def _item_entries(store: ItemStore) -> AsyncIterator[tuple[str, ItemEntry]]:
+async def _item_changes(store: ItemStore) -> AsyncIterator[tuple[str, ItemChanges]]:
     for tenant in await store.item_tenants():
-        changes = await store.item_changes(tenant, 0, BATCH)
-        while changes.entries:
-            for entry in changes.entries:
-                yield tenant, entry
-            changes = await store.item_changes(tenant, changes.version, BATCH)
+        changes = ItemChanges([], 0)
+        while (following := await store.item_changes(tenant, changes.version, BATCH)).version > changes.version:
+            yield tenant, following
+            changes = following
 
 
 def _read_events(path: Path) -> Iterator[TenantEvent]:
@@ -141,21 +156,29 @@ def _read_events(path: Path) -> Iterator[TenantEvent]:
     return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, Event))
 
 
-def _read_items(path: Path) -> Iterator[tuple[str, ItemEntry]]:
-    """The entries of items; StorageError when the file is no complete back-up."""
-    return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, ItemEntry))
+def _read_items(path: Path) -> Iterator[tuple[str, ItemEntry | ItemCodes]]:
+    """The items and their codes; StorageError when the file is no complete back-up."""
+    return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, ItemEntry | ItemCodes))
 
 
-def _read_lines(path: Path) -> Iterator[tuple[str, Event | ItemEntry]]:
+def _read_lines(path: Path) -> Iterator[tuple[str, Event | ItemEntry | ItemCodes]]:
     count = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
-            if json.loads(next(lines, "null")) not in READABLE_FORMATS:
+            header = json.loads(next(lines, "null"))
+            if header not in map(_header, (VERSION, *EARLIER_VERSIONS)):
                 raise StorageError(f"'{path}' is no back-up that this lisarec knows")
             for line in lines:
                 found = json.loads(line)
                 if isinstance(found, dict) and "item" in found:
-                    yield _item_entry(*found["item"])
+                    tenant, item = _item_entry(*found["item"])
+                    if header == _header(VERSION) or EARLIER_CODES_MARK not in item.item_id:
+                        yield tenant, item
+                    elif (codes := _from_earlier_item(item)) is not None:
+                        yield tenant, codes
+                    continue
+                if isinstance(found, dict) and "item_codes" in found:
+                    yield _item_codes(*found["item_codes"])
                     continue
                 if isinstance(found, dict):
                     if found != {"entries": count}:
@@ -173,6 +196,38 @@ def _item_entry(
     tenant: str, item_id: str, title: str | None, categories: list[str] | None, available: bool | None
 ) -> tuple[str, ItemEntry]:
     return tenant, ItemEntry(item_id, title, None if categories is None else tuple(categories), available)
+
+
+def _item_codes(
+    tenant: str, item_id: str, tag: str, evidence: int, bias: float, history: str, target: str
+) -> tuple[str, ItemCodes]:
+    codes = ItemCodes(item_id, bytes.fromhex(tag), evidence, bias, bytes.fromhex(history), bytes.fromhex(target))
+    return tenant, codes
+
+
+def _codes_to_json(codes: ItemCodes) -> list[str | int | float]:
+    item_id, tag, evidence, bias, history, target = astuple(codes)
+    return [item_id, tag.hex(), evidence, bias, history.hex(), target.hex()]
+
+
+def _from_earlier_item(entry: ItemEntry) -> ItemCodes | None:
+    """Return the codes in an item of an earlier version's back-up; None when they cannot be read.
+
+    The item's id is "ITEM!TAG", and its title "EVIDENCE BIAS HISTORY TARGET": tag and codes in hex.
+    """
+    item_id, _, tag = entry.item_id.partition(EARLIER_CODES_MARK)
+    try:
+        evidence, bias, history, target = (entry.title or "").split(" ")
+        return ItemCodes(
+            item_id, bytes.fromhex(tag), int(evidence), float(bias), bytes.fromhex(history), bytes.fromhex(target)
+        )
+    except ValueError as exc:
+        logger.warning("codes of an item cannot be read: %s", exc)
+        return None
+
+
+def _header(version: int) -> dict[str, Any]:
+    return {"lisarec": "log", "version": version}
 
 
 def _encoded_line(content: object) -> bytes:

@@ -7,6 +7,7 @@ from storage.records import (
     AppendResult,
     FoldedState,
     ItemChanges,
+    ItemCodes,
     ItemEntry,
     KnownGeneration,
     LogEntry,
@@ -148,7 +149,7 @@ class StateStore(Protocol):
 
 
 class ItemStore(Protocol):
-    """What tenants have set for their items, with a version for each change."""
+    """What tenants have set for their items, and codes of items, with a version for each change of either."""
 
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         """Set what these entries say of their items, one after the other, in one atomic, durable step.
@@ -158,12 +159,16 @@ class ItemStore(Protocol):
         """
         ...
 
+    async def put_item_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
+        """Set these codes, each for its item and generation, in one atomic, durable step. It may be repeated."""
+        ...
+
     async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
-        """Return the first `limit` items whose versions are above `after`; without any, no entries and `after`."""
+        """Return the first `limit` changes whose versions are above `after`; without any, the version is `after`."""
         ...
 
     async def item_tenants(self) -> list[str]:
-        """Return the tenants that have set anything for an item, in any order."""
+        """Return the tenants that have set anything for an item, or its codes, in any order."""
         ...
 
 

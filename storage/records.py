@@ -1,6 +1,6 @@
 """The values that stores take and return."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from storage.state.event import Event
@@ -78,11 +78,43 @@ class ItemEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemChanges:
-    """Changed items as they are now, in the order of their last changes; `version` is that of the last one."""
+class ItemCodes:
+    """The codes of one item that a generation's model has not learned.
 
-    entries: list[ItemEntry]
+    tag       the generation's
+    evidence  how many events the codes were made from; 0 when they are typical of the item's categories
+    history   history codes (B,), one byte each
+    target    target codes (B',), one byte each
+    """
+
+    item_id: str
+    tag: bytes
+    evidence: int
+    bias: float
+    history: bytes
+    target: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ItemChanges:
+    """Changed items and codes as they are now, each in the order of the last changes; `version` is the last one's."""
+
+    entries: Sequence[ItemEntry]
     version: int
+    codes: Sequence[ItemCodes] = ()
+
+    @classmethod
+    def of(cls, changes: Iterable[tuple[int, ItemEntry | ItemCodes]], after: int) -> "ItemChanges":
+        """Return the changes, which come with ascending versions; without any, the version is `after`."""
+        entries: list[ItemEntry] = []
+        codes: list[ItemCodes] = []
+        version = after
+        for version, changed in changes:  # noqa: B007
+            if isinstance(changed, ItemEntry):
+                entries.append(changed)
+            else:
+                codes.append(changed)
+        return cls(entries, version, codes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from app.catalogue.background_tasks import BackgroundTasks
-from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes, entry_of
+from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
 from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
@@ -67,7 +67,7 @@ class CategoryCodes:
         for begin in range(0, len(new), ITEMS_PER_BATCH):
             batch = new[begin : begin + ITEMS_PER_BATCH]
             if changed := await asyncio.to_thread(self._changed_assignments, batch, known):
-                await self._store.put_items(self._tenant, [entry_of(one) for one in changed])
+                await self._store.put_item_codes(self._tenant, [one.record() for one in changed])
         self._processed_changes = change_count
 
     def _needs_codes(self, entry: ItemEntry, known: CodeAssignment | None) -> bool:
@@ -90,7 +90,7 @@ class CategoryCodes:
                 rows = rng.choice(rows, min(MAX_SIMILAR_ITEMS, len(rows)), replace=False)
                 codes, before = codes_of_similar_items(self._trained, rows, audience), known.get(entry.item_id)
                 assignment = CodeAssignment(entry.item_id, self._tag, codes, evidence=0)
-                if before is None or entry_of(before) != entry_of(assignment):
+                if before is None or before.record() != assignment.record():
                     changed.append(assignment)
         return changed
 

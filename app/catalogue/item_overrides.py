@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from app.catalogue.cold_item_codes import is_assignment
 from storage.records import ItemChanges, ItemEntry
 
 
@@ -21,10 +20,8 @@ class ItemOverrides:
         self._newest: dict[str, tuple[int, ItemEntry]] = {}
 
     def apply(self, changes: ItemChanges) -> None:
-        """Apply the changes of items; assignments of codes among them are skipped."""
+        """Apply the changes of items."""
         for entry in changes.entries:
-            if is_assignment(entry):
-                continue
             self.change_count += 1
             self._newest.pop(entry.item_id, None)  # the item changed last stands last
             self._newest[entry.item_id] = self.change_count, entry

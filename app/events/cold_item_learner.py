@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from app.catalogue.background_tasks import BackgroundTasks
-from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes, entry_of
+from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS, ModelInput, model_inputs
 from model.artifact.model_directory import Artifact
@@ -173,7 +173,7 @@ class ColdItemLearner:
         async with self._one_at_a_time:
             codes = await asyncio.to_thread(likeliest_codes, self._trained, observations, list(self._sample), events)
         assignment = CodeAssignment(item_id, self._generation.tag, codes, len(observations))
-        await self._store.put_items(self._tenant, [entry_of(assignment)])
+        await self._store.put_item_codes(self._tenant, [assignment.record()])
 
     def _start_sampling(self, user_id: str) -> None:
         now_s = asyncio.get_running_loop().time()

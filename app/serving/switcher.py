@@ -93,9 +93,9 @@ class GenerationSwitcher:
                 changes = await context.store.item_changes(
                     context.settings.tenant, context.overrides.version, ITEM_CHANGES_PER_READ
                 )
-                if not changes.entries:
+                if changes.version == context.overrides.version:
                     return
-                context.item_codes.apply(changes.entries)
+                context.item_codes.apply(changes.codes)
                 context.overrides.apply(changes)
                 for served in self.served():
                     await asyncio.to_thread(served.catalogue.catch_up)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.item_counts import (
@@ -13,10 +14,10 @@ from storage.archive.item_counts import (
     count_items_of_events,
 )
 from storage.errors import StorageError
-from storage.records import ItemChanges, ItemEntry, Tally
+from storage.records import ItemChanges, ItemCodes, ItemEntry, Tally
 from storage.redis.layout import ITEMS_FIELD, compact_json, parse_stream_page
 from storage.redis.nodes import Argument, Command, storage_error
-from storage.redis.scripts import ADD_TALLIES, ADD_TRENDS, PUT_ITEMS, READ_ITEMS
+from storage.redis.scripts import ADD_TALLIES, ADD_TRENDS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
 from storage.redis.session import RedisSession
 from storage.trends import Trends, forgotten_below
 
@@ -36,32 +37,48 @@ class RedisItems:
 
     async def put(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         """Set values of items in one step; raise StorageError when a text is not Unicode."""
-        await self._session.require_open()
-        if tenant not in self._registered:
-            await self._session.call("HSETNX", self._session.keys.meta, f"{ITEMS_FIELD}{tenant}", 1)
-            self._registered.add(tenant)
+        await self._register(tenant)
         args: list[Argument] = []
         for entry in entries:
             args += _encode(entry)
         keys = self._session.keys.items(tenant)
         await self._session.run(PUT_ITEMS, [keys.version, keys.changes, *keys.parts], args, wait_for_replicas=True)
 
-    async def changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
-        """Return the first `limit` items whose versions are above `after`."""
-        await self._session.require_open()
+    async def put_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
+        """Set codes of items in one step."""
+        await self._register(tenant)
+        args: list[Argument] = []
+        for one in codes:
+            args += _encode_codes(one)
         keys = self._session.keys.items(tenant)
-        args = [after, min(limit, ITEMS_PAGE)]
-        found = await self._session.run(READ_ITEMS, [keys.changes, *keys.parts], args)
-        if not found:
-            return ItemChanges([], after)
-        ids, scores, *parts = found
-        return ItemChanges([_decode(*values) for values in zip(ids, *parts, strict=True)], int(scores[-1]))
+        of_codes = [keys.version, keys.code_changes, keys.codes]
+        await self._session.run(PUT_ITEM_CODES, of_codes, args, wait_for_replicas=True)
+
+    async def changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        """Return the first `limit` changes whose versions are above `after`."""
+        await self._session.require_open()
+        keys, limit = self._session.keys.items(tenant), min(limit, ITEMS_PAGE)
+        found = await self._session.run(
+            READ_ITEMS, [keys.changes, keys.code_changes, keys.codes, *keys.parts], [after, limit]
+        )
+        items, codes = ([(int(version), *values) for version, *values in zip(*part, strict=True)] for part in found)
+        changes: list[tuple[int, ItemEntry | ItemCodes]]
+        changes = [(version, _decode(*values)) for version, *values in items]
+        changes += [(version, _decode_codes(*values)) for version, *values in codes]
+        return ItemChanges.of(sorted(changes, key=itemgetter(0))[:limit], after)
 
     async def tenants(self) -> list[str]:
-        """Return the tenants that have set values of items."""
+        """Return the tenants that have set values or codes of items."""
         await self._session.require_open()
         fields = [field.decode() for field in await self._session.call("HKEYS", self._session.keys.meta)]
         return [field.removeprefix(ITEMS_FIELD) for field in fields if field.startswith(ITEMS_FIELD)]
+
+    async def _register(self, tenant: str) -> None:
+        """Note, before its first item, that the tenant has items."""
+        await self._session.require_open()
+        if tenant not in self._registered:
+            await self._session.call("HSETNX", self._session.keys.meta, f"{ITEMS_FIELD}{tenant}", 1)
+            self._registered.add(tenant)
 
     # ---- trends and tallies
 
@@ -152,3 +169,15 @@ def _decode(item_id: bytes, title: bytes | None, categories: bytes | None, avail
         None if categories is None else tuple(json.loads(categories)),
         None if available is None else available == b"1",
     )
+
+
+def _encode_codes(codes: ItemCodes) -> tuple[str, str]:
+    """Return the arguments of PUT_ITEM_CODES for the codes of an item."""
+    of = (codes.item_id, codes.tag.hex())
+    return compact_json(of), compact_json((codes.evidence, codes.bias, codes.history.hex(), codes.target.hex()))
+
+
+def _decode_codes(member: bytes, value: bytes) -> ItemCodes:
+    item_id, tag = json.loads(member)
+    evidence, bias, history, target = json.loads(value)
+    return ItemCodes(item_id, bytes.fromhex(tag), evidence, bias, bytes.fromhex(history), bytes.fromhex(target))

@@ -18,10 +18,12 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
   PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state;
                                                 expires if the store was opened with a time to live of states
-  PREFIX:{items:TENANT}:version         string  how often values of the tenant's items were set
+  PREFIX:{items:TENANT}:version         string  how often values of the tenant's items, or codes, were set
   PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version of their last change
   PREFIX:{items:TENANT}:title           hash    item id -> the value set last; the same for :categories, a JSON array,
                                                 and :available, 0 or 1
+  PREFIX:{items:TENANT}:code-changes    zset    JSON arrays [item id, TAG], scored as :changes
+  PREFIX:{items:TENANT}:codes           hash    [item id, TAG] -> the fields of `ItemCodes` that follow, a JSON array
   PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
   PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name, a JSON array
   PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one
@@ -152,6 +154,16 @@ class ItemKeys:
     def parts(self) -> list[str]:
         """Keys of the values, in the order of an ItemEntry's fields."""
         return [f"{self.prefix}:{part}" for part in ("title", "categories", "available")]
+
+    @property
+    def code_changes(self) -> str:
+        """Key of the items and generations in the order of their codes' last changes."""
+        return f"{self.prefix}:code-changes"
+
+    @property
+    def codes(self) -> str:
+        """Key of the codes by item and generation."""
+        return f"{self.prefix}:codes"
 
     @property
     def trends(self) -> str:

@@ -258,19 +258,34 @@ end
 return 1
 """)
 
-# Returns ids, scores, and a list of values for each part.
-READ_ITEMS = Script("""
--- KEYS  changes, title, categories, available
--- ARGV  after, limit
-local found = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[2])
-if #found == 0 then return {} end
-local ids, scores = {}, {}
-for i = 1, #found, 2 do
-    ids[#ids + 1], scores[#scores + 1] = found[i], found[i + 1]
+PUT_ITEM_CODES = Script("""
+-- KEYS  version, code-changes, codes
+-- ARGV  of each: item and generation, codes
+for arg = 1, #ARGV, 2 do
+    redis.call('ZADD', KEYS[2], redis.call('INCR', KEYS[1]), ARGV[arg])
+    redis.call('HSET', KEYS[3], ARGV[arg], ARGV[arg + 1])
 end
-local answer = {ids, scores}
-for part = 2, 4 do answer[part + 1] = redis.call('HMGET', KEYS[part], unpack(ids)) end
-return answer
+return 1
+""")
+
+# Returns a list for items and one for codes, up to the limit each: versions, members, and a list of values for each
+# part.
+READ_ITEMS = Script("""
+-- KEYS  changes, code-changes, codes, title, categories, available
+-- ARGV  after, limit
+local function changed(key, parts)
+    local found = redis.call('ZRANGEBYSCORE', key, '(' .. ARGV[1], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[2])
+    local members, versions = {}, {}
+    for i = 1, #found, 2 do
+        members[#members + 1], versions[#versions + 1] = found[i], found[i + 1]
+    end
+    local answer = {versions, members}
+    for _, part in ipairs(parts) do
+        answer[#answer + 1] = #members > 0 and redis.call('HMGET', part, unpack(members)) or {}
+    end
+    return answer
+end
+return {changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6]}), changed(KEYS[2], {KEYS[3]})}
 """)
 
 # Adds as `added` in storage/trends.py does.
@@ -298,6 +313,7 @@ STORE_SCRIPTS = (
     APPEND,
     MARK_MERGE,
     PUT_ITEMS,
+    PUT_ITEM_CODES,
     READ_ITEMS,
     ADD_TRENDS,
     ADD_TALLIES,

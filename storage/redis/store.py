@@ -23,6 +23,7 @@ from storage.records import (
     AppendResult,
     FoldedState,
     ItemChanges,
+    ItemCodes,
     ItemEntry,
     LogEntry,
     LogPage,
@@ -221,6 +222,10 @@ class RedisStore(UserStore):
     @override
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         await self._items.put(tenant, entries)
+
+    @override
+    async def put_item_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
+        await self._items.put_codes(tenant, codes)
 
     @override
     async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:

@@ -4,8 +4,9 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from storage.records import ItemChanges, ItemEntry, Tally
+from storage.records import ItemChanges, ItemCodes, ItemEntry, Tally
 from storage.sqlite.log import execute_in_batches
 from storage.trends import Trends, added, forgotten_below
 
@@ -18,9 +19,26 @@ ON CONFLICT (tenant, item_id) DO UPDATE SET
     available = coalesce(excluded.available, available)
 """
 
+PUT_ITEM_CODES = """
+INSERT OR REPLACE INTO item_codes (tenant, item_id, generation, version, evidence, bias, history, target)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+SELECT_VERSION = """
+SELECT max(
+    (SELECT coalesce(max(version), 0) FROM items WHERE tenant = :tenant),
+    (SELECT coalesce(max(version), 0) FROM item_codes WHERE tenant = :tenant)
+)
+"""
+
+# one statement, as no change may be missed between two
 SELECT_CHANGES = """
-SELECT version, item_id, title, categories, available FROM items
-WHERE tenant = ? AND version > ? ORDER BY version LIMIT ?
+SELECT version, item_id, NULL AS generation, title, categories, available, NULL FROM items
+WHERE tenant = :tenant AND version > :after
+UNION ALL
+SELECT version, item_id, generation, evidence, bias, history, target FROM item_codes
+WHERE tenant = :tenant AND version > :after
+ORDER BY version LIMIT :limit
 """
 
 SELECT_TRENDS = "SELECT item_id, trend FROM trends WHERE tenant = ? AND item_id IN ({rows})"
@@ -36,8 +54,8 @@ EXPERIMENT = "experiment"
 
 
 def items_version(db: sqlite3.Connection, tenant: str) -> int:
-    """Return the version of the tenant's last change of an item; 0 without one."""
-    (newest,) = db.execute("SELECT coalesce(max(version), 0) FROM items WHERE tenant = ?", (tenant,)).fetchone()
+    """Return the version of the tenant's last change of an item or its codes; 0 without one."""
+    (newest,) = db.execute(SELECT_VERSION, {"tenant": tenant}).fetchone()
     return int(newest)
 
 
@@ -53,18 +71,35 @@ def put_items(db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry])
     )
 
 
+def put_item_codes(db: sqlite3.Connection, tenant: str, codes: Sequence[ItemCodes]) -> None:
+    """Set these codes, each for its item and generation."""
+    before = items_version(db, tenant)
+    db.executemany(
+        PUT_ITEM_CODES,
+        [
+            (tenant, one.item_id, one.tag, number, one.evidence, one.bias, one.history, one.target)
+            for number, one in enumerate(codes, before + 1)
+        ],
+    )
+
+
 def item_changes(db: sqlite3.Connection, tenant: str, after: int, limit: int) -> ItemChanges:
-    """Return the first `limit` items whose versions are above `after`."""
-    entries, newest = [], after
-    for newest, item_id, title, categories, available in db.execute(SELECT_CHANGES, (tenant, after, limit)):  # noqa: B007
-        known = None if categories is None else tuple(json.loads(categories))
-        entries.append(ItemEntry(item_id, title, known, None if available is None else bool(available)))
-    return ItemChanges(entries, newest)
+    """Return the first `limit` changes whose versions are above `after`."""
+    rows = db.execute(SELECT_CHANGES, {"tenant": tenant, "after": after, "limit": limit})
+    return ItemChanges.of([(version, _changed(*columns)) for version, *columns in rows], after)
 
 
 def item_tenants(db: sqlite3.Connection) -> list[str]:
-    """Return the tenants that have set anything for an item."""
-    return [tenant for (tenant,) in db.execute("SELECT DISTINCT tenant FROM items")]
+    """Return the tenants that have set anything for an item, or its codes."""
+    return [tenant for (tenant,) in db.execute("SELECT tenant FROM items UNION SELECT tenant FROM item_codes")]
+
+
+def _changed(item_id: str, generation: bytes | None, *columns: Any) -> ItemEntry | ItemCodes:
+    if generation is not None:
+        return ItemCodes(item_id, generation, *columns)
+    title, categories, available, _ = columns
+    known = None if categories is None else tuple(json.loads(categories))
+    return ItemEntry(item_id, title, known, None if available is None else bool(available))
 
 
 def _encoded(categories: tuple[str, ...] | None) -> str | None:

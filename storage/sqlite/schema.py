@@ -73,7 +73,7 @@ CREATE TABLE aliases (
 CREATE INDEX aliases_by_target ON aliases (tenant, target);
 """
 
-# A column is NULL until the tenant sets its part.
+# A column is NULL until the tenant sets its part. The versions of items and of codes are one sequence.
 ITEMS_SCHEMA = """
 CREATE TABLE items (
     tenant TEXT NOT NULL,
@@ -85,6 +85,18 @@ CREATE TABLE items (
     PRIMARY KEY (tenant, item_id)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX items_by_version ON items (tenant, version);
+CREATE TABLE item_codes (
+    tenant TEXT NOT NULL,
+    item_id TEXT NOT NULL,
+    generation BLOB NOT NULL,
+    version INTEGER NOT NULL,
+    evidence INTEGER NOT NULL, -- how many events the codes were made from
+    bias REAL NOT NULL,
+    history BLOB NOT NULL, -- a byte for each code
+    target BLOB NOT NULL,
+    PRIMARY KEY (tenant, item_id, generation)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX item_codes_by_version ON item_codes (tenant, version);
 """
 
 TRENDS_SCHEMA = """

@@ -19,6 +19,7 @@ from storage.records import (
     AppendResult,
     FoldedState,
     ItemChanges,
+    ItemCodes,
     ItemEntry,
     LogEntry,
     LogPage,
@@ -212,6 +213,10 @@ class SQLiteStore(UserStore):
     @override
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         await self._database.write(lambda db: items.put_items(db, tenant, entries), size=len(entries))
+
+    @override
+    async def put_item_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
+        await self._database.write(lambda db: items.put_item_codes(db, tenant, codes), size=len(codes))
 
     @override
     async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes, assignment_in, entry_of
+from app.catalogue.cold_item_codes import CodeAssignment, ColdItemCodes
 from app.events import cold_item_learner
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store
@@ -18,7 +19,6 @@ from app.settings import Settings
 from model.artifact import model_directory
 from model.cold_items import MAX_SIMILAR_ITEMS, ColdCodes
 from storage.backup import backup, restore
-from storage.records import ItemEntry
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.support import finish_background_work
 from tests.storage.oracles.naive_fold import assert_state_is
@@ -325,20 +325,14 @@ def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Clie
     assert client.service.switcher.current.cold_items[NEW].evidence == 30
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        ItemEntry("x!zz", "10 0.5 00 00"),
-        ItemEntry("x!00", "10 0.5 00"),
-        ItemEntry("x!00", None),
-        ItemEntry("x!00", "ten 0.5 00 00"),
-    ],
-)
-def test_an_assignment_that_cannot_be_read_is_left_out(entry: ItemEntry) -> None:
+def test_the_codes_that_were_stored_last_are_those_of_the_item() -> None:
     assigned = ColdItemCodes()
     good = CodeAssignment("y", b"\0", ColdCodes(np.array([1, 2], np.uint8), np.array([255], np.uint8), -1.25), 10)
-    assigned.apply([entry, entry_of(good)])
+    assigned.apply([replace(good.record(), evidence=0), good.record()])
     (found,) = assigned.of(b"\0").values()
     assert (found.item_id, found.evidence, found.codes.bias) == ("y", 10, -1.25)
     assert [found.codes.history.tolist(), found.codes.target.tolist()] == [[1, 2], [255]]
-    assert assignment_in(entry_of(good)).tag == b"\0"
+    assert CodeAssignment.of(good.record()).tag == b"\0"
+    before = assigned.of(b"\0")
+    assigned.apply([good.record()])
+    assert assigned.of(b"\0") is before

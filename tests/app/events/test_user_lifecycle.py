@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.catalogue.cold_item_codes import CodeAssignment, entry_of
+from app.catalogue.cold_item_codes import CodeAssignment
 from app.events import cold_item_learner
 from model.cold_items import ColdCodes
 from tests.app.conftest import SHAPE, Client, item_id
@@ -49,7 +49,7 @@ def service(
         )
     )
     assignment = CodeAssignment("new-1", client.service.switcher.current.named.tag, ColdCodes(history, target, 0.5), 10)
-    client.runner.run(client.service.store.put_items("main", [entry_of(assignment)]))
+    client.runner.run(client.service.store.put_item_codes("main", [assignment.record()]))
     client.service.switcher.rebuild_at_s = 0.0
     client.runner.run(client.service.switcher.poll())
     yield client

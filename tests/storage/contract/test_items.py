@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from storage.backup import backup, restore
 from storage.errors import StorageError
 from storage.protocol import UserStore
-from storage.records import ItemEntry, NamedGeneration, TenantPointers
+from storage.records import ItemCodes, ItemEntry, NamedGeneration, TenantPointers
 from tests.storage.contract.stores import new_address, opened
 from tests.storage.oracles.random_events import click, fresh_user, make_generation
 
@@ -27,51 +27,96 @@ ENTRIES = st.builds(
     st.none() | st.lists(TEXTS, max_size=3).map(tuple),
     st.none() | st.booleans(),
 )
+CODES = st.builds(
+    ItemCodes,
+    st.sampled_from(["a", "b", "c:1", 'é"!']),
+    st.sampled_from([GENERATION.tag, b"gen two\0"]),
+    st.integers(0, 100),
+    st.floats(allow_nan=False),
+    st.binary(max_size=4),
+    st.binary(max_size=4),
+)
+Batch = list[ItemEntry] | list[ItemCodes]
+BATCHES = st.lists(
+    st.one_of(st.lists(ENTRIES, min_size=1, max_size=5), st.lists(CODES, min_size=1, max_size=5)), max_size=5
+)
+EARLIER_BACKUP = Path(__file__).parents[1] / "earlier_backups" / "version-2-items.jsonl.gz"
 Said = dict[str, list[object]]
+CodesOf = dict[tuple[str, bytes], ItemCodes]
 
 laws = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def said(batches: Sequence[Sequence[ItemEntry]]) -> Said:
+def said(batches: Sequence[Batch]) -> Said:
     """Title, categories and availability by item, as a reader of the whole conversation would know them."""
     known: Said = {}
-    for entry in (entry for batch in batches for entry in batch):
+    for entry in (entry for batch in batches for entry in batch if isinstance(entry, ItemEntry)):
         item_id, *parts = astuple(entry)
         before = known.pop(item_id, [None, None, None])  # what was changed last stands last
         known[item_id] = [old if new is None else new for old, new in zip(before, parts, strict=True)]
     return known
 
 
+def codes_in(batches: Sequence[Batch]) -> CodesOf:
+    """The newest codes by item and generation, those that were put last behind the others."""
+    known: CodesOf = {}
+    for codes in (codes for batch in batches for codes in batch if isinstance(codes, ItemCodes)):
+        known.pop((codes.item_id, codes.tag), None)
+        known[codes.item_id, codes.tag] = codes
+    return known
+
+
+async def put(store: UserStore, tenant: str, batch: Batch) -> None:
+    entries = [one for one in batch if isinstance(one, ItemEntry)]
+    codes = [one for one in batch if isinstance(one, ItemCodes)]
+    await (store.put_items(tenant, entries) if entries else store.put_item_codes(tenant, codes))
+
+
+async def codes_after(store: UserStore, tenant: str, after: int = 0, at_once: int = 2) -> CodesOf:
+    found: CodesOf = {}
+    while (page := await store.item_changes(tenant, after, at_once)).version > after:
+        found |= {(codes.item_id, codes.tag): codes for codes in page.codes}
+        after = page.version
+    assert (page.entries, page.codes) == ([], [])
+    return found
+
+
 async def changes(
     store: UserStore, tenant: str, after: int = 0, at_once: int = 2
 ) -> tuple[dict[str, list[object]], int]:
     found: dict[str, list[object]] = {}
-    while page := (await store.item_changes(tenant, after, at_once)).entries:
-        assert len(page) <= at_once
-        found |= {entry.item_id: list(astuple(entry)[1:]) for entry in page}
-        after = (await store.item_changes(tenant, after, at_once)).version
+    while (page := await store.item_changes(tenant, after, at_once)).version > after:
+        assert 0 < len(page.entries) + len(page.codes) <= at_once
+        found |= {entry.item_id: list(astuple(entry)[1:]) for entry in page.entries}
+        after = page.version
     return found, after
 
 
-@given(st.lists(st.lists(ENTRIES, min_size=1, max_size=5), max_size=5), st.integers(0, 5))
+def codes_of(item_id: str, evidence: int = 10) -> ItemCodes:
+    return ItemCodes(item_id, GENERATION.tag, evidence, -0.1, b"\0\xff", b"\1")
+
+
+@given(BATCHES, st.integers(0, 5))
 @laws
 def test_who_reads_the_changes_in_pages_knows_what_was_said_last(
-    address: str, batches: list[list[ItemEntry]], known: int
+    address: str, batches: list[Batch], known: int
 ) -> None:
     async def law() -> None:
         tenant = fresh_user()
         async with opened(address, GENERATION, tenant=tenant) as store, opened(address, tenant=tenant) as other:
             for batch in batches[:known]:
-                await store.put_items(tenant, batch)
+                await put(store, tenant, batch)
             before, version = await changes(other, tenant)
             for batch in batches[known:]:
-                await store.put_items(tenant, batch)
+                await put(store, tenant, batch)
             since, newest = await changes(other, tenant, version)
             everything, _ = await changes(store, tenant)
             assert list(everything.items()) == list(said(batches).items())
             assert {item_id: everything[item_id] for item_id in since} == since
             assert before | since == everything
-            assert since.keys() == {entry.item_id for batch in batches[known:] for entry in batch}
+            assert since.keys() == said(batches[known:]).keys()
+            assert list((await codes_after(store, tenant)).items()) == list(codes_in(batches).items())
+            assert await codes_after(other, tenant, version) == codes_in(batches[known:])
             assert await other.pointers() == TenantPointers(None, newest)
             assert newest == sum(map(len, batches))
 
@@ -87,6 +132,9 @@ def test_tenants_and_the_pointer_are_apart(address: str) -> None:
             assert (await main.pointers(), await shop.pointers()) == (TenantPointers(named, 0), TenantPointers(None, 2))
             assert await changes(main, "main") == ({}, 0)
             assert await main.item_tenants() == ["a/b"]
+            await shop.put_item_codes("c", [codes_of("x")])
+            assert sorted(await main.item_tenants()) == ["a/b", "c"]
+            assert (await shop.item_changes("a/b", 0, 9)).codes == []
 
     asyncio.run(law())
 
@@ -97,10 +145,12 @@ def test_two_writers_at_once_lose_nothing(address: str) -> None:
             await asyncio.gather(
                 *(one.put_items("main", [ItemEntry(f"i{n}", title=f"t{n}")]) for n in range(6)),
                 *(other.put_items("main", [ItemEntry(f"i{n}", available=False)]) for n in range(6)),
+                *(other.put_item_codes("main", [codes_of(f"i{n}")]) for n in range(6)),
             )
             found, version = await changes(one, "main", at_once=5)
             assert found == {f"i{n}": [f"t{n}", None, False] for n in range(6)}
-            assert version == 12
+            assert {of.item_id for of in (await codes_after(one, "main")).values()} == found.keys()
+            assert version == 18
 
     asyncio.run(law())
 
@@ -118,17 +168,48 @@ def test_what_cannot_be_stored_changes_nothing(address: str) -> None:
 @pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
 def test_a_back_up_brings_the_items_of_all_tenants_back(address: str, tmp_path: Path, kind: str) -> None:
     async def law() -> None:
+        batches: list[list[ItemEntry]]
         batches = [[ItemEntry(f"i{n}", f"t{n}", ("a", "b")) for n in range(1200)], [ItemEntry("i3", available=False)]]
+        codes = [codes_of(f"i{n}", evidence=n) for n in range(1200)]
         async with opened(address, GENERATION) as store:
             await store.append("main", [click("e1", "ada", 1)])
             for batch in batches:
                 await store.put_items("main", batch)
                 await store.put_items("shop", batch[:1])
+            await store.put_item_codes("main", codes)
+            await store.put_item_codes("third", codes[:1])
             assert await backup(store, tmp_path / "all.gz") == 1
         async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
             assert await restore(store, tmp_path / "all.gz") == 1
             assert (await changes(store, "main", at_once=500))[0] == said(batches)
             assert (await changes(store, "shop"))[0] == said([batches[0][:1], batches[1]])
+            assert list((await codes_after(store, "main", at_once=500)).values()) == codes
+            assert list((await codes_after(store, "third")).values()) == codes[:1]
             assert len(await store.events("main", "ada")) == 1
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
+def test_a_back_up_of_an_earlier_version_brings_items_and_their_codes(tmp_path: Path, kind: str) -> None:
+    """It has codes as items "ITEM!TAG", some of them unreadable; those are left out."""
+
+    async def law() -> None:
+        of_first, of_second = bytes(range(3, 11)), bytes(range(2, 10))
+        async with opened(new_address(kind, tmp_path), GENERATION) as store:
+            assert await restore(store, EARLIER_BACKUP) == 3
+            assert sorted(await store.item_tenants()) == ["main", "shop"]
+            found = await store.item_changes("main", 0, 100)
+            assert found.entries == [
+                ItemEntry("kettle", "Kettle", ("kitchen", "water")),
+                ItemEntry("cup", available=False),
+                ItemEntry("item1", "Tea!"),
+            ]
+            assert found.codes == [
+                ItemCodes("kettle", b"gen two\0", 0, 0.1, of_second, b"\xff\2"),
+                ItemCodes("kettle", GENERATION.tag, 30, -0.3333333333333333, of_first, b"\xff\3"),
+            ]
+            shop = await store.item_changes("shop", 0, 100)
+            assert (shop.entries, [(codes.item_id, codes.bias) for codes in shop.codes]) == ([], [("pot", 1e300)])
 
     asyncio.run(law())
