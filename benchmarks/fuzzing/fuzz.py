@@ -42,7 +42,7 @@ from storage.state.event import Event
 
 Store = Literal["sqlite", "redis"]
 
-CONFIG = ROOT / "benchmarks" / "schemathesis.toml"
+CONFIG = ROOT / "benchmarks" / "fuzzing" / "schemathesis.toml"
 ANSWER_WITHIN_S = 20.0  # the load balancer gives a request 15 s to arrive
 HALF_CLOSE_AFTER_S = 0.05
 CONNECTIONS = 48  # fewer than the requests that a process works on at a time

@@ -54,11 +54,11 @@ def test_promtool_takes_configuration_and_rules_and_the_alerts_pass_their_tests(
     config = tmp_path / "prometheus.yml"
     config.write_text(yaml.safe_dump({**CONFIG, "rule_files": [str(PROMETHEUS / "alerts.yml")]}))
     promtool("check", "config", str(config))
-    promtool("test", "rules", str(ROOT / "tests" / "alerts.yml"))
+    promtool("test", "rules", str(ROOT / "tests" / "docker" / "alerts.yml"))
 
 
 def test_each_alert_is_tested_and_explained() -> None:
-    (fire,) = yaml.safe_load((ROOT / "tests" / "alerts.yml").read_text())["tests"][1]["promql_expr_test"]
+    (fire,) = yaml.safe_load((ROOT / "tests" / "docker" / "alerts.yml").read_text())["tests"][1]["promql_expr_test"]
     tested = [sample["labels"] for sample in fire["exp_samples"]]
     assert tested == [f'{{alertname="{rule["alert"]}"}}' for rule in RULES]
     explained = (ROOT / "docs" / "operations.md").read_text()
