@@ -31,7 +31,7 @@ from app.http.middleware.load_shedding import LoadShedding
 from app.http.middleware.request_metrics import RequestTimer
 from app.http.protocol import LimitedHttpProtocol
 from app.http.routes import admin, client, events, health, items, model, playground, recommendations, users
-from app.http.services import Services, running
+from app.http.services import Services, open_services
 from app.observability import log_format
 from app.observability.metrics import Metrics
 from app.serving import empty_model
@@ -71,7 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[State]:
-        async with running(settings, loaded, metrics) as services:
+        async with open_services(settings, loaded, metrics) as services:
             with _draining_on_sigterm(services, settings.drain_s):
                 yield {"services": services}
 

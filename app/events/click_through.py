@@ -60,7 +60,7 @@ class ClickThrough:
     async def sync(self) -> None:
         """Read what is needed to read ids, then flush; StorageError when the store cannot be used."""
         if not self._has_secret:
-            self.ids.use(await self._store.secret())
+            self.ids.set_secret(await self._store.secret())
             self._has_secret = True
         for known in await self._store.generations.known():
             self._generations.setdefault(known.named.tag[:4], known.named.name)

@@ -25,7 +25,7 @@ from zlib import crc32
 PLACES = 20  # the first of a list, which are counted apart
 HEAD = Struct(">6s4s4sHH")
 SIGNATURE = 8
-LONGEST = 0xFFFF
+MAX_LIST_LENGTH = 0xFFFF
 
 
 class Place(NamedTuple):
@@ -47,13 +47,13 @@ def hash_of(name: str) -> int:
 
 
 class RecommendationIds:
-    """Makes and reads the ids of one tenant. Ids that were made before `use` can be read nowhere."""
+    """Makes and reads the ids of one tenant. Ids that were made before `set_secret` can be read nowhere."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant.encode()
-        self.use(os.urandom(32))
+        self.set_secret(os.urandom(32))
 
-    def use(self, secret: bytes) -> None:
+    def set_secret(self, secret: bytes) -> None:
         """Sign with the secret that all services of the same data share from now on."""
         self._key = blake2b(self._tenant, key=secret, digest_size=32).digest()
 
@@ -64,7 +64,7 @@ class RecommendationIds:
             os.urandom(4),
             generation[:4],
             experiment,
-            min(len(item_ids), LONGEST),
+            min(len(item_ids), MAX_LIST_LENGTH),
         )
         payload = head + b"".join([(crc32(name.encode()) & 0xFFFF).to_bytes(2, "big") for name in item_ids[:PLACES]])
         return urlsafe_b64encode(payload + self._signature(payload)).rstrip(b"=").decode()

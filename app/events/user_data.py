@@ -14,7 +14,7 @@ from storage.state.event import Event
 from storage.state.generation import Generation
 from storage.state.layout import recent_items
 
-FILES_WITHIN = timedelta(hours=24)  # an archiver that runs as it should needs minutes
+ERASED_FROM_FILES_WITHIN = timedelta(hours=24)  # an archiver that runs as it should needs minutes
 
 
 class UserData:
@@ -95,7 +95,7 @@ class UserData:
     async def erase(self, user_id: str) -> Erasure:
         """Erase the user, known or not. StorageError when that cannot be made durable; then erase again."""
         await self._store.erase(self._tenant, user_id)
-        return Erasure(user_id=user_id, files_by=datetime.now(UTC).replace(microsecond=0) + FILES_WITHIN)
+        return Erasure(user_id=user_id, files_by=datetime.now(UTC).replace(microsecond=0) + ERASED_FROM_FILES_WITHIN)
 
 
 def _logged(event: Event) -> LoggedEvent | LoggedUndo:

@@ -26,20 +26,20 @@ class RequireScope:
 
         raises  Unauthenticated, Forbidden, TooManyRequests
         """
-        request.state.tenant = await tenant_of(request.state.services, request.scope, self.scope)
+        request.state.tenant = await authorise(request.state.services, request.scope, self.scope)
 
 
-async def tenant_of(services: Services, request: HTTPScope, needed: Scope) -> str:
-    """Return the tenant of a request that needs the scope, and count the request against its key's rate limit.
+async def authorise(services: Services, request: HTTPScope, required: Scope) -> str:
+    """Check the request's key for the scope, count it against the key's rate limit, and return the key's tenant.
 
     raises  Unauthenticated, Forbidden, TooManyRequests
     """
-    if services.keyring is None or (needed == "metrics:read" and services.settings.open_metrics):
+    if services.keyring is None or (required == "metrics:read" and services.settings.open_metrics):
         return services.settings.tenant
     headers = Headers(scope=request)
     key = _key_of(services.keyring, headers.getlist("authorization"))
-    if needed not in key.scopes:
-        raise Forbidden(f"this call needs a key with the scope {needed}")
+    if required not in key.scopes:
+        raise Forbidden(f"this call needs a key with the scope {required}")
     if key.origins and headers.get("origin") not in key.origins:
         raise Forbidden("this key is for pages of other origins")
     await services.rate_limiter.count(key)
@@ -47,7 +47,7 @@ async def tenant_of(services: Services, request: HTTPScope, needed: Scope) -> st
 
 
 class NoScope:
-    """A dependency that requires nothing, for routes that say nothing about tenants."""
+    """A dependency that requires no key, for routes that reveal nothing about tenants."""
 
     async def __call__(self) -> None:
         """Let every request pass."""
@@ -59,11 +59,11 @@ def needs(scope: Scope) -> Dependency:
     return dependency
 
 
-OPEN: Dependency = Depends(NoScope())
+NO_SCOPE: Dependency = Depends(NoScope())
 
 
 def declared_scopes(dependencies: Sequence[Dependency]) -> list[Scope | None]:
-    """Return the scopes that a route's dependencies declare, None for OPEN. Every route must declare exactly one."""
+    """Return the scopes that a route's dependencies declare, None for NO_SCOPE. A route declares exactly one."""
     declarations = [one.dependency for one in dependencies if isinstance(one.dependency, RequireScope | NoScope)]
     return [one.scope if isinstance(one, RequireScope) else None for one in declarations]
 

@@ -1,4 +1,4 @@
-"""The dependencies of the endpoints: the running service, the parsed body, ids of the path."""
+"""Dependencies of the endpoints: the tenant's service, the parsed body, and ids in the path."""
 
 import asyncio
 import json
@@ -18,26 +18,26 @@ from app.serving.lifespan import Service
 REPEATABLE = frozenset({"categories", "categories_all", "categories_none", "exclude"})
 
 
-async def running_services(request: Request) -> Services:
+async def get_services(request: Request) -> Services:
     """Return the services of the lifespan."""
     services: Services = request.state.services
     return services
 
 
-ServicesDep = Annotated[Services, Depends(running_services)]
+ServicesDep = Annotated[Services, Depends(get_services)]
 
 
-async def running_service(request: Request, services: ServicesDep) -> Service:
+async def get_service(request: Request, services: ServicesDep) -> Service:
     """Return the service of the caller's tenant, which the route's declared scope has determined."""
     return services.by_tenant[request.state.tenant]
 
 
 def example(value: str) -> dict[str, Example]:
-    """Return the OpenAPI example of a parameter whose type, such as `Id`, has a description of its own."""
+    """Return an OpenAPI example for a parameter whose type, such as `Id`, has a description of its own."""
     return {value: {"value": value}}
 
 
-ServiceDep = Annotated[Service, Depends(running_service)]
+ServiceDep = Annotated[Service, Depends(get_service)]
 UserId = Annotated[Id, Path(openapi_examples=example("ada"))]
 ItemId = Annotated[Id, Path(openapi_examples=example("tea-2"))]
 StockedItemId = Annotated[StockedId, Path(openapi_examples=example("tea-2"))]
@@ -59,13 +59,13 @@ async def json_body(request: Request, services: ServicesDep) -> object:
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s; send it again") from None
     try:
-        return json.loads(body.decode(), object_pairs_hook=_without_repeats)
+        return json.loads(body.decode(), object_pairs_hook=_refuse_repeated_fields)
     except UnicodeDecodeError:
         raise InvalidJson("the body is not UTF-8") from None
     except RecursionError:
         raise InvalidJson("the body is nested too deeply") from None
     except ValueError as exc:
-        raise InvalidJson(_json_fault(exc)) from None
+        raise InvalidJson(_json_problem(exc)) from None
 
 
 JsonBody = Annotated[object, Depends(json_body)]
@@ -91,14 +91,14 @@ def _declared_length(request: Request) -> int:
         return 0  # the bytes that arrive are counted anyway
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise ValueError("a field appears twice in one object")
     return fields
 
 
-def _json_fault(fault: ValueError) -> str:
+def _json_problem(fault: ValueError) -> str:
     if isinstance(fault, json.JSONDecodeError):
         return f"the body is not JSON: {fault.msg} at character {fault.pos:,}"
     if "digits" in str(fault):

@@ -1,4 +1,4 @@
-"""What the lifespan hands to every request: a service for each tenant, and what all of them share."""
+"""The services that the lifespan gives to every request: one for each tenant, and what all tenants share."""
 
 import asyncio
 import time
@@ -37,7 +37,9 @@ class Services:
 
 
 @asynccontextmanager
-async def running(settings: Settings, artifacts: Mapping[str, Artifact], metrics: Metrics) -> AsyncIterator[Services]:
+async def open_services(
+    settings: Settings, artifacts: Mapping[str, Artifact], metrics: Metrics
+) -> AsyncIterator[Services]:
     """Open stores and engines of all tenants; afterwards finish what was accepted and close them.
 
     raises  KeysFileError, StorageError, ValueError  when keys or store cannot be used

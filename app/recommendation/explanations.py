@@ -14,21 +14,21 @@ from model.inference.scan import Boosts
 from storage.state.generation import Generation
 
 NO_BINS = np.zeros((0, 0), np.float32)
-SHOWN = 3  # codewords, and recent items, of each kind
+MAX_PER_KIND = 3  # target codewords, history codewords and recent items of an explanation
 
 
 class ExplainedQuery(NamedTuple):
-    """A query whose items are explained.
+    """A query whose recommended items are explained.
 
-    vector     what the engine ranked by, of one query
-    lifting    (K,)       rows of the items whose followers the query lifts; -1 for none
-    recent     (M,)       rows of the items that may share codewords
-    histogram  (R, B, W)  None where the query has none
-    boosts     what the request adds to scores
+    vector         the engine's query, of one row
+    lifting_items  (K,)       rows of the items whose followers the query lifts; -1 for none
+    recent         (M,)       rows of the items that may share codewords
+    histogram      (R, B, W)  None where the query has none
+    boosts         added to the scores
     """
 
     vector: Queries
-    lifting: NDArray[np.integer]
+    lifting_items: NDArray[np.integer]
     recent: Rows
     histogram: NDArray[np.float32] | None
     boosts: Boosts | None
@@ -42,16 +42,16 @@ class Explainer:
         self._slowest = int(np.argmin(generation.decay_rates))
         self._catalogue = catalogue
         self._engine = engine
-        nothing = ScoreParts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
-        nobody = ExplainedQuery(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None, None)
-        self._facts(NO_ROWS, nothing, nobody)  # compiled before the first request waits for it
+        no_parts = ScoreParts(np.zeros((0, 0), np.float32), np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
+        no_query = ExplainedQuery(Queries(torch.zeros((0, 0)), torch.zeros((0, 0))), NO_ROWS, NO_ROWS, None, None)
+        self._contributions(NO_ROWS, no_parts, no_query)  # compiled before the first request waits for it
 
     def explain(self, query: ExplainedQuery, rows: Rows) -> list[Explanation]:
         """Return one explanation for each of the items, in order."""
         parts = self._engine.explain(query.vector, rows)
-        whole, amounts, sums, ends = self._facts(rows, parts, query)
-        # what there is of all items stands in one list, as making many small ones would take longer
-        books, words, history_books, history_words, others, shared, shared_history = whole
+        indices, amounts, sums, ends = self._contributions(rows, parts, query)
+        # one list holds the values of all items, as making many small ones would take longer
+        books, words, history_books, history_words, others, shared, shared_history = indices
         adding, shares, adds, lifts = amounts
         others = others[: ends[2][-1]]
         shown = list(dict.fromkeys(others))
@@ -84,48 +84,49 @@ class Explainer:
                 explanation["boost"] = gain
         return explanations
 
-    def _facts(
+    def _contributions(
         self, rows: Rows, parts: ScoreParts, query: ExplainedQuery
     ) -> tuple[list[list[int]], list[list[float]], list[list[float]], list[list[int]]]:
-        """Return the numbers of the explanations of k items, as `_fill_facts` fills them in."""
+        """Return the numbers that explain k items, as `_fill_contributions` fills them in."""
         bins = NO_BINS if query.histogram is None else query.histogram[self._slowest]
-        whole, amounts = np.empty((7, len(rows) * SHOWN), np.int64), np.empty((4, len(rows) * SHOWN))
+        capacity = len(rows) * MAX_PER_KIND
+        indices, amounts = np.empty((7, capacity), np.int64), np.empty((4, capacity))
         sums, ends = np.zeros((2, len(rows))), np.zeros((3, len(rows) + 1), np.int64)
         codes = self._engine.target_codes, self._history_codes
-        # of the types that are compiled, whatever a state's are: else the first request compiles for seconds
-        asked = [np.array(one, np.int64) for one in (rows, query.recent, query.lifting)]
-        asked += [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
-        _fill_facts(*codes, *asked, whole, amounts, sums, ends)  # type: ignore[call-arg]
-        return whole.tolist(), amounts.tolist(), sums.tolist(), ends.tolist()
+        # converted to the compiled types: other types would compile for seconds at the first request
+        inputs = [np.array(one, np.int64) for one in (rows, query.recent, query.lifting_items)]
+        inputs += [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
+        _fill_contributions(*codes, *inputs, indices, amounts, sums, ends)  # type: ignore[call-arg]
+        return indices.tolist(), amounts.tolist(), sums.tolist(), ends.tolist()
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill_facts(  # type: ignore[no-untyped-def]  # noqa: PLR0913
-    targets, histories, rows, recent, lifting, adding, lifts, bins, whole, amounts, sums, ends
+def _fill_contributions(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    targets, histories, rows, recent, lifting_items, adding, lifts, bins, indices, amounts, sums, ends
 ):
-    """Fill in what there is of each item, at most SHOWN each, one item behind the other.
+    """Fill in the strongest contributions to each item's score, at most MAX_PER_KIND of each kind, item after item.
 
-    whole    books and words of its target codewords that add most; books and words of its history codewords that the
-             history has most; rows of the recent items that add most, and how many target and history codewords they
-             share with it
+    indices  books and words of the target codewords that add most; books and words of the history codewords with the
+             largest shares; rows of the recent items that add most, and how many target and history codewords they
+             share with the item
     amounts  what those target codewords add; the shares of those history codewords; what the shared target codewords
-             add and what following adds
-    sums     what the other target codewords add, and following all recent items
+             add, and what following those recent items adds
+    sums     what the other target codewords add, and what following all recent items adds
     ends     where an item's target codewords, history codewords and recent items end, with a 0 before the first
     """
     totals = np.zeros(len(bins))
     for book in range(len(bins)):
         for word in range(bins.shape[1]):
             totals[book] += bins[book, word]
-    others = _distinct(lifting[: lifts.shape[1]], recent)
+    others = _distinct(lifting_items[: lifts.shape[1]], recent)
     shares, order = np.empty(len(bins)), np.empty(max(adding.shape[1], len(bins)), np.int64)
     for item in range(len(rows)):
         row, end = rows[item], ends[0, item]
         _strongest_first(adding[item], order)
         for place in range(adding.shape[1]):
             book = order[place]
-            if place < SHOWN:
-                whole[0, end], whole[1, end], amounts[0, end] = book, targets[row, book], adding[item, book]
+            if place < MAX_PER_KIND:
+                indices[0, end], indices[1, end], amounts[0, end] = book, targets[row, book], adding[item, book]
                 end += 1
             else:
                 sums[0, item] += adding[item, book]
@@ -136,22 +137,30 @@ def _fill_facts(  # type: ignore[no-untyped-def]  # noqa: PLR0913
             shares[book] = bins[book, histories[row, book]] / totals[book]
         _strongest_first(shares, order)
         end = ends[1, item]
-        for place in range(min(len(bins), SHOWN)):
+        for place in range(min(len(bins), MAX_PER_KIND)):
             book = order[place]
             if shares[book] > 0:
-                whole[2, end], whole[3, end], amounts[1, end] = book, histories[row, book], shares[book]
+                indices[2, end], indices[3, end], amounts[1, end] = book, histories[row, book], shares[book]
                 end += 1
         ends[1, item + 1] = end
         begin = ends[2, item]
-        room = slice(begin, begin + SHOWN)
-        ends[2, item + 1] = begin + _relate(
-            targets, histories, row, others, lifting, adding[item], lifts[item], whole[4:, room], amounts[2:, room]
+        part = slice(begin, begin + MAX_PER_KIND)
+        ends[2, item + 1] = begin + _fill_recent_items(
+            targets,
+            histories,
+            row,
+            others,
+            lifting_items,
+            adding[item],
+            lifts[item],
+            indices[4:, part],
+            amounts[2:, part],
         )
 
 
 @numba.njit(nogil=True)
 def _strongest_first(values, order):  # type: ignore[no-untyped-def]
-    """Places of a few values, the largest first; ties as they stand."""
+    """Fill in the order of a few values, the largest first; ties keep their order."""
     for number in range(len(values)):
         place = number
         while place > 0 and values[order[place - 1]] < values[number]:
@@ -161,8 +170,12 @@ def _strongest_first(values, order):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _relate(targets, histories, row, others, lifting, adding, lifts, most, gains):  # type: ignore[no-untyped-def]  # noqa: PLR0913
-    """Of one item the recent ones that add most, and how many there are: most (3, SHOWN), gains (2, SHOWN)."""
+def _fill_recent_items(targets, histories, row, others, lifting_items, adding, lifts, top, gains):  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    """Fill in the recent items that add most to one item's score, and return their number.
+
+    top    (3, MAX_PER_KIND)  rows, and how many target and history codewords are shared
+    gains  (2, MAX_PER_KIND)  what the shared target codewords add, and what following adds
+    """
     found = 0
     for other in others:
         adds, same, of_history, follows = 0.0, 0, 0, 0.0
@@ -173,29 +186,29 @@ def _relate(targets, histories, row, others, lifting, adding, lifts, most, gains
         for book in range(histories.shape[1]):
             of_history += histories[row, book] == histories[other, book]
         for place in range(len(lifts)):
-            if lifting[place] == other:
+            if lifting_items[place] == other:
                 follows += lifts[place]
         if same + of_history == 0 and follows <= 0:
             continue
         place = found
         while place > 0 and (
             gains[0, place - 1] + gains[1, place - 1] < adds + follows
-            or (gains[0, place - 1] + gains[1, place - 1] == adds + follows and most[1, place - 1] < same)
+            or (gains[0, place - 1] + gains[1, place - 1] == adds + follows and top[1, place - 1] < same)
         ):
             place -= 1
-        if place == SHOWN:
+        if place == MAX_PER_KIND:
             continue
-        found = min(found + 1, SHOWN)
+        found = min(found + 1, MAX_PER_KIND)
         for later in range(found - 1, place, -1):
-            most[:, later], gains[:, later] = most[:, later - 1], gains[:, later - 1]
-        most[0, place], most[1, place], most[2, place] = other, same, of_history
+            top[:, later], gains[:, later] = top[:, later - 1], gains[:, later - 1]
+        top[0, place], top[1, place], top[2, place] = other, same, of_history
         gains[0, place], gains[1, place] = adds, follows
     return found
 
 
 @numba.njit(nogil=True)
 def _distinct(rows, others):  # type: ignore[no-untyped-def]
-    """Of both in the order given, without those that are none."""
+    """Return the distinct rows of both arrays, in order, without -1."""
     found, distinct = 0, np.empty(len(rows) + len(others), np.int64)
     for number in range(len(distinct)):
         row = rows[number] if number < len(rows) else others[number - len(rows)]

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.events import cold_item_learner
-from app.http.services import running
+from app.http.services import open_services
 from app.observability.metrics import Metrics
 from app.schemas.recommendations import RecommendationRequest
 from app.serving.lifespan import Service
@@ -124,7 +124,7 @@ class RankedAnswers:
 async def service_of(trained: Artifact, model: Path, directory: Path) -> AsyncIterator[Service]:
     """Run the service of a trained model in this process."""
     settings = Settings(model_dir=model, data_dir=directory)
-    async with running(settings, {settings.tenant: trained}, Metrics()) as services:
+    async with open_services(settings, {settings.tenant: trained}, Metrics()) as services:
         yield services.by_tenant[settings.tenant]
 
 

@@ -24,7 +24,7 @@ Scope = Literal["events:write", "recs:read", "catalogue:write", "users:admin", "
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 BROWSER_SCOPE: Scope = "events:write"
 KEY_PREFIX = "lisarec"
-POLL_EVERY_S = 1.0  # how long a key that was removed from the file may go on working
+POLL_EVERY_S = 1.0  # a removed key stops working within this time
 
 # what browsers send as Origin: scheme, host, port unless it is the scheme's own, and no path
 Origin = Annotated[str, StringConstraints(pattern=r"^https?://[a-z0-9.-]+(:[0-9]{1,5})?$", max_length=256)]
@@ -51,7 +51,7 @@ class Key(BaseModel):
 
     @field_validator("note")
     @classmethod
-    def _is_no_key(cls, note: str) -> str:
+    def _refuse_key_in_note(cls, note: str) -> str:
         if f"{KEY_PREFIX}_" in note:
             raise ValueError("looks like a key, which must not stand here")
         return note
@@ -67,7 +67,7 @@ class Key(BaseModel):
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True)) + "\n"
 
 
-NOBODY = Key(id="0" * 12, tenant="nobody", scopes=("recs:read",), sha256="0" * 64)  # no text has this hash
+DUMMY_KEY = Key(id="0" * 12, tenant="nobody", scopes=("recs:read",), sha256="0" * 64)  # no text has this hash
 
 
 def make(
@@ -94,8 +94,8 @@ def add(path: Path, key: Key) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         file.seek(max(0, file.seek(0, 2) - 1))
-        torn = file.read() not in (b"", b"\n")  # an editor may leave the last line open
-        file.write((b"\n" if torn else b"") + key.line().encode())
+        lacks_newline = file.read() not in (b"", b"\n")  # an editor may leave the last line open
+        file.write((b"\n" if lacks_newline else b"") + key.line().encode())
 
 
 def remove(path: Path, key_id: str) -> None:
@@ -160,13 +160,13 @@ class Keyring:
         self._path = path
         self._tenants = frozenset(tenants)
         self._poll_at_s = 0.0
-        self._stamp: tuple[int, ...] | None = _stamp(path)
+        self._file_stamp: tuple[int, ...] | None = _file_stamp(path)
         self._replace(read(path))
 
     def find(self, text: str) -> Key | None:
         """Return the key with this text, if its tenant is served here. An unknown key takes as long as a known one."""
         self._poll()
-        key = self._keys.get(text.partition("_")[2].partition("_")[0], NOBODY)
+        key = self._keys.get(text.partition("_")[2].partition("_")[0], DUMMY_KEY)
         is_same = hmac.compare_digest(_hash(text), key.sha256)
         return key if is_same else None
 
@@ -179,10 +179,10 @@ class Keyring:
         if time.monotonic() < self._poll_at_s:
             return
         self._poll_at_s = time.monotonic() + POLL_EVERY_S
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
+        file_stamp = _file_stamp(self._path)
+        if file_stamp == self._file_stamp:
             return
-        self._stamp = stamp
+        self._file_stamp = file_stamp
         try:
             self._replace(read(self._path))
             logger.warning("the keys file has changed: %d keys are valid now", len(self._keys))
@@ -199,7 +199,7 @@ class Keyring:
             logger.warning("there is no valid key: every call is refused until 'lisarec keys add' makes one")
 
 
-def _stamp(path: Path) -> tuple[int, ...] | None:
+def _file_stamp(path: Path) -> tuple[int, ...] | None:
     """Return a value that changes when the file changes; None where there is no file."""
     try:
         stat = path.stat()

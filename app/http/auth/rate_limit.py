@@ -23,7 +23,7 @@ from storage.redis.nodes import node_urls
 REDIS_TIMEOUT_S = 0.25  # a Redis that is slower than this must not make every request slower
 COUNT_LOCALLY_FOR_S = 5.0
 CONNECTIONS = 8
-FAILURES = RedisError, RedisClusterException, OSError, RuntimeError
+REDIS_ERRORS = RedisError, RedisClusterException, OSError, RuntimeError
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class RateLimiter:
         self._local_until_s = 0.0
         self._close: Callable[[], Awaitable[None]] | None = None
         if redis_url is not None:
-            storage, self._close = _storage(redis_url, f"{prefix}:rates")
+            storage, self._close = _open_storage(redis_url, f"{prefix}:rates")
             self._shared = SlidingWindowCounterRateLimiter(storage)
 
     async def count(self, key: Key) -> None:
@@ -68,7 +68,7 @@ class RateLimiter:
             try:
                 async with asyncio.timeout(REDIS_TIMEOUT_S):
                     return None if await self._shared.hit(limit, key_id) else self._shared
-            except FAILURES as exc:
+            except REDIS_ERRORS as exc:
                 logger.warning("counting requests in this process alone for now: %s", type(exc).__name__)
                 self._local_until_s = time.monotonic() + COUNT_LOCALLY_FOR_S
         return None if await self._local.hit(limit, key_id) else self._local
@@ -79,7 +79,7 @@ class RateLimiter:
         try:
             async with asyncio.timeout(REDIS_TIMEOUT_S):
                 stats = await limiter.get_window_stats(limit, key_id)
-        except FAILURES:
+        except REDIS_ERRORS:
             return 1
         return min(60, max(1, math.ceil(stats.reset_time - time.time())))
 
@@ -89,7 +89,7 @@ class RateLimiter:
             await self._close()
 
 
-def _storage(url: str, prefix: str) -> tuple[RedisStorage, Callable[[], Awaitable[None]]]:
+def _open_storage(url: str, prefix: str) -> tuple[RedisStorage, Callable[[], Awaitable[None]]]:
     """Return a storage, which connects on its first use, and what closes its connections."""
     nodes = node_urls(url)
     options: dict[str, Any] = {

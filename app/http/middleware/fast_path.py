@@ -1,7 +1,7 @@
-"""The most frequent calls, answered without the framework, which costs more than all that they do.
+"""Answers the most frequent calls without the framework, whose overhead exceeds their own cost.
 
-The declared routes stay: /openapi.json is made of them. They also answer every request here that is not of the plainest
-form, so that one place decides what is refused before its body is read. Everything else is shared.
+The declared routes remain: /openapi.json is made from them. They also answer every request that is not of the plainest
+form, so that one place decides which requests are refused before their bodies are read. All other code is shared.
 """
 
 import re
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.http.access import tenant_of
+from app.http.access import authorise
 from app.http.auth.keys import Scope as KeyScope
 from app.http.dependencies import REPEATABLE, json_body
 from app.http.error_responses import EXPECTED_ERRORS, error_response
@@ -24,12 +24,12 @@ from app.schemas.recommendations import RecommendationQuery, RecommendationReque
 from app.serving.lifespan import Service
 
 USER_PATH = re.compile(r"/v1/users/([^/]+)/recommendations")
-SINGLE = RecommendationQuery.model_fields.keys() - REPEATABLE
-JSON = (b"content-type", b"application/json")
+SINGLE_VALUED = RecommendationQuery.model_fields.keys() - REPEATABLE
+JSON_CONTENT_TYPE = (b"content-type", b"application/json")
 
 
 class Route(NamedTuple):
-    """What requests are counted under."""
+    """The route under which the request metrics count a request."""
 
     path: str
 
@@ -59,12 +59,12 @@ class FastPath:
                 return
             raise  # a fault: whoever runs the app logs it
         length = b"content-length", b"%d" % len(content)
-        await send({"type": "http.response.start", "status": 200, "headers": [length, JSON]})
+        await send({"type": "http.response.start", "status": 200, "headers": [length, JSON_CONTENT_TYPE]})
         await send({"type": "http.response.body", "body": content})
 
 
 def _fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes] | None:
-    """Return the body of the answer to come; None for a request that the app has to answer."""
+    """Return the awaitable response body; None for a request that the app has to answer."""
     method, path = scope["method"], scope["path"]
     if method == "GET" and (user := USER_PATH.fullmatch(path)) and (request := _plain_request(scope, user[1])):
         scope["route"] = GET_RECOMMENDATIONS
@@ -80,14 +80,14 @@ def _fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes] | None:
 
 
 def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
-    """Return what path and query ask for; None where they are percent-encoded, or something is wrong with them."""
+    """Parse the request from path and query; None where they are percent-encoded or invalid."""
     if b"%" in scope["raw_path"]:
         return None
     fields: dict[str, str | list[str]] = {"user_id": user_id}
     for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
         if name in REPEATABLE:
             fields.setdefault(name, []).append(value)  # type: ignore[union-attr]
-        elif name in fields or name not in SINGLE:
+        elif name in fields or name not in SINGLE_VALUED:
             return None
         else:
             fields[name] = value
@@ -117,6 +117,6 @@ async def _append_events(scope: Scope, receive: Receive) -> bytes:
     return (await service.ingest.append(body)).model_dump_json().encode()
 
 
-async def _authorised_service(scope: Scope, needed: KeyScope) -> Service:
+async def _authorised_service(scope: Scope, required: KeyScope) -> Service:
     services: Services = scope["state"]["services"]
-    return services.by_tenant[await tenant_of(services, scope, needed)]
+    return services.by_tenant[await authorise(services, scope, required)]

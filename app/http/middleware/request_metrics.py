@@ -16,8 +16,8 @@ from app.observability.tracing import Spans, Trace
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # in a log line
-PROCESS = os.urandom(4).hex().encode()
-_numbers = count()
+PROCESS_PREFIX = os.urandom(4).hex().encode()
+_request_numbers = count()
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def _request_id(scope: Scope) -> bytes:
             if SAFE_ID.fullmatch(value):
                 return bytes(value)
             break
-    return b"%s%08x" % (PROCESS, next(_numbers) & 0xFFFFFFFF)
+    return b"%s%08x" % (PROCESS_PREFIX, next(_request_numbers) & 0xFFFFFFFF)
 
 
 def _server_timing(spans: Spans) -> bytes:

@@ -5,7 +5,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.http.access import OPEN
+from app.http.access import NO_SCOPE
 
 # in the repository as in an installation, a sibling of the package
 SCRIPT = (Path(__file__).parents[3] / "clients" / "client.js").read_bytes()
@@ -20,7 +20,7 @@ HEADERS = {
 router = APIRouter()
 
 
-@router.get("/client.js", include_in_schema=False, dependencies=[OPEN])
+@router.get("/client.js", include_in_schema=False, dependencies=[NO_SCOPE])
 async def get_client() -> Response:
     """`clients/client.js`, which docs/clients.md describes."""
     return Response(SCRIPT, media_type="text/javascript", headers=HEADERS)

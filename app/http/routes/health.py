@@ -7,7 +7,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.errors import Draining
-from app.http.access import OPEN, needs
+from app.http.access import NO_SCOPE, needs
 from app.http.dependencies import NO_QUERY, ServicesDep
 from app.schemas.operations import Health
 
@@ -16,15 +16,15 @@ EXAMPLE = 'lisarec_events_total{outcome="accepted"} 3.0'
 router = APIRouter(tags=["operations"], dependencies=[NO_QUERY])
 
 
-@router.head("/healthz", include_in_schema=False, dependencies=[OPEN])  # some balancers probe with it
-@router.get("/healthz", dependencies=[OPEN])
+@router.head("/healthz", include_in_schema=False, dependencies=[NO_SCOPE])  # some balancers probe with it
+@router.get("/healthz", dependencies=[NO_SCOPE])
 async def get_health() -> Health:
     """The process lives."""
     return Health(status="ok")
 
 
-@router.head("/readyz", include_in_schema=False, dependencies=[OPEN])
-@router.get("/readyz", dependencies=[OPEN])
+@router.head("/readyz", include_in_schema=False, dependencies=[NO_SCOPE])
+@router.get("/readyz", dependencies=[NO_SCOPE])
 async def get_readiness(services: ServicesDep) -> Health:
     """The model is loaded and the process is not shutting down. A lost store does not matter: popular items flow."""
     if services.draining:

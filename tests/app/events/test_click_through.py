@@ -26,7 +26,7 @@ SECRET = bytes(range(32))
 
 def ids_of(secret: bytes = SECRET, tenant: str = "main") -> RecommendationIds:
     ids = RecommendationIds(tenant)
-    ids.use(secret)
+    ids.set_secret(secret)
     return ids
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.recommendation.explanations import _fill_facts
+from app.recommendation.explanations import _fill_contributions
 from app.serving.empty_model import NAME as NO_MODEL
 from app.settings import Settings
 from model.artifact import model_directory
@@ -74,7 +74,7 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(followed: Client, model
 def test_no_request_waits_for_a_compiler(followed: Client) -> None:
     for request in ({"user_id": "ada"}, {"history": ["item-1"]}, {"user_id": "ada", "because": "item-3"}):
         recommend(followed, **request, explain=True)
-    assert len(_fill_facts.signatures) == 1
+    assert len(_fill_contributions.signatures) == 1
 
 
 def test_a_codeword_adds_its_inner_product_with_the_query(followed: Client, model: LisaMini) -> None:
