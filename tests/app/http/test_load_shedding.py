@@ -203,7 +203,7 @@ def test_nobody_works_for_who_has_gone(server: Process) -> None:
 
 
 def test_a_worker_does_not_import_torch_before_it_answers() -> None:
-    quick = "import sys, app.connections; sys.exit(bool({'torch', 'polars', 'fastapi'} & set(sys.modules)))"
+    quick = "import sys, app.http.protocol; sys.exit(bool({'torch', 'polars', 'fastapi'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", quick], cwd=ROOT, check=False).returncode == 0
 
 

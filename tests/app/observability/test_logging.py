@@ -128,8 +128,8 @@ def test_the_service_logs_what_is_slow_or_fails_and_never_whom_it_is_about(
 def test_what_is_said_for_every_request_does_not_fill_the_log_either() -> None:
     program = """if True:
         import logging, sys
-        from app import logs
-        logs.configure("info", "json")
+        from app.observability import log_format
+        log_format.configure("info", "json")
         logger = logging.getLogger("app.somewhere")
         for number in range(500):
             logger.warning("the store cannot be read: %d", number)
