@@ -1,4 +1,4 @@
-"""What is said of items: whatever the store, the order and the process, everybody finds what was said last."""
+"""Changes of items and of their codes: in every store and process, readers find the newest values."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ BATCHES = st.lists(
     st.one_of(st.lists(ENTRIES, min_size=1, max_size=5), st.lists(CODES, min_size=1, max_size=5)), max_size=5
 )
 EARLIER_BACKUP = Path(__file__).parents[1] / "earlier_backups" / "version-2-items.jsonl.gz"
-Said = dict[str, list[object]]
+Values = dict[str, list[object]]
 CodesOf = dict[tuple[str, bytes], ItemCodes]
 
 laws = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def said(batches: Sequence[Batch]) -> Said:
-    """Title, categories and availability by item, as a reader of the whole conversation would know them."""
-    known: Said = {}
+def expected_values(batches: Sequence[Batch]) -> Values:
+    """Title, categories and availability by item, with all batches applied in order."""
+    known: Values = {}
     for entry in (entry for batch in batches for entry in batch if isinstance(entry, ItemEntry)):
         item_id, *parts = astuple(entry)
         before = known.pop(item_id, [None, None, None])  # what was changed last stands last
@@ -57,7 +57,7 @@ def said(batches: Sequence[Batch]) -> Said:
     return known
 
 
-def codes_in(batches: Sequence[Batch]) -> CodesOf:
+def expected_codes(batches: Sequence[Batch]) -> CodesOf:
     """The newest codes by item and generation, those that were put last behind the others."""
     known: CodesOf = {}
     for codes in (codes for batch in batches for codes in batch if isinstance(codes, ItemCodes)):
@@ -98,9 +98,7 @@ def codes_of(item_id: str, evidence: int = 10) -> ItemCodes:
 
 @given(BATCHES, st.integers(0, 5))
 @laws
-def test_who_reads_the_changes_in_pages_knows_what_was_said_last(
-    address: str, batches: list[Batch], known: int
-) -> None:
+def test_pages_of_changes_lead_to_the_newest_values(address: str, batches: list[Batch], known: int) -> None:
     async def law() -> None:
         tenant = fresh_user()
         async with opened(address, GENERATION, tenant=tenant) as store, opened(address, tenant=tenant) as other:
@@ -111,19 +109,19 @@ def test_who_reads_the_changes_in_pages_knows_what_was_said_last(
                 await put(store, tenant, batch)
             since, newest = await changes(other, tenant, version)
             everything, _ = await changes(store, tenant)
-            assert list(everything.items()) == list(said(batches).items())
+            assert list(everything.items()) == list(expected_values(batches).items())
             assert {item_id: everything[item_id] for item_id in since} == since
             assert before | since == everything
-            assert since.keys() == said(batches[known:]).keys()
-            assert list((await codes_after(store, tenant)).items()) == list(codes_in(batches).items())
-            assert await codes_after(other, tenant, version) == codes_in(batches[known:])
+            assert since.keys() == expected_values(batches[known:]).keys()
+            assert list((await codes_after(store, tenant)).items()) == list(expected_codes(batches).items())
+            assert await codes_after(other, tenant, version) == expected_codes(batches[known:])
             assert await other.pointers() == TenantPointers(None, newest)
             assert newest == sum(map(len, batches))
 
     asyncio.run(law())
 
 
-def test_tenants_and_the_pointer_are_apart(address: str) -> None:
+def test_tenants_have_items_and_pointers_of_their_own(address: str) -> None:
     async def law() -> None:
         async with opened(address, GENERATION) as main, opened(address, GENERATION, tenant="a/b") as shop:
             named = NamedGeneration("june", GENERATION.tag)
@@ -139,7 +137,7 @@ def test_tenants_and_the_pointer_are_apart(address: str) -> None:
     asyncio.run(law())
 
 
-def test_two_writers_at_once_lose_nothing(address: str) -> None:
+def test_concurrent_writers_lose_no_change(address: str) -> None:
     async def law() -> None:
         async with opened(address, GENERATION) as one, opened(address, GENERATION) as other:
             await asyncio.gather(
@@ -155,7 +153,7 @@ def test_two_writers_at_once_lose_nothing(address: str) -> None:
     asyncio.run(law())
 
 
-def test_what_cannot_be_stored_changes_nothing(address: str) -> None:
+def test_a_batch_with_an_invalid_text_changes_nothing(address: str) -> None:
     async def law() -> None:
         async with opened(address, GENERATION) as store:
             with pytest.raises(StorageError):
@@ -181,8 +179,8 @@ def test_a_back_up_brings_the_items_of_all_tenants_back(address: str, tmp_path: 
             assert await backup(store, tmp_path / "all.gz") == 1
         async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
             assert await restore(store, tmp_path / "all.gz") == 1
-            assert (await changes(store, "main", at_once=500))[0] == said(batches)
-            assert (await changes(store, "shop"))[0] == said([batches[0][:1], batches[1]])
+            assert (await changes(store, "main", at_once=500))[0] == expected_values(batches)
+            assert (await changes(store, "shop"))[0] == expected_values([batches[0][:1], batches[1]])
             assert list((await codes_after(store, "main", at_once=500)).values()) == codes
             assert list((await codes_after(store, "third")).values()) == codes[:1]
             assert len(await store.events("main", "ada")) == 1

@@ -1,4 +1,4 @@
-"""What is counted and noted beside the log: the same in every process, and after a restart."""
+"""Tallies, the experiment and the secret: the same in every process, and after a restart."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.storage.oracles.random_events import fresh_user, make_generation
 GENERATION = make_generation()
 
 
-def test_what_processes_count_adds_up_and_what_is_noted_is_seen(address: str) -> None:
+def test_tallies_of_all_processes_add_up_and_notes_are_shared(address: str) -> None:
     async def law() -> None:
         tenant = fresh_user()
         async with opened(address, GENERATION, tenant=tenant) as one, opened(address, tenant=tenant) as other:
