@@ -109,7 +109,7 @@ def bench(
     json_file: JsonOption = None,
 ) -> None:
     """Raise the rate of requests until the service no longer keeps up; service and load share this machine."""
-    from app.jobs.loadtest.rate_sweep import RateSweep, as_json, service_at, service_of_size, sync_ms
+    from app.jobs.loadtest.rate_sweep import RateSweep, as_json, disk_sync_ms, enlarged_service, running_target
     from app.jobs.loadtest.table import bench_table
 
     if (model is None) == (url is None):
@@ -120,10 +120,10 @@ def bench(
         with ExitStack() as stack:
             with console.status(f"{name}: starting"):
                 running = (
-                    service_at(str(url))
+                    running_target(str(url))
                     if model is None
                     else stack.enter_context(
-                        service_of_size(model, size, codes, processes if redis else 1, on_redis=redis)
+                        enlarged_service(model, size, codes, processes if redis else 1, on_redis=redis)
                     )
                 )
                 measured = RateSweep(running)
@@ -135,6 +135,6 @@ def bench(
         found[name] = as_json(rows)
         console.print(bench_table(name, rows, p90_ms))
     if model is not None:
-        say("this disk syncs 4 kB in {:.1f} ms (90th percentile {:.1f} ms)".format(*sync_ms()))
+        say("this disk syncs 4 kB in {:.1f} ms (90th percentile {:.1f} ms)".format(*disk_sync_ms()))
     if json_file is not None:
         json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

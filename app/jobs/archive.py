@@ -1,4 +1,4 @@
-"""Running the archiver in turns, through failures of the log and of the archive."""
+"""Runs the archiver at intervals, and retries after failures of the log or the archive."""
 
 from __future__ import annotations
 

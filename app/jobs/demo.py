@@ -39,16 +39,18 @@ def demo(data: Path | None, port: int, console: Console, directory: Path = DIREC
     raises     PortTaken
     """
     require_free(HOST, port, "lisarec demo --port 8001, or make demo PORT=8001")
-    data = data or _shop(directory / "shop", console)
-    model, state = _emptied(directory / "models") / "demo", _emptied(directory / "state")
+    data = data or _generate_shop(directory / "shop", console)
+    model, state = _empty_directory(directory / "models") / "demo", _empty_directory(directory / "state")
     train_quickly(data, model, console)
     # only this machine may use the demo, whatever the environment says
-    own = Settings(model_dir=model, data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port)
+    settings = Settings(
+        model_dir=model, data_dir=state, redis_url=None, keys_file=None, tenants={}, host=HOST, port=port
+    )
     interactions = read_interactions(data)
-    asyncio.run(log_first_events(interactions, own))
-    text = invitation(interactions, read_items(data).titles, port)
+    asyncio.run(log_first_events(interactions, settings))
+    text = instructions(interactions, read_items(data).titles, port)
     console.print(text, highlight=False, soft_wrap=True, markup=False)
-    serve(own.model_copy(update={"workers": 1, "playground": True}))
+    serve(settings.model_copy(update={"workers": 1, "playground": True}))
 
 
 def train_quickly(data: Path, model: Path, console: Console) -> None:
@@ -86,8 +88,8 @@ def _event(interactions: Interactions, row: int) -> Event:
     )
 
 
-def invitation(interactions: Interactions, titles: Mapping[str, str], port: int) -> str:
-    """Return the text with two requests to try, about the item that most users begin with, and a user to open."""
+def instructions(interactions: Interactions, titles: Mapping[str, str], port: int) -> str:
+    """Return terminal instructions: two requests to try, about the most common first item, and a user to open."""
     beginnings = np.bincount(interactions.item[interactions.starts[:-1]])
     item_id = interactions.item_ids[int(beginnings.argmax())]
     title = titles.get(item_id) or item_id
@@ -120,13 +122,13 @@ def curl_lines(item_id: str, port: int) -> tuple[str, str]:
     )
 
 
-def _shop(directory: Path, console: Console) -> Path:
+def _generate_shop(directory: Path, console: Console) -> Path:
     console.print("Making up a small shop ...")
-    synthetic_shop.generate(_emptied(directory))
+    synthetic_shop.generate(_empty_directory(directory))
     return directory
 
 
-def _emptied(directory: Path) -> Path:
+def _empty_directory(directory: Path) -> Path:
     """Return the directory, without the files of an earlier demo."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What operators do with the generations of a store, beside the processes that serve them."""
+"""Operators' commands on the generations of a store: rebuild, activate, experiment and drop."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ async def drop(settings: StoreSettings, name: str) -> int:
     """
     async with opened_store(settings) as store:
         known = await store.generations.known()
-        chosen = [one for one in known if name in (one.named.name, one.named.tag.hex())]
-        _refuse_unless_free(name, chosen, known)
-        return sum([await store.generations.drop(one.named.tag) for one in chosen])
+        matching = [one for one in known if name in (one.named.name, one.named.tag.hex())]
+        _require_unserved(name, matching, known)
+        return sum([await store.generations.drop(one.named.tag) for one in matching])
 
 
 async def drop_unserved(settings: StoreSettings, names: Collection[str]) -> set[str]:
@@ -87,18 +87,18 @@ async def drop_unserved(settings: StoreSettings, names: Collection[str]) -> set[
         return set(names) - {one.named.name for one in known if one.is_active or one.is_live}
 
 
-def _refuse_unless_free(name: str, chosen: list[KnownGeneration], known: list[KnownGeneration]) -> None:
-    if not chosen:
+def _require_unserved(name: str, matching: list[KnownGeneration], known: list[KnownGeneration]) -> None:
+    if not matching:
         others = ", ".join(f"{one.named.name} ({one.named.tag.hex()})" for one in known) or "none"
         raise ValueError(f"the store knows no generation {name!r}; it knows: {others}")
     idle = "".join(
         f"; 'lisarec drop {one.named.tag.hex()}' removes an older one of this name"
-        for one in chosen
+        for one in matching
         if not (one.is_active or one.is_live)
     )
-    if any(one.is_active for one in chosen):
+    if any(one.is_active for one in matching):
         raise ValueError(f"{name!r} is active; activate another one first{idle}")
-    if any(one.is_live for one in chosen):
+    if any(one.is_live for one in matching):
         raise ValueError(
             f"{name!r} is served or rebuilt by some process, or was within the last {LIVE_FOR_S:.0f} s; "
             f"stop that, or try again later{idle}"

@@ -11,13 +11,13 @@ import httpx
 
 from app.jobs.replay import (
     FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
-    PATIENCE_S,
+    MAX_PAUSE_S,
+    RETRIED_STATUSES,
+    RETRY_FOR_S,
     TIMEOUT_S,
-    WORTH_A_RETRY,
     ReplayError,
-    message_of,
-    require_address,
+    error_message,
+    require_http_url,
 )
 from model.data.readers import AVAILABLE, categories_in, read_item_table
 
@@ -54,7 +54,7 @@ def send(
     url: str,
     key: str | None = None,
     *,
-    patience_s: float = PATIENCE_S,
+    retry_for_s: float = RETRY_FOR_S,
     on_sent: Callable[[int], None] = lambda items: None,
 ) -> int:
     """Post the items; return how many of them no model has learned yet.
@@ -63,31 +63,31 @@ def send(
     raises   ReplayError  when the service refuses an item, or stays away for longer than the patience; the items
                           before are noted, and sending all of them again changes nothing about them
     """
-    require_address(url)
+    require_http_url(url)
     unknown = 0
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as client:
         for begin in range(0, len(items), BATCH):
             batch = items[begin : begin + BATCH]
-            unknown += _send(client, batch, begin, patience_s)
+            unknown += _send(client, batch, begin, retry_for_s)
             on_sent(len(batch))
     return unknown
 
 
-def _send(client: httpx.Client, batch: list[ItemJson], begin: int, patience_s: float) -> int:
-    give_up_s, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
+def _send(client: httpx.Client, batch: list[ItemJson], begin: int, retry_for_s: float) -> int:
+    give_up_s, pause_s = time.monotonic() + retry_for_s, FIRST_PAUSE_S
     while True:
         try:
             answer = client.post("/v1/items", json=batch)
         except httpx.TransportError as exc:
-            trouble = f"cannot be reached ({str(exc) or type(exc).__name__}); start it with 'lisarec serve'"
+            problem = f"cannot be reached ({str(exc) or type(exc).__name__}); start it with 'lisarec serve'"
         else:
             if answer.status_code == httpx.codes.OK:
                 return int(answer.json()["unknown_items"])
-            trouble = f"answers {answer.status_code}: {message_of(answer)}"
-            if answer.status_code not in WORTH_A_RETRY:
-                raise ReplayError(f"{client.base_url} {trouble} (items {begin + 1:,} to {begin + len(batch):,})")
+            problem = f"answers {answer.status_code}: {error_message(answer)}"
+            if answer.status_code not in RETRIED_STATUSES:
+                raise ReplayError(f"{client.base_url} {problem} (items {begin + 1:,} to {begin + len(batch):,})")
         if time.monotonic() + pause_s > give_up_s:
-            raise ReplayError(f"{client.base_url} {trouble}; run the same command again when it is back")
+            raise ReplayError(f"{client.base_url} {problem}; run the same command again when it is back")
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)

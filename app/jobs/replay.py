@@ -18,9 +18,9 @@ EventJson = dict[str, str | float]
 
 BATCH_LIMIT = 1000  # events the service takes in one request
 TIMEOUT_S = 30.0
-PATIENCE_S = 60.0  # how long a service may stay away before the replay gives up
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-WORTH_A_RETRY = frozenset({429, 502, 503, 504})
+RETRY_FOR_S = 60.0  # how long a service may stay away before the replay gives up
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
+RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 
 
 class ReplayError(Exception):
@@ -71,7 +71,7 @@ async def replay(
     batch_size: int = 500,
     concurrency: int = 4,
     key: str | None = None,
-    patience_s: float = PATIENCE_S,
+    retry_for_s: float = RETRY_FOR_S,
     on_sent: Callable[[int], None] = lambda events: None,
 ) -> ReplayCounts:
     """Post the histories, each user's events in order and in one request at a time.
@@ -79,10 +79,10 @@ async def replay(
     histories   the events of one user each
     key         an API key that may write events, where the service has keys
     on_sent     called after each request with the number of acknowledged events
-    patience_s  how long the service may be unreachable or busy; until then the same events are sent again
+    retry_for_s  how long the service may be unreachable or busy; until then the same events are sent again
     raises      ReplayError when the service refuses events, or is unreachable for longer
     """
-    require_address(url)
+    require_http_url(url)
     counts = ReplayCounts()
     waiting = iter(histories)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -91,7 +91,7 @@ async def replay(
 
         async def send_users() -> None:
             for batch in _batches(waiting, batch_size):
-                await _send(client, batch, patience_s, counts)
+                await _send(client, batch, retry_for_s, counts)
                 on_sent(len(batch))
 
         try:
@@ -116,17 +116,17 @@ def _batches(waiting: Iterator[Sequence[EventJson]], batch_size: int) -> Iterato
         yield pending
 
 
-async def _send(client: httpx.AsyncClient, batch: list[EventJson], patience_s: float, counts: ReplayCounts) -> None:
-    give_up_s = time.monotonic() + patience_s
+async def _send(client: httpx.AsyncClient, batch: list[EventJson], retry_for_s: float, counts: ReplayCounts) -> None:
+    give_up_s = time.monotonic() + retry_for_s
     pause_s = FIRST_PAUSE_S
     while (problem := await _post(client, batch, counts)) is not None:
         if time.monotonic() + pause_s > give_up_s:
             raise ReplayError(
-                f"{client.base_url} {problem}; gave up after {patience_s:g} s. "
+                f"{client.base_url} {problem}; gave up after {retry_for_s:g} s. "
                 "Run the same command again when it is back: nothing is counted twice"
             )
         await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
         counts.retries += 1
 
 
@@ -138,15 +138,15 @@ async def _post(client: httpx.AsyncClient, batch: list[EventJson], counts: Repla
     except httpx.TransportError as exc:
         return f"cannot be reached ({str(exc) or type(exc).__name__})"
     if answer.status_code == httpx.codes.OK:
-        _add(counts, answer)
+        _add_counts(counts, answer)
         return None
-    problem = f"answers {answer.status_code}: {message_of(answer)}"
-    if answer.status_code not in WORTH_A_RETRY:
+    problem = f"answers {answer.status_code}: {error_message(answer)}"
+    if answer.status_code not in RETRIED_STATUSES:
         raise ReplayError(f"{client.base_url} {problem}")
     return problem
 
 
-def _add(counts: ReplayCounts, answer: httpx.Response) -> None:
+def _add_counts(counts: ReplayCounts, answer: httpx.Response) -> None:
     try:
         found = answer.json()
         counts.accepted += int(found["accepted"])
@@ -156,7 +156,7 @@ def _add(counts: ReplayCounts, answer: httpx.Response) -> None:
         raise ReplayError(f"{answer.url} does not answer as lisarec does; is the address right?") from exc
 
 
-def message_of(answer: httpx.Response) -> str:
+def error_message(answer: httpx.Response) -> str:
     """Return the message of the service's error response, or the HTTP reason."""
     try:
         error = answer.json()["error"]
@@ -168,7 +168,7 @@ def message_of(answer: httpx.Response) -> str:
         return answer.reason_phrase or "no reason"
 
 
-def require_address(url: str) -> None:
+def require_http_url(url: str) -> None:
     """Raise ReplayError unless the text is an HTTP address."""
     try:
         parsed = httpx.URL(url)

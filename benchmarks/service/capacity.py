@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.jobs.loadtest.rate_sweep import EVENTS_PER_RECOMMENDATION, HISTORY, USERS, RateSweep, service_of_size
+from app.jobs.loadtest.rate_sweep import EVENTS_PER_RECOMMENDATION, HISTORY, USERS, RateSweep, enlarged_service
 from benchmarks.harness.compose import ROOT
 
 SIZES = (10_000, 100_000, 1_000_000)  # of the catalogue
@@ -75,7 +75,7 @@ class UnitCosts:
 
 def measure_costs(model: Path, items: int, rate: float, seconds: float) -> UnitCosts:
     """Measure the costs with a catalogue of so many items."""
-    with service_of_size(model, items, "trained", 1, on_redis=True) as service, closing(RateSweep(service)) as bench:
+    with enlarged_service(model, items, "trained", 1, on_redis=True) as service, closing(RateSweep(service)) as bench:
         assert service.redis_url is not None
         row = bench.measure(rate, seconds)
         if row.errors:

@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from app.jobs.loadtest.rate_sweep import RateSweep, Row, service_of_size
+from app.jobs.loadtest.rate_sweep import RateSweep, Row, enlarged_service
 from app.jobs.loadtest.table import bench_table
 
 USUAL_SHARE = 0.5  # of the capacity
@@ -53,7 +53,7 @@ def main(
         # what is sent in the first seconds after the overload shows the recovery, the rest that it lasts
         turns = [(usual, USUAL_S), (OVERLOAD * capacity, seconds), (usual, RECOVERED_AFTER_S), (usual, USUAL_S)]
     rows = []
-    with service_of_size(model, items, "trained", processes, on_redis=True) as service:
+    with enlarged_service(model, items, "trained", processes, on_redis=True) as service:
         bench = RateSweep(service, CONNECTIONS)
         for rate, length_s in turns:
             rows.append(bench.measure(rate, length_s))

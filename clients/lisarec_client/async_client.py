@@ -12,14 +12,14 @@ import httpx
 from .ids import new_event_id, require_id, require_number, user_path
 from .outbox import QUEUE_SIZE, Outbox
 from .responses import (
-    PATIENCE_S,
     RETRIED_STATUSES,
+    RETRY_FOR_S,
     LisarecError,
     Recommendations,
-    parsed,
+    parse_response,
     pauses_s,
     retry_after_s,
-    unreachable,
+    unreachable_error,
 )
 
 TIMEOUT_S = 0.25  # for recommendations: a page that waits longer is worse than one with popular items
@@ -36,7 +36,7 @@ class AsyncClient:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=None)  # noqa: S113  # asyncio.timeout has it
         self._timeout_s = timeout_s
-        self._silent_until_s = 0.0  # as Retry-After asked
+        self._pause_until_s = 0.0  # as Retry-After asked
         self.outbox = Outbox(url, headers, queue_size)
 
     def event(
@@ -73,15 +73,15 @@ class AsyncClient:
         *,
         fallback: Iterable[str] = (),
         timeout_s: float | None = None,
-        **wishes: Any,
+        **options: Any,
     ) -> Recommendations:
         """Return the user's best items, or the first k of the fallback after the time-out. Never raise.
 
-        wishes  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
-                exclude, exclude_seen, candidates, history, boost, pin, diversity, max_per_category, cursor, because,
-                explain
+        options  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
+                 exclude, exclude_seen, candidates, history, boost, pin, diversity, max_per_category, cursor, because,
+                 explain
         """
-        request = {"k": k, **wishes} if user_id is None else {"user_id": user_id, "k": k, **wishes}
+        request = {"k": k, **options} if user_id is None else {"user_id": user_id, "k": k, **options}
         try:
             async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
                 return await self._post(request)
@@ -90,14 +90,14 @@ class AsyncClient:
             return Recommendations([{"item_id": item_id} for item_id in itertools.islice(fallback, k)], "fallback")
 
     async def _post(self, request: dict[str, Any]) -> Recommendations:
-        if time.monotonic() < self._silent_until_s:
+        if time.monotonic() < self._pause_until_s:
             raise LisarecError(0, "silent", "the service asked not to be asked for some seconds")
         try:
             answer = await self._http.post("/v1/recommendations", json=request)
         except httpx.TransportError:  # as when the service closes a connection that was idle
             answer = await self._http.post("/v1/recommendations", json=request)
-        self._silent_until_s = time.monotonic() + (retry_after_s(answer) or 0.0)
-        body = parsed(answer)
+        self._pause_until_s = time.monotonic() + (retry_after_s(answer) or 0.0)
+        body = parse_response(answer)
         return Recommendations(
             body["items"], body["source"], body["recommendation_id"], body.get("cursor"), body.get("because")
         )
@@ -133,11 +133,11 @@ class AsyncClient:
         await self._flush_or_raise()  # events that come after the erasure would begin a new user
         return str((await self._call("DELETE", user_path(user_id)))["files_by"])
 
-    async def flush(self, timeout_s: float = PATIENCE_S) -> bool:
+    async def flush(self, timeout_s: float = RETRY_FOR_S) -> bool:
         """Wait until the queue is sent. Return whether all events since the last flush are in the service's log."""
         return await asyncio.to_thread(self.outbox.flush, timeout_s)
 
-    async def close(self, timeout_s: float = PATIENCE_S) -> bool:
+    async def close(self, timeout_s: float = RETRY_FOR_S) -> bool:
         """Flush, and close the client."""
         all_sent = await asyncio.to_thread(self.outbox.close, timeout_s)
         await self._http.aclose()
@@ -158,14 +158,14 @@ class AsyncClient:
 
         raises  LisarecError  when the service refuses, or time is up
         """
-        give_up_at_s = time.monotonic() + PATIENCE_S
+        give_up_at_s = time.monotonic() + RETRY_FOR_S
         for pause_s in pauses_s():
-            failure = LisarecError(0, "unreachable", f"the service did not answer within {PATIENCE_S:g} s")
+            failure = LisarecError(0, "unreachable", f"the service did not answer within {RETRY_FOR_S:g} s")
             try:
                 async with asyncio.timeout(give_up_at_s - time.monotonic()):
-                    return parsed(await self._http.request(method, path, json=body))
+                    return parse_response(await self._http.request(method, path, json=body))
             except httpx.HTTPError as exc:
-                failure = unreachable(exc)
+                failure = unreachable_error(exc)
             except LisarecError as exc:
                 failure = exc
             except TimeoutError:

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 from .async_client import TIMEOUT_S, AsyncClient
 from .outbox import QUEUE_SIZE
-from .responses import PATIENCE_S, Recommendations
+from .responses import RETRY_FOR_S, Recommendations
 
 Result = TypeVar("Result")
 
@@ -35,10 +35,10 @@ class Client:
         *,
         fallback: Iterable[str] = (),
         timeout_s: float | None = None,
-        **wishes: Any,
+        **options: Any,
     ) -> Recommendations:
         """Do as `AsyncClient.recommendations`."""
-        return self._run(self._client.recommendations(user_id, k, fallback=fallback, timeout_s=timeout_s, **wishes))
+        return self._run(self._client.recommendations(user_id, k, fallback=fallback, timeout_s=timeout_s, **options))
 
     def user(self, user_id: str) -> dict[str, Any] | None:
         """Do as `AsyncClient.user`."""
@@ -56,11 +56,11 @@ class Client:
         """Do as `AsyncClient.erase`."""
         return self._run(self._client.erase(user_id))
 
-    def flush(self, timeout_s: float = PATIENCE_S) -> bool:
+    def flush(self, timeout_s: float = RETRY_FOR_S) -> bool:
         """Do as `AsyncClient.flush`."""
         return self.outbox.flush(timeout_s)
 
-    def close(self, timeout_s: float = PATIENCE_S) -> bool:
+    def close(self, timeout_s: float = RETRY_FOR_S) -> bool:
         """Do as `AsyncClient.close`."""
         all_sent = self.outbox.close(timeout_s)
         if self._loop is not None and self._thread is not None and self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""The queue of events, and the thread that sends them."""
+"""The outbox: a queue of events, and the thread that sends them."""
 
 import atexit
 import itertools
@@ -9,7 +9,15 @@ from typing import Any
 
 import httpx
 
-from .responses import PATIENCE_S, LisarecError, invalid_indices, not_lisarec, parsed, pauses_s, unreachable
+from .responses import (
+    RETRY_FOR_S,
+    LisarecError,
+    invalid_indices,
+    not_lisarec_error,
+    parse_response,
+    pauses_s,
+    unreachable_error,
+)
 
 QUEUE_SIZE = 10_000  # events; some 5 MB
 BATCH_SIZE = 200  # events in one request
@@ -31,16 +39,16 @@ class Outbox:
         self._headers = headers
         self._queue_size = queue_size
         self._batch_size = BATCH_SIZE
-        self._waiting: deque[tuple[int, dict[str, Any]]] = deque()  # with their numbers; also those being sent
+        self._waiting: deque[tuple[int, dict[str, Any]]] = deque()  # numbered; those being sent too
         self._newest = self._flushed_to = self._newest_refused = 0
-        self._was_full = self._ends = False
+        self._was_full = self._is_closed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def put(self, event: dict[str, Any]) -> bool:
         """Queue the event, or drop it when the queue is full; return whether it was queued."""
         with self._changed:
-            is_queued = len(self._waiting) < self._queue_size and not self._ends
+            is_queued = len(self._waiting) < self._queue_size and not self._is_closed
             is_first_drop = not is_queued and not self._was_full
             self._was_full = not is_queued
             if is_queued:
@@ -57,19 +65,19 @@ class Outbox:
     def flush(self, timeout_s: float) -> bool:
         """Wait for the events queued so far. Return False after the time-out, or if one was refused since last time."""
         with self._changed:
-            mark = self._newest
-            self._changed.wait_for(lambda: self._ends or not self._waits_before(mark), timeout_s)
-            if self._waits_before(mark):
+            newest = self._newest
+            self._changed.wait_for(lambda: self._is_closed or not self._waits_up_to(newest), timeout_s)
+            if self._waits_up_to(newest):
                 return False
-            is_whole = self._newest_refused <= self._flushed_to
-            self._flushed_to = mark
-            return is_whole
+            all_accepted = self._newest_refused <= self._flushed_to
+            self._flushed_to = newest
+            return all_accepted
 
-    def close(self, timeout_s: float = PATIENCE_S) -> bool:
+    def close(self, timeout_s: float = RETRY_FOR_S) -> bool:
         """Flush, and end the thread. Events that could not be sent in time are lost; the log says how many."""
-        is_whole = self.flush(timeout_s)
+        all_accepted = self.flush(timeout_s)
         with self._changed:
-            self._ends = True
+            self._is_closed = True
             self._changed.notify_all()
             lost = len(self._waiting)
         if lost:  # the thread may be in the middle of a request
@@ -77,10 +85,10 @@ class Outbox:
         elif self._thread is not None:
             self._thread.join()
         atexit.unregister(self.close)
-        return is_whole and not lost
+        return all_accepted and not lost
 
-    def _waits_before(self, mark: int) -> bool:
-        return bool(self._waiting) and self._waiting[0][0] <= mark
+    def _waits_up_to(self, newest: int) -> bool:
+        return bool(self._waiting) and self._waiting[0][0] <= newest
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -90,7 +98,7 @@ class Outbox:
 
     def _send_all(self) -> None:
         pauses, logged = pauses_s(), ""
-        with httpx.Client(base_url=self._url, headers=self._headers, timeout=PATIENCE_S) as http:
+        with httpx.Client(base_url=self._url, headers=self._headers, timeout=RETRY_FOR_S) as http:
             while batch := self._next_batch():
                 try:
                     self._send(http, batch)
@@ -104,12 +112,12 @@ class Outbox:
     def _next_batch(self) -> list[tuple[int, dict[str, Any]]]:
         """Wait for events, and return the oldest; none once the outbox is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ends)
-            return [] if self._ends else list(itertools.islice(self._waiting, self._batch_size))
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            return [] if self._is_closed else list(itertools.islice(self._waiting, self._batch_size))
 
     def _pause(self, pause_s: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._ends, pause_s)
+            self._changed.wait_for(lambda: self._is_closed, pause_s)
 
     def _send(self, http: httpx.Client, batch: list[tuple[int, dict[str, Any]]]) -> None:
         """Post the batch once, and remove the events that the service has accepted or refused as invalid.
@@ -119,16 +127,16 @@ class Outbox:
         try:
             answer = http.post("/v1/events", json=[event for _, event in batch])
         except httpx.HTTPError as exc:
-            raise unreachable(exc) from exc
+            raise unreachable_error(exc) from exc
         if answer.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE and len(batch) > 1:
             self._batch_size = len(batch) // 2
         elif invalid := {batch[index][0] for index in invalid_indices(answer) if index < len(batch)}:
             self._drop_refused(invalid, answer)
-        elif sum(parsed(answer).get(name, 0) for name in ("accepted", "duplicates")) == len(batch):
+        elif sum(parse_response(answer).get(name, 0) for name in ("accepted", "duplicates")) == len(batch):
             self._remove_oldest(len(batch))
             self._batch_size = min(2 * self._batch_size, BATCH_SIZE)  # one large event must not keep batches small
         else:
-            raise not_lisarec(answer)
+            raise not_lisarec_error(answer)
 
     def _remove_oldest(self, count: int) -> None:
         with self._changed:

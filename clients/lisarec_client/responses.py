@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-PATIENCE_S = 10.0  # for everything but recommendations
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # between two attempts, unless the service says how long
+RETRY_FOR_S = 10.0  # for everything but recommendations
+MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0  # between two attempts, unless the service says how long
 RETRIED_STATUSES = frozenset({0, 408, 429, 500, 502, 503, 504})
 
 
@@ -39,23 +39,23 @@ class Recommendations:
         return [item["item_id"] for item in self.items]
 
 
-def parsed(answer: httpx.Response) -> dict[str, Any]:
+def parse_response(answer: httpx.Response) -> dict[str, Any]:
     """Return the JSON object of a successful response.
 
     raises  LisarecError  when the service refuses, or when something else has answered
     """
     if not answer.is_success:
-        raise _refusal(answer)
+        raise _error_of(answer)
     try:
         body = answer.json()
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        raise not_lisarec(answer)
+        raise not_lisarec_error(answer)
     return body
 
 
-def _refusal(answer: httpx.Response) -> LisarecError:
+def _error_of(answer: httpx.Response) -> LisarecError:
     try:
         error = answer.json()["error"]
         code, message = str(error["code"]), str(error["message"])
@@ -64,12 +64,12 @@ def _refusal(answer: httpx.Response) -> LisarecError:
     return LisarecError(answer.status_code, code, message, retry_after_s(answer))
 
 
-def not_lisarec(answer: httpx.Response) -> LisarecError:
+def not_lisarec_error(answer: httpx.Response) -> LisarecError:
     """Return the error for a response that is not the service's."""
     return LisarecError(answer.status_code, "not_lisarec", "this is not how lisarec answers; is the address right?")
 
 
-def unreachable(exc: Exception) -> LisarecError:
+def unreachable_error(exc: Exception) -> LisarecError:
     """Return the error for a request without a response."""
     return LisarecError(0, "unreachable", f"the service cannot be reached: {str(exc) or type(exc).__name__}")
 
@@ -85,14 +85,14 @@ def invalid_indices(answer: httpx.Response) -> list[int]:
     if answer.status_code != httpx.codes.UNPROCESSABLE_ENTITY:
         return []
     try:
-        places = [detail["index"] for detail in answer.json()["error"]["details"]]
+        indices = [detail["index"] for detail in answer.json()["error"]["details"]]
     except (ValueError, TypeError, LookupError):
         return []
-    return [place for place in places if isinstance(place, int)]
+    return [index for index in indices if isinstance(index, int)]
 
 
 def pauses_s() -> Iterator[float]:
     """Return the pauses between attempts: they grow, and they differ between the clients of one service."""
-    for doubled in itertools.count():
-        longest_s = min(SHORTEST_PAUSE_S * 2 ** min(doubled, 20), LONGEST_PAUSE_S)
-        yield random.uniform(longest_s / 2, longest_s)  # noqa: S311
+    for attempt in itertools.count():
+        max_pause_s = min(MIN_PAUSE_S * 2 ** min(attempt, 20), MAX_PAUSE_S)
+        yield random.uniform(max_pause_s / 2, max_pause_s)  # noqa: S311

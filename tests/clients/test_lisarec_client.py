@@ -81,7 +81,7 @@ class TestEvents:
     def test_that_flush_confirmed_are_in_the_log_once_and_in_order_whatever_fails(
         self, service: Service, front: Front, monkeypatch: pytest.MonkeyPatch, seed: int
     ) -> None:
-        monkeypatch.setattr(responses, "LONGEST_PAUSE_S", 0.02)
+        monkeypatch.setattr(responses, "MAX_PAUSE_S", 0.02)
         misfortune = Misfortune(seed)
         front.play = misfortune
         client = Client(front.url, service.key)

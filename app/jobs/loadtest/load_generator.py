@@ -78,15 +78,15 @@ class LoadGenerator:
     def run(self, requests: Iterable[ScheduledRequest]) -> dict[str, Responses]:
         """Send all requests in the order of their times, and return the responses by kind."""
         self._outcomes = {}
-        coming = iter(requests)
-        following = next(coming, None)
+        upcoming = iter(requests)
+        next_request = next(upcoming, None)
         waiting: deque[ScheduledRequest] = deque()
         begin_s = checked_s = time.perf_counter()
-        while following is not None or waiting or self._in_progress:
+        while next_request is not None or waiting or self._in_progress:
             now_s = time.perf_counter()
-            while following is not None and begin_s + following.at_s <= now_s:
-                waiting.append(following)
-                following = next(coming, None)
+            while next_request is not None and begin_s + next_request.at_s <= now_s:
+                waiting.append(next_request)
+                next_request = next(upcoming, None)
             while waiting and self._free:
                 self._send(waiting.popleft(), begin_s)
             time.sleep(TICK_S)
@@ -124,14 +124,14 @@ class LoadGenerator:
         head = answer[:head_end]
         if b"\r\nconnection: close" in head:
             self._close(connection)
-        self._end(connection, int(head[9:12]), head)
+        self._complete(connection, int(head[9:12]), head)
 
     def _fail(self, connection: _Connection) -> None:
         self._close(connection)
         if connection.is_busy:
-            self._end(connection, NO_RESPONSE)
+            self._complete(connection, NO_RESPONSE)
 
-    def _end(self, connection: _Connection, status: int, head: bytes = b"") -> None:
+    def _complete(self, connection: _Connection, status: int, head: bytes = b"") -> None:
         latency_ms = (time.perf_counter() - connection.due_s) * 1e3
         connection.received, connection.is_busy = b"", False
         self._in_progress -= 1

@@ -79,7 +79,7 @@ class Row:
 
 
 @contextmanager
-def service_of_size(
+def enlarged_service(
     model: Path, items: int, codes: synthetic_catalogue.Codes, processes: int, *, on_redis: bool
 ) -> Iterator[BenchTarget]:
     """Run `lisarec serve` on an empty store, with the model's weights and a catalogue of this size.
@@ -99,21 +99,21 @@ def service_of_size(
         yield BenchTarget(addresses, [synthetic_catalogue.item_id(number) for number in used], redis_url)
 
 
-def sync_ms() -> tuple[float, float]:
+def disk_sync_ms() -> tuple[float, float]:
     """Return how long the disk takes to sync 4 kB: median and 90th percentile. Every event waits for such a sync."""
-    taken_s = []
+    times_s = []
     with TemporaryFile() as file:
         for _ in range(SYNCS):
             file.write(b"." * 4096)
             file.flush()
             begin_s = time.perf_counter()
             os.fdatasync(file.fileno())
-            taken_s.append(time.perf_counter() - begin_s)
-    p50, p90 = np.percentile(taken_s, [50, 90]).tolist()
+            times_s.append(time.perf_counter() - begin_s)
+    p50, p90 = np.percentile(times_s, [50, 90]).tolist()
     return p50 * 1e3, p90 * 1e3
 
 
-def service_at(url: str) -> BenchTarget:
+def running_target(url: str) -> BenchTarget:
     """Return the target for a running service; its store keeps the events."""
     found = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}).raise_for_status().json()["items"]
     place = httpx.URL(url)

@@ -1,4 +1,4 @@
-"""A trained model with a catalogue of another size, for measuring what size costs: its numbers mean nothing else."""
+"""Writes a trained model with a catalogue of another size, to measure the cost of size. Its quality means nothing."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def write_enlarged(directory: Path, model: Path, items: int, codes: Codes, seed:
     tensors = load_file(model / WEIGHTS)
     tensors |= {name: tensors[name][torch.from_numpy(original)] for name in ITEM_DTYPES if name in tensors}
     followers = tensors["weights.followers"].numpy()
-    of_round = followers + (rows - original).astype(np.int32)[:, None]
-    is_there = (followers >= 0) & (of_round < items)
-    tensors["weights.followers"] = torch.from_numpy(np.where(is_there, of_round, -1).astype(np.int32))
+    shifted = followers + (rows - original).astype(np.int32)[:, None]
+    exists = (followers >= 0) & (shifted < items)
+    tensors["weights.followers"] = torch.from_numpy(np.where(exists, shifted, -1).astype(np.int32))
     if codes == "trained":
-        tensors["codes.target"] = torch.from_numpy(_mixed(trained.target_codes, original, rng))
+        tensors["codes.target"] = torch.from_numpy(_mix_fine_codes(trained.target_codes, original, rng))
     else:
         tensors |= _random_codes(trained, items, rng)
     catalogue = pl.read_parquet(model / ITEMS)[original].with_columns(
@@ -58,8 +58,10 @@ def _random_codes(trained: Artifact, items: int, rng: np.random.Generator) -> di
     return {"codes.history": torch.from_numpy(history), "codes.target": torch.from_numpy(target)}
 
 
-def _mixed(codes: NDArray[np.uint8], original: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Codes (items, B') of the originals and, behind the first of each, with fine codes of others of its first code."""
+def _mix_fine_codes(
+    codes: NDArray[np.uint8], original: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.uint8]:
+    """Return codes (items, B'): the originals, then copies with fine codes of items that share their first code."""
     by_first_code = np.argsort(codes[:, 0], kind="stable")
     members = np.bincount(codes[:, 0], minlength=256)
     begins = np.cumsum(members) - members

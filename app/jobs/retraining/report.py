@@ -1,4 +1,4 @@
-"""What a trainer writes down: how its last round ended, and which models it has made."""
+"""The trainer's report: the outcome of its last round, and the models that it has made."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ from storage.archive.manifest import MANIFEST as ARCHIVE
 from storage.archive.training_events import TrainingEvents
 from storage.records import KnownGeneration
 
-MIN_QUESTIONS = 100
+MIN_HELD_OUT_EVENTS = 100
 
-FACTS = ("served", "events", "questions", "ndcg_at_10", "served_ndcg_at_10", "difference_interval_95")
+OUTCOME_NOTES = ("served", "events", "questions", "ndcg_at_10", "served_ndcg_at_10", "difference_interval_95")
 
 Ranks = NDArray[np.int64]
 
@@ -113,21 +113,21 @@ class RetrainingRound:
             waiting = self._prepare(served)
             if waiting is not None:
                 return self._finish(waiting)
-        past, exam = self._hold_out(served)
-        choosing, judging = exam.halves()
-        tried = _with_best_lift(self._train("past", None), choosing)
-        ranks = judging.ranks(tried)
-        comparison = self._compare(ranks, _served_ranks(judging, served, past), is_first=served is None)
+        past, holdout = self._hold_out(served)
+        validation, test = holdout.halves()
+        candidate = _with_best_lift(self._train("past", None), validation)
+        ranks = test.ranks(candidate)
+        comparison = self._compare(ranks, _served_ranks(test, served, past), is_first=served is None)
         if comparison.passes:
-            strength = _lift_strength(tried) or 0.0
-            comparison = self._check_final_model(self._train("all", strength), judging, ranks, comparison)
-        self._add_notes(**{**asdict(comparison), "questions": len(judging)})
+            strength = _lift_strength(candidate) or 0.0
+            comparison = self._check_final_model(self._train("all", strength), test, ranks, comparison)
+        self._add_notes(**{**asdict(comparison), "questions": len(test)})
         if not comparison.passes:
             return self._finish(self._outcome("refused", comparison.reason, served))
         self._record_model(self._read_notes()["name"])
-        made = self._work / "all" / "model"
-        shutil.rmtree(made / CHECKPOINT, ignore_errors=True)
-        made.rename(self._folder / self._read_notes()["name"])
+        model_folder = self._work / "all" / "model"
+        shutil.rmtree(model_folder / CHECKPOINT, ignore_errors=True)
+        model_folder.rename(self._folder / self._read_notes()["name"])
         return self._go_live(served)
 
     def _served_model(self) -> Artifact | None:
@@ -171,16 +171,16 @@ class RetrainingRound:
             return self._outcome("waiting", reason, served, events=entries)
         kinds = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
         events = archived.newest(self._plan.max_events).filter(pl.col("type").is_in(kinds))
-        past, exam = split_for_comparison(events, _trained_at_ms(self._folder, served))
-        if len(exam) < MIN_QUESTIONS:
-            reason = f"{len(exam)} users have done something new, {MIN_QUESTIONS} are needed to compare models"
-            return self._outcome("waiting", reason, served, events=len(events), questions=len(exam))
+        past, holdout = split_for_comparison(events, _trained_at_ms(self._folder, served))
+        if len(holdout) < MIN_HELD_OUT_EVENTS:
+            reason = f"{len(holdout)} users have done something new, {MIN_HELD_OUT_EVENTS} are needed to compare models"
+            return self._outcome("waiting", reason, served, events=len(events), questions=len(holdout))
         for name, table in (("past", past), ("all", events)):
             self._write_data(self._work / name / "data", table)
         events.write_parquet(self._work / "events.parquet")
         name = _new_name(self._folder)
         self._add_notes(name=name, served=_tag(served), plan=asdict(self._plan), events=len(events))
-        print_line(self._console, f"round {name}: {len(events):,} events, {len(exam):,} questions")
+        print_line(self._console, f"round {name}: {len(events):,} events, {len(holdout):,} questions")
         return None
 
     def _write_data(self, directory: Path, events: pl.DataFrame) -> None:
@@ -216,8 +216,8 @@ class RetrainingRound:
         """
         new, old = (metrics(each)["ndcg_at_10"] for each in (ranks, served))
         interval = difference_interval_95(ranks, served, "ndcg_at_10")
-        against = "popular items" if is_first else "the served model"
-        numbers = f"NDCG@10 {new:.4f}, of {against} {old:.4f}, on {len(ranks):,} users"
+        baseline = "popular items" if is_first else "the served model"
+        numbers = f"NDCG@10 {new:.4f}, of {baseline} {old:.4f}, on {len(ranks):,} users"
         if is_first:
             passes = difference(ranks, served, "ndcg_at_10") > 0
         else:
@@ -225,14 +225,14 @@ class RetrainingRound:
         return ModelComparison(passes, numbers, new, old, interval)
 
     def _check_final_model(
-        self, model: Artifact, judging: HoldoutComparison, tried: Ranks, so_far: ModelComparison
+        self, model: Artifact, test: HoldoutComparison, candidate: Ranks, comparison: ModelComparison
     ) -> ModelComparison:
         """Refuse a model that training on all events made worse on the held-out ones, which it has now seen."""
-        found = metrics(judging.ranks(model))["ndcg_at_10"]
-        if found >= metrics(tried)["ndcg_at_10"] * (1 - self._plan.max_loss):
-            return so_far
-        reason = f"trained on everything, its NDCG@10 fell to {found:.4f}; {so_far.reason}"
-        return replace(so_far, passes=False, reason=reason)
+        found = metrics(test.ranks(model))["ndcg_at_10"]
+        if found >= metrics(candidate)["ndcg_at_10"] * (1 - self._plan.max_loss):
+            return comparison
+        reason = f"trained on everything, its NDCG@10 fell to {found:.4f}; {comparison.reason}"
+        return replace(comparison, passes=False, reason=reason)
 
     def _go_live(self, served: Artifact | None) -> RoundOutcome:
         notes = self._read_notes()
@@ -243,16 +243,16 @@ class RetrainingRound:
             print_line(self._console, f"folding all events for {name}")
             asyncio.run(generations.rebuild(self._settings, self._folder / name, lambda _: None))
             asyncio.run(generations.activate(self._settings, name))
-        self._remove_older(name)
+        self._remove_old_models(name)
         reason = f"{name}; {notes['reason']}"
         return self._finish(self._outcome("activated", reason, served, name=name))
 
-    def _remove_older(self, name: str) -> None:
+    def _remove_old_models(self, name: str) -> None:
         """Remove the models that the trainer made before the previous one, and the states of the empty model."""
         report = TrainerReport.read(self._folder)
-        gone = [made for made in report.made if made not in (name, report.previous)]
-        free = asyncio.run(generations.drop_unserved(self._settings, [*gone, empty_model.NAME]))
-        for one in set(gone) & free:
+        old_models = [made for made in report.made if made not in (name, report.previous)]
+        free = asyncio.run(generations.drop_unserved(self._settings, [*old_models, empty_model.NAME]))
+        for one in set(old_models) & free:
             shutil.rmtree(self._folder / one, ignore_errors=True)
         replace(report, made=tuple(made for made in report.made if made not in free)).write(self._folder)
 
@@ -276,10 +276,10 @@ class RetrainingRound:
     def _outcome(
         self, outcome: Literal["activated", "refused", "waiting"], reason: str, served: Artifact | None, **facts: Any
     ) -> RoundOutcome:
-        notes = {name: fact for name, fact in self._read_notes().items() if name in FACTS}
-        stated: dict[str, Any] = {"served": _tag(served)} | notes | facts
+        notes = {name: fact for name, fact in self._read_notes().items() if name in OUTCOME_NOTES}
+        details: dict[str, Any] = {"served": _tag(served)} | notes | facts
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        return RoundOutcome(outcome, reason, at, seconds=round(time.monotonic() - self._begin_s, 1), **stated)
+        return RoundOutcome(outcome, reason, at, seconds=round(time.monotonic() - self._begin_s, 1), **details)
 
     def _finish(self, outcome: RoundOutcome) -> RoundOutcome:
         replace(TrainerReport.read(self._folder), last=asdict(outcome)).write(self._folder)
@@ -291,25 +291,25 @@ class RetrainingRound:
         shutil.rmtree(self._work, ignore_errors=True)
 
 
-def _served_ranks(judging: HoldoutComparison, served: Artifact | None, past: pl.DataFrame) -> Ranks:
+def _served_ranks(test: HoldoutComparison, served: Artifact | None, past: pl.DataFrame) -> Ranks:
     if served is not None:
-        return judging.ranks(served)
-    return judging.ranks_by_counts(dict(past.group_by("item_id").len().sort("item_id").iter_rows()))
+        return test.ranks(served)
+    return test.ranks_by_counts(dict(past.group_by("item_id").len().sort("item_id").iter_rows()))
 
 
-def _with_best_lift(model: Artifact, choosing: HoldoutComparison) -> Artifact:
+def _with_best_lift(model: Artifact, validation: HoldoutComparison) -> Artifact:
     """Return the model with the strength of its lift that is best on the held-out events.
 
     The best strength depends on how rare items are, and training on all events leaves no validation to choose it.
     """
-    lift_of_one = model.model.lift / (_lift_strength(model) or DEFAULT_LIFT_STRENGTH)
+    unit_lift = model.model.lift / (_lift_strength(model) or DEFAULT_LIFT_STRENGTH)
 
     def ndcg_with(strength: float) -> float:
-        model.model.lift = lift_of_one * strength  # not into the memory that is mapped from the file
-        return metrics(choosing.ranks(model))["ndcg_at_10"]
+        model.model.lift = unit_lift * strength  # not into the memory that is mapped from the file
+        return metrics(validation.ranks(model))["ndcg_at_10"]
 
     best = max(LIFT_STRENGTHS, key=ndcg_with)
-    model.model.lift = lift_of_one * best
+    model.model.lift = unit_lift * best
     training = model.config.training.model_copy(update={"lift_strength": best})
     return replace(model, config=model.config.model_copy(update={"training": training}))
 

@@ -23,7 +23,7 @@ from playwright.sync_api import Browser, expect
 from rich.console import Console
 
 from app.jobs.datasets.synthetic_shop import GOODS, generate
-from app.jobs.demo import demo, invitation
+from app.jobs.demo import demo, instructions
 from app.main import PortTaken
 from docs import screenshots
 from model.data.readers import read_interactions, read_items
@@ -165,9 +165,9 @@ def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
 def test_the_invitation_is_about_an_item_of_the_data(tmp_path: Path) -> None:
     generate(tmp_path, shoppers=50)
     titles = read_items(tmp_path).titles
-    said = invitation(read_interactions(tmp_path), titles, 8000)
-    click = next(line for line in said.splitlines() if "/events" in line)
-    assert repr(titles[json.loads(shlex.split(click)[-1])["item_id"]]) in said
+    text = instructions(read_interactions(tmp_path), titles, 8000)
+    click = next(line for line in text.splitlines() if "/events" in line)
+    assert repr(titles[json.loads(shlex.split(click)[-1])["item_id"]]) in text
 
 
 def test_it_does_the_same_on_other_data(shared_data: Path, tmp_path: Path) -> None:

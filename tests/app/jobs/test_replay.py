@@ -172,12 +172,12 @@ def test_a_replay_goes_on_after_what_was_held_out(service: Service, interactions
 
 
 @pytest.mark.parametrize(
-    "trouble", [(503, {"error": {"message": "busy"}}), (502, b"<html>"), (429, b""), (None, None)], ids=str
+    "problem", [(503, {"error": {"message": "busy"}}), (502, b"<html>"), (429, b""), (None, None)], ids=str
 )
 def test_the_same_events_are_sent_again_after_trouble_that_passes(
-    service: Service, interactions: Interactions, trouble: Answer
+    service: Service, interactions: Interactions, problem: Answer
 ) -> None:
-    service.answers = [trouble, None, trouble, trouble]
+    service.answers = [problem, None, problem, problem]
     counts = run(service, interactions, batch_size=100, concurrency=1)
     assert service.requests[0] == service.requests[1]
     assert service.requests[2] == service.requests[3] == service.requests[4]
@@ -202,7 +202,7 @@ class TestGivesUp:
         with pytest.raises(
             ReplayError, match=r"503: too much waits; gave up after 0\.3 s\. Run the same command again"
         ):
-            run(service, interactions, concurrency=1, patience_s=0.3)
+            run(service, interactions, concurrency=1, retry_for_s=0.3)
 
     def test_at_once_when_nobody_is_there(self, interactions: Interactions) -> None:
         with pytest.raises(ReplayError, match=r"127\.0\.0\.1:9 cannot be reached .*; start it with 'lisarec serve'"):
@@ -211,7 +211,7 @@ class TestGivesUp:
     def test_when_the_service_goes_away(self, service: Service, interactions: Interactions) -> None:
         service.answers = [None, *[(None, None)] * 100]
         with pytest.raises(ReplayError, match=r"cannot be reached .*; gave up after 0\.3 s"):
-            run(service, interactions, batch_size=10, concurrency=1, patience_s=0.3)
+            run(service, interactions, batch_size=10, concurrency=1, retry_for_s=0.3)
 
     @pytest.mark.parametrize("answer", [b"<html>welcome</html>", {"ok": True}, [1]], ids=str)
     def test_when_somebody_else_is_there(self, service: Service, interactions: Interactions, answer: object) -> None:

@@ -202,7 +202,7 @@ def test_it_goes_on_where_it_was_killed(shop: Shop, monkeypatch: pytest.MonkeyPa
         (RetrainingRound, "_record_model"),
         (generations, "rebuild"),
         (generations, "activate"),
-        (RetrainingRound, "_remove_older"),
+        (RetrainingRound, "_remove_old_models"),
         (RetrainingRound, "_finish"),
         (RetrainingRound, "_clear"),
     ]
