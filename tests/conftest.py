@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +14,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 from playwright.sync_api import Browser, sync_playwright
+
+from tests.fork_server import ForkedPopen, RealPopen
 
 # before anything imports torch, and for the processes that tests start: what is trained here is small, and threads
 # that wait for each other make it ten times slower where other processes want the same cores
@@ -25,6 +29,10 @@ if shutil.which("nvidia-smi") is None:
 hypothesis.settings.register_profile("lisarec", deadline=None)
 hypothesis.settings.load_profile("lisarec")
 
+# a process that is forked is there at once, one of its own after four seconds of imports
+if sys.platform == "linux":
+    subprocess.Popen = ForkedPopen  # type: ignore[misc]
+
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 
@@ -35,6 +43,12 @@ def shared_data() -> Path:
     if not directory:
         pytest.skip("LISAREC_DATA does not point at the real data")
     return Path(directory)
+
+
+@pytest.fixture
+def interpreter_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the Python processes of this test start as operators start them, not as forks."""
+    monkeypatch.setattr(subprocess, "Popen", RealPopen)
 
 
 @pytest.fixture(scope="module")

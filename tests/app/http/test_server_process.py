@@ -19,7 +19,7 @@ from app.main import serve
 from app.settings import Settings
 from model.artifact.model_directory import ArtifactError
 from storage.errors import StorageUnavailable
-from tests.app.service_process import EXIT_TIMEOUT_S, Process, logged_ids, raw_exchange
+from tests.app.service_process import EXIT_TIMEOUT_S, START_TIMEOUT_S, Process, logged_ids, raw_exchange
 from tests.storage.redis.servers import RedisServer, free_port
 
 
@@ -71,22 +71,26 @@ def test_a_body_that_never_arrives_is_refused_in_time(launch: Callable[..., Proc
 def test_sigterm_answers_what_was_accepted_and_loses_nothing(
     launch: Callable[..., Process], model_dir: Path, tmp_path: Path
 ) -> None:
-    process = launch(drain_s=1)
+    process = launch(drain_s=5)
     assert httpx.get(f"{process.url}/readyz").status_code == 200
     clickers = [Clicker(process.url, f"user-{n}") for n in range(6)]
+    give_up_at = time.monotonic() + START_TIMEOUT_S
+    while any(len(clicker.acknowledged) <= 10 for clicker in clickers):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
 
     body = b'{"event_id": "slow", "user_id": "slow", "item_id": "item-1"}'
     head = b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     slow = socket.create_connection(process.address, timeout=EXIT_TIMEOUT_S)
     slow.sendall(head + body[:10])
-    time.sleep(0.5)
+    time.sleep(0.5)  # until the service has read it
     process.terminate()
     time.sleep(0.2)
     draining = httpx.get(f"{process.url}/readyz")
     assert (draining.status_code, draining.json()["error"]["code"]) == (503, "draining")
     assert draining.headers["connection"] == "close"
     assert httpx.get(f"{process.url}/healthz").status_code == 200
-    time.sleep(1.5)  # by now the door is closed
+    wait_until_refused(process.address)
     slow.sendall(body[10:])
     assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
     slow.close()

@@ -26,7 +26,7 @@ from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer, free_port
 
 ROOT = Path(__file__).parents[3]
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 200
 
 
 @pytest.fixture(scope="module")

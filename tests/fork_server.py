@@ -1,0 +1,281 @@
+"""Starts the Python processes of tests by forking one process that has imported the service and loaded its kernels.
+
+A process of its own spends about four seconds on imports, and tests start hundreds of them. `ForkedPopen` takes the
+place of `subprocess.Popen`. A command that the fork server can run, `python -m NAME ...` or `python SCRIPT ...`,
+becomes a fork of it; every other command starts as usual. The fork is a child of the process of the tests. It has the
+standard streams, the environment, the directory and the arguments of the command.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import atexit
+import ctypes
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SET_CHILD_SUBREAPER = 36  # Linux' prctl
+LENGTH_BYTES = 8
+# the dynamic linker or an import reads these, which a process that is forked has behind it
+READ_AT_START = ("LD_PRELOAD", "OMP_NUM_THREADS", "PROMETHEUS_MULTIPROC_DIR", "PYTHONHASHSEED", "TRITON_INTERPRET")
+PRELOADED = (
+    "app.cli.main",
+    "app.jobs.archive",
+    "app.jobs.generations",
+    "app.jobs.reports.training_progress",
+    "app.jobs.retraining.loop",
+    "app.main",
+    "tests.storage.contract.stores",
+    "tests.storage.oracles.random_events",
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a forked process runs: the arguments after the interpreter, and where."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str
+    new_session: bool
+
+
+class ForkServer:
+    """The process that forks, on the other end of a socket."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = RealPopen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+                pass_fds=[theirs.fileno()],
+            )
+
+    def start(self, command: Command, streams: Sequence[int]) -> int:
+        """Start the command with these descriptors as its standard streams; returns the id of the process."""
+        content = json.dumps(asdict(command)).encode()
+        with self._lock:
+            become_subreaper(True)
+            try:
+                socket.send_fds(self._socket, [len(content).to_bytes(LENGTH_BYTES)], list(streams))
+                self._socket.sendall(content)
+                answer = self._socket.recv(LENGTH_BYTES, socket.MSG_WAITALL)
+            finally:
+                become_subreaper(False)
+        if not answer:
+            raise RuntimeError("the fork server of the tests has ended")
+        return int.from_bytes(answer)
+
+    def close(self) -> None:
+        """End the server; what it has forked goes on."""
+        self._socket.close()
+        self._process.wait()
+
+
+@cache
+def fork_server() -> ForkServer:
+    """Return the one fork server of this process, which ends with it."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
+def become_subreaper(is_one: bool) -> None:
+    """Adopt the processes whose parents end, or leave that to somebody else."""
+    if ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0):
+        raise OSError("the kernel refuses PR_SET_CHILD_SUBREAPER")
+
+
+RealPopen = subprocess.Popen
+
+
+class ForkedPopen(RealPopen[Any]):
+    """`subprocess.Popen`, which asks the fork server where that can run the command."""
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, *rest: Any) -> None:
+        pass_fds, cwd, env, _, _, shell, stdin, _, _, stdout, _, stderr, *_ = rest
+        *_, new_session, process_group = rest
+        environment = dict(os.environ if env is None else env)
+        is_plain = not (executable or preexec_fn or pass_fds or shell or process_group != -1)
+        if not (is_plain and can_run(args) and can_have(environment)):
+            super()._execute_child(args, executable, preexec_fn, close_fds, *rest)  # type: ignore[misc]
+            return
+        streams = [own if given == -1 else given for own, given in enumerate((stdin, stdout, stderr))]
+        directory = os.path.abspath(os.fspath(cwd) if cwd is not None else os.getcwd())
+        command = Command([os.fspath(argument) for argument in args[1:]], environment, directory, bool(new_session))
+        self.pid = fork_server().start(command, streams)
+        self._child_created = True
+        self._close_pipe_fds(*rest[6:12])  # type: ignore[attr-defined]
+
+
+def can_run(args: Any) -> bool:
+    """Whether a forked process can run this: the interpreter of the tests, without options, on a module or a script."""
+    if isinstance(args, str | bytes | os.PathLike) or len(args) < 2 or args[0] != sys.executable:
+        return False
+    first = str(args[1])
+    return first == "-m" or first.endswith(".py")
+
+
+def can_have(environment: Mapping[str, str]) -> bool:
+    """Whether a forked process would start no differently with this environment."""
+    return all(environment.get(name) == os.environ.get(name) for name in READ_AT_START)
+
+
+class Forking:
+    """The side of the server: it forks for every request on the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._is_warm = False
+
+    def serve(self) -> None:
+        """Fork for every request until the tests end."""
+        while request := self._receive():
+            command, streams = request
+            if not self._is_warm:
+                self._is_warm = load_kernels(command)
+            process = self._fork_orphan(command, streams)
+            for stream in streams:
+                os.close(stream)
+            self._connection.sendall(process.to_bytes(LENGTH_BYTES))
+
+    def _receive(self) -> tuple[Command, list[int]] | None:
+        length, ancillary, *_ = self._connection.recvmsg(LENGTH_BYTES, socket.CMSG_SPACE(3 * array.array("i").itemsize))
+        if not length:
+            return None
+        streams = array.array("i")
+        for _, _, content in ancillary:
+            streams.frombytes(content)
+        content = self._connection.recv(int.from_bytes(length), socket.MSG_WAITALL)
+        return Command(**json.loads(content)), streams.tolist()
+
+    def _fork_orphan(self, command: Command, streams: Sequence[int]) -> int:
+        """Fork by a process that ends at once, so that what was forked becomes a child of the process of the tests."""
+        readable, writable = os.pipe()
+        between = os.fork()
+        if between == 0:
+            parent = os.getpid()
+            process = os.fork()
+            if process:
+                os.write(writable, process.to_bytes(LENGTH_BYTES))
+                os._exit(0)
+            for descriptor in (readable, writable, self._connection.fileno()):
+                os.close(descriptor)
+            while os.getppid() == parent:
+                time.sleep(0.000_1)
+            become(command, streams)
+        process = int.from_bytes(os.read(readable, LENGTH_BYTES))
+        os.close(readable)
+        os.close(writable)
+        os.waitpid(between, 0)
+        return process
+
+
+def load_kernels(command: Command) -> bool:
+    """Start a service once on the command's model, so that compiled code is there for all processes; tell if it did."""
+    from app.main import create_app
+    from app.settings import Settings
+    from model.artifact import model_directory
+
+    names = iter(command.arguments)
+    model = next((next(names, None) for name in names if name == "--model"), None)
+    model = model or command.environment.get("LISAREC_MODEL_DIR")
+    # what is not packed is read by polars, whose threads do not survive a fork
+    if model is None or not (Path(model) / model_directory.PACKED).exists():
+        return False
+
+    async def start_and_stop(directory: Path) -> None:
+        app = create_app(Settings(model_dir=Path(model), data_dir=directory))
+        async with app.router.lifespan_context(app):
+            pass
+
+    with TemporaryDirectory() as directory, suppress(Exception):  # a broken model is what the command is about
+        asyncio.run(start_and_stop(Path(directory)))
+        gc.freeze()
+        return True
+    return False
+
+
+def become(command: Command, streams: Sequence[int]) -> None:
+    """Turn this process into one that the interpreter has started on the command."""
+    if command.new_session:
+        os.setsid()
+    for standard, stream in enumerate(streams):
+        os.dup2(stream, standard)
+        os.close(stream)
+    os.chdir(command.directory)
+    os.environ.clear()
+    os.environ.update(command.environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    status = run(command.arguments)
+    with suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the module or the script as `__main__`; returns the exit status, or the negative signal that ends it."""
+    try:
+        if arguments[0] == "-m":
+            sys.argv = list(arguments[1:])
+            sys.path[0] = os.getcwd()
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(arguments)
+            sys.path[0] = str(Path(arguments[0]).parent)
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as exc:
+        if exc.code is None or isinstance(exc.code, int):
+            return (exc.code or 0) & 0xFF
+        print(exc.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return -signal.SIGINT
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main(descriptor: int) -> None:
+    """Import the service, then fork for every request."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which then end this process
+    for name in PRELOADED:
+        __import__(name)
+    gc.freeze()
+    with socket.socket(fileno=descriptor) as connection:
+        Forking(connection).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
