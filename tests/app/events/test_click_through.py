@@ -1,4 +1,4 @@
-"""What came of recommendations: places are read from ids that nobody can forge, and added up over processes."""
+"""Click-through: places come from signed ids that cannot be forged, and counts add up over processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ids_of(secret: bytes = SECRET, tenant: str = "main") -> RecommendationIds:
 
 
 @given(st.lists(ITEM_IDS, max_size=40, unique=True), ITEM_IDS, st.sampled_from(["", "june"]))
-def test_an_id_tells_the_places_of_its_list(items: list[str], other: str, experiment: str) -> None:
+def test_an_id_has_the_places_of_its_list(items: list[str], other: str, experiment: str) -> None:
     made = ids_of().make(TAG, hash_of(experiment), items)
     assert is_id(made)
     assert len(made) <= 128
@@ -45,7 +45,7 @@ def test_an_id_tells_the_places_of_its_list(items: list[str], other: str, experi
 
 
 @given(st.data())
-def test_what_is_changed_anywhere_says_nothing(data: st.DataObject) -> None:
+def test_a_forged_id_has_no_places(data: st.DataObject) -> None:
     made = ids_of().make(TAG, 0, ["a", "b", "c"])
     place = data.draw(st.integers(0, len(made) - 1))
     other = LETTERS.index(made[place]) + data.draw(st.integers(1, len(LETTERS) - 1))
@@ -56,7 +56,7 @@ def test_what_is_changed_anywhere_says_nothing(data: st.DataObject) -> None:
 
 
 @given(st.text(max_size=130))
-def test_no_text_is_too_odd(text: str) -> None:
+def test_any_text_can_be_read_as_an_id(text: str) -> None:
     assert ids_of().place(text, "a") is None
 
 
@@ -70,7 +70,7 @@ def stats(client: Client) -> dict[tuple[str, int], tuple[int, dict[str, int]]]:
 def test_events_count_at_the_place_of_their_item(
     start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    """In lists of either process, told by either, each event once; forged ids and other items count nowhere."""
+    """In lists of either process, posted to either, each event once; forged ids and other items count nowhere."""
     settings = {"redis_url": redis_server.url}
     one, other = start(tmp_path, **settings), start(tmp_path, **settings)
     try:
@@ -114,7 +114,7 @@ def test_events_count_at_the_place_of_their_item(
         again.close()
 
 
-def test_what_cannot_be_told_is_told_later(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_that_cannot_be_flushed_are_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.recommend("ada", k=1)
     with monkeypatch.context() as patch:
         patch.setattr(client.service.store, "add_tallies", None)

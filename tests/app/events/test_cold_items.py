@@ -1,4 +1,4 @@
-"""Items that no model has learned: found by who chose them, recommended everywhere, folded alike by everybody."""
+"""Items that no model has learned: their codes, their recommendations, and the states of their users."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_item_is_recommended_once_users_have_chosen_it(client: Client) -> Non
     assert_states_are_folds(client, ["u0", "u1", "u12"])
 
 
-def test_what_the_shop_says_of_it_is_gone_by(client: Client) -> None:
+def test_updates_of_a_cold_item_are_followed(client: Client) -> None:
     introduce(client)
     said = client.request("PUT", f"/v1/items/{NEW}", json={"title": "New kettle", "categories": ["kettles"]}).json()
     assert said["known"] is False
@@ -115,12 +115,12 @@ def test_what_the_shop_says_of_it_is_gone_by(client: Client) -> None:
 
 def put(client: Client, new: str = NEW, **words: Any) -> None:
     assert client.request("PUT", f"/v1/items/{new}", json=words).status_code == 200
-    finish_background_work(client)  # gives codes
-    finish_background_work(client)  # goes by them
+    finish_background_work(client)  # assigns codes
+    finish_background_work(client)  # serves them
 
 
 class TestByCategories:
-    """What nobody has chosen yet."""
+    """Cold items that no user has chosen yet."""
 
     def test_it_is_recommended_as_a_typical_item_of_its_categories(self, client: Client) -> None:
         client.click("u0", "item-1", "item-5")
@@ -145,7 +145,7 @@ class TestByCategories:
         assert client.get(f"/v1/items/{NEW}/similar").json()["because"] == {"item_id": NEW, "title": "New tea cup"}
         assert_states_are_folds(client, ["u0"])
 
-    def test_who_chooses_it_tells_more(self, client: Client) -> None:
+    def test_codes_made_from_events_replace_those_of_its_categories(self, client: Client) -> None:
         put(client, categories=["tea"])
         assert client.service.switcher.current.cold_items[NEW].evidence == 0
         introduce(client)
@@ -166,7 +166,7 @@ class TestByCategories:
         put(client, NEW, title="Without another word on categories")
         assert client.service.switcher.current.cold_items == {NEW: other}
 
-    def test_each_generation_and_process_finds_it(self, tmp_path: Path, models: Path) -> None:
+    def test_every_generation_assigns_codes_and_a_restart_keeps_them(self, tmp_path: Path, models: Path) -> None:
         client = started(tmp_path, models)
         client.click("u0", "item-1")
         put(client, categories=["tea"])
@@ -186,7 +186,7 @@ class TestByCategories:
         finally:
             client.close()
 
-    def test_replicas_agree_on_it(
+    def test_replicas_agree_on_its_codes(
         self, start: Callable[..., Client], tmp_path: Path, redis_server: RedisServer
     ) -> None:
         one, other = (start(tmp_path, redis_url=redis_server.url) for _ in range(2))
@@ -208,7 +208,7 @@ class TestByCategories:
             one.close()
             other.close()
 
-    def test_many_of_a_kind_are_told_apart(self, client: Client) -> None:
+    def test_new_items_of_one_category_get_different_scores(self, client: Client) -> None:
         names = [f"new-{n}" for n in range(50)]
         client.post("/v1/items", json=[{"item_id": name, "categories": list(CATEGORIES)} for name in names])
         client.post(
@@ -281,7 +281,7 @@ def test_replicas_learn_of_it_at_different_times_and_fold_alike(
 async def _nothing() -> None: ...
 
 
-def test_a_backup_brings_it_along(client: Client, start: Callable[..., Client], tmp_path: Path) -> None:
+def test_a_back_up_has_its_codes(client: Client, start: Callable[..., Client], tmp_path: Path) -> None:
     introduce(client)
     client.click("u0", NEW)
     before = everything(client)
