@@ -49,10 +49,10 @@ CONNECTIONS = 48  # fewer than the requests that a process works on at a time
 PHASES = "examples,coverage,fuzzing,stateful"
 EXAMPLES = (5, 10, 25, 50, 100, 200, 400)  # of schemathesis, for each operation and phase
 EXTRA_FILES = 20
-SHOWN = 10
+MAX_PRINTED_FAULTS = 10
 # Short, so that cases which wait for the service to lose patience are no longer waited for than needed.
-IMPATIENT = {"LISAREC_HEAD_TIMEOUT_S": "1", "LISAREC_BODY_TIMEOUT_S": "1", "LISAREC_DRAIN_S": "0"}
-PATIENT_SHARE = {"service": 0.05, "balancer": 0.01}
+SHORT_TIMEOUTS = {"LISAREC_HEAD_TIMEOUT_S": "1", "LISAREC_BODY_TIMEOUT_S": "1", "LISAREC_DRAIN_S": "0"}
+WAITING_SHARE = {"service": 0.05, "balancer": 0.01}
 ANSWER = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\r\n")
 
 console = Console(width=150)
@@ -60,7 +60,7 @@ console = Console(width=150)
 
 @dataclass
 class Findings:
-    """What one service was sent, and what was wrong."""
+    """The cases sent to one service, its responses by status, and the faults found."""
 
     cases: int = 0
     answers: Counter[int] = field(default_factory=Counter)
@@ -100,7 +100,7 @@ class FuzzTarget:
 def fuzz_target(model: Path, store: Store, *, with_keys: bool) -> Iterator[FuzzTarget]:
     """Run the service behind a load balancer, with short time-outs and on an empty store."""
     with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
-        environment, key = dict(IMPATIENT), None
+        environment, key = dict(SHORT_TIMEOUTS), None
         if with_keys:
             key, line = make("main", SCOPES)
             add(Path(directory) / "keys", line)
@@ -111,30 +111,30 @@ def fuzz_target(model: Path, store: Store, *, with_keys: bool) -> Iterator[FuzzT
 
 def fuzz(service: FuzzTarget, count: int, seed: int) -> Findings:
     """Send an eighth of the cases by schemathesis; the others are malformed, half of them through the load balancer."""
-    found = Findings()
+    findings = Findings()
     files_before = service.number("process_open_fds")
     calls = service.calls()
     for name, url in (("service", service.url), ("balancer", service.running.url)):
-        of_seed = malformed_cases(calls, count * 7 // 16, seed, PATIENT_SHARE[name])
-        asyncio.run(send_all(url, list(of_seed), found, name))
-    run_schemathesis(service, count - found.cases, seed, found)
-    check_afterwards(service, files_before, found)
-    return found
+        of_seed = malformed_cases(calls, count * 7 // 16, seed, WAITING_SHARE[name])
+        asyncio.run(send_all(url, list(of_seed), findings, name))
+    run_schemathesis(service, count - findings.cases, seed, findings)
+    check_service_afterwards(service, files_before, findings)
+    return findings
 
 
 # ---- malformed requests
 
 
-async def send_all(url: str, given: list[MalformedCase], found: Findings, name: str) -> None:
+async def send_all(url: str, cases: list[MalformedCase], findings: Findings, name: str) -> None:
     """Send the cases over many connections at a time and judge the answers."""
     place = httpx.URL(url)
-    coming = iter(given)
+    remaining = iter(cases)
 
     async def client() -> None:
-        for case in coming:
+        for case in remaining:
             answered = await send(place.host, place.port or 80, case)
-            found.cases += 1
-            judge_answers(answered, found, f"{name}: {b''.join(case.pieces)[:300]!r}, {case.end}")
+            findings.cases += 1
+            check_responses(answered, findings, f"{name}: {b''.join(case.pieces)[:300]!r}, {case.end}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(CONNECTIONS):
@@ -175,33 +175,33 @@ async def send(host: str, port: int, case: MalformedCase) -> bytes | None:
     return answered
 
 
-def judge_answers(answered: bytes | None, found: Findings, asked: str) -> None:
-    """Add what is wrong with the answers of one connection."""
+def check_responses(answered: bytes | None, findings: Findings, request: str) -> None:
+    """Add the faults in the responses of one connection."""
     if answered is None:
-        found.faults[f"no answer within {ANSWER_WITHIN_S:g} s to {asked}"] += 1
+        findings.faults[f"no answer within {ANSWER_WITHIN_S:g} s to {request}"] += 1
         return
     if answered and ANSWER.match(answered) is None:
-        found.faults[f"not HTTP: {answered[:100]!r} to {asked}"] += 1
+        findings.faults[f"not HTTP: {answered[:100]!r} to {request}"] += 1
     heads = list(ANSWER.finditer(answered))
     ends = [*(head.start() for head in heads[1:]), len(answered)]
     for head, end in zip(heads, ends, strict=False):
         status = int(head[1])
-        found.answers[status] += 1
+        findings.answers[status] += 1
         body = answered[head.start() : end].partition(b"\r\n\r\n")[2]
         if status >= 500:
-            found.faults[f"{status} {body[:120]!r} to {asked}"] += 1
+            findings.faults[f"{status} {body[:120]!r} to {request}"] += 1
         if status >= 400 and len(body) > MAX_ERROR_BYTES:
-            found.faults[f"an error of {len(body):,} bytes to {asked}"] += 1
+            findings.faults[f"an error of {len(body):,} bytes to {request}"] += 1
 
 
 # ---- what the description says
 
 
-def run_schemathesis(service: FuzzTarget, count: int, seed: int, found: Findings, phases: str = PHASES) -> None:
-    """Run schemathesis again and again with more examples, until there were so many cases."""
-    asked = 0
+def run_schemathesis(service: FuzzTarget, count: int, seed: int, findings: Findings, phases: str = PHASES) -> None:
+    """Run schemathesis repeatedly, with more examples each time, until it has sent so many cases."""
+    sent_cases = 0
     for turn in range(10_000):
-        if asked >= count:
+        if sent_cases >= count:
             break
         with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
             examples = EXAMPLES[min(turn, len(EXAMPLES) - 1)]
@@ -222,10 +222,10 @@ def run_schemathesis(service: FuzzTarget, count: int, seed: int, found: Findings
         generated = re.search(r"(\d[\d,]*) generated", done.stdout)
         if generated is None:
             raise RuntimeError(f"schemathesis did not run: {done.stdout[-2_000:]}{done.stderr[-2_000:]}")
-        asked += int(generated[1].replace(",", ""))
+        sent_cases += int(generated[1].replace(",", ""))
         if done.returncode != 0:
-            found.faults[f"schemathesis, seed {seed + turn}: {_failures(done.stdout)}"] += 1
-    found.cases += asked
+            findings.faults[f"schemathesis, seed {seed + turn}: {_failures(done.stdout)}"] += 1
+    findings.cases += sent_cases
 
 
 def _failures(output: str) -> str:
@@ -235,66 +235,66 @@ def _failures(output: str) -> str:
 # ---- afterwards
 
 
-def check_afterwards(service: FuzzTarget, files_before: float, found: Findings) -> None:
-    """Add what is wrong with processes, logs and store after all requests."""
+def check_service_afterwards(service: FuzzTarget, files_before: float, findings: Findings) -> None:
+    """Add the faults of processes, logs and store after all requests."""
     replica = service.running.replicas[0]
     if replica.process.poll() is not None:
-        found.faults[
+        findings.faults[
             f"the service ended with {replica.process.returncode}: {service.running.replica_logs()[-500:]}"
         ] += 1
         return
     if "Traceback" in service.running.replica_logs():
         log = service.running.replica_logs()
-        found.faults[f"a traceback in the log: {log[log.find('Traceback') :][:3_000]}"] += 1
+        findings.faults[f"a traceback in the log: {log[log.find('Traceback') :][:3_000]}"] += 1
     with httpx.Client(base_url=service.running.url, headers=service.headers, timeout=ANSWER_WITHIN_S) as client:
         event = {"event_id": "after", "user_id": "after", "item_id": "item"}
         if not client.post("/v1/events", json=event).is_success:
-            found.faults["an event that is as it should be is no longer taken"] += 1
+            findings.faults["an event that is as it should be is no longer taken"] += 1
     text = httpx.get(f"{service.url}/metrics", headers=service.headers).text
     for failed in re.findall(r'^lisarec_request_seconds_count\{.*status="5.."\} .*$', text, re.MULTILINE):
-        found.faults[f"the service counts {failed}"] += 1
+        findings.faults[f"the service counts {failed}"] += 1
     balancer = service.running.balancer_environment["LISAREC_METRICS_BIND"]
     counted = httpx.get(f"http://{balancer}/metrics").text
     for failed in re.findall(
         r'^haproxy_frontend_http_responses_total\{proxy="service",code="5xx"\} [1-9].*$', counted, re.M
     ):
-        found.faults[f"the load balancer counts {failed}"] += 1
+        findings.faults[f"the load balancer counts {failed}"] += 1
     give_up_at_s = time.monotonic() + ANSWER_WITHIN_S
     while (files := service.number("process_open_fds")) > files_before + EXTRA_FILES:
         if time.monotonic() > give_up_at_s:
-            found.faults[f"{files:g} files are open, {files_before:g} were at the beginning"] += 1
+            findings.faults[f"{files:g} files are open, {files_before:g} were at the beginning"] += 1
             break
         time.sleep(0.5)
-    check_stored_numbers(service, found)
+    check_stored_numbers(service, findings)
 
 
-def check_stored_numbers(service: FuzzTarget, found: Findings) -> None:
+def check_stored_numbers(service: FuzzTarget, findings: Findings) -> None:
     """Add every number in log or states that is not finite."""
     with TemporaryDirectory(prefix="lisarec-fuzz-") as directory:
         out = Path(directory) / "log.jsonl.gz"
         command = [sys.executable, "-m", "app", "backup", "--out", str(out), *service.store_options]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode != 0:
-            found.faults[f"the log cannot be read back: {done.stderr[-500:]}"] += 1
+            findings.faults[f"the log cannot be read back: {done.stderr[-500:]}"] += 1
             return
         with gzip.open(out, "rt", encoding="utf-8") as lines:
             log = [json.loads(line) for line in lines]
-    for odd in (one for line in log for one in leaves(line) if isinstance(one, float) and not math.isfinite(one)):
-        found.faults[f"{odd} in the log"] += 1
+    for odd in (one for line in log for one in json_leaves(line) if isinstance(one, float) and not math.isfinite(one)):
+        findings.faults[f"{odd} in the log"] += 1
     users = {Event(*line[1:]).user_id for line in log if isinstance(line, list)}
     with httpx.Client(base_url=service.url, headers=service.headers, timeout=ANSWER_WITHIN_S) as client:
         for user in users:
             answer = client.get(f"/v1/users/{user}")
-            if answer.is_success and not all(map(_is_finite, leaves(answer.json()["histogram"]))):
-                found.faults["a state with a number that is not finite"] += 1
+            if answer.is_success and not all(map(_is_finite, json_leaves(answer.json()["histogram"]))):
+                findings.faults["a state with a number that is not finite"] += 1
     console.print(f"    {len(log):,} entries of the log and {len(users):,} states looked at")
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def json_leaves(value: Any) -> Iterator[Any]:
     """Yield every value of the JSON that is neither an object nor a list."""
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from leaves(inner)
+            yield from json_leaves(inner)
     else:
         yield value
 
@@ -318,14 +318,14 @@ def main(
         begin_s = time.monotonic()
         with fuzz_target(model, one, with_keys=with_keys) as service:
             before = service.number("process_resident_memory_bytes")
-            found = fuzz(service, math.ceil(count / len(kinds)), seed + 1_000 * number)
+            findings = fuzz(service, math.ceil(count / len(kinds)), seed + 1_000 * number)
             grown_mb = (service.number("process_resident_memory_bytes") - before) / 1e6
-        total += found.cases
-        failed |= bool(found.faults)
-        took_s, answers = time.monotonic() - begin_s, dict(sorted(found.answers.items()))
-        console.print(f"{one}, {'with' if with_keys else 'without'} keys: {found.cases:,} cases in {took_s:.0f} s,")
-        console.print(f"    {sum(found.faults.values()):,} faults; memory {grown_mb:+.0f} MB; raw answers {answers}")
-        for fault, times in found.faults.most_common(SHOWN):
+        total += findings.cases
+        failed |= bool(findings.faults)
+        took_s, answers = time.monotonic() - begin_s, dict(sorted(findings.answers.items()))
+        console.print(f"{one}, {'with' if with_keys else 'without'} keys: {findings.cases:,} cases in {took_s:.0f} s,")
+        console.print(f"    {sum(findings.faults.values()):,} faults; memory {grown_mb:+.0f} MB; raw answers {answers}")
+        for fault, times in findings.faults.most_common(MAX_PRINTED_FAULTS):
             console.print(f"{times} x {fault}", style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{total:,} cases, {'faults above' if failed else 'no fault'}")
     if failed:

@@ -60,20 +60,20 @@ def make_users(directory: Path) -> RedisUsers:
 def redis_command(server: str, data: Path, users: RedisUsers, port: int, *options: str) -> list[str]:
     """Return the command of the service `redis`, for a server binary, a data directory and a port of this machine."""
     command = _compose()["services"]["redis"]["command"]
-    return [*_replaced(command, _places(server, data, users)), *_where(port), *options]
+    return [*_replace_paths(command, _path_replacements(server, data, users)), *_listen_options(port), *options]
 
 
 def node_command(server: str, data: Path, users: RedisUsers, port: int, *options: str) -> list[str]:
     """Return the command of a node of the cluster, the service `redis-1`, as `redis_command` does."""
     service = _compose()["services"]["redis-1"]
     *shell, script = service["command"]
-    places = _places(server, data, users) | {
+    replacements = _path_replacements(server, data, users) | {
         "/etc/redis-cluster.conf": str(CLUSTER_CONFIG),
         "/acl/replica_password": str(users.acl_file.with_name("replica_password")),
         **{f"$${name}": value for name, value in service["environment"].items()},
     }
-    (own,) = _replaced([script], places)
-    return [*shell, f"{own.strip()} {shlex.join([*_where(port), *options])}"]
+    (server_command,) = _replace_paths([script], replacements)
+    return [*shell, f"{server_command.strip()} {shlex.join([*_listen_options(port), *options])}"]
 
 
 def replica_options(users: RedisUsers, primary_port: int) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def replica_options(users: RedisUsers, primary_port: int) -> tuple[str, ...]:
     return ("--masteruser", "replica", "--masterauth", password, "--replicaof", "127.0.0.1", str(primary_port))
 
 
-def _places(server: str, data: Path, users: RedisUsers) -> dict[str, str]:
+def _path_replacements(server: str, data: Path, users: RedisUsers) -> dict[str, str]:
     return {
         "redis-start": str(REDIS_START),
         "redis-server": server,
@@ -92,7 +92,7 @@ def _places(server: str, data: Path, users: RedisUsers) -> dict[str, str]:
     }
 
 
-def _where(port: int) -> tuple[str, ...]:
+def _listen_options(port: int) -> tuple[str, ...]:
     return ("--bind", "127.0.0.1", "--port", str(port))
 
 
@@ -101,11 +101,11 @@ def _compose() -> Any:
     return yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
 
 
-def _replaced(command: Sequence[str], places: Mapping[str, str]) -> list[str]:
+def _replace_paths(command: Sequence[str], replacements: Mapping[str, str]) -> list[str]:
     """Fill in defaults of variables, and put places of this machine where those of a container stand."""
-    found = re.compile("|".join(rf"(?<![\w/.-]){re.escape(place)}(?![\w/.-])" for place in places))
+    found = re.compile("|".join(rf"(?<![\w/.-]){re.escape(place)}(?![\w/.-])" for place in replacements))
     words = [DEFAULT_OF_VARIABLE.sub(r"\1", word) for word in command]
-    if missing := places.keys() - set(found.findall(" ".join(words))):
+    if missing := replacements.keys() - set(found.findall(" ".join(words))):
         raise ValueError(f"in {COMPOSE_FILE} the command {words} has no {', '.join(sorted(missing))}")
-    replaced = [found.sub(lambda place: DEFAULT_OF_VARIABLE.sub(r"\1", places[place[0]]), word) for word in words]
+    replaced = [found.sub(lambda place: DEFAULT_OF_VARIABLE.sub(r"\1", replacements[place[0]]), word) for word in words]
     return [word.replace("$$", "$") for word in replaced]

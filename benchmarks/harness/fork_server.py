@@ -103,7 +103,7 @@ def fork_server() -> ForkServer:
     return made
 
 
-def switch_off_guard(store: Any) -> None:
+def disable_deduplication(store: Any) -> None:
     """Let the store give each event another id, so that none is recognised as a duplicate."""
     append = store.append
 
@@ -117,7 +117,7 @@ def switch_off_guard(store: Any) -> None:
     store.append = append_renamed
 
 
-def switch_off_syncs() -> None:
+def disable_syncs() -> None:
     """Let SQLite not sync its log at a commit."""
     connect = storage.sqlite.database.connect
 
@@ -132,13 +132,13 @@ def switch_off_syncs() -> None:
 def weaken(weakness: Weakness) -> None:
     """Give this process the weakness."""
     if weakness == "without-guard":
-        switch_off_guard(SQLiteStore)
-        switch_off_guard(RedisStore)
+        disable_deduplication(SQLiteStore)
+        disable_deduplication(RedisStore)
     elif weakness == "unsynced":
-        switch_off_syncs()
+        disable_syncs()
 
 
-def become(request: SpawnRequest) -> None:
+def run_service_as_child(request: SpawnRequest) -> None:
     """Turn this forked process into the command."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -191,7 +191,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            become(request)
+            run_service_as_child(request)
         print(child, flush=True)
 
 

@@ -89,30 +89,30 @@ class Ledger:
 
 @dataclass
 class StoreVerdict:
-    """Everything that is wrong with a store; nothing, if all of the lists are empty."""
+    """The faults of a store; there are none if all lists are empty."""
 
     users: int = 0
     logged: int = 0
     lost: list[str] = field(default_factory=list)  # ids that were acknowledged and are not in the log
-    twice: list[str] = field(default_factory=list)  # ids that the log has more than once
-    strange: list[str] = field(default_factory=list)  # ids in the log that nobody sent like this
+    duplicated: list[str] = field(default_factory=list)  # ids that the log has more than once
+    unsent: list[str] = field(default_factory=list)  # ids in the log that nobody sent like this
     unfolded: list[str] = field(default_factory=list)  # users whose state is not the fold of their log
 
     @property
-    def is_right(self) -> bool:
-        """Say whether nothing is wrong."""
-        return not (self.lost or self.twice or self.strange or self.unfolded)
+    def is_correct(self) -> bool:
+        """Return whether nothing is wrong."""
+        return not (self.lost or self.duplicated or self.unsent or self.unfolded)
 
     def __str__(self) -> str:
         return (
             f"{self.logged:,} events of {self.users:,} users in the log: {len(self.lost):,} acknowledged ones lost, "
-            f"{len(self.twice):,} counted twice, {len(self.strange):,} never sent; "
+            f"{len(self.duplicated):,} counted twice, {len(self.unsent):,} never sent; "
             f"{len(self.unfolded):,} states are not the fold of their log"
         )
 
 
 async def judge(store: UserStore, generation: Generation, ledger: Ledger) -> StoreVerdict:
-    """Hold every user's log against what was sent and acknowledged, and every state against the log."""
+    """Compare every user's log with the events sent and acknowledged, and every state with the log."""
     numbers_of: defaultdict[str, list[int]] = defaultdict(list)
     for number, user_id in enumerate(ledger.user_ids):
         numbers_of[user_id].append(number)
@@ -133,17 +133,17 @@ def _judge_log(verdict: StoreVerdict, ledger: Ledger, numbers: list[int], log: l
     for event in log:
         event_id = event.event_id.partition(RENAMED)[0]
         if event_id in found:
-            verdict.twice.append(event_id)
+            verdict.duplicated.append(event_id)
         found.add(event_id)
         if event_id not in sent or event.item_id != ledger.item_id(sent[event_id]):
-            verdict.strange.append(event_id)
+            verdict.unsent.append(event_id)
     verdict.lost += [
         event_id for event_id, number in sent.items() if ledger.acknowledged[number] and event_id not in found
     ]
 
 
 def is_fold(generation: Generation, value: bytes | None, log: list[Event]) -> bool:
-    """Say whether the encoded state is the fold of the log; without a log there is no state."""
+    """Return whether the encoded state is the fold of the log; without a log there is no state."""
     if value is None or not log:
         return value is None and not log
     folded = generation.empty()

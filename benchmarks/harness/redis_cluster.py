@@ -108,10 +108,10 @@ def command(node: Any, *args: object) -> Any:
     return node.execute_command(*args)
 
 
-def wait_until(is_so: Callable[[], bool], within_s: float = FORM_WITHIN_S) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float = FORM_WITHIN_S) -> None:
     """Wait for the condition; raises TimeoutError."""
     give_up_at_s = time.monotonic() + within_s
-    while not is_so():
+    while not condition():
         if time.monotonic() > give_up_at_s:
             raise TimeoutError(f"the cluster did not get there within {within_s:g} s")
         time.sleep(0.05)

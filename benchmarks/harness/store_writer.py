@@ -22,7 +22,7 @@ from storage.protocol import UserStore
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 
-LANES = 4  # at the same time, so that groups form
+CONCURRENT_WRITERS = 4  # at the same time, so that groups form
 
 
 async def write(store_address: str, model: Path, events: Path, taken: Path) -> None:
@@ -48,7 +48,7 @@ async def write(store_address: str, model: Path, events: Path, taken: Path) -> N
                         break
                 acknowledged.write(f"{number}\n")
 
-        await asyncio.gather(*(lane() for _ in range(LANES)))
+        await asyncio.gather(*(lane() for _ in range(CONCURRENT_WRITERS)))
     await store.close()
 
 

@@ -41,10 +41,10 @@ class SupervisedProcess:
     async def is_ready_within(self, seconds: float) -> None:
         """Wait until the process does its work; raises TimeoutError."""
         async with asyncio.timeout(seconds):
-            while not (self.runs() and await self._ready()):
+            while not (self.is_running() and await self._ready()):
                 await asyncio.sleep(0.02)
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Say whether the process runs: a pidfd can be read once its process has ended."""
         return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
 
@@ -72,7 +72,7 @@ class SupervisedProcess:
         self.send(signal.SIGCONT)
         self.send(number)
         async with asyncio.timeout(END_WITHIN_S):
-            while self.runs():
+            while self.is_running():
                 await asyncio.sleep(0.005)
 
     async def close(self) -> None:
@@ -84,19 +84,19 @@ class SupervisedProcess:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
-        self._forget()
+        self._clear_process()
 
     async def _supervise(self) -> None:
         while True:
             await self._may_run.wait()
             self._pid = self._spawn()
             self._pidfd = os.pidfd_open(self._pid)
-            while self.runs():
+            while self.is_running():
                 await asyncio.sleep(0.01)
-            self._forget()
+            self._clear_process()
             await asyncio.sleep(RESTART_AFTER_S)
 
-    def _forget(self) -> None:
+    def _clear_process(self) -> None:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1

@@ -42,7 +42,7 @@ HAPROXY_CONFIG = ROOT / "docker" / "haproxy.cfg"
 
 BALANCER_LOG = "haproxy.log"
 MAX_REPLICAS = 8
-MAX_FOUND = 11  # replicas that the load balancer looks for: one, and as many as may be added at a time
+MAX_DISCOVERED = 11  # replicas that the load balancer looks for: one, and as many as may be added at a time
 FIRST_ADDRESS = IPv4Address("127.0.0.11")
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0  # Docker's, from docker-compose.yml
@@ -198,7 +198,7 @@ def balancer_environment(bind: str, names: NameServer, replica_port: int) -> dic
         "LISAREC_DNS": names.address,
         "LISAREC_APP": "app",
         "LISAREC_APP_PORT": str(replica_port),
-        "LISAREC_MAX_REPLICAS": str(MAX_FOUND),
+        "LISAREC_MAX_REPLICAS": str(MAX_DISCOVERED),
         # what tune.memory.hot-size is from HAProxy 3.0 on: buffers are not given back to the kernel every time
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(256 << 20),

@@ -43,8 +43,8 @@ WIDTH, HEADS = 128, 2
 STEPS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 LENGTHS = tuple(2**power for power in range(7, 17))  # 128 to 65,536
 LARGEST_MATRIX = 8_192  # beyond it softmax written out takes gigabytes
-AT_ONCE = 1_024  # positions
-LONG_ENOUGH_S = 0.5  # of one measurement to stand for itself
+CHUNK_POSITIONS = 1_024  # positions
+MIN_MEASUREMENT_S = 0.5  # of one measurement to stand for itself
 
 console = Console(width=180)
 
@@ -141,18 +141,18 @@ def lisa(length: int) -> Callable[[], Any]:
     model, codes = random_model()
     tables, shape = model.tables(), model.config
     history = codes[np.random.default_rng(1).integers(0, ITEMS, length)]
-    faded = np.exp(-np.outer(np.arange(1, AT_ONCE + 1), shape.decay_rates)).astype(np.float32)[:, :, None, None]
+    faded = np.exp(-np.outer(np.arange(1, CHUNK_POSITIONS + 1), shape.decay_rates)).astype(np.float32)[:, :, None, None]
 
     def run() -> Tensor:
         before, out = np.float32(0), torch.empty(length, WIDTH)
-        for begin in range(0, length, AT_ONCE):
-            part = history[begin : begin + AT_ONCE]
+        for begin in range(0, length, CHUNK_POSITIONS):
+            part = history[begin : begin + CHUNK_POSITIONS]
             ends, weights = np.array([0, len(part)]), np.ones(len(part), np.float32)
             histograms = running_histograms(part, weights, ends, shape.decay_rates, shape.history_codewords)
             histograms += faded[: len(part)] * before
             before = histograms[-1].copy()
             attended = attend(torch.from_numpy(histograms), torch.from_numpy(part), tables)
-            out[begin : begin + AT_ONCE] = attended
+            out[begin : begin + CHUNK_POSITIONS] = attended
         return out
 
     return run
@@ -207,7 +207,7 @@ def seconds_of(run: Callable[[], Any], rounds: int) -> float:
     """Return the median of some runs, or the first where that takes long."""
     begin = time.perf_counter()
     run()
-    if (once := time.perf_counter() - begin) > LONG_ENOUGH_S:
+    if (once := time.perf_counter() - begin) > MIN_MEASUREMENT_S:
         return once
     found = []
     for _ in range(rounds):

@@ -36,7 +36,7 @@ from storage.state.generation import Generation
 
 BATCH = 1000
 USERS = 64  # in a batch of steps
-IN_A_ROW = 10
+CONSECUTIVE_STEPS = 10
 TENANT = "main"
 
 console = Console()
@@ -128,25 +128,25 @@ def step_times(
     trained: model_directory.Artifact, generation: Generation, engine: Engine, values: list[bytes | None], rounds: int
 ) -> StepTimes:
     """Microseconds for each user, by way, users in a batch and history, turn about."""
-    ways: dict[str, Callable[[list[bytes]], object]] = {
+    run_steps: dict[str, Callable[[list[bytes]], object]] = {
         "compiled": lambda batch: to_queries(generation, engine, batch),
         "torch": lambda batch: queries_in_torch(trained, generation, batch),
     }
     times_us: StepTimes = defaultdict(list)
-    for _ in range(-(-rounds // IN_A_ROW)):
+    for _ in range(-(-rounds // CONSECUTIVE_STEPS)):
         for users in (1, USERS):
             for place, value in enumerate(values):
                 batch = [value or b""] * users
-                for name, way in ways.items():
-                    times_us[name, users, place] += in_a_row(way, batch)
+                for name, run_step in run_steps.items():
+                    times_us[name, users, place] += consecutive_us(run_step, batch)
     return times_us
 
 
-def in_a_row(way: Callable[[list[bytes]], object], batch: list[bytes]) -> list[float]:
+def consecutive_us(run_step: Callable[[list[bytes]], object], batch: list[bytes]) -> list[float]:
     """Microseconds for each user. The first time of a row, the other ways' weights are in the caches."""
     times = [time.perf_counter()]
-    for _ in range(IN_A_ROW):
-        way(batch)
+    for _ in range(CONSECUTIVE_STEPS):
+        run_step(batch)
         times.append(time.perf_counter())
     return [(after - before) / len(batch) * 1e6 for before, after in pairwise(times)]
 

@@ -33,7 +33,7 @@ from model.artifact import model_directory
 
 CLICKS = 5  # of each user
 BATCH = 500  # events
-AT_ONCE = 50
+REQUESTS_PER_BATCH = 50
 
 console = Console(width=140)
 
@@ -79,7 +79,7 @@ def worker(model: Path) -> Iterator[Worker]:
             service.wait(timeout=30)
 
 
-def use(url: str, item_ids: Sequence[str], users: int) -> None:
+def send_clicks(url: str, item_ids: Sequence[str], users: int) -> None:
     """Let each user click five times and ask once."""
     with httpx.Client(base_url=url, timeout=60) as client:
         for begin in range(0, users, BATCH // CLICKS):
@@ -90,8 +90,8 @@ def use(url: str, item_ids: Sequence[str], users: int) -> None:
                 for _ in "12345"
             ]
             client.post("/v1/events", json=events).raise_for_status()
-            for first in range(0, len(some), AT_ONCE):
-                requests = [{"user_id": user} for user in some[first : first + AT_ONCE]]
+            for first in range(0, len(some), REQUESTS_PER_BATCH):
+                requests = [{"user_id": user} for user in some[first : first + REQUESTS_PER_BATCH]]
                 client.post("/v1/recommendations", json={"requests": requests}).raise_for_status()
 
 
@@ -121,7 +121,7 @@ def main(
             row("a worker", first.ready_s, Memory.of(first.process))
             with worker(large) as second:
                 row("beside another", second.ready_s, Memory.of(second.process))
-            use(
+            send_clicks(
                 first.url,
                 [ids[place] for place in random.sample(range(len(ids)), min(len(ids), CLICKS * users))],
                 users,

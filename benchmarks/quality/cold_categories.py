@@ -25,7 +25,7 @@ from rich.table import Table
 from app.schemas.recommendations import RecommendationRequest
 from app.serving.lifespan import Service
 from benchmarks.inference.scan import cpu
-from benchmarks.quality.cold_items import EVERY, NEVER, K, finish, service_of
+from benchmarks.quality.cold_items import HELD_OUT_EVERY, NOT_RANKED, K, finish, service_of
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from model.data.readers import read_interactions
@@ -55,7 +55,7 @@ async def measure(
 ) -> tuple[dict[str, NDArray[np.int64]], list[int]]:
     """Return ranks by what was asked for, and how many twins were among the ten best."""
     items = trained.items
-    twins = {items.ids[row]: list(items.categories[row]) for row in range(0, len(items), EVERY)}
+    twins = {items.ids[row]: list(items.categories[row]) for row in range(0, len(items), HELD_OUT_EVERY)}
     twins = {name: categories for name, categories in twins.items() if categories}
     asked = [(history, wanted) for history, wanted in cases if wanted in twins]
     with tempfile.TemporaryDirectory() as directory:
@@ -101,7 +101,7 @@ async def _ranks(
 
 
 def _rank(best: list[str], wanted: str) -> int:
-    return best.index(wanted) + 1 if wanted in best else NEVER
+    return best.index(wanted) + 1 if wanted in best else NOT_RANKED
 
 
 def main(

@@ -50,8 +50,8 @@ from model.metrics import difference, difference_interval_95, interval_95, metri
 from model.training.loop import EpochReport
 from model.training.train import Trainer
 
-EVERY = 10
-NEVER = 1 << 30  # the rank of what is not recommended
+HELD_OUT_EVERY = 10
+NOT_RANKED = 1 << 30  # the rank of what is not recommended
 K = 10
 POSTED_AT_ONCE = 100
 
@@ -61,7 +61,7 @@ console = Console()
 def held_out_items(interactions: Interactions) -> NDArray[np.bool_]:
     """Every tenth item in order of ids: (items,)."""
     held = np.zeros(len(interactions.item_ids), bool)
-    held[np.argsort(np.array(interactions.item_ids))[::EVERY]] = True
+    held[np.argsort(np.array(interactions.item_ids))[::HELD_OUT_EVERY]] = True
     return held
 
 
@@ -116,7 +116,7 @@ class RankedAnswers:
 
     def note(self, best: list[str], target: str, new: set[str]) -> None:
         """Add what was recommended to a user who then chose the target."""
-        self.ranks.append(best.index(target) + 1 if target in best else NEVER)
+        self.ranks.append(best.index(target) + 1 if target in best else NOT_RANKED)
         self.new_shown.append(sum(item_id in new for item_id in best))
 
 
@@ -195,7 +195,7 @@ def never_learned(trained: Artifact, interactions: Interactions, parts: Split) -
     answers = RankedAnswers()
     for position in parts.test.tolist():
         history = rows[interactions.starts[interactions.user[position]] : position]
-        history, target, rank = history[history >= 0], rows[position], NEVER
+        history, target, rank = history[history >= 0], rows[position], NOT_RANKED
         if len(history) and target >= 0:
             window = np.full(shape.recent_items, -1)
             window[: min(len(history), len(window))] = history[::-1][: len(window)]

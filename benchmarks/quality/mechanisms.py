@@ -40,14 +40,14 @@ from model.mechanisms.network import MechanismNetwork
 from model.metrics import interval_95, metrics
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT, OPTIMIZER_PREFIX, EpochReport
 
-MIGRATED = {  # a preset that keeps the codes of another one's model
+MIGRATED_PRESETS = {  # a preset that keeps the codes of another one's model
     "lisa-base-migrated": ("lisa-base-paper", "transformer-codes"),
     "lisa-base-kmeans": ("lisa-base", "transformer-paper"),
     "lisa-base-paper-kmeans": ("lisa-base-paper", "transformer-paper"),
     "lisa-soft-kmeans": ("lisa-soft", "transformer-paper"),
     "lisa-mini-kmeans": ("lisa-mini-paper", "transformer-paper"),
 }
-NAMES = [*MECHANISMS, *MIGRATED]
+NAMES = [*MECHANISMS, *MIGRATED_PRESETS]
 PAPERS_HR_AT_10 = {  # HR@10 on ML-1M, of its tables 4 and 6
     "transformer-paper": 0.791,
     "lisa-base-paper": 0.796,
@@ -55,16 +55,16 @@ PAPERS_HR_AT_10 = {  # HR@10 on ML-1M, of its tables 4 and 6
     "lisa-mini-paper": 0.789,
     "lisa-base-migrated": 0.795,
 }
-PAPERS = MechanismTraining()
+PAPERS_TRAINING = MechanismTraining()
 DRAWS = {
     "sampled100": NegativeSampling(),
     "ties": NegativeSampling(ties_favour_the_target=True),
     "replacement": NegativeSampling(with_replacement=True),
     "paper100": NegativeSampling(with_replacement=True, ties_favour_the_target=True),
 }
-DRAWN_AGAIN = 5  # a single draw moves HR@10 by some 0.004
+NEGATIVE_DRAWS = 5  # a single draw moves HR@10 by some 0.004
 STEPPED_EVENTS = 200
-MOST_REMEMBERED = 2**28  # scores, a gigabyte
+MAX_CACHED_SCORES = 2**28  # scores, a gigabyte
 
 console = Console(width=200)
 
@@ -128,12 +128,12 @@ def trained_model(name: str, data: Path, runs: Path, recipe: MechanismRecipe) ->
     if model_directory.exists(out):
         return evaluate.load_model(out)
     resume = (out / CHECKPOINT / "last.safetensors").exists()
-    codes_from = runs / MIGRATED[name][1] if name in MIGRATED else None
+    codes_from = runs / MIGRATED_PRESETS[name][1] if name in MIGRATED_PRESETS else None
     out.mkdir(parents=True, exist_ok=True)
     return mechanisms.train(data, out, recipe, codes_from=codes_from, resume=resume, progress=TrainingRecorder(out))
 
 
-def cached_scorer(scorer: Scorer, most: int = MOST_REMEMBERED) -> Scorer:
+def cached_scorer(scorer: Scorer, most: int = MAX_CACHED_SCORES) -> Scorer:
     """Return a scorer that scores a block of histories once, unless all scores together are too many."""
     known: dict[bytes, NDArray[np.float32]] = {}
 
@@ -181,14 +181,14 @@ def quality_over_draws(model: Trained, data: Path) -> dict[str, Any]:
     scorer = cached_scorer(scorer_of(model))
 
     def hr_at_10(name: str) -> NDArray[np.float64]:
-        draws = range(1, DRAWN_AGAIN + 1)
+        draws = range(1, NEGATIVE_DRAWS + 1)
         ranks = (ranks_sampled(trial.events, scorer, seed, DRAWS[name]) for seed in draws)
         return np.array([metrics(each)["hr_at_10"] for each in ranks])
 
     ours, replaced, papers = (hr_at_10(name) for name in ("sampled100", "replacement", "paper100"))
     found = {"replacement": replaced - ours, "ties": papers - replaced, "sampled100": ours, "paper100": papers}
     return {
-        name: {"mean": float(each.mean()), "standard_error": float(each.std(ddof=1) / math.sqrt(DRAWN_AGAIN))}
+        name: {"mean": float(each.mean()), "standard_error": float(each.std(ddof=1) / math.sqrt(NEGATIVE_DRAWS))}
         for name, each in found.items()
     }
 
@@ -300,7 +300,7 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> str:
         "`loo_sampled100`": lambda row: quality(row["sampled100"]),
         "`loo_paper100`": lambda row: quality(row["paper100"]),
         "the paper's HR@10": lambda row: f"{row['paper_hr_at_10']:.3f}" if row["paper_hr_at_10"] else "",
-        f"HR@10 over {DRAWN_AGAIN} draws": lambda row: with_error(row["drawn_again"]["paper100"]),
+        f"HR@10 over {NEGATIVE_DRAWS} draws": lambda row: with_error(row["drawn_again"]["paper100"]),
         "of it by ties": lambda row: with_error(row["drawn_again"]["ties"], "+"),
         "by replacement": lambda row: with_error(row["drawn_again"]["replacement"], "+"),
         "items that tie": lambda row: f"{row['share_of_items_whose_codes_collide']:.1%}",
@@ -326,7 +326,7 @@ def epochs_of(row: dict[str, Any]) -> str:
     shape, learned = shape_of(row["preset"]), round(row["epochs"] * row["codes_learned_share"])
     if not (shape.target_codewords or (shape.codewords and not shape.soft)):
         return f"{row['epochs']}"
-    return f"{row['epochs']}, hard codes learned in {0 if row['preset'] in MIGRATED else learned}"
+    return f"{row['epochs']}, hard codes learned in {0 if row['preset'] in MIGRATED_PRESETS else learned}"
 
 
 def quality(found: dict[str, float]) -> str:
@@ -343,13 +343,13 @@ def main(
     data: Annotated[Path, typer.Option(help="Data directory.")],
     runs: Annotated[Path, typer.Option(help="Models and results are kept here.")] = Path("runs"),
     preset: Annotated[list[str], typer.Option(help="One of those there are; repeatable.")] = NAMES,
-    epochs: Annotated[int, typer.Option(min=1)] = PAPERS.epochs,
+    epochs: Annotated[int, typer.Option(min=1)] = PAPERS_TRAINING.epochs,
     loss: Annotated[Literal["binary", "softmax"], typer.Option(help="The paper's is the binary one.")] = "binary",
-    batch: Annotated[int, typer.Option(min=1, help="Histories of a batch.")] = PAPERS.histories_per_batch,
-    learning_rate: Annotated[float, typer.Option(min=0)] = PAPERS.learning_rate,
+    batch: Annotated[int, typer.Option(min=1, help="Histories of a batch.")] = PAPERS_TRAINING.histories_per_batch,
+    learning_rate: Annotated[float, typer.Option(min=0)] = PAPERS_TRAINING.learning_rate,
     codes_learned_share: Annotated[
         float, typer.Option(min=0, max=1, help="Of the epochs; from then on hard codes stay as they are.")
-    ] = PAPERS.codes_learned_share,
+    ] = PAPERS_TRAINING.codes_learned_share,
     rounds: Annotated[int, typer.Option(help="Timed steps.")] = 200,
     only_report: Annotated[
         bool, typer.Option("--only-report", help="Train nothing; the others show costs alone.")
@@ -386,7 +386,7 @@ def main(
 
 def shape_of(name: str) -> MechanismConfig:
     """Return the mechanism of a preset."""
-    return MECHANISMS[MIGRATED[name][0] if name in MIGRATED else name]
+    return MECHANISMS[MIGRATED_PRESETS[name][0] if name in MIGRATED_PRESETS else name]
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, spawn_program
 from benchmarks.harness.tcp_proxy import Address
 from benchmarks.harness.topology import program
-from benchmarks.resilience.environment import is_loaded, is_up
+from benchmarks.resilience.environment import is_loaded, is_ready
 from benchmarks.resilience.scenario import console, counts
 from model.artifact import model_directory
 from storage.redis.layout import Keyspace
@@ -220,7 +220,7 @@ async def _running(
         environment = {"LISAREC_REDIS_REPLICAS": str(replicas)}
         log = directory / "app.log"
         app = SupervisedProcess(
-            "app", lambda: fork_server().spawn(service, log, environment=environment), lambda: is_up(address)
+            "app", lambda: fork_server().spawn(service, log, environment=environment), lambda: is_ready(address)
         )
         stack.push_async_callback(app.close)
         await app.start()

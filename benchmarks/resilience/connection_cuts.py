@@ -24,7 +24,7 @@ async def cuts(settings: ScenarioSettings, events: int, faults: int, weakness: W
         resent_share=RESENT_SHARE,
         options=EnvironmentOptions(weakness=weakness),
     ) as run:
-        async with run.loaded(lambda: len(run.load.ledger) >= events and run.faults.count >= faults):
+        async with run.under_load(lambda: len(run.load.ledger) >= events and run.faults.count >= faults):
             if faults:
                 await _process_faults(run, events, max(4, faults // CUTS_PER_PROCESS_FAULT), settings.seed)
         return await run.verdict()
@@ -36,7 +36,7 @@ async def _process_faults(run: Scenario, events: int, count: int, seed: int) -> 
     for number in range(count):
         while run.load.ledger.acknowledgements < events * (number + 0.5) / count:
             await run.next_acknowledgement()
-        process = run.environment.keeper if number % 2 else rng.choice(run.environment.apps)
+        process = run.environment.store_process if number % 2 else rng.choice(run.environment.apps)
         is_kill = number % 4 < 2
         if is_kill:
             process.kill()

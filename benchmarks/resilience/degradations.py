@@ -1,4 +1,4 @@
-"""Let a disk fill up, syncs take long, a process stop or clocks jump for some seconds; require clear answers."""
+"""Fill a disk, slow syncs, stop a process or move clocks for some seconds, and require clear answers meanwhile."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class BrokenPromise(Exception):
 
 @dataclass(frozen=True)
 class Degradation:
-    """A time in which something is wrong.
+    """A degradation of the environment for some seconds.
 
-    begin, heal  make it so, and end it
-    expected     answers to events that have to be seen; beside them there may be 200 and any 503
-    reads        how requests for recommendations may be answered
+    begin, heal  start and end it
+    expected     responses to events that must occur; 200 and any 503 may occur too
+    reads        allowed responses to requests for recommendations
     """
 
     name: str
@@ -52,11 +52,11 @@ class Degradation:
 async def episodes(settings: ScenarioSettings, outage_s: float) -> StoreVerdict:
     """Live through each episode for so long; raises NotKept where answers are unclear or recovery takes too long."""
     async with scenario(settings, options=EnvironmentOptions(on_machine=True)) as run:
-        async with run.loaded():
+        async with run.under_load():
             for degradation in _degradations(run.environment):
                 await _inject(degradation, run, outage_s)
         verdict = await run.verdict()
-    if verdict.is_right:
+    if verdict.is_correct:
         with TemporaryDirectory(prefix="lisarec-faults-") as directory, _tmpfs(Path(directory) / "data") as is_mounted:
             if is_mounted:
                 return await _full_tmpfs(settings, Path(directory), outage_s)
@@ -68,13 +68,13 @@ async def _full_tmpfs(settings: ScenarioSettings, directory: Path, outage_s: flo
     async with scenario(settings, directory=directory) as run:
         ballast = run.environment.data / "ballast"
         degradation = Degradation("tmpfs full", lambda: _fill(ballast), ballast.unlink, (UNAVAILABLE,))
-        async with run.loaded():
+        async with run.under_load():
             await _inject(degradation, run, outage_s)
         return await run.verdict()
 
 
 def _degradations(environment: FaultEnvironment) -> Iterator[Degradation]:
-    machine, keeper, clocks = environment.machine, environment.keeper, environment.clocks
+    machine, store_process, clocks = environment.machine, environment.store_process, environment.clocks
     assert machine is not None
 
     def jump(by_s: float) -> None:
@@ -82,8 +82,8 @@ def _degradations(environment: FaultEnvironment) -> Iterator[Degradation]:
             clock.jump_clock(by_s)
 
     def stopped(expected: tuple[str, ...], reads: tuple[str, ...]) -> Degradation:
-        stop, go_on = (lambda number=number: keeper.send(number) for number in (signal.SIGSTOP, signal.SIGCONT))
-        return Degradation(f"{keeper.kind} stopped", stop, go_on, expected, reads)
+        stop, go_on = (lambda number=number: store_process.send(number) for number in (signal.SIGSTOP, signal.SIGCONT))
+        return Degradation(f"{store_process.kind} stopped", stop, go_on, expected, reads)
 
     yield Degradation("disk full", lambda: machine.fill_disk(True), lambda: machine.fill_disk(False), (UNAVAILABLE,))
     slow = f"syncs take {SYNC_S:g} s"
@@ -92,7 +92,7 @@ def _degradations(environment: FaultEnvironment) -> Iterator[Degradation]:
         yield stopped((), (NO_ANSWER,))
     else:
         yield stopped((UNAVAILABLE,), ("200",))
-        yield Degradation("redis gone", keeper.end, keeper.start, (UNAVAILABLE,))
+        yield Degradation("redis gone", store_process.end, store_process.start, (UNAVAILABLE,))
     yield Degradation("clocks an hour ahead", lambda: jump(JUMP_S), lambda: jump(0))
     # the times of clients are then an hour ahead of the service's, which refuses them
     yield Degradation("clocks an hour back", lambda: jump(-JUMP_S), lambda: jump(0), ("422 invalid_events",))
@@ -100,12 +100,12 @@ def _degradations(environment: FaultEnvironment) -> Iterator[Degradation]:
 
 async def _inject(degradation: Degradation, run: Scenario, outage_s: float) -> None:
     await run.next_acknowledgement()
-    await _done(degradation.begin())
+    await _await_optional(degradation.begin())
     await asyncio.sleep(BEGUN_AFTER_S)
     before = run.load.answers.copy()
     reads = await _recommendations(run.environment, outage_s)
     answers = run.load.answers - before
-    await _done(degradation.heal())
+    await _await_optional(degradation.heal())
     healed_s = time.monotonic()
     await run.next_acknowledgement()
     recovery_s = time.monotonic() - healed_s
@@ -149,7 +149,7 @@ async def _recommendations(environment: FaultEnvironment, seconds: float) -> Cou
     return answers
 
 
-async def _done(result: Awaitable[None] | None) -> None:
+async def _await_optional(result: Awaitable[None] | None) -> None:
     if result is not None:
         await result
 

@@ -65,13 +65,13 @@ class EnvironmentOptions:
 
 
 class Faults:
-    """Counts the faults that were injected, and says whether another one is due: they keep pace with the events.
+    """Counts injected faults, and decides when the next one is due, in proportion to the acknowledged events.
 
     progress  share of the events that is acknowledged
     """
 
-    def __init__(self, wanted: int, progress: Callable[[], float]) -> None:
-        self.wanted = wanted
+    def __init__(self, planned: int, progress: Callable[[], float]) -> None:
+        self.planned = planned
         self.injected: Counter[str] = Counter()
         self._progress = progress
 
@@ -85,12 +85,12 @@ class Faults:
         self.injected[kind] += 1
 
     def is_due(self) -> bool:
-        """Say whether another fault is due."""
-        return self.count < self.wanted * min(1.0, FAULTS_AHEAD * self._progress())
+        """Return whether another fault is due."""
+        return self.count < self.planned * min(1.0, FAULTS_AHEAD * self._progress())
 
 
 class FaultEnvironment:
-    """Everything that runs; `address` is where clients send their requests.
+    """The running processes and machines; clients send their requests to `address`.
 
     apps     the replicas
     redis    the server, None on SQLite
@@ -113,7 +113,7 @@ class FaultEnvironment:
         self.store_address = ""  # a directory or a URL, without proxies
 
     @property
-    def keeper(self) -> SupervisedProcess:
+    def store_process(self) -> SupervisedProcess:
         """Return the process that keeps the data."""
         return self.redis or self.apps[0]
 
@@ -125,7 +125,7 @@ class FaultEnvironment:
         return await RedisStore.open(self.store_address, generations)
 
     async def judge(self, artifact: Artifact, ledger: Ledger) -> StoreVerdict:
-        """End the replicas and hold what they left behind against the law."""
+        """End the replicas, and check the store against the ledger."""
         await asyncio.gather(*(app.close() for app in self.apps))
         store = await self.open_store(artifact)
         try:
@@ -154,7 +154,7 @@ async def fault_environment(
             running.store_address = str(data)
             port = free_port()
             running.apps = [_app(running, HOST, port, ["--data-dir", str(data)])]
-            await _started(stack, *running.apps)
+            await _start_all(stack, *running.apps)
             running.address = await proxied("clients", (HOST, port))
         else:
             users = make_users(directory)
@@ -180,7 +180,7 @@ async def _redis(
     running.redis = SupervisedProcess(
         "redis", lambda: spawn_program(command, log, environment), lambda: is_loaded(users, port)
     )
-    await _started(stack, running.redis)
+    await _start_all(stack, running.redis)
     return HOST, port
 
 
@@ -197,7 +197,7 @@ async def _replicas(
     port, proxy_port, bind = free_port(), free_port(), free_port()
     hosts = [str(FIRST_ADDRESS + number) for number in range(count)]
     running.apps = [_app(running, host, port, ["--redis-url", redis_url]) for host in hosts]
-    await _started(stack, *running.apps)
+    await _start_all(stack, *running.apps)
     for number, host in enumerate(hosts):
         await proxied("replicas", (host, port), (host, proxy_port))
         names.addresses.add(FIRST_ADDRESS + number)
@@ -205,9 +205,9 @@ async def _replicas(
     environment = balancer_environment(f"{HOST}:{bind}", names, proxy_port)
     log = running.directory / "haproxy.log"
     balancer = SupervisedProcess(
-        "haproxy", lambda: spawn_program(command, log, environment), lambda: is_up((HOST, bind))
+        "haproxy", lambda: spawn_program(command, log, environment), lambda: is_ready((HOST, bind))
     )
-    await _started(stack, balancer)
+    await _start_all(stack, balancer)
     return HOST, bind
 
 
@@ -218,17 +218,17 @@ def _app(running: FaultEnvironment, host: str, port: int, store: Sequence[str]) 
     def spawn() -> int:
         return fork_server().spawn(command, log, weakness=running.weakness, machine=running.app_machine)
 
-    return SupervisedProcess("app", spawn, lambda: is_up((host, port)))
+    return SupervisedProcess("app", spawn, lambda: is_ready((host, port)))
 
 
-async def _started(stack: AsyncExitStack, *processes: SupervisedProcess) -> None:
+async def _start_all(stack: AsyncExitStack, *processes: SupervisedProcess) -> None:
     for process in processes:
         stack.push_async_callback(process.close)
     await asyncio.gather(*(process.start() for process in processes))
 
 
-async def is_up(address: Address) -> bool:
-    """Say whether a service at the address is ready."""
+async def is_ready(address: Address) -> bool:
+    """Return whether a service at the address is ready."""
     connection = HttpConnection(address)
     try:
         return (await connection.request("GET", "/readyz"))[0] == 200
@@ -239,5 +239,5 @@ async def is_up(address: Address) -> bool:
 
 
 async def is_loaded(users: RedisUsers, port: int) -> bool:
-    """Say whether the server has read its log back and answers."""
+    """Return whether the server has read its log back and answers."""
     return await asyncio.to_thread(answers_ping, users, port)

@@ -106,8 +106,8 @@ def run_failover(
 ) -> None:
     """Kill primaries of a Redis cluster that have a replica; without waiting for it, losses are only printed."""
     verdict = asyncio.run(failover(model, count, replicas, timeout_ms, seed))
-    is_expected = not replicas and not (verdict.twice or verdict.strange or verdict.unfolded)
-    if not (verdict.is_right or is_expected):
+    is_expected = not replicas and not (verdict.duplicated or verdict.unsent or verdict.unfolded)
+    if not (verdict.is_correct or is_expected):
         raise typer.Exit(1)
 
 
@@ -117,7 +117,7 @@ def _judge(work: Coroutine[Any, Any, StoreVerdict]) -> None:
     except BrokenPromise as exc:
         console.print(exc)
         raise typer.Exit(1) from None
-    if not verdict.is_right:
+    if not verdict.is_correct:
         raise typer.Exit(1)
 
 

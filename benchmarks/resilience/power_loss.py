@@ -32,7 +32,7 @@ async def power_cuts(settings: ScenarioSettings, cuts: int, *, everysec: bool) -
         machine = run.environment.machine
         assert machine is not None
         machine.slow_syncs(SYNC_S)
-        async with run.loaded():
+        async with run.under_load():
             changed = sum([await _cut(run, machine, rng) for _ in range(cuts)])
         console.print(f"{machine.syncs:,} syncs; power cuts changed {changed:,} files")
         return await run.verdict()
@@ -42,11 +42,11 @@ async def _cut(run: Scenario, machine: FaultyMachine, rng: random.Random) -> int
     """Returns how many files were not on the disk as the process had them."""
     await run.next_acknowledgement()
     await asyncio.sleep(rng.uniform(*MOMENT_S))
-    keeper = run.environment.keeper
-    await keeper.end(signal.SIGKILL)
+    store_process = run.environment.store_process
+    await store_process.end(signal.SIGKILL)
     if not machine.syncs:
         raise RuntimeError("nothing was ever synced: the machine is not below the process")
     changed = machine.cut_power(rng)
-    run.faults.note(f"{keeper.kind}: power cut")
-    await keeper.start()
+    run.faults.note(f"{store_process.kind}: power cut")
+    await store_process.start()
     return changed

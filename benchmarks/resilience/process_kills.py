@@ -27,7 +27,7 @@ async def kills(settings: ScenarioSettings, count: int) -> StoreVerdict:
     async with scenario(settings) as run:
         redis = [] if run.environment.redis is None else [run.environment.redis]
         slowest_s = 0.0
-        async with run.loaded():
+        async with run.under_load():
             # Redis first: killed this often it never gets to rewriting its log, which then takes ever longer to read
             for processes in (redis, run.environment.apps):
                 for number in range(count if processes else 0):

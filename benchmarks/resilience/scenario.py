@@ -44,8 +44,8 @@ class Scenario:
         self._running: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def loaded(self, is_enough: Callable[[], bool] | None = None) -> AsyncIterator[None]:
-        """Let the load run meanwhile, and then until it is enough; afterwards all that was sent is acknowledged."""
+    async def under_load(self, is_enough: Callable[[], bool] | None = None) -> AsyncIterator[None]:
+        """Run the load within the block, and afterwards until it is enough and every sent event is acknowledged."""
         is_over = False
         running = self._running = asyncio.create_task(
             self.load.run(lambda: is_over and (is_enough is None or is_enough()))
@@ -78,7 +78,7 @@ class Scenario:
         return verdict
 
     async def _report(self) -> None:
-        """Print now and then how far it is."""
+        """Print the progress at intervals."""
         begin_s = time.monotonic()
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
@@ -106,11 +106,11 @@ async def scenario(
     """
     trained = model_directory.load(settings.model)
     ledger = Ledger(trained.items.ids, settings.seed)
-    wanted = Faults(faults, lambda: ledger.acknowledgements / events)
+    planned = Faults(faults, lambda: ledger.acknowledgements / events)
     with _temporary(directory) as place:
-        async with fault_environment(settings, place, options, wanted) as environment:
+        async with fault_environment(settings, place, options, planned) as environment:
             load = RetryingClients(environment.address, ledger, settings.seed, resent_share=resent_share)
-            yield Scenario(environment, load, wanted, trained)
+            yield Scenario(environment, load, planned, trained)
 
 
 def counts(counter: Counter[str]) -> str:

@@ -55,10 +55,10 @@ Visit = list[str]  # the items that one shopper clicked, in order
 
 @dataclass
 class LoopSizes:
-    """The amount of everything; a test takes less."""
+    """The sizes of a run; the tests use smaller ones."""
 
     shoppers: int = 1_500  # who click, in each of the two seasons
-    judges: int = 300  # who are not posted
+    test_shoppers: int = 300  # whose visits are not posted, but predicted
     epochs: int = 3
     kills: int = 3  # of the trainer, in each of its first two rounds
     kill_within_s: float = 6.0  # of the beginning of a round
@@ -66,7 +66,7 @@ class LoopSizes:
 
 @dataclass
 class LoopTally:
-    """The outcome of the requests, and what the loop came to."""
+    """The outcomes of the requests, and the results of the loop."""
 
     requests: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -76,7 +76,7 @@ class LoopTally:
     faults: list[str] = field(default_factory=list)
 
     def require(self, holds: bool, fault: str) -> None:
-        """Note the fault unless the condition holds."""
+        """Record the fault unless the condition holds."""
         if not holds:
             self.faults.append(fault)
 
@@ -96,46 +96,48 @@ class RetrainingLoop:
         self._is_over = asyncio.Event()
         self._http = httpx.AsyncClient(timeout=60)
 
-    async def run(self, seasons: list[list[Visit]], *, whole: bool = True) -> None:
-        """Let it all happen, or just the beginning; the last visits of each season are those of the judges."""
+    async def run(self, seasons: list[list[Visit]], *, all_seasons: bool = True) -> None:
+        """Run all seasons, or just the first; the last visits of each season are the test shoppers'."""
         with ExitStack() as stack:
             for url in self._urls:
                 port = url.rpartition(":")[2]
-                stack.enter_context(self._process("serve", *self._store_options, "--port", port, *self._readable()))
+                stack.enter_context(
+                    self._process("serve", *self._store_options, "--port", port, *self._archive_dir_options())
+                )
             await self._until(self._is_ready, START_WITHIN_S)
-            if self._reads_the_archive:
+            if self._has_archiver:
                 stack.enter_context(self._process("archive", *self._archive_options, "--every", "1"))
-            asking = asyncio.create_task(self._ask_without_pause(seasons))
+            requesting = asyncio.create_task(self._request_continuously(seasons))
             try:
-                await self._beginning(*self._divided(seasons[0]))
-                if whole:
-                    await self._rest(seasons)
+                await self._run_first_season(*self._split_test_visits(seasons[0]))
+                if all_seasons:
+                    await self._run_later_seasons(seasons)
             finally:
                 self._is_over.set()
-                await asking
+                await requesting
                 await self._http.aclose()
 
-    async def _beginning(self, posted: list[Visit], judges: list[Visit]) -> None:
+    async def _run_first_season(self, posted: list[Visit], test_shoppers: list[Visit]) -> None:
         await self._post("spring", posted)
-        popular = await self._quality(judges)
-        await self._retrained("first", kills=self._sizes.kills)
-        first = await self._quality(judges)
+        popular = await self._ndcg_at_10(test_shoppers)
+        await self._retrain_until_served("first", kills=self._sizes.kills)
+        first = await self._ndcg_at_10(test_shoppers)
         self.tally.findings["spring"] = {"popular": popular, "first": first}
         self.tally.require(first > popular, "the first generation is no better than popular items")
 
-    async def _rest(self, seasons: list[list[Visit]]) -> None:
-        posted, judges = zip(*(self._divided(visits) for visits in seasons), strict=True)
+    async def _run_later_seasons(self, seasons: list[list[Visit]]) -> None:
+        posted, test_shoppers = zip(*(self._split_test_visits(visits) for visits in seasons), strict=True)
         tally, findings = self.tally, self.tally.findings
         first = findings["first generation"]["name"]
         await self._post("autumn", posted[1])
-        before = await self._quality(judges[1])
-        second = await self._retrained("second", kills=self._sizes.kills)
-        findings["autumn"] = {"first": before, "second": await self._quality(judges[1])}
+        before = await self._ndcg_at_10(test_shoppers[1])
+        second = await self._retrain_until_served("second", kills=self._sizes.kills)
+        findings["autumn"] = {"first": before, "second": await self._ndcg_at_10(test_shoppers[1])}
         tally.require(findings["autumn"]["second"] > before, "the second generation is no better than the first")
 
-        await self._post("winter", judges[1])
-        await self._spoiled_round()
-        outcome = findings["spoiled"] = await self._trainer()
+        await self._post("winter", test_shoppers[1])
+        await self._begin_spoiled_round()
+        outcome = findings["spoiled"] = await self._run_trainer()
         tally.require(outcome["outcome"] == "refused", "what was trained on mixed up items went live")
 
         for name in (first, second):
@@ -145,9 +147,9 @@ class RetrainingLoop:
 
     # ---- the parts of the story
 
-    async def _retrained(self, what: str, kills: int = 0) -> str:
+    async def _retrain_until_served(self, what: str, kills: int = 0) -> str:
         """Return the name of the generation that a round of the trainer has made, once all replicas serve it."""
-        outcome = await self._trainer(kills)
+        outcome = await self._run_trainer(kills)
         self.tally.findings[f"{what} generation"] = outcome
         if outcome["outcome"] != "activated":
             raise RuntimeError(f"the {what} generation did not come about: {outcome}")
@@ -156,28 +158,28 @@ class RetrainingLoop:
         outcome["followed within s"] = round(time.monotonic() - begin_s, 2)
         return str(outcome["name"])
 
-    async def _trainer(self, kills: int = 0) -> dict[str, Any]:
+    async def _run_trainer(self, kills: int = 0) -> dict[str, Any]:
         """Return the outcome of a round that is killed so many times, or fewer if it ends before."""
-        await self._archived()
+        await self._wait_for_archive()
         for kill in range(kills):
             with self._process(*self._retrain) as process:
-                await self._until(self._has_begun_a_round, START_WITHIN_S)
+                await self._until(self._has_begun_round, START_WITHIN_S)
                 await asyncio.sleep(random.Random(kill).uniform(0, self._sizes.kill_within_s))
                 process.kill()
-            if not await self._has_begun_a_round():
+            if not await self._has_begun_round():
                 return self._last_outcome()
             self.tally.kills += 1
-        await self._command(*self._retrain, may_end=(0, 3))
+        await self._command(*self._retrain, allowed_statuses=(0, 3))
         return self._last_outcome()
 
     def _last_outcome(self) -> dict[str, Any]:
         return dict(json.loads((self._models / "retrain.json").read_text())["last"])
 
-    async def _spoiled_round(self) -> None:
+    async def _begin_spoiled_round(self) -> None:
         """A round that was killed, in whose data for training somebody has mixed up the items."""
-        await self._archived()
+        await self._wait_for_archive()
         with self._process(*self._retrain) as process:
-            await self._until(self._has_begun_a_round, START_WITHIN_S)
+            await self._until(self._has_begun_round, START_WITHIN_S)
             process.kill()
         for data in ("past", "all"):
             work = self._models / ".retraining" / data
@@ -186,23 +188,23 @@ class RetrainingLoop:
             mixed_up = table.with_columns(pl.col("item_id").shuffle(seed=5))
             mixed_up.write_parquet(work / "data" / "interactions.parquet")
 
-    async def _has_begun_a_round(self) -> bool:
+    async def _has_begun_round(self) -> bool:
         return (self._models / ".retraining" / "round.json").exists()
 
-    async def _quality(self, visits: Sequence[Visit]) -> float:
+    async def _ndcg_at_10(self, visits: Sequence[Visit]) -> float:
         """NDCG@10 over HTTP: the last item of each visit, asked for with those before it as a history."""
         ranks = []
         for begin in range(0, len(visits), 100):
-            some = visits[begin : begin + 100]
-            asked = [{"history": visit[:-1], "k": K, "exclude_seen": "none"} for visit in some]
-            answer = await self._request("POST", self._urls[0], "/v1/recommendations", json={"requests": asked})
-            for visit, result in zip(some, answer["results"], strict=True):
+            batch = visits[begin : begin + 100]
+            requests = [{"history": visit[:-1], "k": K, "exclude_seen": "none"} for visit in batch]
+            answer = await self._request("POST", self._urls[0], "/v1/recommendations", json={"requests": requests})
+            for visit, result in zip(batch, answer["results"], strict=True):
                 found = [item["item_id"] for item in result["items"]]
                 ranks.append(found.index(visit[-1]) + 1 if visit[-1] in found else K + 41)
         return round(metrics(np.array(ranks))["ndcg_at_10"], 4)
 
-    def _divided(self, visits: list[Visit]) -> tuple[list[Visit], list[Visit]]:
-        return visits[: -self._sizes.judges], visits[-self._sizes.judges :]
+    def _split_test_visits(self, visits: list[Visit]) -> tuple[list[Visit], list[Visit]]:
+        return visits[: -self._sizes.test_shoppers], visits[-self._sizes.test_shoppers :]
 
     async def _post(self, season: str, visits: Sequence[Visit]) -> None:
         # all shoppers are about at the same time, each at his or her own pace
@@ -215,11 +217,11 @@ class RetrainingLoop:
         )
         events = [{"event_id": uuid7(), "user_id": user_id, "item_id": item} for _, user_id, item in clicks]
         for begin in range(0, len(events), BATCH):
-            some = events[begin : begin + BATCH]
-            answer = await self._request("POST", random.choice(self._urls), "/v1/events", json=some)
-            self.tally.require(answer.get("accepted") == len(some), f"{season}: {len(some)} events, {answer}")
+            batch = events[begin : begin + BATCH]
+            answer = await self._request("POST", random.choice(self._urls), "/v1/events", json=batch)
+            self.tally.require(answer.get("accepted") == len(batch), f"{season}: {len(batch)} events, {answer}")
 
-    async def _ask_without_pause(self, seasons: list[list[Visit]]) -> None:
+    async def _request_continuously(self, seasons: list[list[Visit]]) -> None:
         rng = random.Random(1)
         while not self._is_over.is_set():
             user = f"{rng.choice(('spring', 'autumn'))}-{rng.randrange(len(seasons[0]))}"
@@ -230,8 +232,8 @@ class RetrainingLoop:
 
     # ---- processes and requests
 
-    async def _archived(self) -> None:
-        if self._reads_the_archive:
+    async def _wait_for_archive(self) -> None:
+        if self._has_archiver:
             await asyncio.sleep(3)  # for the archiver's turn
         else:
             await self._command("archive", *self._archive_options, "--once")
@@ -242,12 +244,12 @@ class RetrainingLoop:
         return ["retrain", *self._archive_options, "--models-dir", str(self._models), *options]
 
     @property
-    def _reads_the_archive(self) -> bool:
-        """Redis needs an archiver beside it; SQLite's log is copied when it is wanted."""
+    def _has_archiver(self) -> bool:
+        """Whether an archiver runs continuously, as Redis needs; SQLite's log is archived on demand."""
         return "--redis-url" in self._store_options
 
-    def _readable(self) -> list[str]:
-        return ["--archive-dir", str(self._archive)] if self._reads_the_archive else []
+    def _archive_dir_options(self) -> list[str]:
+        return ["--archive-dir", str(self._archive)] if self._has_archiver else []
 
     async def _request(self, method: str, url: str, path: str, **options: Any) -> Any:
         self.tally.requests += 1
@@ -262,8 +264,8 @@ class RetrainingLoop:
         return answer.json()
 
     async def _is_ready(self) -> bool:
-        with_answer = [await self._http_status(f"{url}/readyz") for url in self._urls]
-        return all(status == httpx.codes.OK for status in with_answer)
+        statuses = [await self._http_status(f"{url}/readyz") for url in self._urls]
+        return all(status == httpx.codes.OK for status in statuses)
 
     async def _http_status(self, url: str) -> int:
         try:
@@ -282,10 +284,10 @@ class RetrainingLoop:
                 raise RuntimeError(f"waited for {within_s:g} s in vain; {self._log.read_text()[-2000:]}")
             await asyncio.sleep(0.05)
 
-    async def _command(self, *arguments: str, may_end: Sequence[int] = (0,)) -> None:
+    async def _command(self, *arguments: str, allowed_statuses: Sequence[int] = (0,)) -> None:
         with self._process(*arguments) as process:
             status = await asyncio.to_thread(process.wait)
-        if status not in may_end:
+        if status not in allowed_statuses:
             raise RuntimeError(f"{arguments[0]} ended with {status}: {self._log.read_text()[-2000:]}")
 
     @contextmanager
@@ -311,7 +313,7 @@ def seasons_of(directory: Path, sizes: LoopSizes) -> list[list[Visit]]:
     for season in range(2):
         place = directory / f"season-{season}"
         place.mkdir()
-        generate(place, shoppers=sizes.shoppers + sizes.judges, seed=season)
+        generate(place, shoppers=sizes.shoppers + sizes.test_shoppers, seed=season)
         table = read_interactions(place)
         names = np.array(table.item_ids)
         items = names if season == 0 else rng.permutation(names)
@@ -322,7 +324,7 @@ def seasons_of(directory: Path, sizes: LoopSizes) -> list[list[Visit]]:
     return seasons
 
 
-def measure(store: str, sizes: LoopSizes, *, whole: bool = True) -> LoopTally:
+def measure(store: str, sizes: LoopSizes, *, all_seasons: bool = True) -> LoopTally:
     """Run the loop on an empty store of that kind."""
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         directory = Path(scratch)
@@ -330,8 +332,8 @@ def measure(store: str, sizes: LoopSizes, *, whole: bool = True) -> LoopTally:
             options = ["--redis-url", stack.enter_context(redis_server(directory))]
         else:
             options = ["--data-dir", str(directory / "state")]
-        loop = RetrainingLoop(directory, options, 2 if store == "redis" and whole else 1, sizes)
-        asyncio.run(loop.run(seasons_of(directory, sizes), whole=whole))
+        loop = RetrainingLoop(directory, options, 2 if store == "redis" and all_seasons else 1, sizes)
+        asyncio.run(loop.run(seasons_of(directory, sizes), all_seasons=all_seasons))
         loop.tally.require(not loop.tally.failures, "requests failed")
         return loop.tally
 

@@ -13,9 +13,9 @@ from benchmarks.fuzzing import fuzz
 from benchmarks.fuzzing.fuzz import (
     Findings,
     FuzzTarget,
-    check_afterwards,
+    check_responses,
+    check_service_afterwards,
     fuzz_target,
-    judge_answers,
     run_schemathesis,
     send_all,
 )
@@ -42,7 +42,7 @@ def test_malformed_requests_and_what_the_description_says_bring_nothing_down(ser
     assert {200, 400, 401, 404, 405, 422} <= found.answers.keys()
     run_schemathesis(service, 1, 1, found, "examples,coverage")
     assert found.cases > sum(RAW.values()) + 500
-    check_afterwards(service, files, found)
+    check_service_afterwards(service, files, found)
     assert found.faults == {}
 
 
@@ -65,7 +65,7 @@ ODD = {
 @pytest.mark.parametrize(("answered", "fault"), ODD.items())
 def test_a_fault_is_seen(answered: bytes | None, fault: str) -> None:
     found = Findings()
-    judge_answers(answered, found, "it")
+    check_responses(answered, found, "it")
     assert found.faults == {fault: 1}
 
 
@@ -79,4 +79,4 @@ def test_who_neither_answers_nor_hangs_up_is_seen(monkeypatch: pytest.MonkeyPatc
 
 def test_numbers_are_found_wherever_they_stand() -> None:
     numbers = [random.random() for _ in range(4)]
-    assert list(fuzz.leaves({"a": [numbers[0], {"b": numbers[1]}], "c": numbers[2:]})) == numbers
+    assert list(fuzz.json_leaves({"a": [numbers[0], {"b": numbers[1]}], "c": numbers[2:]})) == numbers

@@ -229,7 +229,7 @@ def test_a_victim_is_started_again_whenever_it_ends(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         await process.end(signal.SIGKILL)
         await asyncio.sleep(0.5)
-        assert not process.runs()
+        assert not process.is_running()
         await process.close()
         assert log.read_text().count("begun") == 2
 

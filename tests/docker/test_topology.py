@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.harness.topology import FIRST_ADDRESS, MAX_FOUND, Topology, topology
+from benchmarks.harness.topology import FIRST_ADDRESS, MAX_DISCOVERED, Topology, topology
 from benchmarks.rollout import scaling
 from model.artifact.model_directory import load
 
@@ -83,7 +83,7 @@ def test_no_request_fails_while_replicas_come_and_go(running: Topology, model_di
 def test_replicas_that_are_found_before_they_listen_fail_no_request(running: Topology) -> None:
     """As many as may be added at a time: the first request after that meets them all, and with one retry less fails."""
     running.scale(1)
-    silent = {FIRST_ADDRESS + 20 + n for n in range(MAX_FOUND - 1)}
+    silent = {FIRST_ADDRESS + 20 + n for n in range(MAX_DISCOVERED - 1)}
     with httpx.Client(base_url=running.url, timeout=30) as client:
         for _ in range(3):
             running._names.addresses |= silent

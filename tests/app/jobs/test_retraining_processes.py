@@ -6,7 +6,9 @@ from benchmarks.rollout.retraining import LoopSizes, measure
 
 
 def test_the_first_generation_comes_by_itself_and_no_request_fails() -> None:
-    tally = measure("redis", LoopSizes(shoppers=170, judges=60, epochs=1, kills=1, kill_within_s=1), whole=False)
+    tally = measure(
+        "redis", LoopSizes(shoppers=170, test_shoppers=60, epochs=1, kills=1, kill_within_s=1), all_seasons=False
+    )
     assert tally.kills == 1
     assert not tally.failures
     assert not tally.faults, (tally.faults, tally.findings)
