@@ -231,9 +231,9 @@ def become(command: Command, streams: Sequence[int]) -> None:
     os.environ.update(command.environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     status = run(command.arguments)
-    with suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
+    with suppress(BaseException):  # what the interpreter does at its end; it has no public names for it
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+        atexit._run_exitfuncs()  # noqa: SLF001
         sys.stdout.flush()
         sys.stderr.flush()
     if status == -signal.SIGINT:

@@ -36,7 +36,7 @@ class ArchiverMetrics:
     """The metrics of an archiver, and the server that Prometheus scrapes."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._turn_seconds = Histogram(
             "lisarec_archive_turn_seconds", "Time of one turn", buckets=TURN_BUCKETS_S, registry=registry
@@ -57,7 +57,7 @@ class ArchiverMetrics:
 
     def listen(self, host: str, port: int) -> None:
         """Answer GET /metrics in a thread of its own; OSError when the address cannot be listened on."""
-        start_http_server(port, host, self._registry)
+        start_http_server(port, host, self.registry)
 
     @contextmanager
     def turn(self, source: LogSource) -> Iterator[Callable[[TurnCounts], None]]:

@@ -115,7 +115,7 @@ class Topology:
         self.killed = 0
         self._model = model
         self.store_options = store_options
-        self._names = names
+        self.names = names
         self.balancer_environment = balancer_environment(self.url.removeprefix("http://"), names, self.replica_port)
         self._directory = directory
         self._environment = environment
@@ -143,12 +143,12 @@ class Topology:
         lost.process.kill()
         lost.process.wait()
         self.killed += 1
-        self._names.addresses.discard(lost.address)
+        self.names.addresses.discard(lost.address)
         self._wait_until_ready(self._start())
 
     def targets(self) -> list[str]:
         """Return where the replicas listen that have their name just now."""
-        return [f"{address}:{self.replica_port}" for address in sorted(self._names.addresses)]
+        return [f"{address}:{self.replica_port}" for address in sorted(self.names.addresses)]
 
     def resent(self) -> int:
         """Return how many requests the load balancer has logged as sent more than once."""
@@ -174,7 +174,7 @@ class Topology:
             self._environment,
         )
         self.replicas.append(replica := Replica(address, process))
-        self._names.addresses.add(address)
+        self.names.addresses.add(address)
         return replica
 
     def _stop(self, replicas: Sequence[Replica]) -> None:
@@ -182,7 +182,7 @@ class Topology:
             replica.process.terminate()
         for replica in replicas:
             status = replica.process.wait(timeout=STOP_TIMEOUT_S)
-            self._names.addresses.discard(replica.address)
+            self.names.addresses.discard(replica.address)
             if status != 0:
                 raise RuntimeError(f"replica {replica.address} ended with {status}")
 

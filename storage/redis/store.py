@@ -15,6 +15,7 @@ from pathlib import Path
 from redis.exceptions import AuthenticationError, NoPermissionError
 from typing_extensions import override
 
+from storage.archive.async_reader import TIMEOUT_S as ARCHIVE_TIMEOUT_S
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.protocol import GenerationRegistry, UserStore
@@ -65,6 +66,7 @@ class RedisOptions:
 
     connect_timeout_s: float = 1.0
     socket_timeout_s: float = 2.0
+    archive_timeout_s: float = ARCHIVE_TIMEOUT_S
     max_waiting: int = 8192
     state_ttl_days: int | None = None
     acks: ReplicaAcks = NO_ACKS
@@ -129,7 +131,7 @@ class RedisStore(UserStore):
             await asyncio.to_thread(compile_fold, generations[0])
         lacks_archive = bool(generations) and archive_dir is None
         session = RedisSession(servers, Keyspace(prefix, partitions), lacks_archive=lacks_archive)
-        store = cls(session, AsyncArchiveReader(archive_dir), generations, tenant, options)
+        store = cls(session, AsyncArchiveReader(archive_dir, options.archive_timeout_s), generations, tenant, options)
         try:
             await session.check()
             with suppress(StorageUnavailable):  # a read-only server; a later write registers them again

@@ -116,8 +116,8 @@ class Client:
         async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
             await app({**scope, "state": dict(state)}, receive, send)
 
-        transport = httpx.ASGITransport(with_state)
-        self._http = httpx.AsyncClient(transport=transport, base_url="http://service")
+        self.transport = httpx.ASGITransport(with_state)
+        self.http = httpx.AsyncClient(transport=self.transport, base_url="http://service")
 
     @property
     def model_dir(self) -> Path:
@@ -126,7 +126,7 @@ class Client:
         return self.settings.model_dir
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:
-        return self.runner.run(self._http.request(method, url, **options))
+        return self.runner.run(self.http.request(method, url, **options))
 
     def get(self, url: str, **options: Any) -> httpx.Response:
         return self.request("GET", url, **options)
@@ -153,7 +153,7 @@ class Client:
         self.runner.run(self.service.store.close())
 
     def close(self) -> None:
-        self.runner.run(self._http.aclose())
+        self.runner.run(self.http.aclose())
         self.runner.run(self._stack.aclose())
         self.runner.close()
 

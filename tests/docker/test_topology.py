@@ -86,12 +86,12 @@ def test_replicas_that_are_found_before_they_listen_fail_no_request(running: Top
     silent = {FIRST_ADDRESS + 20 + n for n in range(MAX_DISCOVERED - 1)}
     with httpx.Client(base_url=running.url, timeout=30) as client:
         for _ in range(3):
-            running._names.addresses |= silent
+            running.names.addresses |= silent
             found_at_s = time.monotonic() + 1.5
             statuses = set()
             while time.monotonic() < found_at_s:  # without a pause, or health checks would be first
                 statuses.add(client.get("/v1/items/popular").status_code)
-            running._names.addresses -= silent
+            running.names.addresses -= silent
             assert statuses == {200}
             time.sleep(1)  # until they are forgotten
 

@@ -19,7 +19,7 @@ class TrainerMetrics:
     """The metrics of one trainer. A round that refuses its model, or waits for events, counts as a success."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._rounds = Counter(
             "lisarec_trainer_rounds",
@@ -55,7 +55,7 @@ class TrainerMetrics:
 
         raises  OSError  when the address is in use
         """
-        start_http_server(port, host, self._registry)
+        start_http_server(port, host, self.registry)
 
     def begin(self, folder: Path, report: TrainerReport, every_s: float) -> None:
         """Record what earlier trainers have done."""

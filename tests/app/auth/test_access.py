@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,7 +290,10 @@ class TestEvents:
 def page_key(shops: Shops) -> str:
     """One for the pages of the shop, which the running service has noticed."""
     key = shops.add("main", ["events:write"], origins=[SHOP])
-    shops.client.services.keyring._poll_at_s = 0  # type: ignore[union-attr]
+    keyring = shops.client.services.keyring
+    assert keyring is not None
+    while keyring.find(key) is None:
+        time.sleep(0.02)
     return key
 
 

@@ -213,9 +213,9 @@ class TestAvailability:
             return describe(*arguments)
 
         async def say_meanwhile() -> None:
-            activating = asyncio.create_task(client._http.post("/v1/admin/generations/june/activate"))
+            activating = asyncio.create_task(client.http.post("/v1/admin/generations/june/activate"))
             await asyncio.to_thread(loading.wait, FOLLOWED_WITHIN_S)
-            await client._http.put(f"/v1/items/{item_id(3)}", json={"available": False})
+            await client.http.put(f"/v1/items/{item_id(3)}", json={"available": False})
             said.set()
             assert (await activating).json()["generation"] == "june"
 

@@ -268,7 +268,7 @@ def test_a_fault_is_answered_and_goes_on_to_the_log(known: Client, monkeypatch: 
     monkeypatch.setattr(known.service.switcher.recommender, "recommend", fail)
     with pytest.raises(ZeroDivisionError):
         known.get(GET.format("ada"))
-    monkeypatch.setattr(known._http._transport, "raise_app_exceptions", False)
+    monkeypatch.setattr(known.transport, "raise_app_exceptions", False)
     answer = assert_same(known, "GET", GET.format("ada"))
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal_error"

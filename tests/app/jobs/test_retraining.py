@@ -92,7 +92,7 @@ class Shop:
 
     def told(self, metric: str, **labels: str) -> float | None:
         """What the trainer tells Prometheus."""
-        return self.trainer._registry.get_sample_value(f"lisarec_trainer_{metric}", labels)
+        return self.trainer.registry.get_sample_value(f"lisarec_trainer_{metric}", labels)
 
     def report(self) -> dict[str, Any]:
         report: dict[str, Any] = json.loads((self.models / "retrain.json").read_text())
@@ -184,7 +184,7 @@ def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, m
     monkeypatch.setattr("os.nice", lambda _: 0)
     with pytest.raises(Killed):
         run_trainer(Settings(models_dir=tmp_path, archive_dir=tmp_path), PLAN, 60.0, Console(quiet=True), told)
-    sample = told._registry.get_sample_value
+    sample = told.registry.get_sample_value
     assert sample("lisarec_trainer_rounds_total", {"outcome": "failed"}) == 2
     assert sample("lisarec_trainer_succeeded_timestamp_seconds") == pytest.approx(at.timestamp(), abs=1)
     assert sample("lisarec_trainer_every_seconds") == 60
@@ -260,15 +260,15 @@ def test_a_worse_model_is_refused(
     shop.collect(200)
     first = shop.retrain().name
     shop.collect(200)
-    write_data = RetrainingRound._write_data
     for spoiled in ("past", "all"):
 
-        def write(self: RetrainingRound, directory: Path, events: pl.DataFrame, spoiled: str = spoiled) -> None:
-            if directory.parent.name == spoiled:
-                events = events.with_columns(pl.col("item_id").shuffle(seed=1))
-            write_data(self, directory, events)
+        def train(data: Path, *arguments: Any, spoiled: str = spoiled, **options: Any) -> Any:
+            if data.parent.name == spoiled:
+                events = pl.read_parquet(data / "interactions.parquet")
+                events.with_columns(pl.col("item_id").shuffle(seed=1)).write_parquet(data / "interactions.parquet")
+            return train_model(data, *arguments, **options)
 
-        monkeypatch.setattr(RetrainingRound, "_write_data", write)
+        monkeypatch.setattr(retraining_round, "train", train)
         with monkeypatch.context() as patch:
             patch.setattr("shutil.rmtree", killed_within)
             with pytest.raises(Killed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
 
 from app.http.middleware.request_metrics import RequestTimer
 from app.observability import tracing
@@ -144,10 +146,19 @@ def test_what_is_said_for_every_request_does_not_fill_the_log_either() -> None:
 
 @pytest.mark.parametrize("lines", [3, 500])
 def test_overload_does_not_fill_the_log(lines: int, caplog: pytest.LogCaptureFixture) -> None:
-    async def app(*_: object) -> None: ...
+    async def refuse(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 503, "headers": []})
 
-    timer = RequestTimer(app, Metrics().requests, 1.0)
-    for _ in range(lines):
-        timer._log("GET", "/v1/model", 503, 0.1)
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(_: Message) -> None: ...
+
+    async def request_again_and_again() -> None:
+        timer = RequestTimer(refuse, Metrics().requests, 1.0)
+        for _ in range(lines):
+            await timer({"type": "http", "method": "GET", "headers": []}, receive, send)
+
+    asyncio.run(request_again_and_again())
     assert len(caplog.records) <= min(lines, 3 * LINES_A_SECOND)  # a second may end meanwhile
     assert len(caplog.records) >= min(lines, LINES_A_SECOND)

@@ -56,9 +56,11 @@ def test_events_of_all_processes_count_by_their_age(
         again.close()
 
 
-def test_a_clock_that_is_set_while_it_counts_fails_nobody(client: Client) -> None:
+def test_a_clock_that_is_set_while_it_counts_fails_nobody(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a machine which comes up in 1970."""
-    client.service.signals.trend_counter._begin_us = 0
+    with monkeypatch.context() as patch:
+        patch.setattr("time.time_ns", lambda: 0)
+        client.runner.run(client.service.signals.trend_counter.flush())  # which begins to count anew
     client.click("ada", "item-1", "item-1")
     trending(client)  # what was counted is of no moment; from then on the clock is right
     client.click("ada", "item-2")

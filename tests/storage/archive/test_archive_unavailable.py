@@ -14,6 +14,7 @@ import pytest
 from storage.archive.reader import ArchiveReader
 from storage.archive.writer import ArchiveWriter
 from storage.errors import StorageUnavailable
+from storage.redis.store import RedisOptions
 from storage.state.event import Event
 from tests.storage.archive.archived_redis import (
     GENERATION,
@@ -66,12 +67,10 @@ class TestTheArchiveIsAway:
                     writer.manifest = replace(writer.manifest, archive_id=whole.manifest.archive_id)
                     writer.commit([], dict.fromkeys(range(FEW_PARTITIONS), "1-1"))
             case "too slow":
-                monkeypatch.setattr("storage.archive.async_reader.TIMEOUT_S", 0.2)
                 monkeypatch.setattr(ArchiveReader, "read", lambda *_: time.sleep(1))
 
         async def law() -> None:
-            async with opened(archived, directory) as store:
-                store._archive._timeout_s = 0.2
+            async with opened(archived, directory, options=RedisOptions(archive_timeout_s=0.2)) as store:
                 for event in self.events_that_only_the_archive_can_decide():
                     with pytest.raises(StorageUnavailable, match="archive"):
                         await store.append("main", [event])

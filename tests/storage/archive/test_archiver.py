@@ -14,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from storage.archive.async_reader import AsyncArchiveReader
 from storage.archiver.archiver import TurnCounts
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis.scripts import trim_arguments
+from storage.redis.scripts import COMMIT, trim_arguments
 from storage.state.event import Event
 from tests.storage.archive.archived_redis import (
     GENERATION,
@@ -33,6 +34,7 @@ from tests.storage.archive.archived_redis import (
 from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.naive_fold import NaiveUser, assert_state_is
 from tests.storage.oracles.random_events import click, fresh_user
+from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
 
 
@@ -138,15 +140,7 @@ class TestMoving:
         async def law() -> None:
             async with opened(any_server, tmp_path) as store:
                 await store.append("main", [click("contended"), *(click(f"e{n}") for n in range(40))])
-                read_folds = store._writer._read_folds
-
-                async def read_and_be_overtaken(parts: Any, serving: Any) -> Any:
-                    folds = await read_folds(parts, serving)
-                    monkeypatch.undo()
-                    await asyncio.to_thread(turn, any_server, tmp_path)
-                    return folds
-
-                monkeypatch.setattr(store._writer, "_read_folds", read_and_be_overtaken)
+                overtake(monkeypatch, COMMIT.sha, lambda: asyncio.to_thread(turn, any_server, tmp_path))
                 answers = await store.append("main", [click("contended"), click("new")])
                 assert [answer.duplicate for answer in answers] == [True, False]
                 await assert_state_is_fold_of_log(store)
@@ -168,15 +162,15 @@ class TestMoving:
 
         async def law() -> None:
             async with opened(any_server, tmp_path) as store:
-                ask = store._archive.read
+                ask = AsyncArchiveReader.read
 
-                async def ask_and_be_overtaken(question: Any) -> Any:
-                    answer = await ask(question)
+                async def ask_and_be_overtaken(reader: AsyncArchiveReader, question: Any) -> Any:
+                    answer = await ask(reader, question)
                     monkeypatch.undo()
                     await asyncio.to_thread(turn, any_server, tmp_path)
                     return answer
 
-                monkeypatch.setattr(store._archive, "read", ask_and_be_overtaken)
+                monkeypatch.setattr(AsyncArchiveReader, "read", ask_and_be_overtaken)
                 (answer,) = await store.append("main", [click("contended")])
                 assert answer.duplicate
                 await assert_state_is_fold_of_log(store)

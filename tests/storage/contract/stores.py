@@ -12,6 +12,8 @@ from storage.archiver.redis_source import RedisSource
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
 from storage.records import MAIN_TENANT, AppendResult
+from storage.redis.client import RedisServers
+from storage.redis.nodes import ReplicaAcks
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
@@ -51,6 +53,19 @@ async def opened(address: str, *generations: Generation, tenant: str = MAIN_TENA
         yield store
     finally:
         await store.close()
+
+
+async def redis_keys(address: str, pattern: str) -> list[str]:
+    """Names of the keys of the store at the address that match a pattern; none where it is not in Redis."""
+    if address.startswith("sqlite"):
+        return []
+    url, prefix, *_ = address.partition(":")[2].split(" ")
+    servers = RedisServers(url, connect_timeout_s=1.0, socket_timeout_s=2.0, acks=ReplicaAcks())
+    try:
+        await servers.connect()
+        return [key async for keys in servers.scan(f"{prefix}:{pattern}") for key in keys]
+    finally:
+        await servers.close()
 
 
 async def append_all(store: UserStore, events: Sequence[Event], tenant: str = "main") -> None:

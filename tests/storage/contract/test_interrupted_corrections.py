@@ -7,21 +7,20 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
-from storage.redis.store import RedisStore
 from storage.state.corrections import posted_as
 from tests.storage.contract.fold_checks import assert_state_is_fold_of_log, log_of
 from tests.storage.contract.stores import new_address, opened
 from tests.storage.oracles.random_events import click, fresh_user, make_generation
 from tests.storage.processes.merge_forever import VISITS
+from tests.storage.redis.overtaken import DyingAfter, OvertakenAt, overtake
 from tests.storage.redis.servers import RedisServer, new_server
 
 GENERATION = make_generation()
@@ -80,7 +79,7 @@ class TestKilled:
                 has_died = []
                 for user_id, visitor in names.values():
                     async with opened(address, GENERATION) as store:
-                        with DyingAfter(step, store) as died, suppress(StorageUnavailable):
+                        with DyingAfter(step) as died, suppress(StorageUnavailable):
                             await store.merge("main", user_id, visitor)
                     has_died.append(bool(died))
                 async with opened(address, GENERATION) as store:
@@ -109,7 +108,7 @@ class TestKilled:
                     for name, visitor in ((between, asked_for), (user_id, between), (user_id, fourth)):
                         await store.merge("main", name, visitor)
                 async with opened(address, GENERATION) as store:
-                    with DyingAfter(step, store) as died, suppress(StorageUnavailable):
+                    with DyingAfter(step) as died, suppress(StorageUnavailable):
                         await store.erase("main", asked_for)
                     await store.erase("main", asked_for)
                     for name in users:
@@ -152,7 +151,7 @@ class TestOvertaken:
             own = [click("e0", user_id)] if has_events else []
             await fast.append("main", [*own, click("e1", visitor), click("e2", visitor)])
             faster = "erase" if slower == "merge" else "merge"
-            with OvertakenAt(step, slow, lambda: work(faster, fast)) as overtaken:
+            with OvertakenAt(step, lambda: work(faster, fast)) as overtaken:
                 await work(slower, slow)
             if overtaken:
                 log = [posted_as(event) for event in await log_of(fast, user_id)]
@@ -178,59 +177,26 @@ class TestOvertaken:
     ) -> None:
         """Somebody has read what was erased, and goes on when the visitor is about to become the user once more."""
 
-        async def dies(*_: Any) -> None:
+        async def dies() -> None:
             raise StorageUnavailable("killed")
 
         async def law() -> None:
             address = new_address("redis-server", tmp_path)
             async with opened(address, GENERATION) as slow, opened(address, GENERATION) as fast:
-                assert isinstance(slow, RedisStore)
-                assert isinstance(fast, RedisStore)
                 await fast.append("main", [click("own"), click("old", "visitor")])
-                append_missing = slow._corrections._append_missing
 
-                async def overtaken(*args: Any) -> bool:
-                    monkeypatch.undo()
+                async def erase_and_merge_again() -> None:
                     await fast.erase("main", "visitor")
                     await fast.append("main", [click("new", "visitor")])
-                    with monkeypatch.context() as patch:
-                        patch.setattr(fast._corrections, "_copy", dies)
-                        with pytest.raises(StorageUnavailable):
-                            await fast.merge("main", "u", "visitor")
-                    return await append_missing(*args)
+                    overtake(monkeypatch, "SADD", dies)  # which is the first step of copying
+                    with pytest.raises(StorageUnavailable):
+                        await fast.merge("main", "u", "visitor")
 
-                monkeypatch.setattr(slow._corrections, "_append_missing", overtaken)
+                overtake(monkeypatch, "ZMSCORE", erase_and_merge_again)  # when it knows what to copy
                 await slow.merge("main", "u", "visitor")
                 assert [posted_as(event) for event in await log_of(fast, "u")] == [("visitor", "new")]
 
         asyncio.run(law())
-
-
-class OvertakenAt:
-    """Within the block, somebody else's work is done before one call of the servers; true in the end if it was."""
-
-    def __init__(self, call: int, store: UserStore, work: Callable[[], Awaitable[object]]) -> None:
-        assert isinstance(store, RedisStore)
-        self._left = call
-        self._work = work
-        self._servers = store._session.servers
-        self._send = self._servers.send
-
-    def __bool__(self) -> bool:
-        return self._left < 0
-
-    async def _call(self, *args: Any, **options: Any) -> Any:
-        self._left -= 1
-        if self._left == -1:
-            await self._work()
-        return await self._send(*args, **options)
-
-    def __enter__(self) -> OvertakenAt:
-        self._servers.send = self._call  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._servers.send = self._send  # type: ignore[method-assign]
 
 
 WAYS_TO_FINISH = ["merging again", "reading the visitor", "posting as the visitor", "erasing"]
@@ -260,31 +226,3 @@ async def finished(how: str, store: UserStore, user_id: str, visitor: str) -> No
             await store.append("main", [click("e1", visitor)])
             assert len(await log_of(store, visitor)) == 1
             assert await log_of(store, user_id) == []
-
-
-class DyingAfter:
-    """Within the block, every call of the servers fails after some; true in the end if one has."""
-
-    def __init__(self, calls: int, store: UserStore) -> None:
-        assert isinstance(store, RedisStore)
-        self._left = calls
-        self._died = False
-        self._servers = store._session.servers
-        self._send = self._servers.send
-
-    def __bool__(self) -> bool:
-        return self._died
-
-    async def _call(self, *args: Any, **options: Any) -> Any:
-        if self._left == 0:
-            self._died = True
-            raise StorageUnavailable("killed")
-        self._left -= 1
-        return await self._send(*args, **options)
-
-    def __enter__(self) -> DyingAfter:
-        self._servers.send = self._call  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._servers.send = self._send  # type: ignore[method-assign]

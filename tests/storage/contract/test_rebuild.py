@@ -21,7 +21,7 @@ from storage.records import FoldedState, LogPage
 from storage.redis.store import RedisStore
 from storage.state.fold import fold_event
 from tests.storage.contract.fold_checks import assert_states_are_folds, count_saved
-from tests.storage.contract.stores import ARCHIVED, FEW_PARTITIONS, append_all, new_address, opened
+from tests.storage.contract.stores import ARCHIVED, FEW_PARTITIONS, append_all, new_address, opened, redis_keys
 from tests.storage.oracles.random_events import click, events_of, make_generation, make_newer, user_ids_of
 
 OLD = make_generation()
@@ -164,9 +164,7 @@ class TestRebuildAndErasing:
                 await store.erase("main", "user0")
                 for generation in (OLD, NEW):
                     assert await store.states("main", ["user0"], generation) == [None]
-                if isinstance(store, RedisStore):
-                    pattern = f"{store._session.keys.meta.removesuffix(':meta')}:*/user0"
-                    assert [keys async for keys in store._session.servers.scan(pattern)] == []
+                assert await redis_keys(address, "*/user0") == []
                 await append_all(store, events_of(1, 2, "back "))
                 await assert_states_are_folds(store, ["user0", "user1"], OLD, NEW)
 

@@ -11,6 +11,7 @@ from storage.state.event import Event
 from storage.state.generation import Generation
 
 KNOWN_ITEMS = 12
+CODEWORDS = 32
 RATES = (0.0, 0.05, 0.8)
 WEIGHTS = {"click": 1.0, "buy": 3.5, "view": 0.25, "dislike": -1.0, "impression": 0.0}
 UNSEEN = ("view", "impression")
@@ -34,17 +35,16 @@ def make_generation(
     tag: bytes = b"gen one\0",  # ends in a zero byte, which a numpy string would lose
     rates: tuple[float, ...] = RATES,
     codebooks: int = 8,
-    codewords: int = 32,
     items: int = KNOWN_ITEMS,
     seed: int = 0,
     id_ring: int = 20,
     soft: bool = False,
 ) -> Generation:
     rng = np.random.default_rng(seed)
-    codes = rng.integers(0, codewords, (items, codebooks), dtype=np.uint8)
-    shares = rng.dirichlet(np.ones(codewords), (items, codebooks)).astype(np.float32) if soft else None
+    codes = rng.integers(0, CODEWORDS, (items, codebooks), dtype=np.uint8)
+    shares = rng.dirichlet(np.ones(CODEWORDS), (items, codebooks)).astype(np.float32) if soft else None
     index = {f"item{row}": row for row in range(items)}
-    return Generation(tag, rates, codewords, index, codes, WEIGHTS, UNSEEN, id_ring=id_ring, shares=shares)
+    return Generation(tag, rates, CODEWORDS, index, codes, WEIGHTS, UNSEEN, id_ring=id_ring, shares=shares)
 
 
 def click(event_id: str, user_id: str = "u", item: int = 0, timestamp_us: int = START_US) -> Event:

@@ -100,16 +100,24 @@ class TestFailures:
         self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """uvloop, on which the service runs, says so with a RuntimeError, which redis-py passes on."""
-        send = AbstractConnection.send_packed_command
+        connect, send = asyncio.open_connection, AbstractConnection.send_packed_command
+        writers: list[asyncio.StreamWriter] = []
         breaks = True
 
+        async def connect_and_note(*args: Any, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await connect(*args, **options)
+            writers.append(writer)
+            return reader, writer
+
         async def send_after_the_break(connection: AbstractConnection, *args: Any, **options: Any) -> None:
-            if breaks and connection._writer is not None:
-                connection._writer.transport.abort()
+            if breaks:
+                for writer in writers:
+                    writer.transport.abort()
             await send(connection, *args, **options)
 
         async def law() -> None:
             nonlocal breaks
+            monkeypatch.setattr(asyncio, "open_connection", connect_and_note)
             async with opened(any_server.url) as store:
                 await store.append("main", [click("e1")])
                 monkeypatch.setattr(AbstractConnection, "send_packed_command", send_after_the_break)

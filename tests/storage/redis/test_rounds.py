@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,10 @@ import storage.redis.requests
 import storage.redis.session
 import storage.redis.writer
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
+from storage.redis.client import RedisServers
 from storage.redis.layout import Keyspace
+from storage.redis.log import UserLog
+from storage.redis.nodes import Command
 from storage.redis.states import MAX_MISSING_IN_ROUND
 from storage.redis.store import PARTITIONS, RedisStore
 from storage.state.event import Event
@@ -94,13 +97,13 @@ class TestRounds:
 
         async def law() -> None:
             async with opened(any_server.url) as store:
-                read_folds = store._writer._read_folds
+                send = RedisServers.send
 
-                async def slowly(parts: Any, serving: Any) -> Any:
-                    await asyncio.sleep(0.1 if parts else 0)
-                    return await read_folds(parts, serving)
+                async def slowly(servers: RedisServers, commands: Sequence[Command], **options: Any) -> list[Any]:
+                    await asyncio.sleep(0.1 if commands else 0)
+                    return await send(servers, commands, **options)
 
-                monkeypatch.setattr(store._writer, "_read_folds", slowly)
+                monkeypatch.setattr(RedisServers, "send", slowly)
                 waiting = [store.append("main", [click("e", user_id)]) for user_id in in_other_partitions(50)]
                 begin_s = asyncio.get_running_loop().time()
                 answers = await asyncio.gather(*waiting, return_exceptions=True)
@@ -180,20 +183,17 @@ def test_a_state_that_is_read_while_its_user_is_erased_is_of_what_came_since(
     async def law(then: list[Event]) -> None:
         async with opened(any_server.url) as store, opened(any_server.url) as other:
             await store.append("main", [click(f"e{number}") for number in range(5)])
-            read_log = store._log.entries
+            read_log = UserLog.entries
 
-            def erased_first(*place: Any, **bounds: Any) -> AsyncIterator[Any]:
-                async def read() -> AsyncIterator[Any]:
-                    monkeypatch.undo()
-                    await other.erase("main", "u")
-                    if then:
-                        await other.append("main", then)
-                    async for entry in read_log(*place, **bounds):
-                        yield entry
+            async def erased_first(log: UserLog, *place: Any, **bounds: Any) -> AsyncIterator[Any]:
+                monkeypatch.undo()
+                await other.erase("main", "u")
+                if then:
+                    await other.append("main", then)
+                async for entry in read_log(log, *place, **bounds):
+                    yield entry
 
-                return read()
-
-            monkeypatch.setattr(store._log, "entries", erased_first)
+            monkeypatch.setattr(UserLog, "entries", erased_first)
             (value,) = await store.states("main", ["u"], newer)
             assert_state_is(value, fold(newer, then))
 

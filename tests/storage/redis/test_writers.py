@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,10 +14,12 @@ import storage.redis.requests
 import storage.redis.session
 import storage.redis.writer
 from storage.errors import StorageUnavailable
+from storage.redis.scripts import COMMIT
 from storage.redis.store import RedisStore
 from storage.state.event import Event
 from tests.storage.oracles.random_events import click
 from tests.storage.processes.append_shared import HOT_USERS, shared_event
+from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import PREFIX, assert_state_is_fold_of_log, ids, opened
 
@@ -53,7 +54,7 @@ class TestManyWriters:
         async def law() -> None:
             others = [click("contended", item=3), *(click(f"other{number}", item=4) for number in range(30))]
             async with opened(any_server.url) as store, opened(any_server.url) as other:
-                interfere_once(monkeypatch, store, other, others)
+                interfere_once(monkeypatch, other, others)
                 answers = await store.append("main", [click("contended", item=3), click("own", item=5)])
                 assert [answer.duplicate for answer in answers] == [True, False]
                 assert await ids(store) == [*(event.event_id for event in others), "own"]
@@ -66,7 +67,7 @@ class TestManyWriters:
     ) -> None:
         async def law() -> None:
             async with opened(any_server.url, partitions=1) as store, opened(any_server.url, partitions=1) as other:
-                interfere_once(monkeypatch, store, other, [click("other", "a")])
+                interfere_once(monkeypatch, other, [click("other", "a")])
                 answers = await store.append("main", [click("own", "a"), click("own", "b"), click("other", "a")])
                 assert [answer.duplicate for answer in answers] == [False, False, True]
                 logs = {user_id: await store.events("main", user_id) for user_id in "ab"}
@@ -95,7 +96,7 @@ class TestManyWriters:
 
         async def law() -> None:
             async with opened(any_server.url) as store, opened(any_server.url) as other:
-                interfere_once(monkeypatch, store, other, [click("other")], for_s=1.1)
+                interfere_once(monkeypatch, other, [click("other")], for_s=1.1)
                 with pytest.raises(StorageUnavailable, match="others were faster"):
                     await store.append("main", [click("own")])
                 assert await ids(store) == ["other"]
@@ -104,16 +105,12 @@ class TestManyWriters:
 
 
 def interfere_once(
-    monkeypatch: pytest.MonkeyPatch, store: RedisStore, other: RedisStore, events: Sequence[Event], for_s: float = 0
+    monkeypatch: pytest.MonkeyPatch, other: RedisStore, events: Sequence[Event], for_s: float = 0
 ) -> None:
-    """Let the other store append the events after the store has read and before it commits."""
-    read_folds = store._writer._read_folds
+    """Let the other store append the events after a store has read and before it commits."""
 
-    async def read_and_be_overtaken(parts: Any, serving: Any) -> Any:
-        folds = await read_folds(parts, serving)
-        monkeypatch.undo()
+    async def interfere() -> None:
         await other.append("main", events)
         await asyncio.sleep(for_s)
-        return folds
 
-    monkeypatch.setattr(store._writer, "_read_folds", read_and_be_overtaken)
+    overtake(monkeypatch, COMMIT.sha, interfere)

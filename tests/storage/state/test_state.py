@@ -115,7 +115,7 @@ class TestCodec:
         assert generation.encode(resumed) == generation.encode(folded(generation, events))
 
     def test_the_size_stays_below_3500_bytes_after_any_number_of_events(self) -> None:
-        generation = make_generation(rates=(0.05, 0.25, 0.8), codebooks=8, codewords=32)
+        generation = make_generation(rates=(0.05, 0.25, 0.8), codebooks=8)
         state = generation.empty()
         sizes = {len(generation.encode(state))}
         for number in range(300):

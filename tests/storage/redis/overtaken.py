@@ -1,0 +1,78 @@
+"""What happens between two commands of the Redis stores of this process: work of others, or an end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Self
+
+import pytest
+
+from storage.errors import StorageUnavailable
+from storage.redis.client import RedisServers
+from storage.redis.nodes import Command
+
+
+def overtake(monkeypatch: pytest.MonkeyPatch, mark: str, work: Callable[[], Awaitable[object]]) -> None:
+    """Undo all patches and do the work, just before a store sends a certain command for the first time.
+
+    mark  the command's name, or the hash of its script
+    """
+    send = RedisServers.send
+
+    async def send_afterwards(servers: RedisServers, commands: Sequence[Command], **options: Any) -> list[Any]:
+        if any(mark in command.args[:2] for command in commands):
+            monkeypatch.undo()
+            await work()
+        return await send(servers, commands, **options)
+
+    monkeypatch.setattr(RedisServers, "send", send_afterwards)
+
+
+class InterruptedCalls:
+    """Within the block, calls of the servers are counted, and one of them is interrupted; true if it was."""
+
+    def __init__(self, call: int) -> None:
+        self._left = call
+        self._was_interrupted = False
+        self._patch = pytest.MonkeyPatch()
+
+    def __bool__(self) -> bool:
+        return self._was_interrupted
+
+    async def interrupt(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        send = RedisServers.send
+
+        async def count_and_send(servers: RedisServers, commands: Sequence[Command], **options: Any) -> list[Any]:
+            if self._left == 0:
+                self._was_interrupted = True
+                await self.interrupt()
+            self._left -= 1
+            return await send(servers, commands, **options)
+
+        self._patch.setattr(RedisServers, "send", count_and_send)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+
+class DyingAfter(InterruptedCalls):
+    """Every call of the servers fails after some."""
+
+    async def interrupt(self) -> None:
+        raise StorageUnavailable("killed")
+
+
+class OvertakenAt(InterruptedCalls):
+    """Somebody else's work is done before one call of the servers."""
+
+    def __init__(self, call: int, work: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(call)
+        self._work = work
+
+    async def interrupt(self) -> None:
+        self._left -= 1  # or the work would interrupt itself
+        await self._work()
