@@ -132,6 +132,12 @@ def test_no_file_is_named_after_nothing() -> None:
     assert [name_of(path) for path in FILES if path.stem in unspecific] == []
 
 
+def test_no_test_file_is_imported() -> None:
+    tests = {path for path in FILES if name_of(path).startswith("tests/")}
+    modules = [name_of(path).removesuffix(".py").replace("/", ".") for path in tests if path.stem.startswith("test_")]
+    assert {name_of(path): found for path in tests if (found := uses(path, *modules))} == {}
+
+
 @pytest.mark.parametrize("path", PRODUCT_FILES, ids=name_of)
 class TestEveryProductFile:
     def test_reads_the_environment_only_in_the_settings(self, path: Path) -> None:
