@@ -2,7 +2,7 @@
 
 A gzip file of JSON lines: a header, then {"item": [tenant, fields of an ItemEntry]} for each item that a tenant has
 changed, {"item_codes": [tenant, fields of an ItemCodes]} for each item and generation with codes, where bytes are in
-hex, then [tenant, fields of an event] for each entry of the log, each user's in log order, and last the number of
+hex, then each entry of the log as in storage/state/record_encoding.py, each user's in log order, and last the number of
 entries. It has no states, since they are folded from the log, and nothing that was erased.
 """
 
@@ -14,7 +14,7 @@ import logging
 import os
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -23,15 +23,16 @@ from typing import Any
 from storage.errors import StorageError
 from storage.protocol import EventStore, ItemStore, UserStore
 from storage.records import ItemChanges, ItemCodes, ItemEntry, LogEntry
-from storage.state.corrections import INTO, posted_as
-from storage.state.event import Event, digest, event_fields
+from storage.state.corrections import posted_as
+from storage.state.event import Event, LogRecord, Merge, Undo, digest
+from storage.state.record_encoding import from_json, to_json
 
 VERSION = 3
-EARLIER_VERSIONS = (1, 2)  # see `_from_earlier_item`; version 1 has no items
+EARLIER_VERSIONS = (1, 2)  # see `_from_earlier_json` and `_from_earlier_item`; version 1 has no items
 EARLIER_CODES_MARK = "!"
 BATCH = 500  # events or items in one call of the store
 
-TenantEvent = tuple[str, Event]
+TenantEvent = tuple[str, Event | Undo]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
                     packed.write(_encoded_line({"item_codes": [tenant, *_codes_to_json(codes)]}))
             async for entries in _complete_logs(store):
                 for tenant, entry in entries:
-                    packed.write(_encoded_line((tenant, *event_fields(entry.event))))
+                    packed.write(_encoded_line(to_json(tenant, entry.event)))
                 count += len(entries)
                 on_progress(count)
             packed.write(_encoded_line({"entries": count}))
@@ -84,7 +85,7 @@ async def restore(
     count = 0
     for count, (tenant, event) in enumerate(_read_events(path), 1):
         merges |= _recorded_merge(tenant, event)
-        if event.type != INTO:
+        if not isinstance(event, Merge):
             if waiting and (len(waiting) == BATCH or waiting[0][0] != tenant):
                 await _append(store, waiting)
                 waiting = []
@@ -96,15 +97,15 @@ async def restore(
     return count
 
 
-def _recorded_merge(tenant: str, event: Event) -> dict[tuple[str, str], str]:
+def _recorded_merge(tenant: str, event: LogRecord) -> dict[tuple[str, str], str]:
     """The merge that an entry shows, as {(tenant, visitor): user}; empty for most entries.
 
     A visitor's log ends in an entry that names the user. A copy in the user's log names the visitor, which matters
     when the visitor's log was read before the merge.
     """
+    if isinstance(event, Merge):
+        return {(tenant, event.user_id): event.target}
     posted_for, _ = posted_as(event)
-    if event.type == INTO:
-        return {(tenant, event.user_id): event.item_id}
     return {} if posted_for == event.user_id else {(tenant, posted_for): event.user_id}
 
 
@@ -151,9 +152,9 @@ async def _item_changes(store: ItemStore) -> AsyncIterator[tuple[str, ItemChange
             changes = following
 
 
-def _read_events(path: Path) -> Iterator[TenantEvent]:
+def _read_events(path: Path) -> Iterator[tuple[str, LogRecord]]:
     """The entries of the log; StorageError when the file is no complete back-up."""
-    return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, Event))
+    return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, LogRecord))
 
 
 def _read_items(path: Path) -> Iterator[tuple[str, ItemEntry | ItemCodes]]:
@@ -161,13 +162,14 @@ def _read_items(path: Path) -> Iterator[tuple[str, ItemEntry | ItemCodes]]:
     return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, ItemEntry | ItemCodes))
 
 
-def _read_lines(path: Path) -> Iterator[tuple[str, Event | ItemEntry | ItemCodes]]:
+def _read_lines(path: Path) -> Iterator[tuple[str, LogRecord | ItemEntry | ItemCodes]]:
     count = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             header = json.loads(next(lines, "null"))
             if header not in map(_header, (VERSION, *EARLIER_VERSIONS)):
                 raise StorageError(f"'{path}' is no back-up that this lisarec knows")
+            read_record = from_json if header == _header(VERSION) else _from_earlier_json
             for line in lines:
                 found = json.loads(line)
                 if isinstance(found, dict) and "item" in found:
@@ -180,13 +182,12 @@ def _read_lines(path: Path) -> Iterator[tuple[str, Event | ItemEntry | ItemCodes
                 if isinstance(found, dict) and "item_codes" in found:
                     yield _item_codes(*found["item_codes"])
                     continue
-                if isinstance(found, dict):
+                if isinstance(found, dict) and "entries" in found:
                     if found != {"entries": count}:
                         raise StorageError(f"'{path}' lacks entries: it has {count:,}")
                     return
-                tenant, *fields = found
                 count += 1
-                yield tenant, Event(*fields)
+                yield read_record(found)
     except (EOFError, OSError, ValueError, TypeError, zlib.error) as exc:
         raise StorageError(f"'{path}' cannot be read as a back-up: {exc}") from exc
     raise StorageError(f"'{path}' is torn: it has {count:,} entries and no end")
@@ -208,6 +209,23 @@ def _item_codes(
 def _codes_to_json(codes: ItemCodes) -> list[str | int | float]:
     item_id, tag, evidence, bias, history, target = astuple(codes)
     return [item_id, tag.hex(), evidence, bias, history.hex(), target.hex()]
+
+
+def _from_earlier_json(value: Any) -> tuple[str, LogRecord]:
+    """Return tenant and record of an entry in an earlier version's back-up, where each has the fields of an event.
+
+    An undo has the type "!undo" and the undone id as its item; a merge has the type "!into" and the other user as its
+    item. Codes stand behind the type of an event: "TYPE!TAGCODES!TAGCODES", in hex, the tag of 16 digits.
+    """
+    tenant, *fields = value
+    event = Event(*fields)
+    if event.type == "!undo":
+        return tenant, Undo(event.user_id, event.item_id, event.timestamp_us)
+    if event.type == "!into":
+        return tenant, Merge(event.user_id, event.item_id, event.timestamp_us)
+    event_type, *codes = event.type.split(EARLIER_CODES_MARK)
+    by_tag = tuple((bytes.fromhex(part[:16]), bytes.fromhex(part[16:])) for part in codes)
+    return tenant, replace(event, type=event_type, codes=by_tag)
 
 
 def _from_earlier_item(entry: ItemEntry) -> ItemCodes | None:

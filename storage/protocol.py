@@ -16,7 +16,7 @@ from storage.records import (
     Tally,
     TenantPointers,
 )
-from storage.state.event import Event
+from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.trends import Trends
 
@@ -61,8 +61,10 @@ class EventStore(Protocol):
     A user may have become another one, by a merge. Then every method that is given the one means the other.
     """
 
-    async def append(self, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
+    async def append(self, tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
         """Log the events in one atomic, durable step with the states; return one result for each, in order.
+
+        Undos among them are those of a back-up; `undo` makes new ones.
 
         An event whose id the user's log (or an earlier event of the same call) has already is a duplicate. The
         first served generation decides what is unknown or late. A state that is far behind its log stays as it is

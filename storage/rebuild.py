@@ -14,8 +14,7 @@ import numpy as np
 from storage.protocol import UserStore
 from storage.records import MAIN_TENANT, FoldedState, LogEntry
 from storage.state.compiled_fold import EventColumns, fold_many
-from storage.state.corrections import INTO, is_correction
-from storage.state.event import digest
+from storage.state.event import Event, Merge, Undo, digest
 from storage.state.generation import Generation
 
 
@@ -86,24 +85,24 @@ class _UserStates:
             del self._through_seq[name]
 
     def fold(self, entries: Sequence[tuple[str, LogEntry]]) -> None:
-        corrections = [(tenant, entry.event) for tenant, entry in entries if is_correction(entry.event)]
-        self._fold_events([(tenant, entry) for tenant, entry in entries if not is_correction(entry.event)])
-        for tenant, event in corrections:
-            if event.type == INTO:
-                self._forget((tenant, event.user_id))  # nobody reads the state of a merged user
-                self.corrected.discard((tenant, event.user_id))
-            else:
-                self.corrected.add((tenant, event.user_id))
+        self._fold_events([(tenant, one.seq, one.event) for tenant, one in entries if isinstance(one.event, Event)])
+        for tenant, entry in entries:
+            match entry.event:
+                case Merge(user_id):
+                    self._forget((tenant, user_id))  # nobody reads the state of a merged user
+                    self.corrected.discard((tenant, user_id))
+                case Undo(user_id):
+                    self.corrected.add((tenant, user_id))
 
-    def _fold_events(self, entries: Sequence[tuple[str, LogEntry]]) -> None:
+    def _fold_events(self, entries: Sequence[tuple[str, int, Event]]) -> None:
         self.events += len(entries)
-        names = [(tenant, entry.event.user_id) for tenant, entry in entries]
+        names = [(tenant, event.user_id) for tenant, _, event in entries]
         fresh = (name for name in dict.fromkeys(names) if name not in self._rows)
         self._rows.update(zip(fresh, count(len(self._rows)), strict=False))
-        self._through_seq.update((name, entry.seq) for name, (_, entry) in zip(names, entries, strict=True))
+        self._through_seq.update((name, seq) for name, (_, seq, _) in zip(names, entries, strict=True))
         self._make_room()
         rows = np.fromiter((self._rows[name] for name in names), np.int64, len(names))
-        columns = EventColumns.from_events(self._generation, [entry.event for _, entry in entries])
+        columns = EventColumns.from_events(self._generation, [event for _, _, event in entries])
         fold_many(self._generation, self._states, rows, columns)
 
     def states(self) -> list[FoldedState]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from storage.state.event import Event
+from storage.state.event import LogRecord
 
 MAIN_TENANT = "main"
 
@@ -25,13 +25,13 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """An event, or a correction as in storage/state/corrections.py, and its place in the log.
+    """An event, or a correction of the log, and its place in the log.
 
     Sequence numbers grow, and may have gaps.
     """
 
     seq: int
-    event: Event
+    event: LogRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ from model.inference.engine import Engine, Queries
 from storage.errors import StorageError
 from storage.protocol import UserStore
 from storage.records import AppendResult
-from storage.state.cold_codes import plain_type, with_codes
 from storage.state.event import Event
 from storage.state.fold import fold_event
 from storage.state.generation import Generation
@@ -147,7 +146,7 @@ class ColdItemLearner:
                     yield event
 
     def _has_weight(self, event: Event) -> bool:
-        return self._generation.event_weights.get(plain_type(event.type), 0.0) > 0
+        return self._generation.event_weights.get(event.type, 0.0) > 0
 
     def _watch(self, item_id: str) -> None:
         self._watched[item_id] = self._watched.pop(item_id, WatchedItem(self._events))
@@ -242,4 +241,4 @@ def _with_codes(event: Event, learners: Sequence[ColdItemLearner]) -> Event:
     own = [one.codes[event.item_id] for one in learners if event.item_id in one.codes]
     if not own:
         return event
-    return replace(event, type=with_codes(event.type, [(one.tag, one.codes.history) for one in own]))
+    return replace(event, codes=tuple((one.tag, one.codes.history.tobytes()) for one in own))

@@ -8,9 +8,8 @@ from app.catalogue.trained_catalogue import TrainedCatalogue
 from app.errors import InvalidRequest, UserNotFound, details_of
 from app.schemas.users import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
 from storage.protocol import UserStore
-from storage.state.cold_codes import plain_type
-from storage.state.corrections import UNDO, posted_as
-from storage.state.event import Event
+from storage.state.corrections import posted_as
+from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation
 from storage.state.layout import recent_items
 
@@ -63,7 +62,7 @@ class UserData:
         page = entries[:limit]
         return UserEvents(
             user_id=user_id,
-            events=[_logged(entry.event) for entry in page],
+            events=[_logged(entry.event) for entry in page if not isinstance(entry.event, Merge)],
             next=page[-1].seq if len(entries) > limit else None,
         )
 
@@ -98,15 +97,15 @@ class UserData:
         return Erasure(user_id=user_id, files_by=datetime.now(UTC).replace(microsecond=0) + ERASED_FROM_FILES_WITHIN)
 
 
-def _logged(event: Event) -> LoggedEvent | LoggedUndo:
+def _logged(event: Event | Undo) -> LoggedEvent | LoggedUndo:
     user_id, event_id = posted_as(event)
-    if event.type == UNDO:
+    if isinstance(event, Undo):
         return {"undo": event_id, "user_id": user_id, "timestamp": event.timestamp_us / 1e6}
     logged: LoggedEvent = {
         "event_id": event_id,
         "user_id": user_id,
         "item_id": event.item_id,
-        "type": plain_type(event.type),
+        "type": event.type,
         "timestamp": event.timestamp_us / 1e6,
     }
     if event.value is not None:

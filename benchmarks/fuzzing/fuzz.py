@@ -38,7 +38,7 @@ from benchmarks.fuzzing.malformed_requests import MalformedCase, ServiceCall, ca
 from benchmarks.fuzzing.schemathesis_checks import MAX_ERROR_BYTES
 from benchmarks.harness.compose import ROOT
 from benchmarks.harness.topology import Topology, topology
-from storage.state.event import Event
+from storage.state.record_encoding import from_json
 
 Store = Literal["sqlite", "redis"]
 
@@ -281,7 +281,7 @@ def check_stored_numbers(service: FuzzTarget, findings: Findings) -> None:
             log = [json.loads(line) for line in lines]
     for odd in (one for line in log for one in json_leaves(line) if isinstance(one, float) and not math.isfinite(one)):
         findings.faults[f"{odd} in the log"] += 1
-    users = {Event(*line[1:]).user_id for line in log if isinstance(line, list)}
+    users = {from_json(line)[1].user_id for line in log if isinstance(line, list)}
     with httpx.Client(base_url=service.url, headers=service.headers, timeout=ANSWER_WITHIN_S) as client:
         for user in users:
             answer = client.get(f"/v1/users/{user}")

@@ -118,7 +118,8 @@ async def judge(store: UserStore, generation: Generation, ledger: Ledger) -> Sto
         numbers_of[user_id].append(number)
     verdict = StoreVerdict(users=len(numbers_of))
     for user_id, numbers in numbers_of.items():
-        log = [entry.event for entry in await store.events(TENANT, user_id, limit=10**8)]
+        entries = await store.events(TENANT, user_id, limit=10**8)
+        log = [entry.event for entry in entries if isinstance(entry.event, Event)]
         (value,) = await store.states(TENANT, [user_id], generation)
         verdict.logged += len(log)
         _judge_log(verdict, ledger, numbers, log)

@@ -39,6 +39,7 @@ from benchmarks.harness.compose import ROOT
 from benchmarks.harness.ledger import is_fold
 from benchmarks.harness.topology import Topology, topology
 from model.artifact import model_directory
+from storage.state.event import Event
 
 USERS = 500
 BATCH = 10
@@ -170,7 +171,7 @@ async def wrong_states(running: Topology, models: list[Path], accepted: int) -> 
             for (user_id, log), value in zip(
                 logs.items(), await store.states("main", user_ids, generation), strict=True
             )
-            if not is_fold(generation, value, [entry.event for entry in log])
+            if not is_fold(generation, value, [entry.event for entry in log if isinstance(entry.event, Event)])
         ]
         return wrong if sum(map(len, logs.values())) == accepted else [*wrong, "not in the logs: all that was accepted"]
     finally:

@@ -29,6 +29,7 @@ from benchmarks.harness.ledger import is_fold
 from benchmarks.harness.topology import program, topology
 from model.artifact import model_directory
 from storage.redis.store import RedisStore
+from storage.state.event import Event
 from storage.state.generation import Generation
 
 HOT_USERS = 10
@@ -100,7 +101,8 @@ async def wrong_users(redis_url: str, generation: Generation, events: list[Event
 
 async def is_right(store: RedisStore, generation: Generation, user_id: str, ids: set[str]) -> bool:
     """Say whether the log holds exactly these ids, and the state is its fold."""
-    log = [entry.event for entry in await store.events("main", user_id, limit=10**7)]
+    entries = await store.events("main", user_id, limit=10**7)
+    log = [entry.event for entry in entries if isinstance(entry.event, Event)]
     (value,) = await store.states("main", [user_id], generation)
     return len(log) == len(ids) and {event.event_id for event in log} == ids and is_fold(generation, value, log)
 

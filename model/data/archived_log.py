@@ -11,10 +11,10 @@ import polars as pl
 from model.data.interactions import DataError
 from model.data.table import Table
 
-ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive/writer.py
+ARCHIVE_MANIFEST = "archive.json"  # drawn in storage/archive/manifest.py
 ARCHIVE_ATTEMPTS = 5
-ARCHIVE_COLUMNS = ("user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value")
-UNDO, INTO = "!undo", "!into"  # types of entries that are no events, drawn in storage/state/corrections.py
+ARCHIVE_VERSION = 2
+ARCHIVE_COLUMNS = ("kind", "user_id", "seq", "event_id", "item_id", "timestamp_us", "type", "value")
 ARCHIVE_COLUMNS_AS_TEXT = {
     "user_id": pl.col("user_id"),
     "item_id": pl.col("item_id"),
@@ -49,23 +49,26 @@ def read_archive(directory: Path) -> Table | None:
 
 def _valid_events(log: pl.DataFrame) -> pl.DataFrame:
     """Drop undone events, and those of users who were merged into another one, whose log has copies."""
-    is_undo, is_into = pl.col("type") == UNDO, pl.col("type") == INTO
-    undone = log.filter(is_undo).select("user_id", event_id="item_id")
-    merged = log.filter(is_into).select("user_id")
-    events = log.filter(~is_undo & ~is_into)
-    events = events.join(undone, on=["user_id", "event_id"], how="anti").join(merged, on="user_id", how="anti")
-    return events.with_columns(
-        type=pl.col("type").str.replace("!.*", "")
-    )  # codes, drawn in storage/state/cold_codes.py
+    undone = log.filter(pl.col("kind") == "undo").select("user_id", "event_id")
+    merged = log.filter(pl.col("kind") == "merge").select("user_id")
+    events = log.filter(pl.col("kind") == "event")
+    return events.join(undone, on=["user_id", "event_id"], how="anti").join(merged, on="user_id", how="anti")
 
 
 def _archived_files(manifest: Path, folder: str) -> list[str]:
     """Return the paths of the Parquet files in the manifest, of one tenant's folder if there are several."""
     try:
-        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        found = json.loads(manifest.read_text(encoding="utf-8"))
+        version, files = found["version"], found["files"]
         paths = [Path(file["path"]) for file in files]
     except (OSError, ValueError, TypeError, LookupError) as exc:
         raise DataError(f"{manifest} is no list of archived files: {exc!r}") from exc
+    if version != ARCHIVE_VERSION:
+        raise DataError(
+            f"archive {str(manifest.parent)!r} has version {version}, this lisarec reads {ARCHIVE_VERSION}; run "
+            "'lisarec backup' with the version that wrote it, 'lisarec restore' with this one, and archive to another "
+            "directory"
+        )
     folders = sorted({path.parts[0] for path in paths})
     if not folders:
         raise DataError(f"archive {str(manifest.parent)!r} has no events yet; 'lisarec archive' moves them there")

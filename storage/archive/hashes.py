@@ -1,6 +1,7 @@
 """Hashes of the users and events in an archived file, by which a reader finds out what the file has.
 
-A hash is 128 bits of BLAKE2b of a name, in two halves: (2, n) uint64 for n names. That is as good as the names.
+A hash is 128 bits of BLAKE2b of a name, in two halves: (2, n) uint64 for n names. That is as good as the names. An
+event's name is that of its entry in the log, so undos and merges have one too.
 """
 
 from __future__ import annotations
@@ -14,9 +15,18 @@ import polars as pl
 from numpy.typing import NDArray
 
 from storage.errors import StorageError
-from storage.state.event import digest
+from storage.state.event import MERGE_ID, UNDO_ID, digest
+from storage.state.record_encoding import MERGE, UNDO
 
 Hashes: TypeAlias = NDArray[np.uint64]
+
+ENTRY_ID = (
+    pl.when(pl.col("kind") == UNDO)
+    .then(pl.format(UNDO_ID, "event_id"))
+    .when(pl.col("kind") == MERGE)
+    .then(pl.format(MERGE_ID, "target"))
+    .otherwise("event_id")
+)
 
 
 def hashes_of_users(user_ids: Sequence[str]) -> Hashes:
@@ -25,8 +35,8 @@ def hashes_of_users(user_ids: Sequence[str]) -> Hashes:
 
 
 def hashes_of_events(events: Sequence[tuple[str, str]]) -> Hashes:
-    """Return the hashes (2, n) of (user id, event id) pairs."""
-    return hashes_of_digests([digest(f"{user_id}\0{event_id}") for user_id, event_id in events])
+    """Return the hashes (2, n) of (user id, entry id) pairs."""
+    return hashes_of_digests([digest(f"{user_id}\0{entry_id}") for user_id, entry_id in events])
 
 
 def hashes_of_digests(digests: Sequence[bytes]) -> Hashes:
@@ -35,8 +45,8 @@ def hashes_of_digests(digests: Sequence[bytes]) -> Hashes:
 
 
 def hashes_of_table(table: pl.DataFrame) -> Hashes:
-    """Return the merged hashes of the table's users and of its (user id, event id) pairs."""
-    events = hashes_of_events(list(table.select("user_id", "event_id").iter_rows()))
+    """Return the merged hashes of the table's users and of its (user id, entry id) pairs."""
+    events = hashes_of_events(list(table.select("user_id", entry_id=ENTRY_ID).iter_rows()))
     return merge_hashes([events, hashes_of_users(table["user_id"].unique().to_list())])
 
 

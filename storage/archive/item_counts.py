@@ -1,21 +1,20 @@
 """Counts of the items in the log, which rank them while there is no model.
 
-The counts are not stored. Each request for them reads the log: four columns of its archived part, and the newest
+The counts are not stored. Each request for them reads the log: a few columns of its archived part, and the newest
 entries of the rest. So the counts are right after a restart and in every process, and leave out erased users.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from storage.archive.manifest import Manifest
 from storage.archive.reader import ArchiveSnapshot
-from storage.state.cold_codes import MARK
-from storage.state.corrections import INTO, UNDO
-from storage.state.event import Event
+from storage.state.event import Event, LogRecord, Undo
+from storage.state.record_encoding import EVENT, MERGE, UNDO
 
-COLUMNS = ("user_id", "event_id", "item_id", "type")
+COLUMNS = ("kind", "user_id", "event_id", "item_id", "type")
 MAX_NEWEST_ENTRIES = 51_200  # of those that are not archived, some 100 ms to read
 
 ItemCounts = dict[str, int]
@@ -23,14 +22,14 @@ ItemCounts = dict[str, int]
 
 def effective_events(log: pl.LazyFrame) -> pl.LazyFrame:
     """Return the events that no undo takes back, without those of merged users, of which the other user has copies."""
-    undone = log.filter(pl.col("type") == UNDO).select("user_id", event_id="item_id").collect()
-    merged = log.filter(pl.col("type") == INTO).select("user_id").collect()
-    events = log.filter(~pl.col("type").is_in([UNDO, INTO]))
+    undone = log.filter(pl.col("kind") == UNDO).select("user_id", "event_id").collect()
+    merged = log.filter(pl.col("kind") == MERGE).select("user_id").collect()
+    events = log.filter(pl.col("kind") == EVENT)
     if len(undone):
         events = events.join(undone.lazy(), on=["user_id", "event_id"], how="anti")
     if len(merged):
         events = events.join(merged.lazy(), on="user_id", how="anti")
-    return events.with_columns(type=pl.col("type").str.replace(f"{MARK}.*", ""))
+    return events
 
 
 def count_items(log: pl.LazyFrame, types: Collection[str]) -> ItemCounts:
@@ -39,15 +38,24 @@ def count_items(log: pl.LazyFrame, types: Collection[str]) -> ItemCounts:
     return dict(events.group_by("item_id").len().collect().iter_rows())
 
 
-def count_items_of_rows(rows: Iterable[tuple[str, str, str, str]], types: Collection[str]) -> ItemCounts:
+def count_items_of_rows(rows: Iterable[Sequence[str | None]], types: Collection[str]) -> ItemCounts:
     """Return the same for rows of COLUMNS."""
     frame = pl.DataFrame(list(rows), schema=dict.fromkeys(COLUMNS, pl.String), orient="row")
     return count_items(frame.lazy(), types)
 
 
-def count_items_of_events(events: Iterable[Event], types: Collection[str]) -> ItemCounts:
-    """Return the same for events."""
-    return count_items_of_rows(((event.user_id, event.event_id, event.item_id, event.type) for event in events), types)
+def count_items_of_records(records: Iterable[LogRecord], types: Collection[str]) -> ItemCounts:
+    """Return the same for what a log records."""
+    return count_items_of_rows(map(_row, records), types)
+
+
+def _row(record: LogRecord) -> tuple[str | None, ...]:
+    """Return the record's COLUMNS."""
+    if isinstance(record, Event):
+        return EVENT, record.user_id, record.event_id, record.item_id, record.type
+    if isinstance(record, Undo):
+        return UNDO, record.user_id, record.event_id, None, None
+    return MERGE, record.user_id, None, None, None
 
 
 def add_counts(first: ItemCounts, second: ItemCounts) -> ItemCounts:

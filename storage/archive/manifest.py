@@ -16,29 +16,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import polars as pl
 
 from storage.errors import StorageError
-from storage.state.event import Event
+from storage.state.record_encoding import COLUMNS as RECORD_COLUMNS
 
 MANIFEST = "archive.json"
 THROUGH = "through"
 LOCK = "archive.lock"
 UNFINISHED = ".unfinished"
-VERSION = 1
+VERSION = 2
+EARLIER_VERSION = (
+    "the archive was written by an earlier lisarec (version {found}, this one knows {known}); run 'lisarec backup' "
+    "with that version, 'lisarec restore' with this one, and archive to another directory"
+)
 
-EVENT_COLUMNS = [field.name for field in fields(Event)]
 COLUMNS = {
     "seq": pl.Int64,
     "partition": pl.Int32,
     "logged_ms": pl.Int64,
-    **dict.fromkeys(EVENT_COLUMNS, pl.String),
+    **dict.fromkeys(RECORD_COLUMNS, pl.String),
     "timestamp_us": pl.Int64,
     "id_time_us": pl.Int64,
     "value": pl.Float64,
+    "codes": pl.Binary,
 }
 
 
@@ -87,6 +91,8 @@ class Manifest:
         """
         try:
             found = json.loads(text)
+            if found["version"] < VERSION:
+                raise StorageError(EARLIER_VERSION.format(found=found["version"], known=VERSION))
             if found["version"] != VERSION:
                 raise StorageError(f"the archive has version {found['version']}, this lisarec knows {VERSION}")
             return cls(

@@ -15,10 +15,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from storage.archive.hashes import Hashes, contains, hashes_of_events, hashes_of_users, read_hashes
-from storage.archive.manifest import COLUMNS, EVENT_COLUMNS, MANIFEST, ArchiveFile, Manifest
+from storage.archive.manifest import COLUMNS, MANIFEST, ArchiveFile, Manifest
 from storage.errors import StorageUnavailable
 from storage.records import LogEntry
-from storage.state.event import Event
+from storage.state.record_encoding import COLUMNS as RECORD_COLUMNS
+from storage.state.record_encoding import from_row
 
 SCANNED_ROWS = 2_000_000  # of the archive in memory at once when all of it is read, about 400 MB
 READ_ATTEMPTS = 5
@@ -75,8 +76,8 @@ class ArchivedLog:
     def pages(self, size: int) -> Iterator[list[tuple[str, LogEntry]]]:
         """Yield the entries with their tenants, in log order, in pages of that size."""
         for some in self.table.iter_slices(size):
-            rows = some.select("tenant", "seq", *EVENT_COLUMNS).iter_rows()
-            yield [(tenant, LogEntry(seq, Event(*columns))) for tenant, seq, *columns in rows]
+            rows = some.select("tenant", "seq", *RECORD_COLUMNS).iter_rows()
+            yield [(tenant, LogEntry(seq, from_row(columns))) for tenant, seq, *columns in rows]
 
 
 class ArchiveSnapshot:
@@ -105,7 +106,7 @@ class ArchiveSnapshot:
             return []
         wanted = (pl.col("user_id") == user_id) & (pl.col("seq") > after) & (pl.col("seq") <= through)
         found = pl.scan_parquet(paths).filter(wanted).sort("seq").head(min(limit, 2**31)).collect()
-        return [LogEntry(seq, Event(*columns)) for seq, *columns in found.select("seq", *EVENT_COLUMNS).iter_rows()]
+        return [LogEntry(seq, from_row(columns)) for seq, *columns in found.select("seq", *RECORD_COLUMNS).iter_rows()]
 
     def logs(self, first: int, end: int) -> dict[int, ArchivedLog]:
         """Return the archived logs of the partitions from the first one on, as many as fit into memory at once."""

@@ -21,7 +21,8 @@ import polars as pl
 from storage.archive.hashes import Hashes, contains, hashes_of_digests, hashes_of_table, merge_hashes, read_hashes
 from storage.archive.manifest import COLUMNS, LOCK, MANIFEST, THROUGH, UNFINISHED, ArchiveFile, Manifest
 from storage.errors import StorageUnavailable
-from storage.state.event import Event, digest, event_fields
+from storage.state.event import LogRecord, digest
+from storage.state.record_encoding import to_row
 
 ROW_GROUP = 16_384  # rows; a look-up of one user reads one or two groups of each file that has the user
 MAX_FILE_ROWS = 10_000_000  # files are merged in memory
@@ -29,13 +30,13 @@ MAX_FILE_ROWS = 10_000_000  # files are merged in memory
 
 @dataclass(frozen=True, slots=True)
 class EventEntry:
-    """An event of the log that goes into the archive; `seq` orders the entries of its partition."""
+    """An entry of the log that goes into the archive; `seq` orders the entries of its partition."""
 
     tenant: str
     partition: int
     seq: int
     logged_ms: int
-    event: Event
+    event: LogRecord
 
     @property
     def day(self) -> str:
@@ -215,7 +216,7 @@ class ArchiveWriter:
 
 
 def _table(logged: Sequence[EventEntry]) -> pl.DataFrame:
-    rows = [(entry.seq, entry.partition, entry.logged_ms, *event_fields(entry.event)) for entry in logged]
+    rows = [(entry.seq, entry.partition, entry.logged_ms, *to_row(entry.event)) for entry in logged]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 

@@ -25,7 +25,7 @@ from storage.redis.client import NO_CLUSTER
 from storage.redis.layout import LAYOUT_VERSION, Keyspace, parse_erasure
 from storage.redis.nodes import is_cluster_mode, node_urls
 from storage.redis.scripts import TRIM, trim_arguments
-from storage.state.event import Event
+from storage.state.record_encoding import from_json
 
 CONNECT_TIMEOUT_S = 5.0
 SOCKET_TIMEOUT_S = 30.0
@@ -232,8 +232,8 @@ def _parsed(partition: int, page: Sequence[StreamEntry]) -> Iterator[EventEntry 
     for entry_id, fields in page:
         seq, logged_ms = _seq_and_ms(entry_id)
         if b"e" in fields:
-            tenant, *columns = json.loads(fields[b"e"])
-            yield EventEntry(tenant, partition, seq, logged_ms, Event(*columns))
+            tenant, record = from_json(json.loads(fields[b"e"]))
+            yield EventEntry(tenant, partition, seq, logged_ms, record)
         elif (erased := parse_erasure(fields[b"x"])) is not None:
             tenant, user = erased
             yield ErasureEntry(tenant, partition, seq, user)

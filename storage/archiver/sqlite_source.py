@@ -14,11 +14,12 @@ from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.sqlite.database import BUSY_TIMEOUT_S, FILE_NAME
-from storage.sqlite.log import EVENT_COLUMNS
-from storage.state.event import Event, event_hash
+from storage.sqlite.log import RECORD_COLUMNS
+from storage.state.event import event_hash
+from storage.state.record_encoding import from_row
 
 SELECT_LOG = f"""
-SELECT seq, tenant, {EVENT_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?
+SELECT seq, tenant, {RECORD_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?
 """  # noqa: S608, the columns are a constant
 SELECT_ERASURES = "SELECT id, tenant, user, through_seq FROM erasures WHERE id > ? ORDER BY id"
 SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
@@ -76,7 +77,7 @@ class SQLiteSource(LogSource):
         # the table has no time of logging; the archive's days are those of archiving
         now_ms = time.time_ns() // 1_000_000
         rows = self._db.execute(SELECT_LOG, (after, limit))
-        return [EventEntry(tenant, 0, seq, now_ms, Event(*columns)) for seq, tenant, *columns in rows]
+        return [EventEntry(tenant, 0, seq, now_ms, from_row(columns)) for seq, tenant, *columns in rows]
 
     def _checked_seq(self, position: str) -> int:
         seq = int(position.partition("-")[0])
@@ -87,4 +88,4 @@ class SQLiteSource(LogSource):
 
 
 def _position(entry: EventEntry) -> str:
-    return f"{entry.seq}-{event_hash(f'{entry.tenant}/{entry.event.user_id}/{entry.event.event_id}'):016x}"
+    return f"{entry.seq}-{event_hash(f'{entry.tenant}/{entry.event.user_id}/{entry.event.entry_id}'):016x}"

@@ -6,7 +6,7 @@ in the visitor's head, and the next process that comes across it takes the remai
   PROPOSED   The head of the visitor names the user; nothing can be appended to the visitor's log any more. Now, and not
              before, the process follows the merges of the user. If they lead back to the visitor, it removes the mark:
              of merges that would form a circle, at least the one proposed last sees it.
-  DECIDED    The visitor's log has its last entry, "into".
+  DECIDED    The visitor's log has its last entry, the merge.
   DONE       The user's aliases have the visitor, for erasing, and copies of the visitor's entries are in the user's
              log: appended in one step, save those that are there.
 
@@ -39,8 +39,8 @@ from storage.redis.scripts import (
     mark_merge_arguments,
 )
 from storage.redis.session import RedisSession
-from storage.state.corrections import INTO, full_id, into, is_already_merged, readdressed, undo
-from storage.state.event import Event
+from storage.state.corrections import full_id, is_already_merged, readdressed
+from storage.state.event import LogRecord, Merge, Undo
 
 RETRY_FOR_S = 5.0
 MAX_PAUSE_S = 0.01
@@ -76,11 +76,11 @@ class RedisCorrections:
             target = await self.resolve(user)
             value = await self._head(target)
             undone = full_id(event_id, user.user_id, target.user_id)
-            entry = Entry.of(target.tenant, undo(target.user_id, undone, _now_us()))
-            known = await self._logged_ids(target, value, [undone, entry.event.event_id])
+            entry = Entry.of(target.tenant, Undo(target.user_id, undone, _now_us()))
+            known = await self._logged_ids(target, value, [undone, entry.event.entry_id])
             if undone not in known:
                 raise UnknownEvent("the user's log has no event of this id")
-            is_new = entry.event.event_id not in known
+            is_new = entry.event.entry_id not in known
             if not is_new or await self._append(target, value, None, [entry]):
                 await self._wait_for_replicas(target)
                 return is_new
@@ -162,7 +162,7 @@ class RedisCorrections:
         if await self._leads_to(target, visitor):
             await self._mark(visitor, value, None)
             return
-        last = Entry.of(visitor.tenant, into(visitor.user_id, target.user_id, _now_us()))
+        last = Entry.of(visitor.tenant, Merge(visitor.user_id, target.user_id, _now_us()))
         await self._mark(visitor, value, MergeStage.DECIDED, target.user_id, last)
 
     async def _leads_to(self, start: User, end: User) -> bool:
@@ -204,11 +204,13 @@ class RedisCorrections:
             await _pause()
         raise StorageUnavailable(CONTENTION)
 
-    async def _append_missing(self, target: User, value: bytes | None, seq: bytes | None, log: Sequence[Event]) -> bool:
+    async def _append_missing(
+        self, target: User, value: bytes | None, seq: bytes | None, log: Sequence[LogRecord]
+    ) -> bool:
         """Append copies of the events that the target's log lacks; return False when it is not as believed."""
-        copies = [readdressed(event, target.user_id) for event in log if event.type != INTO]
-        known = await self._logged_ids(target, value, [copy.event_id for copy in copies])
-        missing = [Entry.of(target.tenant, copy) for copy in copies if copy.event_id not in known]
+        copies = [readdressed(event, target.user_id) for event in log if not isinstance(event, Merge)]
+        known = await self._logged_ids(target, value, [copy.entry_id for copy in copies])
+        missing = [Entry.of(target.tenant, copy) for copy in copies if copy.entry_id not in known]
         return await self._append(target, value, seq, missing)
 
     async def _append(self, user: User, value: bytes | None, seq: bytes | None, entries: Sequence[Entry]) -> bool:
@@ -225,21 +227,21 @@ class RedisCorrections:
             arguments = commit_arguments({user.partition: []}, 0)
             await self._session.run(COMMIT, *arguments, wait_for_replicas=True)
 
-    async def _logged_ids(self, user: User, value: bytes | None, event_ids: Sequence[str]) -> set[str]:
+    async def _logged_ids(self, user: User, value: bytes | None, entry_ids: Sequence[str]) -> set[str]:
         """Return which of the ids are logged, if the user's head has this value."""
-        if not event_ids:
+        if not entry_ids:
             return set()
-        scores = await self._session.call("ZMSCORE", user.id_index, *map(index_member, event_ids))
-        known = set(compress(event_ids, (score is not None for score in scores)))
+        scores = await self._session.call("ZMSCORE", user.id_index, *map(index_member, entry_ids))
+        known = set(compress(entry_ids, (score is not None for score in scores)))
         head = Head.of(value)
-        rest = [event_id for event_id in event_ids if event_id not in known]
+        rest = [entry_id for entry_id in entry_ids if entry_id not in known]
         if not head.archived or not rest:
             return known
         archive_id = await self._session.archive_id()
 
         def archived(snapshot: ArchiveSnapshot) -> list[bool]:
             snapshot.require(archive_id, user.partition_number, head.archived)
-            return snapshot.holds(user.tenant, [(user.user_id, event_id) for event_id in rest])
+            return snapshot.holds(user.tenant, [(user.user_id, entry_id) for entry_id in rest])
 
         return known.union(compress(rest, await self._archive.read(archived)))
 

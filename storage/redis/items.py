@@ -11,7 +11,7 @@ from storage.archive.item_counts import (
     ArchivedItemCounts,
     ItemCounts,
     add_counts,
-    count_items_of_events,
+    count_items_of_records,
 )
 from storage.errors import StorageError
 from storage.records import ItemChanges, ItemCodes, ItemEntry, Tally
@@ -123,13 +123,13 @@ class RedisItems:
         await self._session.require_open()
         archived = await self._counts_of_archive(tenant, frozenset(types))
         commands = [self._newest_entries(number, archived) for number in range(self._session.keys.partitions)]
-        events = []
+        records = []
         for reply in await self._session.servers.execute_all(commands):
             if isinstance(reply, Exception):
                 raise storage_error(reply) from reply
             page = parse_stream_page(reply, is_complete=True)
-            events += [entry.event for owner, entry in page.entries if owner == tenant]
-        counts = count_items_of_events(events, types)
+            records += [entry.event for owner, entry in page.entries if owner == tenant]
+        counts = count_items_of_records(records, types)
         return counts if archived is None else add_counts(archived.counts, counts)
 
     async def _counts_of_archive(self, tenant: str, types: frozenset[str]) -> ArchivedItemCounts | None:

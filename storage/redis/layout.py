@@ -8,8 +8,9 @@ percent-encoded, so that the first "/" ends it.
                                                 "items:TENANT" for every tenant that has ever set values of items,
                                                 "secret", 64 hex digits that are made once
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
-  PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", see `Entry`, or "x":
-                                                an erased user, see `parse_erasure`, or empty: an entry of that user
+  PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", JSON as in
+                                                storage/state/record_encoding.py, or "x": an erased user, see
+                                                `parse_erasure`, or empty: an entry of that user
   PREFIX:{p17}:head:TENANT/USER         string  see `Head`: SEQ of the user's newest entry, 16 digits; once entries were
                                                 trimmed: SEQ through which to read the archive, 16 digits, and the
                                                 newest time of a UUIDv7 among the trimmed ids, 10 digits of seconds;
@@ -52,8 +53,9 @@ from zlib import crc32
 
 from storage.errors import StorageError
 from storage.records import MAIN_TENANT, LogEntry, LogPage
-from storage.state.event import Event, event_fields, event_hash, uuid7_time_us
+from storage.state.event import Event, LogRecord, event_hash, uuid7_time_us
 from storage.state.generation import Generation
+from storage.state.record_encoding import from_json, to_json
 
 LAYOUT_VERSION = 4
 GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as does the next
@@ -291,29 +293,30 @@ def rounded_up_s(time_us: int) -> int:
 
 
 class Entry(NamedTuple):
-    """An event as it enters the log, with the hash of its id as number and as member of the index."""
+    """An event or correction as it enters the log, with the hash of its id as number and as member of the index."""
 
-    event: Event
+    event: LogRecord
     id_hash: int
     member: bytes
     encoded: str
 
     @classmethod
-    def of(cls, tenant: str, event: Event) -> "Entry":
+    def of(cls, tenant: str, event: LogRecord) -> "Entry":
         """Encode an event; raise StorageError when it cannot be encoded or folded, before it fails a whole round."""
         try:
-            for time_us in (event.timestamp_us, event.id_time_us or 0):
-                time_us.to_bytes(8, "little", signed=True)
-            id_hash = event_hash(event.event_id)
-            encoded = compact_json((tenant, *event_fields(event)))
+            event.timestamp_us.to_bytes(8, "little", signed=True)
+            if isinstance(event, Event) and event.id_time_us is not None:
+                event.id_time_us.to_bytes(8, "little", signed=True)
+            id_hash = event_hash(event.entry_id)
+            encoded = compact_json(to_json(tenant, event))
         except (ValueError, TypeError, OverflowError) as exc:
             raise StorageError(f"an event cannot be stored: {exc!r}") from exc
         return cls(event, id_hash, id_hash.to_bytes(8, "little"), encoded)
 
 
-def index_member(event_id: str) -> bytes:
-    """Return the member of an index that stands for the event id."""
-    return event_hash(event_id).to_bytes(8, "little")
+def index_member(entry_id: str) -> bytes:
+    """Return the member of an index that stands for the id of an entry."""
+    return event_hash(entry_id).to_bytes(8, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,8 +344,8 @@ def parse_log_entries(reply: Iterable[bytes]) -> Iterator[LogEntry]:
     for seq, encoded in zip(fields, fields, strict=True):
         if not encoded:
             raise StorageError(f"a user's log has lost its entry {int(seq)}")
-        _tenant, *columns = json.loads(encoded)
-        yield LogEntry(int(seq), Event(*columns))
+        _tenant, record = from_json(json.loads(encoded))
+        yield LogEntry(int(seq), record)
 
 
 def parse_stream_page(reply: Sequence[tuple[bytes, Mapping[bytes, bytes]]], *, is_complete: bool) -> LogPage:
@@ -354,8 +357,8 @@ def parse_stream_page(reply: Sequence[tuple[bytes, Mapping[bytes, bytes]]], *, i
     erased: list[tuple[str, bytes]] = []
     for entry_id, fields in reply:
         if b"e" in fields:
-            tenant, *columns = json.loads(fields[b"e"])
-            entries.append((tenant, LogEntry(entry_seq(entry_id), Event(*columns))))
+            tenant, record = from_json(json.loads(fields[b"e"]))
+            entries.append((tenant, LogEntry(entry_seq(entry_id), record)))
         elif (user := parse_erasure(fields[b"x"])) is not None:
             erased.append(user)
     return LogPage(entries, is_complete, erased)

@@ -14,8 +14,8 @@ from storage.records import AppendResult
 from storage.redis.layout import MERGE_MARK, SEQ_DIGITS, Change, Entry, Head, Keyspace, User
 from storage.redis.nodes import storage_error
 from storage.state.compiled_fold import fold_encoded
-from storage.state.corrections import is_correction, readdressed
-from storage.state.event import Event
+from storage.state.corrections import readdressed
+from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation
 
 TIMEOUT_S = 5.0
@@ -70,7 +70,7 @@ class Request:
         self._results: list[AppendResult | None] = [None] * size
         self._open_parts: set[Part] = set()
 
-    def split(self, keys: Keyspace, tenant: str, events: Sequence[Event]) -> "list[Part]":
+    def split(self, keys: Keyspace, tenant: str, events: Sequence[Event | Undo]) -> "list[Part]":
         """Return the parts of the request."""
         parts: dict[str, Part] = {}
         for position, event in enumerate(events):
@@ -161,6 +161,7 @@ class Part(_Waiting):
         for (user, entry), position in zip(self.entries, self.positions, strict=True):
             target = targets[user]
             part = parts.setdefault(target.partition, Part(self.request, target.partition, deadline_s=self.deadline_s))
+            assert not isinstance(entry.event, Merge)  # nobody appends a merge
             moved = entry if target == user else Entry.of(target.tenant, readdressed(entry.event, target.user_id))
             part.add(target, moved, position)
         self.request.replace(self, list(parts.values()))
@@ -185,7 +186,7 @@ class Part(_Waiting):
         heads = {user: Head.of(folds[user].head) for user, _ in self.entries}
         self.must_search_through = max(head.archived for head in heads.values())
         return self.searched_through < self.must_search_through and any(
-            heads[user].may_be_archived(entry.event.event_id) and not folds[user].knows(entry)
+            heads[user].may_be_archived(entry.event.entry_id) and not folds[user].knows(entry)
             for user, entry in self.entries
         )
 
@@ -213,7 +214,6 @@ class UserFold:
     seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
     new: list[Entry] = field(default_factory=list)
     late: set[int] = field(default_factory=set)  # hashes of new ids that are late to the first generation
-    corrections: set[int] = field(default_factory=set)  # hashes of new ids that are no events
     failure: Exception | None = None  # why the user cannot be read
 
     def load(self, values: list[bytes | None] | Exception) -> None:
@@ -244,14 +244,13 @@ class UserFold:
             return False
         self.seen.add(entry.id_hash)
         self.new.append(entry)
-        if is_correction(entry.event):  # a back-up is being restored
-            self.corrections.add(entry.id_hash)
+        if not isinstance(entry.event, Event):  # a back-up is being restored
             self.states.clear()  # the next reader folds them
         return True
 
     def result(self, entry: Entry) -> AppendResult:
         """Return the result of a new entry, which has been folded in."""
-        if entry.id_hash in self.corrections:
+        if not isinstance(entry.event, Event):
             return AppendResult()
         unknown_item = not self.serving[0].knows_item_of(entry.event)
         return AppendResult(unknown_item=unknown_item, late=entry.id_hash in self.late)
@@ -357,7 +356,7 @@ def fold_new_entries(serving: Sequence[Generation], commits: Sequence[Commit]) -
             generation,
             [fold.states[generation.tag] for fold in own],
             users,
-            [entry.event for entry in entries],
+            [entry.event for entry in entries if isinstance(entry.event, Event)],  # others leave no state to fold into
             [entry.id_hash for entry in entries],
         )
         for fold, value in zip(own, folded, strict=True):

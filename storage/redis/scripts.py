@@ -8,7 +8,7 @@ from hashlib import sha1
 
 from storage.redis.layout import SEQ_DIGITS, TIME_DIGITS, Change, Entry, Keyspace, User, compact_json, rounded_up_s
 from storage.redis.nodes import Argument, Command
-from storage.state.event import Event, digest, uuid7_time_us
+from storage.state.event import LogRecord, digest, uuid7_time_us
 from storage.state.generation import Generation
 
 
@@ -371,17 +371,17 @@ def mark_merge_arguments(
 
 
 def trim_arguments(
-    keys: Keyspace, partition: int, through: int, events: Iterable[tuple[str, Event]]
+    keys: Keyspace, partition: int, through: int, events: Iterable[tuple[str, LogRecord]]
 ) -> tuple[list[str], list[Argument]]:
     """Return KEYS and ARGV of TRIM for the oldest entries of a partition's log.
 
     through  SEQ of the last of them
-    events   their tenants and events
+    events   their tenants and what they record
     """
     newest_s: dict[User, int] = {}
     for tenant, event in events:
         user = keys.user(tenant, event.user_id)
-        newest_s[user] = max(newest_s.get(user, 0), rounded_up_s(uuid7_time_us(event.event_id) or 0))
+        newest_s[user] = max(newest_s.get(user, 0), rounded_up_s(uuid7_time_us(event.entry_id) or 0))
     times: list[Argument] = [f"{time_s:0{TIME_DIGITS}}" for time_s in newest_s.values()]
     return [keys.log(partition), *(key for user in newest_s for key in (user.head, user.id_index))], [
         through,

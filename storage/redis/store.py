@@ -41,10 +41,9 @@ from storage.redis.nodes import ReplicaAcks
 from storage.redis.session import RedisSession
 from storage.redis.states import RedisStates
 from storage.redis.writer import EventWriter
-from storage.state.cold_codes import plain_type
 from storage.state.compiled_fold import compile_fold
 from storage.state.corrections import effective_events
-from storage.state.event import Event
+from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.trends import Trends
 
@@ -161,7 +160,7 @@ class RedisStore(UserStore):
     # ---- events and states
 
     @override
-    async def append(self, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
+    async def append(self, tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
         return await self._writer.append(tenant, events) if events else []
 
     @override
@@ -191,7 +190,7 @@ class RedisStore(UserStore):
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         user = await self._resolve(tenant, user_id)
         events = effective_events([entry.event async for entry in self._log.entries(user)])
-        return {event.item_id for event in events if plain_type(event.type) not in unseen_types}
+        return {event.item_id for event in events if event.type not in unseen_types}
 
     # ---- corrections
 

@@ -21,7 +21,7 @@ from storage.redis.requests import Commit, Part, Request, UserFold, commits_of, 
 from storage.redis.scripts import COMMIT, commit_arguments
 from storage.redis.session import RedisSession
 from storage.redis.states import RedisStates
-from storage.state.event import Event
+from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 
 MAX_ROUND = 512  # events, folded and encoded in one go: 30 to 160 ms in which the event loop does nothing else
@@ -64,7 +64,7 @@ class EventWriter:
         """How many events wait."""
         return self._writes.waiting_size + sum(part.size for part in self._awaiting_archive)
 
-    async def append(self, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
+    async def append(self, tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
         """Append the events; return a result for each, in order."""
         if not self.serving:
             raise ValueError("a store that takes events needs at least one generation")
@@ -209,7 +209,7 @@ class EventWriter:
                 snapshot.require(archive_id, part.number, part.must_search_through)
             found: set[tuple[User, int]] = set()
             for tenant, own in entries.items():
-                held = snapshot.holds(tenant, [(user.user_id, entry.event.event_id) for user, entry in own])
+                held = snapshot.holds(tenant, [(user.user_id, entry.event.entry_id) for user, entry in own])
                 found.update((user, entry.id_hash) for user, entry in compress(own, held))
             for part in parts:
                 part.searched_through = snapshot.manifest.seq(part.number)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from itertools import compress, islice
 
 from storage.records import AppendResult
-from storage.sqlite.log import log_new_events, logged_ids, readdress_all
+from storage.sqlite.log import log_key, log_new_events, logged_keys, readdress_all
 from storage.sqlite.states import current_states, replace
 from storage.state.compiled_fold import fold_encoded
-from storage.state.corrections import is_correction
-from storage.state.event import Event
+from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 
 DUPLICATE = AppendResult(duplicate=True)
@@ -24,7 +23,7 @@ class Append:
 
     generations: Sequence[Generation]
     tenant: str
-    events: Sequence[Event]
+    events: Sequence[Event | Undo]
 
     def __call__(self, db: sqlite3.Connection) -> "Result":
         """Append these events alone."""
@@ -44,15 +43,15 @@ def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result
     """Log and fold the events of requests that combine, in order, in the caller's transaction."""
     generations, tenant = appends[0].generations, appends[0].tenant
     events = readdress_all(db, tenant, [event for one in appends for event in one.events])
-    logged = logged_ids(db, tenant, events)
+    keys = [log_key(event) for event in events]
+    logged = logged_keys(db, tenant, keys)
     is_new = []
-    for event in events:
-        is_new.append((event.user_id, event.event_id) not in logged)
-        logged.add((event.user_id, event.event_id))
+    for key in keys:
+        is_new.append(key not in logged)
+        logged.add(key)
     new = list(compress(events, is_new))
     user_ids = [event.user_id for event in new]
-    corrections = [is_correction(event) for event in new]
-    corrected = set(compress(user_ids, corrections))  # their next read folds their states
+    corrected = {event.user_id for event in new if isinstance(event, Undo)}  # their next read folds their states
     before = [current_states(db, generation, tenant, user_ids, FAR_BEHIND) for generation in generations]
     seqs = dict(zip(user_ids, log_new_events(db, tenant, new), strict=True))
     behind: list[tuple[str, Generation]] = []
@@ -63,17 +62,17 @@ def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result
         folded, late_here = _fold(generation, values, new)
         late = late or late_here
         replace(db, generation, tenant, folded, seqs)
-    results = _results(generations[0], events, is_new, zip(corrections, late, strict=True))
+    results = _results(generations[0], events, is_new, iter(late))
     return [(list(islice(results, len(one.events))), behind if one is appends[0] else []) for one in appends]
 
 
 def _fold(
-    generation: Generation, values: Mapping[str, bytes], events: Sequence[Event]
+    generation: Generation, values: Mapping[str, bytes], events: Sequence[Event | Undo]
 ) -> tuple[dict[str, bytes], list[bool]]:
     """Fold the events into the states of these users; return the new states, and whether each event was late."""
     places = {user_id: place for place, user_id in enumerate(values)}
-    is_folded = [event.user_id in places for event in events]
-    own = list(compress(events, is_folded))
+    own = [event for event in events if isinstance(event, Event) and event.user_id in places]
+    is_folded = [event.user_id in places for event in events]  # no undo, whose user has no place
     if not own:
         return {}, is_folded
     folded, late = fold_encoded(generation, list(values.values()), [places[event.user_id] for event in own], own)
@@ -82,12 +81,12 @@ def _fold(
 
 
 def _results(
-    first: Generation, events: Sequence[Event], is_new: Sequence[bool], of_new: Iterator[tuple[bool, bool]]
+    first: Generation, events: Sequence[Event | Undo], is_new: Sequence[bool], late: Iterator[bool]
 ) -> Iterator[AppendResult]:
-    """The result of each event; `of_new` says of each new one whether it is a correction, and whether it was late."""
+    """The result of each event; `late` says of each new one whether it was late."""
     for event, new in zip(events, is_new, strict=True):
         if new:
-            corrects, is_late = next(of_new)
-            yield AppendResult(unknown_item=not (corrects or first.knows_item_of(event)), late=is_late)
+            is_unknown = isinstance(event, Event) and not first.knows_item_of(event)
+            yield AppendResult(unknown_item=is_unknown, late=next(late))
         else:
             yield DUPLICATE

@@ -6,36 +6,36 @@ from collections.abc import Collection
 
 from storage.errors import MergeRefused, MergeTooLarge
 from storage.records import MAX_MERGED
-from storage.sqlite.log import EVENT_COLUMNS, log_event, resolve_alias
-from storage.state.cold_codes import plain_type
-from storage.state.corrections import INTO, UNDO, full_id, into, is_already_merged, readdressed, undo
-from storage.state.event import Event, digest
+from storage.sqlite.log import RECORD_COLUMNS, log_event, resolve_alias
+from storage.state.corrections import full_id, is_already_merged, readdressed
+from storage.state.event import Merge, Undo, digest
+from storage.state.record_encoding import EVENT, UNDO, from_row
 
 SELECT_VISITOR = f"""
-SELECT {EVENT_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? ORDER BY seq LIMIT {MAX_MERGED + 1}
+SELECT {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? ORDER BY seq LIMIT {MAX_MERGED + 1}
 """  # noqa: S608, the columns are a constant
 
 SELECT_SEEN = f"""
 SELECT DISTINCT type, item_id FROM log
-WHERE tenant = :tenant AND user_id = :user_id AND type NOT IN ('{UNDO}', '{INTO}')
-AND event_id NOT IN (SELECT item_id FROM log WHERE tenant = :tenant AND user_id = :user_id AND type = '{UNDO}')
-"""  # noqa: S608, the types are constants
+WHERE tenant = :tenant AND user_id = :user_id AND kind = '{EVENT}'
+AND event_id NOT IN (SELECT event_id FROM log WHERE tenant = :tenant AND user_id = :user_id AND kind = '{UNDO}')
+"""  # noqa: S608, the kinds are constants
 
 
 def seen_items(db: sqlite3.Connection, tenant: str, user_id: str, unseen_types: Collection[str]) -> set[str]:
     """Return the items of all events that count in the user's log, except events of `unseen_types`."""
     of_user = {"tenant": tenant, "user_id": resolve_alias(db, tenant, user_id)}
-    return {item_id for kind, item_id in db.execute(SELECT_SEEN, of_user) if plain_type(kind) not in unseen_types}
+    return {item_id for kind, item_id in db.execute(SELECT_SEEN, of_user) if kind not in unseen_types}
 
 
 def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str) -> bool | None:
     """Log an undo of the event; return whether the event counted until now, None where it is not logged."""
     of_user = resolve_alias(db, tenant, user_id)
     undone = full_id(event_id, user_id, of_user)
-    is_logged = "SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND event_id = ?"
-    if db.execute(is_logged, (tenant, of_user, undone)).fetchone() is None:
+    is_logged = "SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND event_id = ? AND kind = ?"
+    if db.execute(is_logged, (tenant, of_user, undone, EVENT)).fetchone() is None:
         return None
-    return log_event(db, tenant, undo(of_user, undone, _now_us())) is not None
+    return log_event(db, tenant, Undo(of_user, undone, _now_us())) is not None
 
 
 def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bool | MergeRefused:
@@ -46,12 +46,13 @@ def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bo
             return False
     except MergeRefused as refusal:
         return refusal
-    events = [Event(*columns) for columns in db.execute(SELECT_VISITOR, (tenant, visitor))]
+    events = [from_row(row) for row in db.execute(SELECT_VISITOR, (tenant, visitor))]
     if len(events) > MAX_MERGED:
         return MergeTooLarge(f"the visitor has more than {MAX_MERGED:,} events; nothing changed")
     for event in events:
+        assert not isinstance(event, Merge)  # the visitor has no alias
         log_event(db, tenant, readdressed(event, target))
-    log_event(db, tenant, into(visitor, target, _now_us()))
+    log_event(db, tenant, Merge(visitor, target, _now_us()))
     db.execute("DELETE FROM states WHERE tenant = ? AND user_id = ?", (tenant, visitor))
     db.execute("UPDATE aliases SET target = ? WHERE tenant = ? AND target = ?", (target, tenant, visitor))
     db.execute("INSERT INTO aliases (tenant, user_id, target) VALUES (?, ?, ?)", (tenant, visitor, target))

@@ -6,30 +6,31 @@ from typing import Any
 
 from storage.records import LogEntry
 from storage.state.corrections import readdressed
-from storage.state.event import Event, event_fields
+from storage.state.event import Event, LogRecord, Undo
+from storage.state.record_encoding import COLUMNS, from_row, kind_of, to_row
 
 LOG_PAGE = 10_000  # entries of the whole log that are read at once
 NO_LIMIT = -1
 
-# in the order of an event's fields
-EVENT_COLUMNS = "event_id, user_id, item_id, type, timestamp_us, id_time_us, value, recommendation_id"
+RECORD_COLUMNS = ", ".join(COLUMNS)
 
 SELECT_EVENTS = f"""
-SELECT seq, {EVENT_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq > ? ORDER BY seq LIMIT ?
+SELECT seq, {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq > ? ORDER BY seq LIMIT ?
 """  # noqa: S608, the columns are a constant
 SELECT_LOG = f"""
-SELECT tenant, seq, {EVENT_COLUMNS} FROM log WHERE (tenant, user_id) > (?, ?) ORDER BY tenant, user_id, seq LIMIT ?
+SELECT tenant, seq, {RECORD_COLUMNS} FROM log WHERE (tenant, user_id) > (?, ?) ORDER BY tenant, user_id, seq LIMIT ?
 """  # noqa: S608, the columns are a constant
 
 INSERT_EVENT = f"""
-INSERT INTO log (tenant, {EVENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
-"""  # noqa: S608, the columns are the constant above
+INSERT INTO log (tenant, {RECORD_COLUMNS}) VALUES (?{", ?" * len(COLUMNS)}) ON CONFLICT DO NOTHING
+"""  # noqa: S608, the columns are a constant
 
-INSERT_EVENTS = f"INSERT INTO log (seq, tenant, {EVENT_COLUMNS}) {{rows}}"
+INSERT_EVENTS = f"INSERT INTO log (seq, tenant, {RECORD_COLUMNS}) {{rows}}"
 
 SELECT_KNOWN = """
-SELECT asked.column1, asked.column2 FROM ({rows}) AS asked
+SELECT asked.column1, asked.column2, asked.column3 FROM ({rows}) AS asked
 CROSS JOIN log ON log.tenant = ? AND log.user_id = asked.column1 AND log.event_id = asked.column2
+    AND log.kind = asked.column3
 """
 
 SELECT_TARGETS = """
@@ -38,7 +39,7 @@ CROSS JOIN aliases ON aliases.tenant = ? AND aliases.user_id = asked.column1
 """
 
 SELECT_NEWEST = """
-SELECT user_id, event_id, item_id, type FROM log
+SELECT kind, user_id, event_id, item_id, type FROM log
 WHERE tenant = ? AND seq > (SELECT coalesce(max(seq), 0) FROM log) - ?
 """
 
@@ -49,33 +50,41 @@ def resolve_alias(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
     return user_id if row is None else str(row[0])
 
 
-def readdress_all(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> list[Event]:
+def readdress_all(db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]) -> list[Event | Undo]:
     """Return the events as they stand in the logs of the users whom their own have become."""
     user_ids = [(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)]
     targets: dict[str, str] = dict(execute_in_batches(db, SELECT_TARGETS, user_ids, after=[tenant]))
     return [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
 
 
-def log_event(db: sqlite3.Connection, tenant: str, event: Event) -> int | None:
-    """Log the event and return its sequence number; None when the log has its id already.
+def log_event(db: sqlite3.Connection, tenant: str, event: LogRecord) -> int | None:
+    """Log the event, or correction, and return its sequence number; None when the log has its id already.
 
     The unique index decides: it has to be written anyway, and unlike the ring of a state it knows every id.
     """
-    cursor = db.execute(INSERT_EVENT, (tenant, *event_fields(event)))
+    cursor = db.execute(INSERT_EVENT, (tenant, *to_row(event)))
     return cursor.lastrowid if cursor.rowcount == 1 else None
 
 
-def logged_ids(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> set[tuple[str, str]]:
-    """Return the user and id of each of these events that the log has already."""
-    ids = [(event.user_id, event.event_id) for event in events]
-    return set(execute_in_batches(db, SELECT_KNOWN, ids, after=[tenant]))
+LogKey = tuple[str, str, str]
+"""User, event id and kind of an entry, which no other one has."""
 
 
-def log_new_events(db: sqlite3.Connection, tenant: str, events: Sequence[Event]) -> range:
+def log_key(event: Event | Undo) -> LogKey:
+    """Return the key of the entry."""
+    return event.user_id, event.event_id, kind_of(event)
+
+
+def logged_keys(db: sqlite3.Connection, tenant: str, keys: Sequence[LogKey]) -> set[LogKey]:
+    """Return those of the keys that the log has already."""
+    return set(execute_in_batches(db, SELECT_KNOWN, keys, after=[tenant]))
+
+
+def log_new_events(db: sqlite3.Connection, tenant: str, events: Sequence[LogRecord]) -> range:
     """Log events that the log does not have; return their sequence numbers. The caller holds the write lock."""
     (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
     seqs = range(last + 1, last + 1 + len(events))
-    rows = [(seq, tenant, *event_fields(event)) for seq, event in zip(seqs, events, strict=True)]
+    rows = [(seq, tenant, *to_row(event)) for seq, event in zip(seqs, events, strict=True)]
     execute_in_batches(db, INSERT_EVENTS, rows)
     return seqs
 
@@ -83,17 +92,17 @@ def log_new_events(db: sqlite3.Connection, tenant: str, events: Sequence[Event])
 def log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, limit: int) -> Iterator[LogEntry]:
     """Iterate over the first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
     for seq, *columns in db.execute(SELECT_EVENTS, (tenant, user_id, after, limit)):
-        yield LogEntry(seq, Event(*columns))
+        yield LogEntry(seq, from_row(columns))
 
 
 def log_page(db: sqlite3.Connection, tenant: str, user_id: str) -> Iterator[tuple[str, LogEntry]]:
     """Iterate over the first entries of the users that follow this one in order, each with its tenant."""
     for of_tenant, seq, *columns in db.execute(SELECT_LOG, (tenant, user_id, LOG_PAGE)):
-        yield of_tenant, LogEntry(seq, Event(*columns))
+        yield of_tenant, LogEntry(seq, from_row(columns))
 
 
-def newest_entries(db: sqlite3.Connection, tenant: str, limit: int) -> list[tuple[str, str, str, str]]:
-    """Return user, id, item and type of the tenant's entries among the newest `limit` ones of all tenants."""
+def newest_entries(db: sqlite3.Connection, tenant: str, limit: int) -> list[tuple[str | None, ...]]:
+    """Return kind, user, id, item and type of the tenant's entries among the newest `limit` ones of all tenants."""
     return db.execute(SELECT_NEWEST, (tenant, limit)).fetchall()
 
 

@@ -14,16 +14,19 @@ LOG_SCHEMA = """
 CREATE TABLE log (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
+    kind TEXT NOT NULL, -- event, undo or merge, see storage/state/record_encoding.py
     user_id TEXT NOT NULL,
-    event_id TEXT NOT NULL,
-    item_id TEXT NOT NULL,
-    type TEXT NOT NULL,
+    event_id TEXT, -- of an undo, that of the event which no longer counts
+    item_id TEXT,
+    type TEXT,
     timestamp_us INTEGER NOT NULL,
     id_time_us INTEGER,
     value REAL,
-    recommendation_id TEXT
+    recommendation_id TEXT,
+    codes BLOB, -- of an item that a model has not learned
+    target TEXT -- whom the user of a merge has become
 );
-CREATE UNIQUE INDEX log_by_event ON log (tenant, user_id, event_id);
+CREATE UNIQUE INDEX log_by_event ON log (tenant, user_id, event_id, kind);
 CREATE INDEX log_by_user ON log (tenant, user_id);
 """
 

@@ -34,7 +34,7 @@ from storage.sqlite.database import FILE_NAME, Database, empty_write_ahead_log
 from storage.sqlite.generations import SQLiteGenerations, active
 from storage.sqlite.log import LOG_PAGE, log_entries, log_page, newest_entries, resolve_alias
 from storage.state.compiled_fold import compile_fold
-from storage.state.event import Event, digest
+from storage.state.event import Event, Undo, digest
 from storage.state.generation import Generation
 from storage.trends import Trends
 
@@ -98,7 +98,7 @@ class SQLiteStore(UserStore):
         self._served = tuple(generations)
 
     @override
-    async def append(self, tenant: str, events: Sequence[Event]) -> list[AppendResult]:
+    async def append(self, tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
         if not events:
             return []
         served = self._served

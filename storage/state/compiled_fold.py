@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.state.cold_codes import FIRST_COLD_ROW, MARK, cold_row, plain_type
+from storage.state.cold_codes import FIRST_COLD_ROW, cold_row
 from storage.state.event import Event, event_hash
 from storage.state.generation import NEGLIGIBLE, Generation
 from storage.state.layout import MAX_TIME_S
@@ -69,9 +69,8 @@ class EventColumns(NamedTuple):
         kinds = [event.type for event in events]
         rows = np.fromiter(map(row_of, (event.item_id for event in events), repeat(UNKNOWN)), np.int32, count)
         cold_codes = np.zeros((0, generation.codes.shape[1]), np.uint8)  # the one type that is compiled for
-        if any(MARK in kind for kind in kinds):
+        if any(event.codes for event in events):
             cold_codes = _cold_codes(generation, events, rows)
-            kinds = [plain_type(kind) for kind in kinds]
         id_times_us = np.fromiter((event.id_time_us or 0 for event in events), np.int64, count)
         return cls(
             rows,

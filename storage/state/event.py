@@ -1,16 +1,27 @@
-"""What an event is, and the hashes and times that stand for its id."""
+"""What a log records, events and their corrections, and the hashes and times that stand for an event's id."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import blake2b
-from operator import attrgetter
+from typing import TypeAlias
 
 _UUID7 = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
+# Ids from outside have no space, so these are the id of no event.
+UNDO_ID = "undo {}"
+MERGE_ID = "merge {}"
+
+CodesByTag: TypeAlias = tuple[tuple[bytes, bytes], ...]
+"""Codes (B,) uint8 of one item for generations, each after its generation's tag of 8 bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One user-item interaction, as it is logged and folded."""
+    """One user-item interaction, as it is logged and folded.
+
+    codes  of an item that a model has not learned, for the generations that were served when the event was logged
+    """
 
     event_id: str
     user_id: str
@@ -20,10 +31,44 @@ class Event:
     id_time_us: int | None  # never the server's default time: it would differ on a resend
     value: float | None = None
     recommendation_id: str | None = None
+    codes: CodesByTag = ()
+
+    @property
+    def entry_id(self) -> str:
+        """The id of the entry within the user's log."""
+        return self.event_id
 
 
-event_fields = attrgetter(*(field.name for field in fields(Event)))
-"""The fields of an event, in the order in which ``Event(*fields)`` takes them back."""
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """The correction that the user's event of this id no longer counts, wherever it stands in the log."""
+
+    user_id: str
+    event_id: str
+    timestamp_us: int
+
+    @property
+    def entry_id(self) -> str:
+        """The id of the entry within the user's log."""
+        return UNDO_ID.format(self.event_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The last entry of a log: its user has become the target, whose log has copies of the entries before it."""
+
+    user_id: str
+    target: str
+    timestamp_us: int
+
+    @property
+    def entry_id(self) -> str:
+        """The id of the entry within the user's log."""
+        return MERGE_ID.format(self.target)
+
+
+LogRecord: TypeAlias = Event | Undo | Merge
+"""What one entry of a log records."""
 
 
 def id_time_us(event_id: str, client_timestamp_us: int | None) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.state.cold_codes import cold_row, plain_type
+from storage.state.cold_codes import cold_row
 from storage.state.event import Event, event_hash
 from storage.state.generation import NEGLIGIBLE, Generation
 from storage.state.layout import ITEM_RING, MAX_TIME_S, State
@@ -27,14 +27,14 @@ class Effect(Enum):
 def fold_event(generation: Generation, state: State, event: Event) -> Effect:
     """Fold the event into the state, in place. The caller makes sure that it was not folded before."""
     _push_id(state, event)
-    kind, item = plain_type(event.type), generation.item_index.get(event.item_id)
+    item = generation.item_index.get(event.item_id)
     codes = generation.cold_codes(event) if item is None else generation.codes[item]
     if codes is None:
         return Effect.UNKNOWN_ITEM
     shares = None if item is None or generation.shares is None else generation.shares[item]
     item = cold_row(event.item_id) if item is None else item
-    weight = generation.event_weights.get(kind, 0.0)
-    if kind not in generation.unseen_types:
+    weight = generation.event_weights.get(event.type, 0.0)
+    if event.type not in generation.unseen_types:
         _push_item(state, item)
     if weight <= 0:
         return Effect.WEIGHTLESS

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.state.cold_codes import MARK, codes_in
+from storage.state.cold_codes import codes_for
 from storage.state.event import Event
 from storage.state.layout import (
     ID_RING,
@@ -98,9 +98,9 @@ class Generation:
 
     def cold_codes(self, event: Event) -> NDArray[np.uint8] | None:
         """Return the codes (B,) that the event brings for an item that the generation has not learned, or None."""
-        if MARK not in event.type:
+        if not event.codes:
             return None
-        return codes_in(event.type, self.tag, self.codes.shape[1], self.codewords)
+        return codes_for(self.tag, event.codes, self.codes.shape[1], self.codewords)
 
     def knows_item_of(self, event: Event) -> bool:
         """Return whether the event's item has codes."""

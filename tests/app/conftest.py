@@ -87,7 +87,10 @@ async def logged_events(settings: Settings, user_id: str) -> list[Event]:
     assert settings.model_dir is not None
     store = await open_store(settings, generation_of(model_directory.load(settings.model_dir)))
     try:
-        return [entry.event for entry in await store.events(settings.tenant, user_id, limit=100_000)]
+        entries = await store.events(settings.tenant, user_id, limit=100_000)
+        events = [entry.event for entry in entries if isinstance(entry.event, Event)]
+        assert len(events) == len(entries)
+        return events
     finally:
         await store.close()
 

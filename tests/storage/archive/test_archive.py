@@ -115,7 +115,7 @@ class TestContents:
                 after, through = sorted(data.draw(st.tuples(st.integers(0, seq), st.integers(0, seq))))
                 found = read(archive, user_id, tenant, after=after, through=through)
                 assert found == [entry for entry in expected if after < entry.seq <= through]
-                ids = [(user_id, entry.event.event_id) for entry in expected] or [(user_id, "e")]
+                ids = [(user_id, entry.event.entry_id) for entry in expected] or [(user_id, "e")]
                 absent = [(user_id, event_id + "?") for _, event_id in ids] + [("nobody", ids[0][1])]
                 assert holds(archive, *ids, *absent, tenant=tenant) == [
                     bool(expected) and one in ids for one in [*ids, *absent]
@@ -280,7 +280,13 @@ class TestReading:
             read(ArchiveReader(tmp_path))
 
     def test_a_list_of_another_version_is_refused(self, tmp_path: Path) -> None:
-        for text, reason in (('{"version": 2}', "version 2"), ("[]", "no list"), ("{", "no list")):
+        earlier = r"earlier lisarec \(version 1.*backup.*restore.*another directory"
+        for text, reason in (
+            ('{"version": 3}', "version 3"),
+            ('{"version": 1}', earlier),
+            ("[]", "no list"),
+            ("{", "no list"),
+        ):
             (tmp_path / MANIFEST).write_text(text)
             with pytest.raises(StorageError, match=reason):
                 read(ArchiveReader(tmp_path))

@@ -16,7 +16,7 @@ from storage.archiver.sqlite_source import SQLiteSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore
-from storage.state.event import Event
+from storage.state.event import Event, LogRecord
 from tests.storage.archive.archived_redis import GENERATION
 from tests.storage.oracles.random_events import click
 
@@ -34,7 +34,7 @@ class TestSQLite:
         with SQLiteSource.open(data_dir) as log, ArchiveWriter.open(directory) as writer:
             return archive_log(log, writer, datetime.now(UTC), keep_tail_s=0, keep_days=None)
 
-    def read(self, directory: Path, tenant: str = "main") -> list[Event]:
+    def read(self, directory: Path, tenant: str = "main") -> list[LogRecord]:
         found = ArchiveReader(directory).read(lambda snapshot: snapshot.entries(tenant, "u"))
         return [entry.event for entry in found]
 

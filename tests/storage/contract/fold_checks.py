@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from storage.protocol import UserStore
 from storage.state.corrections import effective_events
-from storage.state.event import Event
+from storage.state.event import LogRecord
 from storage.state.generation import Generation
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import make_generation, make_newer
@@ -12,7 +12,7 @@ from tests.storage.oracles.random_events import make_generation, make_newer
 GENERATIONS = (make_generation(), make_newer())
 
 
-async def log_of(store: UserStore, user_id: str) -> list[Event]:
+async def log_of(store: UserStore, user_id: str) -> list[LogRecord]:
     """All events and corrections in the user's log."""
     return [entry.event for entry in await store.events("main", user_id, limit=1_000_000)]
 
@@ -20,7 +20,7 @@ async def log_of(store: UserStore, user_id: str) -> list[Event]:
 async def assert_state_is_fold_of_log(store: UserStore, user_id: str) -> None:
     """For both generations; the log may have corrections, or be empty."""
     log = await log_of(store, user_id)
-    assert len({event.event_id for event in log}) == len(log)
+    assert len({event.entry_id for event in log}) == len(log)
     for generation in GENERATIONS:
         (value,) = await store.states("main", [user_id], generation)
         events = list(effective_events(log))

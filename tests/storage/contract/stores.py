@@ -16,7 +16,7 @@ from storage.redis.client import RedisServers
 from storage.redis.nodes import ReplicaAcks
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
-from storage.state.event import Event
+from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from tests.storage.redis.servers import expected_servers, running_cluster, running_server
 
@@ -83,7 +83,7 @@ async def open_archived(
     )
     append = store.append
 
-    async def append_and_archive(tenant: str, events: Sequence[Event]) -> list[AppendResult]:
+    async def append_and_archive(tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
         answers = await append(tenant, events)
         await asyncio.to_thread(archive_all, url, prefix, archive_dir)
         return answers

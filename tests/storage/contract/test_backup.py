@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import storage.backup
 from storage.backup import backup, restore
 from storage.errors import StorageError, StorageUnavailable
 from storage.protocol import UserStore
-from storage.state.corrections import is_correction, posted_as
+from storage.records import ItemEntry
+from storage.state.corrections import posted_as
+from storage.state.event import Event, Undo
 from tests.storage.contract.stores import new_address, opened
-from tests.storage.oracles.random_events import click, make_generation
+from tests.storage.oracles.naive_fold import assert_state_is, fold
+from tests.storage.oracles.random_events import START_US, click, make_generation, make_newer
 
 GENERATION = make_generation()
+EARLIER_BACKUPS = Path(__file__).parents[1] / "earlier_backups"
 USERS = ["u", "v", "w", "x", "visitor", "other visitor", "gone"]
 
 
@@ -45,9 +50,9 @@ async def told(store: UserStore) -> dict[str, Any]:
             [
                 (posted_as(event), event.item_id, event.timestamp_us, event.value)
                 for event in log
-                if event.type == "click"
+                if isinstance(event, Event)
             ],
-            {event.event_id for event in log if is_correction(event)},
+            {event.entry_id for event in log if not isinstance(event, Event)},
             await store.states(tenant, [user_id], GENERATION),
             await store.seen_items(tenant, user_id),
         )
@@ -109,8 +114,53 @@ def test_an_older_lisarec_cannot_be_started_over_restored_undos(tmp_path: Path) 
     asyncio.run(law())
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "redis-server"])
+def test_a_backup_of_an_earlier_version_is_restored(tmp_path: Path, kind: str) -> None:
+    """The file is what 'lisarec backup' wrote when entries of the log had the fields of events only.
+
+    In its SQLite store, "u" and "visitor" had posted the events below, one event of each was undone, and "visitor" had
+    become "u". Codes of the item "new", for one generation or two, stood behind the types of events on it.
+    """
+    clicks = [click(f"e{n}", "u", n, START_US + n) for n in range(6)]
+    in_one, in_two = (b"gen one\0", bytes.fromhex("000102031c1d1e1f")), (b"gen two\0", bytes.fromhex("0a0b0c0d"))
+    of_user = [*clicks, Event("cold", "u", "new", "click", START_US + 10, None, codes=(in_one, in_two))]
+    of_visitor = [
+        *(replace(event, event_id=f"visitor/{event.event_id}") for event in clicks),
+        Event("visitor/bought", "u", "item3", "buy", START_US + 11, None, 9.5, "r1"),
+        Event("visitor/cold", "u", "new", "buy", START_US + 12, None, codes=(in_one,)),
+    ]
+    counted = [event for event in of_user + of_visitor if event.event_id not in ("e2", "visitor/e3")]
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress((EARLIER_BACKUPS / "version-2-log.jsonl").read_bytes()))
+
+    async def law() -> None:
+        async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
+            assert await restore(store, path) == 28
+            log = [entry.event for entry in await store.events("main", "u")]
+            assert [event for event in log if isinstance(event, Event)] == of_user + of_visitor
+            undone = {(event.user_id, event.event_id) for event in log if isinstance(event, Undo)}
+            assert undone == {("u", "e2"), ("u", "visitor/e3")}
+            assert [entry.event for entry in await store.events("main", "visitor")] == log
+            for generation in (GENERATION, make_newer()):
+                (value,) = await store.states("main", ["visitor"], generation)
+                assert_state_is(value, fold(generation, counted))
+            assert [entry.event.user_id for entry in await store.events("shop", "u")] == ["u"]
+            changes = await store.item_changes("main", 0, 10)
+            assert changes.entries[0] == ItemEntry("item1", "Kettle", ("kettles",), available=False)
+            assert [(codes.item_id, codes.evidence) for codes in changes.codes] == [("new", 12)]
+            assert not await store.merge("main", "u", "visitor")
+            resent = [Event("cold", user, "new", "buy", START_US, None) for user in ("u", "visitor")]
+            assert all(answer.duplicate for answer in await store.append("main", resent))
+            await backup(store, tmp_path / "again.gz")
+        async with opened(new_address(kind, tmp_path / "another"), GENERATION) as store:
+            await restore(store, tmp_path / "again.gz")
+            assert [entry.event for entry in await store.events("main", "u")] == log
+
+    asyncio.run(law())
+
+
 def told_by(path: Path) -> list[str]:
-    return sorted(line for line in gzip.open(path, "rt") if "!into" not in line)
+    return sorted(line for line in gzip.open(path, "rt") if "merge" not in line)
 
 
 def test_a_file_that_is_no_whole_backup_restores_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from storage.protocol import UserStore
 from storage.rebuild import Rebuilt, rebuild
 from storage.records import FoldedState, LogPage
 from storage.redis.store import RedisStore
+from storage.state.event import Event
 from storage.state.fold import fold_event
 from tests.storage.contract.fold_checks import assert_states_are_folds, count_saved
 from tests.storage.contract.stores import ARCHIVED, FEW_PARTITIONS, append_all, new_address, opened, redis_keys
@@ -127,9 +128,11 @@ class TestRebuild:
             async with opened(address, OLD) as store:
                 await store.append("main", [click("e1"), click("e2", item=1)])
                 first, second = await store.events("main", "u")
+                assert isinstance(first.event, Event)
                 of_first, of_both = NEW.empty(), NEW.empty()
                 fold_event(NEW, of_first, first.event)
                 for entry in (first, second):
+                    assert isinstance(entry.event, Event)
                     fold_event(NEW, of_both, entry.event)
                 await store.save_states(NEW, [FoldedState("main", "u", second.seq, NEW.encode(of_both))])
                 await store.save_states(NEW, [FoldedState("main", "u", first.seq, NEW.encode(of_first))])

@@ -15,7 +15,7 @@ import storage.redis.corrections
 import storage.sqlite.corrections
 from storage.errors import MergeRefused, MergeTooLarge, UnknownEvent
 from storage.rebuild import rebuild
-from storage.state.corrections import effective_events, is_correction, posted_as
+from storage.state.corrections import effective_events, posted_as
 from storage.state.event import Event
 from tests.storage.contract.fold_checks import assert_state_is_fold_of_log, log_of
 from tests.storage.contract.stores import open_store, opened
@@ -94,7 +94,7 @@ class TestLaw:
             for user_id in users.values():
                 log = await log_of(store, user_id)
                 expected_log = naive.log(user_id)
-                assert [posted_as(event) for event in log if not is_correction(event)] == [
+                assert [posted_as(event) for event in log if isinstance(event, Event)] == [
                     entry.name for entry in expected_log
                 ]
                 items = {entry.event.item_id for entry in expected_log if not entry.is_undone}
@@ -177,9 +177,9 @@ class TestAtOnce:
                 assert all(isinstance(failure, MergeRefused) for failure in failures), failures
                 assert len(failures) < len(circle)
 
-                distinct = {tuple(event.event_id for event in await log_of(one, name)): name for name in "abc"}
+                distinct = {tuple(event.entry_id for event in await log_of(one, name)): name for name in "abc"}
                 logs = [await log_of(two, name) for name in distinct.values()]
-                posted = Counter(posted_as(event) for log in logs for event in log if not is_correction(event))
+                posted = Counter(posted_as(event) for log in logs for event in log if isinstance(event, Event))
                 assert posted == Counter((event.user_id, event.event_id) for event in events)
                 left = Counter(posted_as(event) for log in logs for event in effective_events(log))
                 assert posted - left == Counter(undone)

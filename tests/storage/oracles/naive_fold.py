@@ -10,7 +10,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.state.event import Event
+from storage.state.event import CodesByTag, Event, LogRecord
 from storage.state.generation import Generation
 from storage.state.layout import recent_items
 
@@ -31,9 +31,8 @@ class NaiveUser:
         if event.event_id in self.ids:
             return True, False, False
         self.ids.add(event.event_id)
-        kind, *brought = event.type.split("!")
         row = self.generation.item_index.get(event.item_id)
-        codes = brought_codes(self.generation, brought) if row is None else self.generation.codes[row].tolist()
+        codes = brought_codes(self.generation, event.codes) if row is None else self.generation.codes[row].tolist()
         if codes is None:
             return False, True, False
         shares: dict[tuple[int, ...], float] = dict.fromkeys(enumerate(codes), 1.0)
@@ -41,9 +40,9 @@ class NaiveUser:
             row = name_of_cold(event.item_id)
         elif self.generation.shares is not None:
             shares = {place: float(share) for place, share in np.ndenumerate(self.generation.shares[row])}
-        if kind not in self.generation.unseen_types:
+        if event.type not in self.generation.unseen_types:
             self.items.append(row)
-        weight = self.generation.event_weights.get(kind, 0)
+        weight = self.generation.event_weights.get(event.type, 0)
         if weight <= 0:
             return False, False, False
         self._step(shares, weight)
@@ -70,13 +69,11 @@ class NaiveUser:
         return dense
 
 
-def brought_codes(generation: Generation, brought: list[str]) -> list[int] | None:
+def brought_codes(generation: Generation, brought: CodesByTag) -> list[int] | None:
     """The first that are as many as the generation has codebooks, if they are codewords of it."""
-    tag, length = generation.tag.hex(), 16 + 2 * generation.codes.shape[1]
-    for text in brought:
-        if text[:16] == tag and len(text) == length:
-            codes = [int(text[place : place + 2], 16) for place in range(16, length, 2)]
-            return codes if max(codes) < generation.codewords else None
+    for tag, codes in brought:
+        if tag == generation.tag and len(codes) == generation.codes.shape[1]:
+            return list(codes) if max(codes) < generation.codewords else None
     return None
 
 
@@ -86,9 +83,11 @@ def name_of_cold(item_id: str) -> int:
     return 2**30 + int.from_bytes(bits, "little") % 2**30
 
 
-def fold(generation: Generation, events: Iterable[Event]) -> NaiveUser:
+def fold(generation: Generation, log: Iterable[LogRecord]) -> NaiveUser:
+    """Of a log without corrections."""
     user = NaiveUser(generation)
-    for event in events:
+    for event in log:
+        assert isinstance(event, Event)
         user.receive(event)
     return user
 

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
 from hypothesis import strategies as st
 
-from storage.state.event import Event
+from storage.state.event import CodesByTag, Event
 from storage.state.generation import Generation
 
 KNOWN_ITEMS = 12
@@ -17,18 +18,20 @@ WEIGHTS = {"click": 1.0, "buy": 3.5, "view": 0.25, "dislike": -1.0, "impression"
 UNSEEN = ("view", "impression")
 START_US = 1_700_000_000_000_000
 # codes of items that no model has learned, for one generation or both; some that fit neither
-ONE = b"gen one\0".hex() + "000102031c1d1e1f"
-TWO = b"gen two\0".hex() + "0a0b0c0d"
-WRONG = b"gen one\0".hex() + "ff" * 8
-WITH_CODES = [
-    f"click!{ONE}",
-    f"buy!{TWO}!{ONE}",
-    f"view!{ONE}!{TWO}",
-    f"dislike!{ONE}",
-    f"click!{WRONG}",
-    f"click!{ONE}00",
-    "buy!zz",
+ONE = (b"gen one\0", bytes.fromhex("000102031c1d1e1f"))
+TWO = (b"gen two\0", bytes.fromhex("0a0b0c0d"))
+WRONG = (b"gen one\0", b"\xff" * 8)
+TOO_LONG = (b"gen one\0", ONE[1] + b"\0")
+WITH_CODES: list[tuple[str, CodesByTag]] = [
+    ("click", (ONE,)),
+    ("buy", (TWO, ONE)),
+    ("view", (ONE, TWO)),
+    ("dislike", (ONE,)),
+    ("click", (WRONG,)),
+    ("click", (TOO_LONG,)),
+    ("buy", ((b"gen one\0", b""),)),
 ]
+TYPES: list[tuple[str, CodesByTag]] = [(kind, ()) for kind in (*WEIGHTS, "click", "click", "never heard of")]
 
 
 def make_generation(
@@ -61,17 +64,19 @@ def fresh_user() -> str:
 
 def logs(max_size: int = 40) -> st.SearchStrategy[list[Event]]:
     """Events of one user, with duplicates (by id), late, unknown and zero-weight ones."""
-    event = st.builds(
+    plain = st.builds(
         Event,
         event_id=st.integers(0, 30).map("e{}".format),
         user_id=st.just("u"),
         item_id=st.integers(0, KNOWN_ITEMS + 2).map("item{}".format),
-        type=st.sampled_from([*WEIGHTS, "click", "click", "never heard of", *WITH_CODES]),
+        type=st.just("click"),
         timestamp_us=st.integers(0, 5).map(lambda step: START_US + step),
         id_time_us=st.none() | st.integers(0, 40).map(lambda second: START_US + second * 1_000_000),
         value=st.none() | st.floats(-1e6, 1e6),
         recommendation_id=st.none() | st.just("r1"),
     )
+    kinds = st.sampled_from([*TYPES, *WITH_CODES])
+    event = st.builds(lambda event, kind: replace(event, type=kind[0], codes=kind[1]), plain, kinds)
     return st.lists(event, max_size=max_size)
 
 

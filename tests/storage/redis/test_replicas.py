@@ -90,7 +90,7 @@ class TestReplicas:
                             break
                 primary.kill()
                 async with opened(replica.url) as left:
-                    posted = ["e0", "e1", "e2", "!undo e1", "v/e0", "v/e1", "v/e2"]
+                    posted = ["e0", "e1", "e2", "undo e1", "v/e0", "v/e1", "v/e2"]
                     assert await ids(left, "u") == posted
                     assert await ids(left, "v") == posted
 

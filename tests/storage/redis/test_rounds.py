@@ -82,7 +82,7 @@ class TestRounds:
                 wanted = {event.event_id for event in long_log} | {"new", *appended}
                 log = [entry.event for entry in await store.events("main", "u", limit=10**6)]
                 assert len(log) == len(wanted)
-                assert {event.event_id for event in log} == wanted
+                assert {event.entry_id for event in log} == wanted
                 for generation in (GENERATION, newer):
                     (value,) = await store.states("main", ["u"], generation)
                     assert_state_is(value, fold(generation, log))

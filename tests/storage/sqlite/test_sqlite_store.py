@@ -49,7 +49,7 @@ def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Pat
                 await store.append("main", [click("too much")])
         await asyncio.gather(first, *accepted)
         log = await store.events("main", "u")
-        assert [entry.event.event_id for entry in log] == ["first", *(f"e{number}" for number in range(10))]
+        assert [entry.event.entry_id for entry in log] == ["first", *(f"e{number}" for number in range(10))]
         await store.close()
 
     asyncio.run(law())
@@ -88,7 +88,7 @@ def test_a_waiter_cancelled_in_the_queue_is_taken_back(tmp_path: Path) -> None:
             waiting[1].cancel()
             await asyncio.sleep(0)
         await asyncio.gather(waiting[0], waiting[2])
-        assert [entry.event.event_id for entry in await store.events("main", "u")] == ["first", "e0", "e2"]
+        assert [entry.event.entry_id for entry in await store.events("main", "u")] == ["first", "e0", "e2"]
         await store.close()
 
     asyncio.run(law())
@@ -110,7 +110,7 @@ def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path: Path
         assert not isinstance(before, BaseException)
         assert not isinstance(after, BaseException)
         log = [entry.event for entry in await store.events("main", "u")]
-        assert [event.event_id for event in log] == ["first", "a", "b"]
+        assert [event.entry_id for event in log] == ["first", "a", "b"]
         assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, log))
         await store.close()
 
@@ -130,7 +130,7 @@ def test_a_file_locked_for_too_long_fails_every_waiter_and_the_store_recovers(
         assert [type(outcome) for outcome in outcomes] == [StorageUnavailable] * 5
         assert len({id(outcome) for outcome in outcomes}) == 5
         await store.append("main", [click("later")])
-        assert [entry.event.event_id for entry in await store.events("main", "u")] == ["later"]
+        assert [entry.event.entry_id for entry in await store.events("main", "u")] == ["later"]
         await store.close()
 
     asyncio.run(law())
@@ -255,8 +255,8 @@ def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
         assert through_seq() == 44  # again every event keeps it fresh
         log = [entry.event for entry in await store.events("main", "u")]
         (value,) = await store.states("main", ["u"], newer)
-        assert [event.event_id for event in log[:-3]] == [event.event_id for event in logged]
-        assert {event.event_id for event in log[-3:]} == {"new", "newest", "last"}
+        assert [event.entry_id for event in log[:-3]] == [event.event_id for event in logged]
+        assert {event.entry_id for event in log[-3:]} == {"new", "newest", "last"}
         assert_state_is(value, fold(newer, log))
         await store.close()
 

@@ -1,0 +1,117 @@
+"""The two forms in which a store keeps what its log records: a row of columns, and a JSON value.
+
+A row, in a table of SQLite or in a Parquet file, has a value for each of COLUMNS. `kind` says which of the others an
+undo or merge uses: `user_id`, `timestamp_us`, and `event_id` or `target`. Codes are a blob: of each generation the tag
+(8 bytes), the number of codes (2 bytes, little-endian), and the codes (1 byte each).
+
+JSON, in Redis and in back-ups, is one of
+
+  [TENANT, EVENT_ID, USER_ID, ITEM_ID, TYPE, TIMESTAMP_US, ID_TIME_US, VALUE, RECOMMENDATION_ID]
+  [TENANT, EVENT_ID, ..., RECOMMENDATION_ID, [[TAG, CODES], ...]]    an event with codes, in hex
+  {"undo": [TENANT, USER_ID, EVENT_ID, TIMESTAMP_US]}
+  {"merge": [TENANT, USER_ID, TARGET, TIMESTAMP_US]}
+"""
+
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
+
+from storage.state.event import CodesByTag, Event, LogRecord, Merge, Undo
+
+EVENT, UNDO, MERGE = "event", "undo", "merge"
+PLAIN_FIELDS = (
+    "event_id",
+    "user_id",
+    "item_id",
+    "type",
+    "timestamp_us",
+    "id_time_us",
+    "value",
+    "recommendation_id",
+)
+COLUMNS = ("kind", *PLAIN_FIELDS, "codes", "target")
+TAG_BYTES = 8
+COUNT_BYTES = 2
+
+_plain_fields = attrgetter(*PLAIN_FIELDS)
+
+
+def kind_of(record: LogRecord) -> str:
+    """Return the kind of the record, as it stands in a row."""
+    match record:
+        case Event():
+            return EVENT
+        case Undo():
+            return UNDO
+        case Merge():
+            return MERGE
+
+
+def to_row(record: LogRecord) -> tuple[Any, ...]:
+    """Return the record's value for each of COLUMNS."""
+    match record:
+        case Event():
+            return EVENT, *_plain_fields(record), codes_to_blob(record.codes) if record.codes else None, None
+        case Undo(user_id, event_id, timestamp_us):
+            return UNDO, event_id, user_id, None, None, timestamp_us, None, None, None, None, None
+        case Merge(user_id, target, timestamp_us):
+            return MERGE, None, user_id, None, None, timestamp_us, None, None, None, None, target
+
+
+def from_row(row: Iterable[Any]) -> LogRecord:
+    """Return the record of a row of COLUMNS; ValueError when it is none."""
+    kind, event_id, user_id, item_id, event_type, timestamp_us, id_time_us, value, shown_in, codes, target = row
+    if kind == EVENT:
+        own = codes_from_blob(codes) if codes else ()
+        return Event(event_id, user_id, item_id, event_type, timestamp_us, id_time_us, value, shown_in, own)
+    if kind == UNDO:
+        return Undo(user_id, event_id, timestamp_us)
+    if kind == MERGE:
+        return Merge(user_id, target, timestamp_us)
+    raise ValueError(f"an entry of a log cannot be of the kind {kind!r}")
+
+
+def to_json(tenant: str, record: LogRecord) -> list[Any] | dict[str, Any]:
+    """Return the record with its tenant as a JSON value."""
+    match record:
+        case Event():
+            plain = [tenant, *_plain_fields(record)]
+            return [*plain, [[tag.hex(), own.hex()] for tag, own in record.codes]] if record.codes else plain
+        case Undo(user_id, event_id, timestamp_us):
+            return {UNDO: [tenant, user_id, event_id, timestamp_us]}
+        case Merge(user_id, target, timestamp_us):
+            return {MERGE: [tenant, user_id, target, timestamp_us]}
+
+
+def from_json(value: Any) -> tuple[str, LogRecord]:
+    """Return tenant and record of a JSON value; TypeError or ValueError when it is none."""
+    if isinstance(value, list):
+        if len(value) <= 1 + len(PLAIN_FIELDS):
+            tenant, *fields = value
+            return tenant, Event(*fields)
+        tenant, *fields, codes = value
+        fields.append(tuple((bytes.fromhex(tag), bytes.fromhex(own)) for tag, own in codes))
+        return tenant, Event(*fields)
+    match value:
+        case {"undo": [tenant, user_id, event_id, timestamp_us]}:
+            return tenant, Undo(user_id, event_id, timestamp_us)
+        case {"merge": [tenant, user_id, target, timestamp_us]}:
+            return tenant, Merge(user_id, target, timestamp_us)
+    raise ValueError("a value is no entry of a log")
+
+
+def codes_to_blob(codes: CodesByTag) -> bytes:
+    """Return the codes as one blob."""
+    return b"".join(tag + len(own).to_bytes(COUNT_BYTES, "little") + own for tag, own in codes)
+
+
+def codes_from_blob(blob: bytes) -> CodesByTag:
+    """Return the codes in a blob."""
+    found = []
+    place = 0
+    while place < len(blob):
+        begin = place + TAG_BYTES + COUNT_BYTES
+        end = begin + int.from_bytes(blob[place + TAG_BYTES : begin], "little")
+        found.append((blob[place : place + TAG_BYTES], blob[begin:end]))
+        place = end
+    return tuple(found)
