@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class PortTaken(ValueError):
-    """The port is in use; the message says what to do."""
+    """The port is in use; the message names a way out."""
 
 
 class Unprotected(ValueError):

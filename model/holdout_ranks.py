@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from model.config import ModelConfig, Recipe, SeenRule
 from model.data.interactions import Histories, Interactions, histories_before, seen_before
-from model.inference.scan_torch import best_first
+from model.inference.scan_torch import select_top_k
 from model.lisa.histogram import history_histogram
 from model.lisa.recent_attention import recent_windows
 from model.metrics import CUTOFFS
@@ -74,7 +74,7 @@ def ranks_and_recommendations(
         ranks[block] = _ranks(scores, events.targets[block])
         worst = np.partition(scores, -k, axis=1)[:, -k] if k < scores.shape[1] else np.full(len(scores), -np.inf)
         for row, (values, threshold) in enumerate(zip(scores, worst, strict=True), start=block.start):
-            top, _ = best_first(values, np.flatnonzero(values >= threshold), k)
+            top, _ = select_top_k(values, np.flatnonzero(values >= threshold), k)
             recommended[row, : len(top)] = top
     return ranks, recommended
 

@@ -1,4 +1,4 @@
-"""Metrics as pure functions of ranks, which begin at 1, and of what was recommended; with bootstrap intervals."""
+"""Metrics as pure functions of ranks, which begin at 1, and of the recommended items; with bootstrap intervals."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ class LiveSignals:
             await asyncio.sleep(SYNC_EVERY_S)
 
     async def sync(self) -> None:
-        """Write what was counted to the store, and read what all processes have counted.
+        """Write this process's counts to the store, and read those of all processes.
 
-        raises  StorageError  when the store cannot be used; what was counted is written the next time
+        raises  StorageError  when the store cannot be used; the counts are kept for the next time
         """
         await self.click_through.sync()
         await self.trend_counter.sync()
 
     async def flush(self) -> None:
-        """Write what was counted to the store; StorageError as for `sync`."""
+        """Write this process's counts to the store; StorageError as for `sync`."""
         await self.click_through.flush()
         await self.trend_counter.flush()

@@ -1,4 +1,4 @@
-"""Recommendation ids, which hold what was recommended, so that no list is stored until an event refers to it.
+"""Recommendation ids, which encode the recommended items, so that no list needs to be stored.
 
   time        6 bytes  milliseconds since the epoch
   chance      4        so that no two are the same

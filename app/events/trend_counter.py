@@ -1,4 +1,4 @@
-"""Which items are used just now: counted from live events, flushed to the store, and read from there by every process.
+"""Trends: each process counts live events by item, flushes the counts to the store, and reads those of all processes.
 
 Counting costs an addition in memory for each event. A killed process loses what it had not flushed, at most some
 seconds. Events that were undone or erased fade like all others, as a trend names no user.
@@ -57,7 +57,7 @@ class TrendCounter:
             self.newest = await self._store.trends(self._tenant, MAX_ITEMS)
 
     async def flush(self) -> None:
-        """Write what was counted to the store; after a StorageError it is kept for the next time."""
+        """Write the counts to the store; after a StorageError they are kept for the next time."""
         # without the lock, this might return before another flush has written what it has taken
         async with self._flushing:
             counts, begin_us = self._counts, self._begin_us

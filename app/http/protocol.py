@@ -141,7 +141,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @override
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, with the same kind of body as every other error."""
+        """Refuse data that is not HTTP, with the same kind of body as every other error."""
         self._refuse(NotHttp("this is no request in HTTP/1.1; nothing was done"))
 
     @override

@@ -40,7 +40,7 @@ class Services:
 async def open_services(
     settings: Settings, artifacts: Mapping[str, Artifact], metrics: Metrics
 ) -> AsyncIterator[Services]:
-    """Open stores and engines of all tenants; afterwards finish what was accepted and close them.
+    """Open stores and engines of all tenants; afterwards finish the accepted requests and close them.
 
     raises  KeysFileError, StorageError, ValueError  when keys or store cannot be used
     """

@@ -179,7 +179,7 @@ def require_http_url(url: str) -> None:
 
 
 async def _require_service(client: httpx.AsyncClient) -> None:
-    """Fail at once where no service answers; patience is for one that answered and went away."""
+    """Fail at once where no service answers; retries are for a service that answered before."""
     try:
         await client.get("/healthz")
     except httpx.TransportError as exc:

@@ -1,4 +1,4 @@
-"""A Prometheus histogram that buffers what is observed, since one observation at a time costs ten times as much."""
+"""A Prometheus histogram that buffers observations, since single ones cost ten times as much."""
 
 from collections.abc import Sequence
 

@@ -63,7 +63,7 @@ class Metrics:
         return in_text(registry)
 
     def sample(self, store_waiting: int) -> None:
-        """Record the current queue depths, and flush what was observed since the last call."""
+        """Record the current queue depths, and flush the observations since the last call."""
         self._instruments.flush()
         self._queue_depth.labels("requests").set(self.requests.in_progress)
         self._queue_depth.labels("engine").set(self.engine.in_progress)

@@ -53,7 +53,7 @@ class FaultyMachine:
         self._set(1, int(full))
 
     def jump_clock(self, by_s: float) -> None:
-        """Move the clock from the real time by so many seconds."""
+        """Offset the clock from the real time by this many seconds."""
         self._set(2, round(by_s * 1e9))
 
     def cut_power(self, rng: random.Random) -> int:

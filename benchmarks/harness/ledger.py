@@ -1,4 +1,4 @@
-"""A ledger of what clients sent and what was acknowledged to them, and the judgement of a store by it."""
+"""A ledger of the events that clients sent and that were acknowledged, and the comparison of a store with it."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class ClusterAdmin:
 
 
 def command(node: Any, *args: object) -> Any:
-    """Send a command of which redis-py does not say what it answers."""
+    """Send a command whose result redis-py does not type."""
     return node.execute_command(*args)
 
 

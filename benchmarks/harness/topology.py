@@ -147,7 +147,7 @@ class Topology:
         self._wait_until_ready(self._start())
 
     def targets(self) -> list[str]:
-        """Return where the replicas listen that have their name just now."""
+        """Return the addresses of the replicas that the name server currently lists."""
         return [f"{address}:{self.replica_port}" for address in sorted(self.names.addresses)]
 
     def resent(self) -> int:

@@ -76,7 +76,7 @@ async def measure(trained: model_directory.Artifact, directory: Path, lengths: t
 
 
 async def fill(store: SQLiteStore, item_ids: Sequence[str], length: int) -> None:
-    """Append so many events of one user."""
+    """Append `length` events of one user."""
     for begin in track(range(0, length, BATCH), f"posting {length:,} events", console=console):
         positions = range(begin, min(begin + BATCH, length))
         await store.append(TENANT, [event_at(str(length), position, item_ids) for position in positions])

@@ -115,7 +115,7 @@ class RankedAnswers:
     new_shown: list[int] = field(default_factory=list)
 
     def note(self, best: list[str], target: str, new: set[str]) -> None:
-        """Add what was recommended to a user who then chose the target."""
+        """Record the items recommended to a user who then chose the target."""
         self.ranks.append(best.index(target) + 1 if target in best else NOT_RANKED)
         self.new_shown.append(sum(item_id in new for item_id in best))
 

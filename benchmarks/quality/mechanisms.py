@@ -150,7 +150,7 @@ def cached_scorer(scorer: Scorer, most: int = MAX_CACHED_SCORES) -> Scorer:
 
 
 def cached_figures(model: Trained, file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what was found out about this very model before, or else now."""
+    """Return the cached figures of this model, or compute and cache them."""
     if file.exists():
         kept: dict[str, Any] = json.loads(file.read_text())
         if kept["generation"] == model.tag:
@@ -205,7 +205,7 @@ def collisions(model: Trained) -> float:
 
 
 class StepCost(NamedTuple):
-    """What a user costs: bytes of state, microseconds of one more event, alone and 256 users at once."""
+    """The cost of a user: bytes of state, and microseconds of one more event, alone and for 256 users at once."""
 
     state_bytes: int
     alone_us: float

@@ -69,7 +69,7 @@ class Scenario:
                 await asyncio.sleep(0.005)
 
     async def verdict(self) -> StoreVerdict:
-        """End the replicas, print what happened and return what is wrong with the store."""
+        """End the replicas, print the results, and return the verdict on the store."""
         console.print(f"faults: {self.faults.count:,} ({counts(self.faults.injected)})")
         console.print(f"answers: {counts(self.load.answers)}")
         console.print(f"{self.load.hot_rate:.0f} events/s of each hot user")

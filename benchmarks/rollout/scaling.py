@@ -44,7 +44,7 @@ console = Console()
 
 @dataclass
 class ScalingTally:
-    """The outcome of the requests, by what was being done to the replicas when they began."""
+    """The outcomes of the requests, by the action on the replicas when they began."""
 
     phase: str = "start"
     latencies_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -161,7 +161,7 @@ async def check_counts(url: str, tally: ScalingTally) -> None:
 
 
 def report(tally: ScalingTally, elapsed_s: float, resent: int) -> None:
-    """Print latencies and failures by what was being done to the replicas."""
+    """Print latencies and failures by the action on the replicas."""
     table = Table("", "requests", "failed", "p50", "p99", "longest")
     for phase, latencies_ms in tally.latencies_ms.items():
         failed = sum(count for (at, _), count in tally.failures.items() if at == phase)

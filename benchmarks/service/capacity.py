@@ -146,7 +146,7 @@ def machines_for(shop: ShopSize, costs: UnitCosts) -> MachineSize:
 
 
 def costs_table(costs: dict[int, UnitCosts]) -> Table:
-    """Return a table of what was measured."""
+    """Return a table of the measured costs."""
     columns = ("items", "service, µs a request", "Redis, µs a request", "a process", "a user", "an event", "archived")
     table = Table(*columns, title="measured here")
     for items, cost in costs.items():

@@ -35,7 +35,7 @@ Ask = Callable[[int], Awaitable[bytes]]
 
 
 def features(categories: list[str], item_ids: Sequence[str], cursor: str) -> dict[str, dict[str, Any]]:
-    """Return what is asked for beside the user, by feature; `categories` come most frequent first."""
+    """Return the request options of each feature; `categories` come most frequent first."""
     some, other, third = categories[:3]
     found: dict[str, dict[str, Any]] = {
         "categories, any of two": {"categories": [some, other]},

@@ -68,7 +68,7 @@ def main(
 
 
 def misses_of_overload(before: Row, over: Row, recovering: Row, after: Row) -> Iterator[str]:
-    """Yield what was not as it should be, `recovering` being the first 5 s after the overload."""
+    """Yield the violated requirements; `recovering` covers the first 5 s after the overload."""
     if over.p99_ms > MAX_P99_MS or over.events_p99_ms > MAX_P99_MS:
         yield f"under overload p99 was {over.p99_ms:.0f} ms, of events {over.events_p99_ms:.0f} ms"
     if not over.errors:
@@ -84,7 +84,7 @@ def misses_of_overload(before: Row, over: Row, recovering: Row, after: Row) -> I
 
 
 def misses_of_soak(rows: list[Row]) -> Iterator[str]:
-    """Yield what was not as it should be in turns of the same load."""
+    """Yield the violated requirements of repeated runs under the same load."""
     if failed := [row.errors for row in rows if row.errors]:
         yield f"requests were not answered: {failed}"
     first, last = rows[0].resident_mb, rows[-1].resident_mb

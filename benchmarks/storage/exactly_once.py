@@ -113,7 +113,7 @@ def main(
     replicas: Annotated[int, typer.Option(min=1)] = 4,
     server: Annotated[str | None, typer.Option(help="Binary of the Redis or Valkey server.")] = None,
 ) -> None:
-    """Post the events through the replicas and check what was stored."""
+    """Post the events through the replicas, and check the stored ones."""
     trained = model_directory.load(model)
     sent = events_to_send(events, trained.items.ids)
     with topology(model, replicas, server=server) as running:

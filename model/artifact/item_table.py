@@ -128,7 +128,7 @@ class Items:
         labels = StringTable(part["categories"], _as_unsigned(part["categories.ends"]))
         ends = _full_ends(part["categories.codes.ends"], len(items))
         for names in (items.ids, items.titles, labels):
-            names.require_whole()
+            names.require_intact()
         for name, least, beyond in (
             ("ids.rows", FREE_SLOT, len(items)),
             ("popular_first", 0, len(items)),

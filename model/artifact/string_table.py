@@ -71,7 +71,7 @@ class StringTable(Sequence[str]):
             part = self.buffer[ends[0] : ends[-1]].tobytes()
             yield from (part[one:other].decode() for one, other in pairwise((ends - ends[0]).tolist()))
 
-    def require_whole(self) -> None:
+    def require_intact(self) -> None:
         """Raise ValueError where a string would lie outside of the buffer, or is not UTF-8."""
         ends = self.ends
         if not len(ends) or ends[-1] != len(self.buffer) or not is_ascending(ends):

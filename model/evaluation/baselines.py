@@ -21,7 +21,7 @@ from model.data.interactions import Histories
 from model.holdout_ranks import Scorer
 from model.lisa import item_codes
 
-SMALLEST_FADE = 1e-4  # events that have decayed to less than this share of their weight are left out
+MIN_DECAY = 1e-4  # events that have decayed to less than this share of their weight are left out
 EASE_MAX_ITEMS = 10_000  # a matrix of N x N float64 takes 0.8 GB there
 ITEMS_PER_BLOCK = 1024
 POSITIONS_PER_BLOCK = 16_384
@@ -249,7 +249,7 @@ def decayed(histories: Histories, rate: float, items: int) -> sparse.csr_array:
     rows = histories.rows
     steps_ago = histories.starts[1:][rows] - 1 - np.arange(len(rows))
     fade = np.exp(-rate * steps_ago)
-    kept = fade > SMALLEST_FADE
+    kept = fade > MIN_DECAY
     weights = (fade[kept] * histories.weights[kept]).astype(np.float32)
     return sparse.coo_array((weights, (rows[kept], histories.item[kept])), shape=(len(histories), items)).tocsr()
 

@@ -89,7 +89,7 @@ def split_for_comparison(events: pl.DataFrame, unseen_after_ms: int) -> tuple[pl
         end_us = _end_of_past_us(marked)
         held_out = (pl.col("place") >= 1) & pl.col("is_last") & pl.col("is_unseen") & (pl.col("timestamp_us") >= end_us)
         past = marked.filter(pl.col("timestamp_us") < end_us)
-    return past.select(events.columns), _comparison_of(marked, marked.filter(held_out))
+    return past.select(events.columns), _build_comparison(marked, marked.filter(held_out))
 
 
 def _end_of_past_us(events: pl.DataFrame) -> int:
@@ -104,16 +104,16 @@ def _only_counts(events: pl.DataFrame) -> bool:
     return bool((steps == SECOND_US).all())
 
 
-def _comparison_of(events: pl.DataFrame, held_out: pl.DataFrame) -> HoldoutComparison:
+def _build_comparison(events: pl.DataFrame, held_out: pl.DataFrame) -> HoldoutComparison:
     users = held_out.select("user_id").sample(min(len(held_out), MAX_HELD_OUT_EVENTS), seed=0, shuffle=True)
     histories = events.join(users, on="user_id", how="semi").group_by("user_id").agg("item_id", "type")
     of_users = users.join(histories, on="user_id", how="left", maintain_order="left")
-    whole = [list(zip(items, kinds, strict=True)) for _, items, kinds in of_users.iter_rows()]
+    full_histories = [list(zip(items, kinds, strict=True)) for _, items, kinds in of_users.iter_rows()]
     pairs = events.select("user_id", "item_id")
     repeats = 1 - len(pairs.unique()) / max(len(pairs), 1)
     return HoldoutComparison(
-        [history[:-1] for history in whole],
-        [history[-1][0] for history in whole],
+        [history[:-1] for history in full_histories],
+        [history[-1][0] for history in full_histories],
         "none" if repeats > REPEAT_SHARE_OF_SHOPS else "all",
     )
 
@@ -127,7 +127,7 @@ class _KnownEvents:
             [
                 (row_of[item_id], weights[kind])
                 for item_id, kind in history
-                if item_id in row_of and _steps(weights, kind)
+                if item_id in row_of and _has_weight(weights, kind)
             ]
             for history in comparison.histories
         ]
@@ -136,9 +136,9 @@ class _KnownEvents:
         self._miss = max(len(item_ids), *CUTOFFS) + 1
         self.lengths = np.array([len(history) for history in self._histories], np.int64)
 
-    def ranks(self, scorer: Scorer, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """Rank the targets of the chosen events by the scorer."""
-        places = np.arange(len(self._targets)) if chosen is None else np.flatnonzero(chosen)
+    def ranks(self, scorer: Scorer, selected: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """Rank the targets of the selected events by the scorer."""
+        places = np.arange(len(self._targets)) if selected is None else np.flatnonzero(selected)
         ranks = np.full(len(places), self._miss, np.int64)
         can_be_right = self._targets[places] >= 0
         places = places[can_be_right]
@@ -151,7 +151,7 @@ class _KnownEvents:
         return ranks
 
 
-def _steps(weights: Mapping[str, float], kind: str) -> bool:
+def _has_weight(weights: Mapping[str, float], kind: str) -> bool:
     return weights.get(kind, 0.0) > 0
 
 

@@ -13,7 +13,7 @@ Bitmap = NDArray[np.uint64]
 
 
 def empty(items: int) -> Bitmap:
-    """Return an empty set of so many items."""
+    """Return an empty set over this number of items."""
     return np.zeros(-(-items // BLOCK) * (BLOCK // 64), np.uint64)
 
 

@@ -1,4 +1,4 @@
-"""Re-ranking for diversity: each item of a list is chosen with regard to those before it.
+"""Re-ranking for diversity: each item of a list is selected given those before it.
 
 Source: maximal marginal relevance, Carbonell and Goldstein, SIGIR 1998, with an item's score as its relevance and the
 share of equal target codewords as the similarity of two items.
@@ -64,70 +64,79 @@ class Candidates(NamedTuple):
 
 
 def select_diverse(
-    diversity: Diversity, count: int, candidates: Candidates, before: TargetCodes, taken: NDArray[np.int64]
+    diversity: Diversity,
+    count: int,
+    candidates: Candidates,
+    reserved_codes: TargetCodes,
+    taken_per_category: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], int]:
     """Choose items for the places of a list, one after the other.
 
     The first `window` of the remaining items whose categories are not full compete for each place. The winner has the
     largest (1 - strength) * score - strength * its largest similarity to an item that was chosen before.
 
-    before   codes of what is in the list already
-    taken    (L,)   how many items of each category are in the list; the function adds those that it chooses
-    returns  places of the chosen items among the candidates, at most `count`: fewer where the choice depends on
+    reserved_codes      codes of the items already in the list
+    taken_per_category  (L,)  number of items of each category in the list; the selected items are added to it
+    returns  positions of the selected candidates, at most `count`: fewer where the selection depends on
              further items; and how many candidates compete for the place after them
     """
-    chosen = np.empty(count, np.int64)
+    selected = np.empty(count, np.int64)
     scores, codes, categories, are_all = candidates
     found, left = _select(
-        tuple(diversity), diversity.window, (scores, codes, *categories, are_all), before, taken, chosen
+        tuple(diversity),
+        diversity.window,
+        (scores, codes, *categories, are_all),
+        reserved_codes,
+        taken_per_category,
+        selected,
     )
-    return chosen[:found], left
+    return selected[:found], left
 
 
 def category_counts(categories: Categories, labels: int) -> NDArray[np.int64]:
     """Count the items of each of so many categories: (labels,)."""
-    taken = np.zeros(labels, np.int64)
+    taken_per_category = np.zeros(labels, np.int64)
     if len(categories.labels):
-        _count(*categories, taken)
-    return taken
+        _count(*categories, taken_per_category)
+    return taken_per_category
 
 
 @numba.njit(cache=True, nogil=True)
-def _count(labels, ends, taken):  # type: ignore[no-untyped-def]
+def _count(labels, ends, taken_per_category):  # type: ignore[no-untyped-def]
     for item in range(len(ends) - 1):
-        _count_item(item, labels, ends, taken)
+        _count_item(item, labels, ends, taken_per_category)
 
 
 @numba.njit(nogil=True)
-def _count_item(item, labels, ends, taken):  # type: ignore[no-untyped-def]
+def _count_item(item, labels, ends, taken_per_category):  # type: ignore[no-untyped-def]
     for place in range(ends[item], ends[item + 1]):
         if labels[place] not in labels[ends[item] : place]:  # a catalogue may name a category twice
-            taken[labels[place]] += 1
+            taken_per_category[labels[place]] += 1
 
 
 @numba.njit(cache=True, nogil=True)
-def _select(diversity, window, candidates, before, taken, chosen):  # type: ignore[no-untyped-def]
+def _select(diversity, window, candidates, reserved_codes, taken_per_category, selected):  # type: ignore[no-untyped-def]
     strength, most = diversity
     scores, codes, labels, ends, are_all = candidates
     count, books = len(scores), codes.shape[1]
-    is_gone, similarity = np.zeros(count, np.bool_), np.zeros(count, np.float64)
+    is_removed, similarity = np.zeros(count, np.bool_), np.zeros(count, np.float64)
     books = max(books, 1)  # without codes no item is similar to another
     known, first, found, seen = 0, 0, 0, 0  # the similarity of the first `known` items is up to date
-    while found < len(chosen):
+    while found < len(selected):
         best, best_value, seen, item = -1, 0.0, 0, first
         while item < count and seen < window:
-            if not is_gone[item]:
+            if not is_removed[item]:
                 if most > 0:
                     for place in range(ends[item], ends[item + 1]):
-                        is_gone[item] |= taken[labels[place]] >= most
-                if not is_gone[item]:
+                        is_removed[item] |= taken_per_category[labels[place]] >= most
+                if not is_removed[item]:
                     if item >= known:
                         known = item + 1
                         if strength > 0:
-                            for other in before:
+                            for other in reserved_codes:
                                 similarity[item] = max(similarity[item], _equal_codes(codes[item], other) / books)
                             for place in range(found):
-                                same = _equal_codes(codes[item], codes[chosen[place]])
+                                same = _equal_codes(codes[item], codes[selected[place]])
                                 similarity[item] = max(similarity[item], same / books)
                     value = (1 - strength) * scores[item] - strength * similarity[item]
                     if best < 0 or value > best_value:
@@ -136,15 +145,15 @@ def _select(diversity, window, candidates, before, taken, chosen):  # type: igno
             item += 1
         if best < 0 or (seen < window and not are_all):
             break
-        chosen[found] = best
+        selected[found] = best
         found += 1
-        is_gone[best] = True
-        _count_item(best, labels, ends, taken)
+        is_removed[best] = True
+        _count_item(best, labels, ends, taken_per_category)
         if strength > 0:
             for other in range(first, known):
-                if not is_gone[other]:
+                if not is_removed[other]:
                     similarity[other] = max(similarity[other], _equal_codes(codes[other], codes[best]) / books)
-        while first < count and is_gone[first]:
+        while first < count and is_removed[first]:
             first += 1
     return found, seen
 

@@ -242,7 +242,7 @@ class Engine:
                 bias[part] = sum_of_codewords(codes, self._model.target_codebooks).square().sum(dim=1) / -2
             if isinstance(self._catalogue, Scan):  # its lanes hold levels of the bias beside the codes
                 return Scan(self.target_codes, bias.numpy())
-            return self._catalogue.biased(bias)
+            return self._catalogue.with_bias(bias)
 
 
 @numba.njit(cache=True, nogil=True)

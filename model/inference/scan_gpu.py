@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from model.inference import bitmap
 from model.inference.scan import Boosts, Lifted, Ranked
-from model.inference.scan_torch import TorchScan, best_first
+from model.inference.scan_torch import TorchScan, select_top_k
 
 BLOCK = 1024  # items
 
@@ -117,6 +117,6 @@ def _merged(rows: NDArray[np.int64], scores: NDArray[np.float32], apart: list[Ra
     for q, (lifted, lifted_scores) in enumerate(apart):
         order = np.argsort(both := np.concatenate([rows[q], lifted]), kind="stable")
         values = np.concatenate([scores[q], lifted_scores])[order]
-        places, found = best_first(values, np.arange(len(values)), k)
+        places, found = select_top_k(values, np.arange(len(values)), k)
         items[q, : len(places)], best[q, : len(places)] = both[order][places], found
     return items, best

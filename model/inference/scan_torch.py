@@ -31,7 +31,7 @@ class TorchScan:
         bias: NDArray[np.float32] = self.bias[torch.from_numpy(items).to(self.bias.device)].cpu().numpy()
         return bias
 
-    def biased(self, bias: Tensor) -> TorchScan:
+    def with_bias(self, bias: Tensor) -> TorchScan:
         """Return a scan of the same items with another bias."""
         other = copy.copy(self)
         other.bias = bias
@@ -59,7 +59,7 @@ class TorchScan:
         items = np.full((len(scores), k), -1, np.int64)
         best = np.full((len(scores), k), -np.inf, np.float32)
         for row, (values, threshold) in enumerate(zip(scores.numpy(), worst, strict=True)):
-            found, found_scores = best_first(values, np.flatnonzero(values >= threshold), k)
+            found, found_scores = select_top_k(values, np.flatnonzero(values >= threshold), k)
             items[row, : len(found)] = found
             best[row, : len(found)] = found_scores
         return items, best
@@ -77,7 +77,7 @@ class TorchScan:
         for table, followers, gains, indices in zip(products, *lifted, candidates, strict=True):
             distinct = np.unique(indices)
             values = self.scores_of(table[None], Lifted(followers[None], gains[None]), distinct, boosts)
-            found, found_scores = best_first(values, np.arange(len(values)), k)
+            found, found_scores = select_top_k(values, np.arange(len(values)), k)
             ranked.append((distinct[found], found_scores))
         return ranked
 
@@ -97,7 +97,7 @@ class TorchScan:
         return values
 
 
-def best_first(values: NDArray[np.float32], chosen: NDArray[np.int64], k: int) -> Ranked:
+def select_top_k(values: NDArray[np.float32], chosen: NDArray[np.int64], k: int) -> Ranked:
     """Return the k best of the chosen places, which ascend, and their values; places at minus infinity are left out."""
     chosen = chosen[~np.isneginf(values[chosen])]
     order = chosen[np.argsort(-values[chosen], kind="stable")][:k]

@@ -236,7 +236,7 @@ class LisaMini(Lisa):
         weights  (L,)    float32, weights of the events; None: all 1
         returns  (L, D)  float32; equals ``read`` of the state after each step
         """
-        history = self._fading(items, weights)
+        history = self._decayed_history(items, weights)
         words = self.codebooks[torch.arange(history.codes.shape[1], device=items.device), history.codes]  # (L, B, D)
         queries, keys, values = (
             torch.einsum("lbd,rbde->rble", words, projection) for projection in (self.query, self.key, self.value)
@@ -271,7 +271,7 @@ class LisaMini(Lisa):
         hidden: Tensor = self.feed_forward(self.dropout(embedded) + self.dropout(attention))
         return hidden
 
-    def _fading(self, items: Tensor, weights: Tensor | None) -> DecayedHistory:
+    def _decayed_history(self, items: Tensor, weights: Tensor | None) -> DecayedHistory:
         position = torch.arange(len(items), device=items.device)
         age = position[:, None] - position[None, :]  # (L, L), negative for the future
         rates = torch.tensor(self.config.decay_rates, dtype=self.bias.dtype, device=items.device)

@@ -51,7 +51,7 @@ def served_model(network: MechanismNetwork) -> LisaPaper:
     if model.shares is not None:
         assert encoded.codes is not None
         model.shares.copy_(encoded.codes.where(encoded.codes >= SMALLEST_SHARE, 0))
-    model.codebooks.copy_(history.codebooks * network.scale_of_read)
+    model.codebooks.copy_(history.codebooks * network.read_scale)
     model.target_codebooks.copy_(targets.codebooks)
     for name in ("query", "key", "value"):
         getattr(model, name).copy_(getattr(mechanism, name)[None])

@@ -112,7 +112,7 @@ class MechanismNetwork(nn.Module):
         return found * math.sqrt(self.config.width) if self.has_hard_codes else found
 
     @property
-    def scale_of_read(self) -> float:
+    def read_scale(self) -> float:
         """What is left to multiply by where a history is read."""
         return 1.0 if self.has_hard_codes else math.sqrt(self.config.width)
 
@@ -196,8 +196,8 @@ class MechanismNetwork(nn.Module):
         return state, self._block(hidden, self.mechanism.read(state, seen, distinct.tables))
 
     def _hidden(self, distinct: DistinctItems, places: Tensor, before: Tensor) -> Tensor:
-        """Embed items after so many earlier events."""
-        hidden = F.embedding(places, distinct.history.vectors) * self.scale_of_read
+        """Embed items that follow `before` earlier events."""
+        hidden = F.embedding(places, distinct.history.vectors) * self.read_scale
         if self.position is not None:
             hidden = hidden + self.position[before.clamp_max(self.config.window - 1)]
         dropped: Tensor = self.dropout(hidden)

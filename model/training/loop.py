@@ -184,7 +184,7 @@ class TrainingLoop(ABC, Generic[Batch]):
             tensors = {name: checkpoint.get_tensor(name) for name in checkpoint.keys()}  # noqa: SIM118 (no mapping)
         if about["config"] != self.recipe.model_dump_json():
             raise TrainError(f"the checkpoint {path} was trained with other options; give the same ones to resume")
-        self._require_own(path, tensors)
+        self._require_same_training(path, tensors)
         self.reports = [EpochReport(**report) for report in json.loads(about["reports"])]
         self.network.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(OPTIMIZER_PREFIX)})
         names = [name for name, _ in self.network.named_parameters()]
@@ -195,7 +195,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         }
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
 
-    def _require_own(self, path: Path, tensors: dict[str, Tensor]) -> None:
+    def _require_same_training(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """Raise TrainError for a checkpoint whose tensors are not of this training; a subclass may check."""
         return
 

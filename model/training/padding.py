@@ -33,19 +33,19 @@ class PaddedBatch(NamedTuple):
 
 
 def padded_batches(
-    histories: Histories, window: int, rng: np.random.Generator, segments_each: int | None = None
+    histories: Histories, window: int, rng: np.random.Generator, segments_per_batch: int | None = None
 ) -> Iterator[PaddedBatch]:
     """Iterate over all positions of an epoch that have a next item, in shuffled batches of segments of similar length.
 
-    segments_each  segments of a batch; None: as many as have some thousand positions
+    segments_per_batch  number of segments; None: as many as have some thousand positions
     """
     begins, lengths = segments(histories, window, rng)
     by_length = np.lexsort((rng.random(len(lengths)), lengths))
-    if segments_each is None:
+    if segments_per_batch is None:
         size = min(max(histories.positions // STEPS_PER_EPOCH, SMALLEST_BATCH), POSITIONS_PER_BATCH)
         batch_of = np.cumsum(lengths[by_length]) // size
     else:
-        batch_of = np.arange(len(lengths)) // segments_each
+        batch_of = np.arange(len(lengths)) // segments_per_batch
     chosen = np.split(by_length, np.flatnonzero(np.diff(batch_of)) + 1)
     for index in rng.permutation(len(chosen)):
         if len(chosen[index]):

@@ -112,9 +112,9 @@ class Trainer(TrainingLoop[PositionBatch]):
     def _finish(self) -> None:
         self.model.fold_norms_and_round()
         if self.validation is not None and len(self.validation) and self.config.training.lift_strength is None:
-            self._choose_strength()
+            self._choose_lift_strength()
 
-    def _choose_strength(self) -> None:
+    def _choose_lift_strength(self) -> None:
         """Scale the gains of followers by the best strength on validation, which depends on how rare the items are."""
         unit = self.model.lift / DEFAULT_LIFT_STRENGTH
         for strength in LIFT_STRENGTHS:
@@ -159,7 +159,7 @@ class Trainer(TrainingLoop[PositionBatch]):
         return holdout_ranks.state_scorer(score, self.item_codes.history.codes, self.config.model)
 
     @override
-    def _require_own(self, path: Path, tensors: dict[str, Tensor]) -> None:
+    def _require_same_training(self, path: Path, tensors: dict[str, Tensor]) -> None:
         if not torch.equal(tensors["history_codes"], self.model.history_codes.cpu()):
             raise TrainError(f"the checkpoint {path} was made on another kind of machine; train without --resume")
 

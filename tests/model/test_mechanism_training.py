@@ -165,7 +165,7 @@ class TestMigration:
         """Histories are read, and items scored, at the scale at which the other network learned to."""
         before, net, found = network("transformer-paper"), network(name, codewords=60), torch.randn(3, 12)
         net.migrate(before)
-        torch.testing.assert_close(net.vectors() * net.scale_of_read, before.vectors() * before.scale_of_read)
+        torch.testing.assert_close(net.vectors() * net.read_scale, before.vectors() * before.read_scale)
         torch.testing.assert_close(net.norms[1](found) @ net.vectors().T, before.norms[1](found) @ before.vectors().T)
 
     def test_soft_codes_are_learned_while_those_of_the_targets_stay(self) -> None:

@@ -137,7 +137,7 @@ class RateSweep:
         self._load.close()
 
     def measure(self, rate: float, seconds: float) -> Row:
-        """Request so many recommendations per second, at random times, and post half as many events."""
+        """Request recommendations at this mean rate, at random times, and post half as many events."""
         requests = list(self._requests(rate, seconds))
         before = self._cpu_s()
         begin_s = time.perf_counter()

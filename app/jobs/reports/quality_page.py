@@ -220,7 +220,7 @@ def _codewords(model: Artifact) -> Html:
 
 
 def codeword_shares(model: Artifact) -> NDArray[np.float64]:
-    """How much of the training events each history codeword stands for: (B, W), every row summing to 1."""
+    """Return each history codeword's share of the training events: (B, W), every row summing to 1."""
     codes, counts, words = model.history_codes, model.items.counts, model.config.model.history_codewords
     used = np.stack([np.bincount(book, counts, minlength=words) for book in codes.T])
     shares: NDArray[np.float64] = used / np.maximum(used.sum(axis=1, keepdims=True), 1)

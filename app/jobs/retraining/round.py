@@ -68,7 +68,7 @@ class RetrainingPlan:
     max_loss: float = 0.1
 
     def config(self, lift_strength: float | None) -> Config:
-        """Return the configuration of a training on all of its data; what is held out is not among them."""
+        """Return the configuration of a training on all of its data, which do not include the held-out events."""
         shape, training = preset(self.preset)
         training = training.model_copy(
             update={"epochs": self.epochs or training.epochs, "lift_strength": lift_strength}
@@ -102,7 +102,7 @@ class RetrainingRound:
         self._begin_s = time.monotonic()
 
     def run(self) -> RoundOutcome:
-        """Do what is left of the round, and return how it ended.
+        """Run the remaining steps of the round, and return its outcome.
 
         raises  ArtifactError, StorageError, ValueError, OSError  when a step fails; the next run tries it again
         """

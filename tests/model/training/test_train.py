@@ -192,7 +192,7 @@ class TestEarlyStopping:
         trainer = train.Trainer(interactions, split(interactions, "loo"), config, directory, "cpu")
         results = iter(script)
         monkeypatch.setattr(trainer, "_validate", lambda: {"ndcg_at_10": next(results), "hr_at_10": 0.0})
-        monkeypatch.setattr(trainer, "_choose_strength", lambda: None)
+        monkeypatch.setattr(trainer, "_choose_lift_strength", lambda: None)
         weights = []
 
         class Watching:
