@@ -41,6 +41,7 @@ def test_a_key_has_as_many_requests_as_it_says(
             client.close()
 
 
+@pytest.mark.slow
 def test_processes_on_a_cluster_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limit, "REDIS_TIMEOUT_S", 60.0)  # on a machine with other things to do
     cluster = running_cluster()

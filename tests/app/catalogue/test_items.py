@@ -234,6 +234,7 @@ class TestAvailability:
         assert client.get("/v1/items/brand-new").json()["known"] is False
         client.close()
 
+    @pytest.mark.slow
     def test_holds_without_a_model_too(self, tmp_path: Path) -> None:
         client = Client(Settings(data_dir=tmp_path))
         client.click("ada", "lamp", "cup", "lamp")

@@ -44,6 +44,7 @@ def run(*arguments: object) -> int:
     return int(exit_.value.code or 0)
 
 
+@pytest.mark.slow
 def test_what_training_was_told_is_how_the_service_folds_and_hides(data: Path, tmp_path: Path) -> None:
     model = tmp_path / "models" / "own"
     said = ("--event-weight", "glance=0.25", "--event-weight", "purchase=3", "--unseen", "glance", "--unseen", "view")

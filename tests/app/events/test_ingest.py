@@ -74,7 +74,7 @@ def named(events: list[Event], bodies: list[Any]) -> list[Event]:
 @example([{"user_id": "a", "item_id": "i", "timestamp": True}], False)
 @example([{"user_id": "a", "item_id": "i", "event_id": None}], True)
 @example([{"user_id": "a", "item_id": "i"}] * 1001, False)
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies: list[Any], needs_ids: bool) -> None:
     quick = parse_plain_events(bodies, NOW_US, needs_ids=needs_ids)
     if quick is not None:

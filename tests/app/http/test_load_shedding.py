@@ -202,6 +202,7 @@ def test_nobody_works_for_who_has_gone(server: Process) -> None:
             assert waits.recv(65_536).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_a_worker_does_not_import_torch_before_it_answers() -> None:
     quick = "import sys, app.http.protocol; sys.exit(bool({'torch', 'polars', 'fastapi'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", quick], cwd=ROOT, check=False).returncode == 0
@@ -271,6 +272,7 @@ class TestTheBound:
         asyncio.run(law())
 
 
+@pytest.mark.slow
 def test_keys_rotate_in_a_running_process_that_never_writes_one_down(
     model_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -134,7 +134,8 @@ class TestNoInputIsAFault:
     """A fault in the app is an exception here, and so fails the test."""
 
     @given(path=st.sampled_from(POSTS), body=bodies)
-    @settings(max_examples=300)
+    @settings(max_examples=150)
+    @pytest.mark.slow
     def test_of_json(self, shared_client: Client, path: str, body: Any) -> None:
         response = shared_client.post(path, content=json.dumps(body), headers=JSON)
         if response.status_code != 200:
@@ -149,6 +150,7 @@ class TestNoInputIsAFault:
         user_id=st.text(min_size=1, max_size=20), name=st.sampled_from(["k", "exclude", "query", "x"]), value=st.text()
     )
     @settings(max_examples=150)
+    @pytest.mark.slow
     def test_of_paths_and_queries(self, shared_client: Client, user_id: str, name: str, value: str) -> None:
         query = f"{quote(name)}={quote(value, errors='replace')}"
         for path in (f"/v1/users/{quote(user_id, safe='', errors='replace')}/recommendations", "/v1/items"):

@@ -145,6 +145,7 @@ class TestHistories:
 
 
 @pytest.mark.parametrize(("batch_size", "concurrency"), [(1, 3), (7, 4), (50, 1), (50, 4), (1000, 4)])
+@pytest.mark.slow
 def test_each_user_arrives_in_order_and_one_request_at_a_time(
     service: Service, interactions: Interactions, batch_size: int, concurrency: int
 ) -> None:

@@ -127,6 +127,7 @@ def test_the_service_logs_what_is_slow_or_fails_and_never_whom_it_is_about(
     assert any("answering with popular items" in line["message"] for line in lines if "request_id" not in line)
 
 
+@pytest.mark.slow
 def test_what_is_said_for_every_request_does_not_fill_the_log_either() -> None:
     program = """if True:
         import logging, sys

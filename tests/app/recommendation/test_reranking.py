@@ -373,6 +373,7 @@ wild = st.dictionaries(
 
 @given(wish=wild)
 @settings(max_examples=100)
+@pytest.mark.slow
 def test_no_wish_is_a_fault(shared_client: Client, wish: dict[str, Any]) -> None:
     """A fault in the app is an exception here, and so fails the test."""
     body = {"user_id": "clicker", **wish}

@@ -22,7 +22,7 @@ from model.artifact.item_table import Items
 from model.artifact.model_directory import CONFIG, ITEMS, MANIFEST, METRICS, PACKED, WEIGHTS, ArtifactError
 from model.lisa.lisa_mini import LisaMini
 
-CASES = 400  # of each kind of file
+CASES = 200  # of each kind of file
 SHAPE = config.ModelConfig(
     width=4,
     decay_rates=(0.1,),

@@ -40,6 +40,7 @@ def test_more_names_than_are_decoded_at_once() -> None:
 
 
 @given(known=st.lists(TEXTS, max_size=60, unique=True), asked=st.lists(TEXTS, max_size=20))
+@pytest.mark.slow
 def test_rows_are_those_of_a_dict(known: list[str], asked: list[str]) -> None:
     rows, oracle = StringIndex.of(StringTable.of(known)), {name: row for row, name in enumerate(known)}
     assert dict(rows) == oracle

@@ -92,6 +92,7 @@ erasures = st.builds(
 class TestContents:
     @given(st.lists(st.lists(entries | entries | entries | erasures, max_size=8), max_size=6), st.data())
     @settings(max_examples=25)
+    @pytest.mark.slow
     def test_every_committed_event_is_found_once_whatever_is_merged(
         self, batches: Sequence[Sequence[EventEntry | ErasureEntry]], data: st.DataObject
     ) -> None:
@@ -145,6 +146,7 @@ class TestContents:
         archive = ArchiveReader(tmp_path)
         assert holds(archive, ("u", "e1"), ("u", "e9"), ("u", "e10"), ("v", "e1")) == [True, True, False, False]
 
+    @pytest.mark.slow
     def test_a_day_keeps_few_files_and_when_it_is_over_one(self, tmp_path: Path) -> None:
         with ArchiveWriter.open(tmp_path) as writer:
             most = 0
@@ -196,6 +198,7 @@ def dying_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[None]:
 
 
 class TestDying:
+    @pytest.mark.slow
     def test_whoever_dies_anywhere_has_committed_all_or_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -169,6 +169,7 @@ class TestRedis:
         asyncio.run(law())
 
 
+@pytest.mark.slow
 def test_who_is_erased_stays_in_the_archive_until_the_append_only_file_is_rewritten(tmp_path: Path) -> None:
     """Else nobody would ask for it again."""
     server = new_server("redis-server")

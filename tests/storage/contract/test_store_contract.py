@@ -214,6 +214,7 @@ class TestConcurrency:
 
         asyncio.run(law())
 
+    @pytest.mark.slow
     def test_processes_that_start_and_append_at_once_are_all_counted(self, address: str) -> None:
         writers = [writing_process(address, f"p{number}", "u", "40") for number in range(3)]
         acknowledged = [event_id for writer in writers for event_id in writer.communicate(timeout=60)[0].split()]
@@ -244,6 +245,7 @@ class TestConcurrency:
 
 
 class TestDurability:
+    @pytest.mark.slow
     def test_a_killed_process_loses_nothing_it_acknowledged(self, address: str) -> None:
         acknowledged: set[str] = set()
         for kill in range(4):
