@@ -165,7 +165,7 @@ def test_attention_by_parts_of_a_history_is_that_of_the_whole(monkeypatch: pytes
         torch.manual_seed(0)
         whole = attention.lisa(300)()
         torch.manual_seed(0)
-        monkeypatch.setattr(attention, "AT_ONCE", 64)
+        monkeypatch.setattr(attention, "CHUNK_POSITIONS", 64)
         torch.testing.assert_close(attention.lisa(300)(), whole)
 
 
