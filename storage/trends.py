@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterable, Mapping
 
 HALF_LIFE_S = 7 * 86_400.0
-FORGOTTEN = 64.0  # half-lives behind the newest added trend, below which a trend is not stored
+MAX_AGE_HALF_LIVES = 64.0  # half-lives behind the newest added trend, below which a trend is not stored
 
 Trends = Mapping[str, float]
 """Trends by item id."""
 
 
-def added(first: float, second: float) -> float:
+def sum_of_trends(first: float, second: float) -> float:
     """Return the trend of the events of both."""
     high, low = max(first, second), min(first, second)
     return high + math.log2(1 + 2.0 ** (low - high))
@@ -33,6 +33,6 @@ def count_at(trend: float, now_us: int) -> float:
     return math.exp2(min(trend - now_us / (HALF_LIFE_S * 1e6), 1023.0))
 
 
-def forgotten_below(trends: Iterable[float]) -> float:
+def min_kept_trend(trends: Iterable[float]) -> float:
     """Return the trend below which trends are too old to matter, seen from the newest of these."""
-    return max(trends) - FORGOTTEN
+    return max(trends) - MAX_AGE_HALF_LIVES

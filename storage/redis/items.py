@@ -19,7 +19,7 @@ from storage.redis.layout import ITEMS_FIELD, compact_json, parse_stream_page
 from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts import ADD_TALLIES, ADD_TRENDS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
 from storage.redis.session import RedisSession
-from storage.trends import Trends, forgotten_below
+from storage.trends import Trends, min_kept_trend
 
 ITEMS_PAGE = 1000  # of a script's arguments Lua takes 8,000
 TRENDS_PAGE = 500  # some 2 ms in which Redis does nothing else
@@ -87,7 +87,7 @@ class RedisItems:
         await self._session.require_open()
         if not trends:
             return
-        key, oldest = self._session.keys.items(tenant).trends, repr(forgotten_below(trends.values()))
+        key, oldest = self._session.keys.items(tenant).trends, repr(min_kept_trend(trends.values()))
         rest = iter(trends.items())
         while page := list(islice(rest, TRENDS_PAGE)):
             args = [oldest, *(part for item_id, trend in page for part in (item_id, repr(trend)))]

@@ -288,7 +288,7 @@ end
 return {changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6]}), changed(KEYS[2], {KEYS[3]})}
 """)
 
-# Adds as `added` in storage/trends.py does.
+# Adds as `sum_of_trends` in storage/trends.py does.
 ADD_TRENDS = Script("""
 -- KEYS  trends
 -- ARGV  below which trends are forgotten; of each item: id, trend

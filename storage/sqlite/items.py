@@ -8,7 +8,7 @@ from typing import Any
 
 from storage.records import ItemChanges, ItemCodes, ItemEntry, Tally
 from storage.sqlite.log import execute_in_batches
-from storage.trends import Trends, added, forgotten_below
+from storage.trends import Trends, min_kept_trend, sum_of_trends
 
 PUT_ITEM = """
 INSERT INTO items (tenant, item_id, version, title, categories, available) VALUES (?, ?, ?, ?, ?, ?)
@@ -110,11 +110,11 @@ def add_trends(db: sqlite3.Connection, tenant: str, trends: Trends) -> None:
     """Add to the items' trends, and delete those that have become negligible."""
     before = dict(execute_in_batches(db, SELECT_TRENDS, [(item_id,) for item_id in trends], before=[tenant]))
     rows = [
-        (tenant, item_id, added(before[item_id], trend) if item_id in before else trend)
+        (tenant, item_id, sum_of_trends(before[item_id], trend) if item_id in before else trend)
         for item_id, trend in trends.items()
     ]
     db.executemany("INSERT OR REPLACE INTO trends VALUES (?, ?, ?)", rows)
-    db.execute("DELETE FROM trends WHERE tenant = ? AND trend < ?", (tenant, forgotten_below(trends.values())))
+    db.execute("DELETE FROM trends WHERE tenant = ? AND trend < ?", (tenant, min_kept_trend(trends.values())))
 
 
 def highest_trends(db: sqlite3.Connection, tenant: str, limit: int) -> dict[str, float]:

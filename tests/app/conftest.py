@@ -203,9 +203,9 @@ def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pyte
     client = Client(settings)
     client.click("clicker", *SEEN["clicker"])
     client.post("/v1/events", json=[{"user_id": "disliker", "item_id": i, "type": "dislike"} for i in SEEN["disliker"]])
-    said = [{"item_id": name, "available": False} for name in GONE]
-    said += [{"item_id": name, "categories": categories} for name, categories in SAID.items()]
-    assert client.post("/v1/items", json=said).status_code == 200
+    posted = [{"item_id": name, "available": False} for name in GONE]
+    posted += [{"item_id": name, "categories": categories} for name, categories in SAID.items()]
+    assert client.post("/v1/items", json=posted).status_code == 200
     yield client
     client.close()
     if server:

@@ -114,20 +114,20 @@ class Exchange(BaseHTTPRequestHandler):
     do_GET = do_DELETE = do_OPTIONS = do_POST  # noqa: N815
 
     def ask_service(self, body: bytes | None = None) -> httpx.Response:
-        headers = {name: said for name, said in self.headers.items() if name.lower() in PASSED_ON}
-        headers |= {name: said for name, said in self.headers.items() if name.lower().startswith("access-control-")}
+        headers = {name: value for name, value in self.headers.items() if name.lower() in PASSED_ON}
+        headers |= {name: value for name, value in self.headers.items() if name.lower().startswith("access-control-")}
         url, content = self.front.service_url + self.path, self.body if body is None else body
         return httpx.request(self.command, url, content=content, headers=headers)
 
     def forward(self) -> None:
         answer = self.ask_service()
-        headers = {name: said for name, said in answer.headers.items() if name.startswith("access-control-")}
+        headers = {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
         self.answer(answer.status_code, answer.content, headers)
 
     def answer(self, status: int, body: bytes = b"{}", headers: Mapping[str, str] = NO_HEADERS) -> None:
         self.send_response(status)
-        for name, said in headers.items():
-            self.send_header(name, said)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -46,9 +46,9 @@ def test_haproxy_takes_its_configuration() -> None:
         haproxy = program("haproxy")
     except FileNotFoundError as exc:
         pytest.skip(str(exc))
-    said = run(haproxy, "-c", "-V", "-f", str(HAPROXY_CONFIG))
-    assert "valid" in said
-    assert "WARNING" not in said
+    completed = run(haproxy, "-c", "-V", "-f", str(HAPROXY_CONFIG))
+    assert "valid" in completed
+    assert "WARNING" not in completed
 
 
 def test_what_the_image_compiles_is_what_a_service_uses() -> None:
@@ -69,8 +69,8 @@ def test_a_container_starts_with_a_copy_of_what_was_compiled(tmp_path: Path) -> 
     cache.parent.mkdir()
     environment = {"PATH": f"{programs}:/usr/bin:/bin", "NUMBA_CACHE_DIR": str(cache)}
     for _ in range(2):  # a container that is started again keeps what it has
-        said = subprocess.run(["sh", str(start), "serve", "a b"], env=environment, capture_output=True, check=True)
-        assert said.stdout == b"serve,a b,"
+        completed = subprocess.run(["sh", str(start), "serve", "a b"], env=environment, capture_output=True, check=True)
+        assert completed.stdout == b"serve,a b,"
         assert [file.name for file in cache.iterdir()] == ["kernels.nbi"]
 
 

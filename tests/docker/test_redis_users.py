@@ -73,11 +73,11 @@ def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Clie
                 redis_password_file=password_file,
                 archive_dir=tmp_path / "archive",
             )
-            said: list[str] = []
-            archive(settings, ArchiverPlan(None, 0, None), said.append, ArchiverMetrics())
-            assert "events archived" in said[0]
+            report_lines: list[str] = []
+            archive(settings, ArchiverPlan(None, 0, None), report_lines.append, ArchiverMetrics())
+            assert "events archived" in report_lines[0]
             assert client.request("DELETE", "/v1/users/ada").status_code == 202
-            archive(settings, ArchiverPlan(None, 0, None), said.append, ArchiverMetrics())
+            archive(settings, ArchiverPlan(None, 0, None), report_lines.append, ArchiverMetrics())
         finally:
             client.close()
         port = int(url.rpartition(":")[2].partition("/")[0])

@@ -236,10 +236,10 @@ class TestTenants:
 
         def told(call: Call, names: Names) -> tuple[int, str]:
             answer = shops.call(call, bearer(shops.text["books", call.scope or "recs:read"]), names)
-            said = re.sub(r'"(recommendation_id|files_by|timestamp)":("[^"]+"|[0-9.]+)', "", answer.text)
+            response_text = re.sub(r'"(recommendation_id|files_by|timestamp)":("[^"]+"|[0-9.]+)', "", answer.text)
             for name in ("user", "visitor", "item", "event", "model"):
-                said = said.replace(getattr(names, name), f"<{name}>")
-            return answer.status_code, said
+                response_text = response_text.replace(getattr(names, name), f"<{name}>")
+            return answer.status_code, response_text
 
         for call in sorted(shops.calls(), key=lambda call: call.method != "GET"):
             if call.path != "/metrics":

@@ -204,19 +204,19 @@ class TestAvailability:
         for seed, name in enumerate(("may", "june")):
             write_model(tmp_path / "models" / name, seed)
         client = Client(Settings(model_dir=tmp_path / "models" / "may", data_dir=tmp_path / "state"))
-        loading, said = threading.Event(), threading.Event()
+        loading, updated = threading.Event(), threading.Event()
         describe = served_generation.describe_model
 
         def describe_later(*arguments: Any) -> Any:
             loading.set()
-            assert said.wait(FOLLOWED_WITHIN_S)
+            assert updated.wait(FOLLOWED_WITHIN_S)
             return describe(*arguments)
 
         async def say_meanwhile() -> None:
             activating = asyncio.create_task(client.http.post("/v1/admin/generations/june/activate"))
             await asyncio.to_thread(loading.wait, FOLLOWED_WITHIN_S)
             await client.http.put(f"/v1/items/{item_id(3)}", json={"available": False})
-            said.set()
+            updated.set()
             assert (await activating).json()["generation"] == "june"
 
         monkeypatch.setattr(served_generation, "describe_model", describe_later)

@@ -80,8 +80,8 @@ def test_events_count_at_the_place_of_their_item(
         one.recommend("bob", k=25)
         made, items = answer["recommendation_id"], [item["item_id"] for item in answer["items"]]
 
-        def event(event_id: str, item_id: str, **said: Any) -> dict[str, Any]:
-            return {"event_id": event_id, "user_id": "ada", "item_id": item_id, "recommendation_id": made, **said}
+        def event(event_id: str, item_id: str, **extra: Any) -> dict[str, Any]:
+            return {"event_id": event_id, "user_id": "ada", "item_id": item_id, "recommendation_id": made, **extra}
 
         events = [event("e1", items[2]), event("e2", items[2], type="purchase"), event("e3", items[0])]
         other.post("/v1/events", json=events)

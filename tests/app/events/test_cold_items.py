@@ -103,8 +103,8 @@ def test_an_item_is_recommended_once_users_have_chosen_it(client: Client) -> Non
 
 def test_updates_of_a_cold_item_are_followed(client: Client) -> None:
     introduce(client)
-    said = client.request("PUT", f"/v1/items/{NEW}", json={"title": "New kettle", "categories": ["kettles"]}).json()
-    assert said["known"] is False
+    posted = client.request("PUT", f"/v1/items/{NEW}", json={"title": "New kettle", "categories": ["kettles"]}).json()
+    assert posted["known"] is False
     found = everything(client, categories="kettles")
     assert [(item["item_id"], item["title"], item["cold"]) for item in found.values()] == [(NEW, "New kettle", True)]
     assert [item["item_id"] for item in client.get("/v1/items?query=new kettle").json()["items"]] == [NEW]

@@ -47,8 +47,17 @@ def run(*arguments: object) -> int:
 @pytest.mark.slow
 def test_what_training_was_told_is_how_the_service_folds_and_hides(data: Path, tmp_path: Path) -> None:
     model = tmp_path / "models" / "own"
-    said = ("--event-weight", "glance=0.25", "--event-weight", "purchase=3", "--unseen", "glance", "--unseen", "view")
-    assert run("train", "--data", data, "--out", model, "--epochs", 1, *said) == 0
+    weight_options = (
+        "--event-weight",
+        "glance=0.25",
+        "--event-weight",
+        "purchase=3",
+        "--unseen",
+        "glance",
+        "--unseen",
+        "view",
+    )
+    assert run("train", "--data", data, "--out", model, "--epochs", 1, *weight_options) == 0
     loaded = model_directory.load(model)
     assert loaded.config.event_weights == EVENT_WEIGHTS | {"glance": 0.25, "purchase": 3.0}
     assert loaded.config.unseen_types == ("glance", "view")
@@ -103,7 +112,7 @@ def test_an_evaluation_hides_what_the_service_would(data: Path, model_dir: Path,
 
 
 @pytest.mark.parametrize(
-    "said",
+    "weight_options",
     [
         ("--event-weight", "purchase"),
         ("--event-weight", "purchase=much"),
@@ -116,9 +125,9 @@ def test_an_evaluation_hides_what_the_service_would(data: Path, model_dir: Path,
     ],
 )
 def test_what_is_no_type_or_weight_is_refused(
-    said: tuple[str, str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    weight_options: tuple[str, str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("train", "--data", data, "--out", tmp_path / "m", *said) == 2
+    assert run("train", "--data", data, "--out", tmp_path / "m", *weight_options) == 2
     assert "TYPE=WEIGHT" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
 

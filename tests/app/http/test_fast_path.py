@@ -252,8 +252,10 @@ def test_both_are_counted_under_one_route(client: Client) -> None:
     client.click("ada", "item-1")
     assert_same(client, "POST", "/v1/recommendations", json={"user_id": "ada"})
     assert_same(client, "GET", GET.format("ada"))
-    said = client.get("/metrics").text
-    counts = dict(line.rsplit(" ", 1) for line in said.splitlines() if line.startswith("lisarec_request_seconds_count"))
+    exposition = client.get("/metrics").text
+    counts = dict(
+        line.rsplit(" ", 1) for line in exposition.splitlines() if line.startswith("lisarec_request_seconds_count")
+    )
     assert {labels.partition("route=")[2]: float(count) for labels, count in counts.items()} == {
         '"/v1/events",status="200"}': 1,
         '"/v1/recommendations",status="200"}': 2,

@@ -312,7 +312,7 @@ def test_keys_rotate_in_a_running_process_that_never_writes_one_down(
     raw_exchange(process.address, f"GET /{new}\r\n{new}\r\n\r\n".encode())
     process.terminate()
     assert process.exit_code() == 0
-    said = process.log()
-    assert "keys stay as they were" in said
-    assert old[-20:] not in said
-    assert new[-20:] not in said
+    output = process.log()
+    assert "keys stay as they were" in output
+    assert old[-20:] not in output
+    assert new[-20:] not in output

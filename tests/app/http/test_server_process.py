@@ -219,7 +219,7 @@ def test_a_client_that_asks_before_it_sends_much_is_told_not_to(server: Process)
 
 
 @pytest.mark.parametrize(
-    ("settings", "failure", "said"),
+    ("settings", "failure", "message"),
     [
         ({"model_dir": "no-such-model"}, ArtifactError, "run 'lisarec train"),
         ({"redis_url": "http://127.0.0.1"}, ValueError, "redis://"),
@@ -227,11 +227,11 @@ def test_a_client_that_asks_before_it_sends_much_is_told_not_to(server: Process)
     ],
 )
 def test_what_cannot_start_says_why(
-    model_dir: Path, tmp_path: Path, settings: dict[str, Any], failure: type[Exception], said: str
+    model_dir: Path, tmp_path: Path, settings: dict[str, Any], failure: type[Exception], message: str
 ) -> None:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(failure, match=said):
+        with pytest.raises(failure, match=message):
             serve(Settings(**{"model_dir": model_dir, "data_dir": tmp_path, **settings}))
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)

@@ -107,9 +107,9 @@ def test_what_was_served_is_archived_trained_on_and_served_again(
     with serving(tmp_path, "--model", model, *place, "--archive-dir", archive_dir) as url:
         run("replay", "--data", shop, "--url", url)
         time.sleep(0.01)  # the newest events are older than 0 s
-        said = run("archive", *place, "--archive-dir", archive_dir, "--once", *keep)
+        printed = run("archive", *place, "--archive-dir", archive_dir, "--once", *keep)
         events = len(read_interactions(shop))
-        assert f"{events:,} events archived" in said
+        assert f"{events:,} events archived" in printed
         assert "0 events archived" in run("archive", *place, "--archive-dir", archive_dir, "--once", *keep)
         assert f"{events:,} known before" in run("replay", "--data", shop, "--url", url)
 
@@ -167,7 +167,7 @@ def test_archives_that_cannot_be_trained_on_say_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (["--redis-url", "redis://127.0.0.1:1"], "give the archive with --archive-dir"),
         (["--redis-url", "r", "--data-dir", "d", "--archive-dir", "a"], "one of --redis-url and --data-dir"),
@@ -178,7 +178,7 @@ def test_archives_that_cannot_be_trained_on_say_why(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_archived_says_why(
     arguments: list[str],
-    said: str,
+    printed: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -189,7 +189,7 @@ def test_what_cannot_be_archived_says_why(
     with pytest.raises(SystemExit) as exit_:
         main(["archive", "--once", *arguments])
     assert exit_.value.code
-    assert said in capsys.readouterr().err.replace("\n", " ").replace("│ ", "")
+    assert printed in capsys.readouterr().err.replace("\n", " ").replace("│ ", "")
 
 
 def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_server: RedisServer) -> None:
@@ -202,10 +202,10 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
 
         def wait_for(words: str) -> None:
             assert process.stdout is not None
-            said = [process.stdout.readline()]
-            while words not in said[-1]:
-                assert said[-1], said  # else it has ended
-                said.append(process.stdout.readline())
+            printed = [process.stdout.readline()]
+            while words not in printed[-1]:
+                assert printed[-1], printed  # else it has ended
+                printed.append(process.stdout.readline())
 
         try:
             wait_for("will try again: no service has used the key prefix 'lisarec' yet")

@@ -33,12 +33,12 @@ def server(answer: Callable[[bytes], bytes]) -> Iterator[Address]:
     def serve(connection: socket.socket) -> None:
         with connection:
             while asked := connection.recv(65_536):
-                said = answer(asked)
-                if not said:
+                response_bytes = answer(asked)
+                if not response_bytes:
                     return
-                connection.sendall(said[:20])
+                connection.sendall(response_bytes[:20])
                 time.sleep(0.001)
-                connection.sendall(said[20:])
+                connection.sendall(response_bytes[20:])
 
     def accept() -> None:
         while True:

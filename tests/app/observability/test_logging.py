@@ -47,10 +47,10 @@ def test_a_json_line_is_one_line_with_everything_in_it(message: str, fault: str 
     line = JsonLines().format(record_of(message, fault))
     assert line.isascii()
     assert len(line.splitlines()) == 1
-    said = json.loads(line)
-    assert (said["message"], said["level"]) == (f"it was {message}", "warning")
+    printed = json.loads(line)
+    assert (printed["message"], printed["level"]) == (f"it was {message}", "warning")
     if fault is not None:
-        assert said["exception"].endswith(f"ValueError: {fault}" if fault else "ValueError")
+        assert printed["exception"].endswith(f"ValueError: {fault}" if fault else "ValueError")
 
 
 @settings(max_examples=50)
@@ -114,15 +114,17 @@ def test_the_service_logs_what_is_slow_or_fails_and_never_whom_it_is_about(
     client.request("DELETE", "/v1/users/whisper-1/events/hush-1")
     client.request("DELETE", "/v1/users/whisper-1")
     client.close()
-    said = log.getvalue()
-    assert "whisper" not in said
-    assert "hush" not in said
-    lines = [json.loads(line) for line in said.splitlines()]
+    printed = log.getvalue()
+    assert "whisper" not in printed
+    assert "hush" not in printed
+    lines = [json.loads(line) for line in printed.splitlines()]
     by_request = {
         wanted: [line["message"] for line in lines if line.get("request_id") == wanted] for wanted in ("calm", "storm")
     }
-    assert any(said.startswith("GET /v1/users/{user_id}/recommendations answered 200") for said in by_request["calm"])
-    assert any(said.startswith("POST /v1/events answered 503 after ") for said in by_request["storm"])
+    assert any(
+        printed.startswith("GET /v1/users/{user_id}/recommendations answered 200") for printed in by_request["calm"]
+    )
+    assert any(printed.startswith("POST /v1/events answered 503 after ") for printed in by_request["storm"])
     # said once for all whose requests were in the batch
     assert any("answering with popular items" in line["message"] for line in lines if "request_id" not in line)
 
@@ -138,8 +140,10 @@ def test_what_is_said_for_every_request_does_not_fill_the_log_either() -> None:
             logger.warning("the store cannot be read: %d", number)
         logger.warning("something else")
     """
-    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stderr
-    messages = [json.loads(line)["message"] for line in said.splitlines()]
+    printed = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stderr
+    messages = [json.loads(line)["message"] for line in printed.splitlines()]
     assert messages[:2] == ["the store cannot be read: 0", "the store cannot be read: 1"]
     assert LINES_A_SECOND < len(messages) <= 3 * LINES_A_SECOND  # a second may end meanwhile
     assert messages[-1] == "something else"

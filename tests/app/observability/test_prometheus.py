@@ -39,8 +39,8 @@ def metrics_of(expression: str) -> set[str]:
 
 
 def test_metrics_of_an_expression_are_found() -> None:
-    said = 'sum by (le, route) (rate(a_bucket{x="b{c}", y=~"5.."}[5m])) > 1.5e9 or time() - d_total unless on_e'
-    assert metrics_of(said) == {"a_bucket", "d_total", "on_e"}
+    promql = 'sum by (le, route) (rate(a_bucket{x="b{c}", y=~"5.."}[5m])) > 1.5e9 or time() - d_total unless on_e'
+    assert metrics_of(promql) == {"a_bucket", "d_total", "on_e"}
 
 
 def promtool(*arguments: str) -> None:

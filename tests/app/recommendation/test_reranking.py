@@ -382,8 +382,8 @@ def test_no_wish_is_a_fault(shared_client: Client, wish: dict[str, Any]) -> None
 
 def test_categories_that_the_shop_has_just_said_are_full_at_once(client: Client) -> None:
     """The first list already counts them: as many items of others as fill each category once."""
-    said = [{"item_id": item, "categories": [f"shelf-{place // 2}"]} for place, item in enumerate(ALL_ITEMS)]
-    assert client.post("/v1/items", json=said).status_code == 200
+    item_updates = [{"item_id": item, "categories": [f"shelf-{place // 2}"]} for place, item in enumerate(ALL_ITEMS)]
+    assert client.post("/v1/items", json=item_updates).status_code == 200
     client.click("ada", *CLICKS)
     first, second = (
         item_ids(recommend(client, user_id="ada", k=MAX_K, exclude_seen="all", max_per_category=1)) for _ in range(2)

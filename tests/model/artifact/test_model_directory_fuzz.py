@@ -113,7 +113,7 @@ def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tm
     if name == ITEMS:  # which is read where the packed form of it is missing
         (directory / PACKED).unlink()
         del hashes[PACKED]
-    said: list[str] = []
+    messages: list[str] = []
     for number, content in enumerate(cases((whole / name).read_bytes(), name)):
         (directory / name).write_bytes(content)
         if name != MANIFEST:
@@ -122,7 +122,7 @@ def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tm
         try:
             loaded = model_directory.load(directory)
         except ArtifactError as exc:
-            said.append(str(exc))
+            messages.append(str(exc))
         else:
             assert len(loaded.items) == 3
             assert name == PACKED or len(set(loaded.items.ids)) == 3, number
@@ -135,5 +135,5 @@ def test_what_nobody_has_written_is_loaded_as_a_whole_or_refused(whole: Path, tm
             assert all(loaded.items.rows.get(text) in (None, 0, 1, 2) for text in texts), number
             assert all(tensor.isfinite().all() for tensor in loaded.tables), number
             assert loaded.history_codes.max() < loaded.config.model.history_codewords, number
-    assert len(said) > CASES / 10
-    assert max(map(len, said)) < 4_000
+    assert len(messages) > CASES / 10
+    assert max(map(len, messages)) < 4_000

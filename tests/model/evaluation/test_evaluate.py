@@ -280,9 +280,9 @@ def test_cold_items_are_counted(
 
 
 def test_a_neural_baseline_is_fitted_once_and_tells_how_far_it_is(trained: Path, shop: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     grids = {"gru4rec": [Gru4Rec(width=8, epochs=2)]}
-    report = evaluate.evaluate([model_directory.load(trained)], shop, None, None, grids, said.append)
-    assert [line.split(",")[0] for line in said[-2:]] == ["Gru4Rec: epoch 1 of 2", "Gru4Rec: epoch 2 of 2"]
+    report = evaluate.evaluate([model_directory.load(trained)], shop, None, None, grids, messages.append)
+    assert [line.split(",")[0] for line in messages[-2:]] == ["Gru4Rec: epoch 1 of 2", "Gru4Rec: epoch 2 of 2"]
     assert report.baselines[0].settings["width"] == 8
     assert len(report.baselines[0].ranks) == len(report.ranks)

@@ -101,15 +101,15 @@ class TestBoth:
         if sampled:
             monkeypatch.setattr(neural_baselines, "FULL_SOFTMAX_ITEMS", ITEMS - 1)
             monkeypatch.setattr(neural_baselines, "SAMPLED_NEGATIVES", ITEMS // 2)
-        histories, said = packed(chains(0)), list[str]()
+        histories, messages = packed(chains(0)), list[str]()
         learner = type(neural)(**{**SMALL, "width": 32, "epochs": 15, "learning_rate": 0.01, "dropout": 0.0})  # type: ignore[arg-type]
-        scorer = learner.fit(histories, ITEMS, said.append)
+        scorer = learner.fit(histories, ITEMS, messages.append)
         prefixes = [history[:end] for history in chains(1, users=40) for end in range(1, len(history)) if end % 3]
         nexts = np.array([prefix[-1] + 1 for prefix in prefixes])
         hits = np.mean(scorer(packed(prefixes)).argmax(axis=1) == nexts)
         popular = np.mean(Popularity().fit(histories, ITEMS)(packed(prefixes)).argmax(axis=1) == nexts)
         assert hits > 0.97 > 0.2 > popular
-        losses = [float(line.split("loss ")[1].split(",")[0]) for line in said]
+        losses = [float(line.split("loss ")[1].split(",")[0]) for line in messages]
         assert len(losses) == 15
         assert losses[-1] < 0.6 * losses[0]
 

@@ -38,18 +38,20 @@ def quick_server() -> Iterator[RedisServer]:
 
 class TestKilled:
     def test_a_killed_merge_is_whole_or_not_there_and_done_by_sending_it_again(self, address: str) -> None:
-        said: list[list[str]] = []
+        printed_words: list[list[str]] = []
         for kill in range(3):
             command = [sys.executable, "-m", "tests.storage.processes.merge_forever", address, f"k{kill}", "u"]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
                 assert process.stdout is not None
-                said += [process.stdout.readline().split() for _ in range(8 + 5 * kill)]
+                printed_words += [process.stdout.readline().split() for _ in range(8 + 5 * kill)]
                 process.send_signal(signal.SIGKILL)
-                said += [line.split() for line in process.stdout.read().splitlines(True) if line.endswith("\n")]
+                printed_words += [
+                    line.split() for line in process.stdout.read().splitlines(True) if line.endswith("\n")
+                ]
 
         async def law() -> None:
-            visitors = {visitor for what, visitor in said if what == "visited"}
-            merged = {visitor for what, visitor in said if what == "merged"}
+            visitors = {visitor for what, visitor in printed_words if what == "visited"}
+            merged = {visitor for what, visitor in printed_words if what == "merged"}
             async with opened(address, GENERATION) as store:
                 before = Counter(user_id for user_id, _ in await posted(store, "u"))
                 assert set(before.values()) <= {VISITS}

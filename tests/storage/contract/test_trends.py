@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.errors import StorageUnavailable
-from storage.trends import FORGOTTEN, HALF_LIFE_S, count_at, trend_of
+from storage.trends import HALF_LIFE_S, MAX_AGE_HALF_LIVES, count_at, trend_of
 from tests.storage.contract.stores import opened
 from tests.storage.oracles.random_events import fresh_user, make_generation
 
@@ -55,7 +55,7 @@ def test_what_several_processes_add_is_the_count_that_halves(
 def test_many_items_are_added_at_once_and_old_ones_are_let_go(address: str) -> None:
     async def law() -> None:
         async with opened(address, GENERATION) as store:
-            old = NOW_S - math.ceil((FORGOTTEN + 1) * HALF_LIFE_S)
+            old = NOW_S - math.ceil((MAX_AGE_HALF_LIVES + 1) * HALF_LIFE_S)
             await store.add_trends("main", {"old": trend_of(old * 1_000_000)})
             assert list(await store.trends("main", 9)) == ["old"]
             await store.add_trends("main", {f"i{n}": trend_of(NOW_S * 1_000_000, n + 1) for n in range(1200)})

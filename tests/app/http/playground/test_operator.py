@@ -74,10 +74,10 @@ def test_quantiles_are_those_of_the_buckets(page: Page) -> None:
 
 def test_the_benchmark_measures_clicks_and_keys(browser: Browser, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     benchmark.measure(browser, f"{url}/playground/", rounds=1, clicks=2)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for what in ("first contentful paint", "recommendations painted", "click to new list", "key to what was found"):
-        found = re.search(rf"{what} +median +([\d,]+) ms", said)
-        assert found is not None, said
+        found = re.search(rf"{what} +median +([\d,]+) ms", printed)
+        assert found is not None, printed
         assert int(found[1].replace(",", "")) > 0
 
 
