@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import compress, islice
 
 from storage.records import AppendResult
-from storage.sqlite.log import log_key, log_new_events, logged_keys, readdress_all
+from storage.sqlite.log import deduplicate, log_new_events
 from storage.sqlite.states import current_states, replace
 from storage.state.compiled_fold import fold_encoded
 from storage.state.event import Event, Undo
@@ -42,13 +42,7 @@ Result = tuple[list[AppendResult], list[tuple[str, Generation]]]
 def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result]:
     """Log and fold the events of requests that combine, in order, in the caller's transaction."""
     generations, tenant = appends[0].generations, appends[0].tenant
-    events = readdress_all(db, tenant, [event for one in appends for event in one.events])
-    keys = [log_key(event) for event in events]
-    logged = logged_keys(db, tenant, keys)
-    is_new = []
-    for key in keys:
-        is_new.append(key not in logged)
-        logged.add(key)
+    events, is_new = deduplicate(db, tenant, [event for one in appends for event in one.events])
     new = list(compress(events, is_new))
     user_ids = [event.user_id for event in new]
     corrected = {event.user_id for event in new if isinstance(event, Undo)}  # their next read folds their states

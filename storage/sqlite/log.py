@@ -7,7 +7,7 @@ from typing import Any
 from storage.records import LogEntry
 from storage.state.corrections import readdressed
 from storage.state.event import Event, LogRecord, Undo
-from storage.state.record_encoding import COLUMNS, from_row, kind_of, to_row
+from storage.state.record_encoding import COLUMNS, EVENT, UNDO, from_row, to_row
 
 LOG_PAGE = 10_000  # entries of the whole log that are read at once
 NO_LIMIT = -1
@@ -50,13 +50,6 @@ def resolve_alias(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
     return user_id if row is None else str(row[0])
 
 
-def readdress_all(db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]) -> list[Event | Undo]:
-    """Return the events as they stand in the logs of the users whom their own have become."""
-    user_ids = [(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)]
-    targets: dict[str, str] = dict(execute_in_batches(db, SELECT_TARGETS, user_ids, after=[tenant]))
-    return [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
-
-
 def log_event(db: sqlite3.Connection, tenant: str, event: LogRecord) -> int | None:
     """Log the event, or correction, and return its sequence number; None when the log has its id already.
 
@@ -66,18 +59,24 @@ def log_event(db: sqlite3.Connection, tenant: str, event: LogRecord) -> int | No
     return cursor.lastrowid if cursor.rowcount == 1 else None
 
 
-LogKey = tuple[str, str, str]
-"""User, event id and kind of an entry, which no other one has."""
+def deduplicate(
+    db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]
+) -> tuple[list[Event | Undo], list[bool]]:
+    """Return the events as they stand in the logs of the users they belong to now, and whether each is new there.
 
-
-def log_key(event: Event | Undo) -> LogKey:
-    """Return the key of the entry."""
-    return event.user_id, event.event_id, kind_of(event)
-
-
-def logged_keys(db: sqlite3.Connection, tenant: str, keys: Sequence[LogKey]) -> set[LogKey]:
-    """Return those of the keys that the log has already."""
-    return set(execute_in_batches(db, SELECT_KNOWN, keys, after=[tenant]))
+    An event that is twice among them is new once. The caller holds the write lock.
+    """
+    user_ids = [(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)]
+    targets: dict[str, str] = dict(execute_in_batches(db, SELECT_TARGETS, user_ids, after=[tenant]))
+    if targets:
+        events = [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
+    keys = [(event.user_id, event.event_id, UNDO if isinstance(event, Undo) else EVENT) for event in events]
+    logged = set(execute_in_batches(db, SELECT_KNOWN, keys, after=[tenant]))
+    is_new = []
+    for key in keys:
+        is_new.append(key not in logged)
+        logged.add(key)
+    return list(events), is_new
 
 
 def log_new_events(db: sqlite3.Connection, tenant: str, events: Sequence[LogRecord]) -> range:

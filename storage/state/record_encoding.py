@@ -36,17 +36,6 @@ COUNT_BYTES = 2
 _plain_fields = attrgetter(*PLAIN_FIELDS)
 
 
-def kind_of(record: LogRecord) -> str:
-    """Return the kind of the record, as it stands in a row."""
-    match record:
-        case Event():
-            return EVENT
-        case Undo():
-            return UNDO
-        case Merge():
-            return MERGE
-
-
 def to_row(record: LogRecord) -> tuple[Any, ...]:
     """Return the record's value for each of COLUMNS."""
     match record:
