@@ -293,6 +293,6 @@ class TestRedisStart:
         damaged = b"?" + log.read_bytes()[1:] + b"*1\r\n$4\r\nPING\r\n" * 3_000_000
         log.write_bytes(damaged)
         command = redis_command(program("redis-server"), directory, make_users(directory.parent), free_port())
-        ended = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        ended = subprocess.run(command, capture_output=True, check=False, timeout=200)
         assert ended.returncode != 0
         assert log.read_bytes() == damaged

@@ -26,7 +26,7 @@ from tests.app.conftest import Client
 from tests.storage.redis.servers import find_servers
 
 KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
-PATIENCE_S = 60
+PATIENCE_S = 200
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 
 def make_secrets(folders: tuple[Path, Path, Path]) -> tuple[str, str]:
-    subprocess.run([MAKE_SECRETS, *folders], check=True, timeout=30)
+    subprocess.run([MAKE_SECRETS, *folders], check=True, timeout=100)
     return (folders[0] / "redis_password").read_text(), (folders[1] / "users.acl").read_text()
 
 

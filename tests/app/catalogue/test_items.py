@@ -29,7 +29,7 @@ from storage.records import ItemChanges, ItemEntry
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
 from tests.storage.redis.servers import RedisServer
 
-FOLLOWED_WITHIN_S = 20.0
+FOLLOWED_WITHIN_S = 100.0
 NAMES = ["a", "b", "c", "d", "e", "f"]
 IDS = [*NAMES, "new", "newer"]
 WORDS = ["red", "blue kettle", "kettle", "", "Kettle, blue"]

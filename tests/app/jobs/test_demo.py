@@ -29,7 +29,7 @@ from docs import screenshots
 from model.data.readers import read_interactions, read_items
 from tests.storage.redis.servers import free_port
 
-READY_WITHIN_S = 180
+READY_WITHIN_S = 500
 
 
 @contextmanager

@@ -24,7 +24,7 @@ CONFIG = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
 RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "lisarec.json").read_text())
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-PATIENCE_S = 60
+PATIENCE_S = 200
 
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 DRAWN = [target["expr"].replace("$__rate_interval", "1m") for panel in PANELS for target in panel["targets"]]
@@ -44,7 +44,7 @@ def test_metrics_of_an_expression_are_found() -> None:
 
 
 def promtool(*arguments: str) -> None:
-    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FAILED" not in done.stdout
 
@@ -183,5 +183,5 @@ def test_what_prometheus_sees_is_what_happened(watched: Prometheus) -> None:
     assert seen('lisarec_archive_events_total{done="archived"}') == 2
     assert seen('lisarec_request_seconds_count{route="/v1/events"}') == 3
     assert seen('haproxy_frontend_http_responses_total{proxy="service", code="2xx"}') >= 5
-    assert 0 <= seen("time() - lisarec_archive_through_timestamp_seconds") < PATIENCE_S
+    assert 0 <= seen("time() - lisarec_archive_through_timestamp_seconds") < 60
     assert seen("lisarec_redis_used_bytes") > 100_000

@@ -18,7 +18,7 @@ from tests.storage.oracles.random_events import click, events_of, make_generatio
 OLD = make_generation()
 NEW = make_newer()
 NAMED_OLD, NAMED_NEW = NamedGeneration("old", OLD.tag), NamedGeneration("new", NEW.tag)
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class TestLaggingStates:

@@ -28,7 +28,8 @@ from tests.storage.oracles.random_events import click, events_of, make_generatio
 OLD = make_generation()
 NEW = make_newer()
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
+PAUSE_S = 0.02  # of writers, which otherwise take the processor from the rebuild that they wait for
 
 
 class TestRebuild:
@@ -87,6 +88,7 @@ class TestRebuild:
                         if done.is_set():
                             break
                         await append_all(store, events_of(20, 1, f"{name}-{number}-"))
+                        await asyncio.sleep(PAUSE_S)
                     return number
 
                 writers = [asyncio.create_task(go_on(store, name)) for store, name in ((one, "one"), (two, "two"))]

@@ -217,7 +217,7 @@ class TestConcurrency:
     @pytest.mark.slow
     def test_processes_that_start_and_append_at_once_are_all_counted(self, address: str) -> None:
         writers = [writing_process(address, f"p{number}", "u", "40") for number in range(3)]
-        acknowledged = [event_id for writer in writers for event_id in writer.communicate(timeout=60)[0].split()]
+        acknowledged = [event_id for writer in writers for event_id in writer.communicate(timeout=200)[0].split()]
         assert [writer.returncode for writer in writers] == [0, 0, 0]
         assert len(acknowledged) == 120
 

@@ -34,7 +34,7 @@ class TestManyWriters:
             subprocess.Popen([*command, *map(str, (n, processes, events))], stdout=subprocess.PIPE, cwd=ROOT)
             for n in range(processes)
         ]
-        counted = [int(writer.communicate(timeout=60)[0]) for writer in writers]
+        counted = [int(writer.communicate(timeout=200)[0]) for writer in writers]
         assert sum(counted) == events
 
         async def law() -> None:
