@@ -68,6 +68,7 @@ def test_a_body_that_never_arrives_is_refused_in_time(launch: Callable[..., Proc
     assert b'"body_too_slow"' in answer
 
 
+@pytest.mark.usefixtures("interpreter_starts")
 def test_sigterm_answers_what_was_accepted_and_loses_nothing(
     launch: Callable[..., Process], model_dir: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_sigterm_answers_what_was_accepted_and_loses_nothing(
     assert "Traceback" not in process.log()
 
 
+@pytest.mark.usefixtures("interpreter_starts")
 def test_ctrl_c_does_not_wait_for_a_load_balancer(launch: Callable[..., Process]) -> None:
     process = launch(drain_s=600)
     process.process.send_signal(signal.SIGINT)

@@ -192,6 +192,7 @@ def test_what_cannot_be_archived_says_why(
     assert printed in capsys.readouterr().err.replace("\n", " ").replace("│ ", "")
 
 
+@pytest.mark.usefixtures("interpreter_starts")
 def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_server: RedisServer) -> None:
     archive_dir = tmp_path / "archive"
     command = [sys.executable, "-m", "app", "archive", "--redis-url", redis_server.url]
