@@ -47,7 +47,7 @@ from storage.errors import (
 
 logger = logging.getLogger(__name__)
 
-MAX_RUNS = 300
+MAX_APPLIED_RUNS = 300
 
 
 class Error(BaseModel):  # a docstring would be its description in /openapi.json  # noqa: D101
@@ -173,8 +173,8 @@ def _applied_runs(exc: PartlyApplied) -> list[ErrorDetail]:
     first_of_run = [index for index in sorted(applied) if index - 1 not in applied]
     last_of_run = [index for index in sorted(applied) if index + 1 not in applied]
     runs = [str(a) if a == b else f"{a}-{b}" for a, b in zip(first_of_run, last_of_run, strict=True)]
-    rest = f" and {len(runs) - MAX_RUNS} more runs" if len(runs) > MAX_RUNS else ""
-    return [ErrorDetail(reason=f"applied: {', '.join(runs[:MAX_RUNS])}{rest}")]
+    rest = f" and {len(runs) - MAX_APPLIED_RUNS} more runs" if len(runs) > MAX_APPLIED_RUNS else ""
+    return [ErrorDetail(reason=f"applied: {', '.join(runs[:MAX_APPLIED_RUNS])}{rest}")]
 
 
 async def _handle_validation(_request: Request, exc: Exception) -> JSONResponse:

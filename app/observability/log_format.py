@@ -13,16 +13,16 @@ from typing_extensions import override
 from app.observability import tracing
 
 LogFormat = Literal["text", "json"]
-LINES_A_SECOND = 10
-OWN = ("app", "model", "storage", "uvicorn")
+MAX_LINES_PER_SECOND = 10
+OWN_LOGGERS = ("app", "model", "storage", "uvicorn")
 
 # What ends a line somewhere, steers a terminal, or reverses the order of what is read.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+UNSAFE_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def configuration(level: str, log_format: LogFormat) -> dict[str, Any]:
     """Return the argument of logging.config.dictConfig: the service's lines from that level on, else warnings only."""
-    own = {name: {"level": level.upper()} for name in OWN}
+    own = {name: {"level": level.upper()} for name in OWN_LOGGERS}
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -48,7 +48,7 @@ class DropInvalidRequests(logging.Filter):
 
 
 class RateLimitFilter(logging.Filter):
-    """Drops lines that one place of the code logs more than LINES_A_SECOND times a second, as while Redis is away.
+    """Drops lines that one place of the code logs more than MAX_LINES_PER_SECOND times a second, as when Redis is away.
 
     The metrics count such events; more lines would only rotate older ones out of the log's files.
     """
@@ -65,7 +65,7 @@ class RateLimitFilter(logging.Filter):
             self._logged.clear()
         place = record.pathname, record.lineno
         self._logged[place] += 1
-        return self._logged[place] <= LINES_A_SECOND
+        return self._logged[place] <= MAX_LINES_PER_SECOND
 
 
 class JsonLines(logging.Formatter):
@@ -111,4 +111,4 @@ def _request_id() -> str | None:
 
 
 def _escaped(text: str) -> str:
-    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return UNSAFE_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -9,7 +9,7 @@ from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 
 PACKED, PLAIN = b"\x01", b"\x02"  # what comes behind it: the ids compressed, or as they are
-SHORT = 1024  # bytes; what has fewer is not worth the time
+MIN_COMPRESSED_BYTES = 1024  # compressing shorter texts is not worth the time
 MAX_ITEMS = 10_000  # that all pages together show
 MAX_BYTES = MAX_ITEMS * 129  # ids of 128 letters, each with what separates it from the next
 
@@ -21,8 +21,8 @@ class BadCursor(ValueError):
 def cursor_after(shown: Iterable[str]) -> str:
     """Return the cursor behind the items shown, at most MAX_ITEMS of them."""
     text = "\n".join(shown).encode()
-    whole = PLAIN + text if len(text) < SHORT else PACKED + zlib.compress(text, level=1)
-    return urlsafe_b64encode(whole).rstrip(b"=").decode()
+    payload = PLAIN + text if len(text) < MIN_COMPRESSED_BYTES else PACKED + zlib.compress(text, level=1)
+    return urlsafe_b64encode(payload).rstrip(b"=").decode()
 
 
 def shown_before(cursor: str) -> Sequence[str]:
@@ -33,8 +33,8 @@ def shown_before(cursor: str) -> Sequence[str]:
     if not cursor:
         return ()
     try:
-        whole = b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        text = whole[1:] if whole[:1] == PLAIN else _unpacked(whole)
+        payload = b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        text = payload[1:] if payload[:1] == PLAIN else _decompress(payload)
         ids = text.decode().split("\n")
     except (ValueError, zlib.error) as exc:
         raise BadCursor from exc
@@ -43,9 +43,9 @@ def shown_before(cursor: str) -> Sequence[str]:
     return ids
 
 
-def _unpacked(whole: bytes) -> bytes:
+def _decompress(payload: bytes) -> bytes:
     unpacking = zlib.decompressobj()
-    text = unpacking.decompress(whole[1:], MAX_BYTES)
-    if whole[:1] != PACKED or not unpacking.eof or unpacking.unused_data:
+    text = unpacking.decompress(payload[1:], MAX_BYTES)
+    if payload[:1] != PACKED or not unpacking.eof or unpacking.unused_data:
         raise BadCursor
     return text

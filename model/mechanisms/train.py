@@ -164,9 +164,9 @@ def mechanism_scorer(network: MechanismNetwork) -> Scorer:
     return scorer
 
 
-def newest_events(histories: Histories, most: int) -> Histories:
+def newest_events(histories: Histories, max_events: int) -> Histories:
     """Cut each history to its newest events, at most `most`."""
-    lengths = np.minimum(histories.lengths, most)
+    lengths = np.minimum(histories.lengths, max_events)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     kept = np.arange(starts[-1]) + np.repeat(histories.starts[1:] - lengths - starts[:-1], lengths)
     return Histories(histories.item[kept], histories.weights[kept], starts)

@@ -9,7 +9,7 @@ from itertools import count
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.observability import tracing
-from app.observability.log_format import LINES_A_SECOND
+from app.observability.log_format import MAX_LINES_PER_SECOND
 from app.observability.metrics import RequestMetrics
 from app.observability.tracing import Spans, Trace
 
@@ -26,7 +26,7 @@ class RequestTimer:
     """ASGI middleware that measures every request, and answers with its id and its `Server-Timing`.
 
     A time is recorded under the route's template, so that user ids make no new series. A slow or failed request is
-    logged with its id, at most LINES_A_SECOND of them, since an overloaded process should not write much.
+    logged with its id, at most MAX_LINES_PER_SECOND of them, since an overloaded process should not write much.
     """
 
     def __init__(self, app: ASGIApp, metrics: RequestMetrics, slow_s: float) -> None:
@@ -71,11 +71,11 @@ class RequestTimer:
 
     def _log(self, method: str, route: str, status: int, seconds: float) -> None:
         if (second := int(time.monotonic())) != self._second:
-            if self._lines > LINES_A_SECOND:
-                logger.warning("%d more slow or failed requests in that second", self._lines - LINES_A_SECOND)
+            if self._lines > MAX_LINES_PER_SECOND:
+                logger.warning("%d more slow or failed requests in that second", self._lines - MAX_LINES_PER_SECOND)
             self._second, self._lines = second, 0
         self._lines += 1
-        if self._lines <= LINES_A_SECOND:
+        if self._lines <= MAX_LINES_PER_SECOND:
             logger.warning("%s %s answered %d after %.3f s", method, route, status, seconds)
 
 

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.http.middleware.request_metrics import RequestTimer
 from app.observability import tracing
-from app.observability.log_format import CONTROL, LINES_A_SECOND, OWN, JsonLines, TextLines
+from app.observability.log_format import MAX_LINES_PER_SECOND, OWN_LOGGERS, UNSAFE_CHARACTERS, JsonLines, TextLines
 from app.observability.metrics import Metrics
 from app.observability.tracing import Trace
 from tests.app.conftest import Client
@@ -61,7 +61,7 @@ def test_in_text_only_the_first_line_looks_like_a_record(message: str, fault: st
     assert all(line.startswith("    ") for line in others)
     assert (fault is None) == (not others)
     for line in (first, *others):
-        assert not CONTROL.search(line)
+        assert not UNSAFE_CHARACTERS.search(line)
         assert len(line.splitlines()) == 1
 
 
@@ -81,7 +81,7 @@ def log() -> Iterator[StringIO]:
     written = StringIO()
     output = logging.StreamHandler(written)
     output.setFormatter(JsonLines())
-    own = [logging.getLogger(name) for name in OWN]
+    own = [logging.getLogger(name) for name in OWN_LOGGERS]
     for logger in own:
         logger.addHandler(output)
         logger.setLevel(logging.INFO)
@@ -145,7 +145,7 @@ def test_what_is_said_for_every_request_does_not_fill_the_log_either() -> None:
     ).stderr
     messages = [json.loads(line)["message"] for line in printed.splitlines()]
     assert messages[:2] == ["the store cannot be read: 0", "the store cannot be read: 1"]
-    assert LINES_A_SECOND < len(messages) <= 3 * LINES_A_SECOND  # a second may end meanwhile
+    assert MAX_LINES_PER_SECOND < len(messages) <= 3 * MAX_LINES_PER_SECOND  # a second may end meanwhile
     assert messages[-1] == "something else"
 
 
@@ -165,5 +165,5 @@ def test_overload_does_not_fill_the_log(lines: int, caplog: pytest.LogCaptureFix
             await timer({"type": "http", "method": "GET", "headers": []}, receive, send)
 
     asyncio.run(request_again_and_again())
-    assert len(caplog.records) <= min(lines, 3 * LINES_A_SECOND)  # a second may end meanwhile
-    assert len(caplog.records) >= min(lines, LINES_A_SECOND)
+    assert len(caplog.records) <= min(lines, 3 * MAX_LINES_PER_SECOND)  # a second may end meanwhile
+    assert len(caplog.records) >= min(lines, MAX_LINES_PER_SECOND)
