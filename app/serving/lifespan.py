@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from app.catalogue.live_catalogue import LiveCatalogue
@@ -65,10 +65,12 @@ async def tenant_service(
 
     Each tenant has a store of its own over the same data, so that none waits for another's work.
     """
-    store = await open_store(settings, generation_of(artifact))
-    signals = LiveSignals(store, settings.tenant, metrics)
-    context = TenantContext(settings, store, engine_thread, metrics, signals)
-    try:
+    async with AsyncExitStack() as stack:
+        store = await open_store(settings, generation_of(artifact))
+        stack.push_async_callback(store.close)
+        signals = LiveSignals(store, settings.tenant, metrics)
+        context = TenantContext(settings, store, engine_thread, metrics, signals)
+        stack.push_async_callback(context.tasks.cancel)
         switcher = GenerationSwitcher(context, artifact)
         await switcher.poll()  # so that a process which joins never serves another model first
         ingest, item_updates = Ingest(store, settings, metrics, signals), ItemUpdates(store, switcher, settings.tenant)
@@ -76,9 +78,6 @@ async def tenant_service(
             yield Service(store, switcher, ingest, item_updates, signals)
         with suppress(StorageError):
             await signals.flush()
-    finally:
-        await context.tasks.cancel()
-        await store.close()
 
 
 @asynccontextmanager

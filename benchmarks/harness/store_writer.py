@@ -1,7 +1,7 @@
 """A writer without HTTP: it appends events to the store as the service does, until it is killed.
 
-Runs as a command of a nursery: `writer STORE_ADDRESS MODEL EVENTS TAKEN`. EVENTS has a JSON array of events on each
-line; the number of a line is written to TAKEN once its events are acknowledged.
+Runs as a command of the fork server: `writer STORE_ADDRESS MODEL EVENTS TAKEN`. EVENTS has a JSON array of events on
+each line; the number of a line is written to TAKEN once its events are acknowledged.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class SupervisedProcess:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
-        with suppress(ChildProcessError):  # a nursery's child is not ours to wait for
+        with suppress(ChildProcessError):  # a child of the fork server is not ours to wait for
             if self._pid:
                 os.waitpid(self._pid, os.WNOHANG)
         self._pid = 0
