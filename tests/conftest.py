@@ -143,7 +143,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def path_of(item: pytest.Item) -> str:
-    return item.path.relative_to(ROOT).as_posix()
+    """Return where the test stands, from the root of the repository; as it is for a test of a test's own project."""
+    return (item.path.relative_to(ROOT) if item.path.is_relative_to(ROOT) else item.path).as_posix()
 
 
 def is_slow(item: pytest.Item) -> bool:
