@@ -1,10 +1,39 @@
 """The ways in which a store can fail or refuse."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+FailureCause = Literal[
+    "unreachable",  # nobody answers at the address
+    "timeout",  # no answer in time
+    "loading",  # Redis starts and reads its data back
+    "refused",  # the user, the password or the permission to use a command or file
+    "read_only",  # a replica, or a file that may not be written
+    "memory_full",  # Redis's maxmemory
+    "disk_full",
+    "disk_error",  # the disk fails in another way
+    "locked",  # another program holds the file
+    "damaged",  # the data cannot be read as what they should be
+    "wrong_store",  # other data than those that were acknowledged
+    "too_few_replicas",  # have confirmed a write
+    "archive",  # it is needed and cannot be read
+    "contention",  # others were always faster with changes of the same user
+    "busy",  # too much waits
+    "closed",  # by this process, which ends
+    "failed",  # anything else; the log says what
+]
+FAILURE_CAUSES: tuple[FailureCause, ...] = get_args(FailureCause)
 
 
 class StorageError(Exception):
-    """A request could not be applied. Nothing of it was."""
+    """A request could not be applied. Nothing of it was.
+
+    failure_cause  why, as operators have to know it; the message says it in full, and never goes to a client
+    """
+
+    def __init__(self, message: str, failure_cause: FailureCause = "failed") -> None:
+        super().__init__(message)
+        self.failure_cause = failure_cause
 
 
 class StorageUnavailable(StorageError):
@@ -17,21 +46,24 @@ class StorageUnavailable(StorageError):
 class PartlyApplied(StorageUnavailable):
     """The events at the positions `applied` are durable; of the others it is not known. Send all of them again."""
 
-    def __init__(self, message: str, applied: Sequence[int]) -> None:
-        super().__init__(f"{message}; {len(applied)} events were applied")
+    def __init__(self, failure: StorageError, applied: Sequence[int]) -> None:
+        super().__init__(f"{failure}; {len(applied)} events were applied", failure.failure_cause)
         self.applied = tuple(applied)
 
 
 class PartlyRead(StorageUnavailable):
     """Only the values of the users in `values` can be read now."""
 
-    def __init__(self, message: str, values: Mapping[str, bytes | None]) -> None:
-        super().__init__(message)
+    def __init__(self, failure: StorageError, values: Mapping[str, bytes | None]) -> None:
+        super().__init__(str(failure), failure.failure_cause)
         self.values = values
 
 
 class StorageBusy(StorageError):
     """Too many reads or writes wait. The store accepted nothing; try again later."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "busy")
 
 
 class UnknownEvent(Exception):

@@ -52,7 +52,7 @@ class GroupCommit(Generic[RequestT]):
     def require_room(self, requests: Sequence[RequestT]) -> None:
         """Raise what `put` would raise for the requests."""
         if self._closed:
-            raise StorageUnavailable("the store is closed")
+            raise StorageUnavailable("the store is closed", "closed")
         size = sum(request.size for request in requests)
         if self._waiting and self._waiting_size + size > self._max_waiting:
             raise StorageBusy(f"{self._waiting_size} reads or writes wait for the store; try again later")
@@ -129,7 +129,7 @@ class GroupCommitByNode(Generic[RequestT]):
     def put(self, requests: Sequence[RequestT]) -> None:
         """Queue all of the requests, or none: StorageBusy when too much waits."""
         if self._closed:
-            raise StorageUnavailable("the store is closed")
+            raise StorageUnavailable("the store is closed", "closed")
         by_node = self._by_node(requests)
         for name, own in by_node.items():
             self._node(name).require_room(own)

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Scope
 
 from app.errors import (
     BodyTooLarge,
@@ -33,9 +34,11 @@ from app.errors import (
     UserNotFound,
     details_of_errors,
 )
+from app.observability.metrics import Metrics
 from app.serving.model_registry import NoSuchModel
 from model.artifact.model_directory import ArtifactError
 from storage.errors import (
+    FailureCause,
     MergeRefused,
     MergeTooLarge,
     PartlyApplied,
@@ -112,14 +115,35 @@ PROBLEMS: dict[type[Exception], Problem] = {
     Draining: Problem(503, "draining", "this process is shutting down; ask another one"),
     StorageBusy: Problem(503, "storage_busy", "too much is waiting to be written; nothing was applied, try again"),
     PartlyApplied: Problem(
-        503, "partly_applied", "not all events were applied; send all of them again, with their ids"
+        503, "partly_applied", "not all events were applied: {reason}; send all of them again, with their ids"
     ),
-    StorageUnavailable: Problem(503, "storage_unavailable", "the store cannot be reached; send the same again later"),
-    StorageError: Problem(503, "storage_failed", "the store could not take or give this; its log says why"),
+    StorageUnavailable: Problem(503, "storage_unavailable", "{reason}; send the same again later"),
+    StorageError: Problem(503, "storage_failed", "{reason}"),
     # Nobody reads this response, but an unhandled exception would be logged as a fault of the service.
     ClientDisconnect: Problem(400, "client_disconnected", "the request ended before its body did"),
     Exception: Problem(500, "internal_error", "the service failed; its log says why"),
 }
+
+STORAGE_REASONS: dict[FailureCause, str] = {
+    "unreachable": "the store cannot be reached",
+    "timeout": "the store does not answer in time",
+    "loading": "the store is starting",
+    "refused": "the store refuses the service",
+    "read_only": "the store can be read only",
+    "memory_full": "the store's memory is full",
+    "disk_full": "the store's disk is full",
+    "disk_error": "the store's disk fails",
+    "locked": "the store is locked by another program",
+    "damaged": "the store is damaged",
+    "wrong_store": "the store has other data than before",
+    "too_few_replicas": "too few copies of the store confirm it",
+    "archive": "the archive of older events cannot be read",
+    "contention": "the same users are changed too often at once",
+    "busy": "too much waits for the store",
+    "closed": "this process is shutting down",
+    "failed": "the store could not take or give this, the service's log says why",
+}
+"""What the message of a response says of why the store fails: the kind of failure, and nothing of the store itself."""
 
 EXPECTED_ERRORS = tuple(kind for kind in PROBLEMS if kind is not Exception)
 """The exceptions that are no faults of the service; every other one must also reach the server, which logs it."""
@@ -142,7 +166,15 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _handle_http)
 
 
-async def _handle(_request: Request, exc: Exception) -> JSONResponse:
+async def _handle(request: Request, exc: Exception) -> JSONResponse:
+    return response_to(exc, request.scope)
+
+
+def response_to(exc: Exception, scope: Scope) -> JSONResponse:
+    """Return the response to an exception of a request, and report a failure of the store."""
+    if isinstance(exc, StorageError):
+        metrics: Metrics = scope["state"]["services"].metrics
+        metrics.store.failures.report(exc)
     return error_response(exc)
 
 
@@ -152,11 +184,12 @@ def error_response(exc: Exception) -> JSONResponse:
     details = exc.details if isinstance(exc, RequestError) else []
     if isinstance(exc, PartlyApplied):
         details = _applied_runs(exc)
-    if type(exc) is StorageError:
-        logger.error("the store failed: %s", exc)
     if isinstance(exc, ArtifactError):
         logger.error("a model cannot be activated: %s", exc)
-    return _as_json(problem, problem.message or str(exc), details, _headers(exc, problem.status))
+    message = problem.message or str(exc)
+    if isinstance(exc, StorageError):
+        message = message.format(reason=STORAGE_REASONS[exc.failure_cause])
+    return _as_json(problem, message, details, _headers(exc, problem.status))
 
 
 def _headers(exc: Exception, status: int) -> dict[str, str]:

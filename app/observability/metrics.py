@@ -5,6 +5,7 @@ multiprocess mode), and the one that is scraped reports for all of them. Counter
 dies, gauges do not. A single process keeps its numbers in memory.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,13 +17,15 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.multiprocess import WorkerProcesses, living_workers
-from storage.errors import StorageError
+from storage.errors import FAILURE_CAUSES, StorageError
 from storage.records import AppendResult, Tally
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 STORE_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2, 5)
 COMPUTE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+logger = logging.getLogger(__name__)
 
 StoreCall = Literal["append", "states", "log"]
 STORE_CALLS: tuple[StoreCall, ...] = ("append", "states", "log")
@@ -128,9 +131,10 @@ class RequestMetrics:
 
 
 class StoreMetrics:
-    """How long the store takes, what it fails, and how far the archive is behind the log."""
+    """How long the store takes, what it fails and why, and how far the archive is behind the log."""
 
     def __init__(self, instruments: Instruments) -> None:
+        self.failures = StoreFailures(instruments)
         self._instruments = instruments
         seconds = instruments.histogram(
             "lisarec_store_seconds", "Time until the store had answered a call", STORE_BUCKETS_S, ["call"]
@@ -167,6 +171,27 @@ class StoreMetrics:
                 mode="livemax",
             )
         self._log_lag.set(seconds)
+
+
+class StoreFailures:
+    """Why the store fails requests: every failure is counted by its cause, and one a second of each is logged."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        errors = instruments.counter(
+            "lisarec_store_errors",
+            "Failures of the store for which a request got a 503, or a batch of them popular items, by cause",
+            ["cause"],
+        )
+        self._errors = {cause: errors.labels(cause) for cause in FAILURE_CAUSES}
+        self._silent_until_s = dict.fromkeys(FAILURE_CAUSES, 0.0)
+
+    def report(self, failure: StorageError) -> None:
+        """Count a failure, and log its message unless one of the same cause was logged within the last second."""
+        cause, now_s = failure.failure_cause, time.monotonic()
+        self._errors[cause].inc()
+        if now_s >= self._silent_until_s[cause]:
+            self._silent_until_s[cause] = now_s + 1.0
+            logger.error("the store fails (%s): %s", cause, failure)
 
 
 class StoreCallTimer:

@@ -1,7 +1,6 @@
 """Reads the states and seen items of a batch's users from the store."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,6 @@ from app.schemas.recommendations import RecommendationRequest
 from storage.errors import PartlyRead, StorageError
 from storage.protocol import UserStore
 from storage.state.generation import Generation
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class StateReader:
         self._metrics = metrics
 
     async def read(self, requests: Sequence[RecommendationRequest]) -> StoredUsers:
-        """Read the requests' users. Users that cannot be read now are missing; this is logged and counted."""
+        """Read the requests' users. Users that cannot be read now are missing; this is reported."""
         user_ids = _distinct(request.user_id for request in requests)
         if not user_ids:
             return StoredUsers({}, {})
@@ -61,7 +58,7 @@ class StateReader:
             seen = await self._read_seen(all_seen, failures.append)
             read_s = time.perf_counter() - begin_s
         if failures:
-            logger.warning("answering with popular items, as the store cannot be read: %s", failures[0])
+            self._metrics.failures.report(failures[0])
             self._metrics.count_failed_read()
         unread = set(all_seen).difference(seen)
         known: dict[str, bytes] = {}

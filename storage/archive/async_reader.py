@@ -34,13 +34,15 @@ class AsyncArchiveReader:
         raises  StorageUnavailable  also without an archive, and when it does not answer in time
         """
         if self._reader is None:
-            raise StorageUnavailable("older parts of the log are in an archive; say where with --archive-dir DIR")
+            raise StorageUnavailable(
+                "older parts of the log are in an archive; say where with --archive-dir DIR", "archive"
+            )
         timeout_s = timeout_s or self._timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, self._reader.read, query)
         except TimeoutError:
-            raise StorageUnavailable(f"the archive did not answer within {timeout_s:g} s") from None
+            raise StorageUnavailable(f"the archive did not answer within {timeout_s:g} s", "archive") from None
 
     def close(self) -> None:
         """Give up what is still read, and let the threads end."""

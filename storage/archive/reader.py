@@ -50,9 +50,11 @@ class ArchiveReader:
                 with suppress(FileNotFoundError):
                     return query(self._current())
             self._current()
-            raise StorageUnavailable(f"the archive '{self._directory}' lacks files that its {MANIFEST} names")
+            raise StorageUnavailable(
+                f"the archive '{self._directory}' lacks files that its {MANIFEST} names", "archive"
+            )
         except (OSError, pl.exceptions.PolarsError) as exc:
-            raise StorageUnavailable(f"the archive '{self._directory}' cannot be read: {exc}") from exc
+            raise StorageUnavailable(f"the archive '{self._directory}' cannot be read: {exc}", "archive") from exc
 
     def _current(self) -> ArchiveSnapshot:
         path = self._directory / MANIFEST
@@ -92,9 +94,13 @@ class ArchiveSnapshot:
     def require(self, archive_id: str, partition: int, through: int) -> None:
         """Raise StorageUnavailable unless this is that archive and has the partition's entries up to `through`."""
         if archive_id != self.manifest.archive_id:
-            raise StorageUnavailable(f"'{self._directory}' is not the archive of this log; see --archive-dir")
+            raise StorageUnavailable(
+                f"'{self._directory}' is not the archive of this log; see --archive-dir", "archive"
+            )
         if self.manifest.seq(partition) < through:
-            raise StorageUnavailable(f"'{self._directory}' is an older copy of the archive; see --archive-dir")
+            raise StorageUnavailable(
+                f"'{self._directory}' is an older copy of the archive; see --archive-dir", "archive"
+            )
 
     def entries(
         self, tenant: str, user_id: str, *, after: int = 0, through: int = FOREVER, limit: int = FOREVER

@@ -85,7 +85,7 @@ class RedisCorrections:
                 await self._wait_for_replicas(target)
                 return is_new
             await _pause()
-        raise StorageUnavailable("others were always faster with events of the same user; send it again")
+        raise StorageUnavailable(CONTENTION, "contention")
 
     async def merge(self, user: User, visitor: User) -> bool:
         """Merge the visitor into the user; return False if that was done before."""
@@ -101,7 +101,7 @@ class RedisCorrections:
                 is_proposed = await self._mark(visitor, value, MergeStage.PROPOSED, target.user_id)
             if not is_proposed:
                 await _pause()
-        raise StorageUnavailable(CONTENTION)
+        raise StorageUnavailable(CONTENTION, "contention")
 
     async def erase(self, user: User) -> None:
         """Erase the user, the one whom they were merged into, and everybody else who was merged into that one.
@@ -202,7 +202,7 @@ class RedisCorrections:
                 await self._mark(visitor, visitors_value, MergeStage.DONE, head.merge_target)
                 return
             await _pause()
-        raise StorageUnavailable(CONTENTION)
+        raise StorageUnavailable(CONTENTION, "contention")
 
     async def _append_missing(
         self, target: User, value: bytes | None, seq: bytes | None, log: Sequence[LogRecord]

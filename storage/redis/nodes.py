@@ -4,6 +4,7 @@ A node is known by its URL. A single server has the whole map: one slot, which i
 """
 
 import asyncio
+import copy
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,14 +17,34 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-from redis.exceptions import AskError, AuthenticationError, ClusterDownError, MovedError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MovedError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from storage.errors import StorageError, StorageUnavailable
+from storage.errors import FailureCause, StorageError, StorageUnavailable
 
 MAX_CONNECTIONS = 16  # to each node
 
 # RuntimeError is how uvloop says that a connection broke while it was written to; redis-py passes it on.
 CONNECTION_ERRORS = (RedisError, OSError, RuntimeError)
+
+# What replies that are errors say, also those that a script passes on.
+CAUSES_OF_REFUSALS: Mapping[str, FailureCause] = {
+    "maxmemory": "memory_full",
+    "read only": "read_only",
+    "NOREPLICAS": "too_few_replicas",
+    "No space left": "disk_full",
+    "MISCONF": "disk_error",
+    "no permission": "refused",
+}
 
 Argument: TypeAlias = str | bytes | int
 
@@ -128,13 +149,15 @@ class ReplicaAcks:
     def failure_in(self, reply: Any) -> StorageUnavailable | None:
         """Return the error that the command's reply means; None if there were enough."""
         if isinstance(reply, Exception):
-            return StorageUnavailable(f"Redis failed: {reply}")
+            return StorageUnavailable(f"Redis failed: {reply}", failure_cause(reply))
         local, replicas = reply if self.synced else (1, reply)
         if local >= 1 and replicas >= self.replicas:
             return None
         if local < 1:
-            return StorageUnavailable("Redis has not synced it yet; send it again")
-        return StorageUnavailable(f"{replicas} replicas of Redis have it, not {self.replicas}; send it again")
+            return StorageUnavailable("Redis has not synced it yet; send it again", "timeout")
+        return StorageUnavailable(
+            f"{replicas} replicas of Redis have it, not {self.replicas}; send it again", "too_few_replicas"
+        )
 
 
 class NodeClients:
@@ -290,13 +313,27 @@ def storage_error(cause: Exception) -> StorageError:
     """Return a new error for one waiter: a raised exception collects the traceback of its waiter."""
     error: StorageError
     if isinstance(cause, CONNECTION_ERRORS):
-        error = StorageUnavailable(f"Redis failed: {cause}")
+        error = StorageUnavailable(f"Redis failed: {cause}", failure_cause(cause))
     elif isinstance(cause, StorageError):
-        error = type(cause)(str(cause))
+        error = copy.copy(cause)
     else:
         error = StorageError(f"the request could not be applied: {cause!r}")
     error.__cause__ = cause
     return error
+
+
+def failure_cause(failure: Exception) -> FailureCause:
+    """Return what a failed connection, or a reply that is an error, means to operators."""
+    if isinstance(failure, AuthenticationError | NoPermissionError):
+        return "refused"
+    if isinstance(failure, RedisTimeoutError | TimeoutError) or isinstance(failure.__cause__, TimeoutError):
+        return "timeout"
+    if isinstance(failure, BusyLoadingError):
+        return "loading"
+    if isinstance(failure, ClusterDownError) or not isinstance(failure, ResponseError):
+        return "unreachable"
+    text = str(failure)
+    return next((cause for sign, cause in CAUSES_OF_REFUSALS.items() if sign in text), "failed")
 
 
 def node_urls(url: str) -> list[str]:

@@ -34,7 +34,7 @@ class _Waiting(ABC):
         """Fail after the deadline: the server is too slow; return whether that is so."""
         is_late = asyncio.get_running_loop().time() > self.deadline_s
         if is_late:
-            self.fail(StorageUnavailable("Redis answers too slowly"))
+            self.fail(StorageUnavailable("Redis answers too slowly", "timeout"))
         return is_late
 
 
@@ -105,7 +105,7 @@ class Request:
         if self.failure is None:
             self.answer.set_result([result for result in self._results if result is not None])
         elif applied:
-            self.answer.set_exception(PartlyApplied(str(self.failure), applied))
+            self.answer.set_exception(PartlyApplied(self.failure, applied))
         else:
             self.answer.set_exception(self.failure)
 
@@ -195,7 +195,7 @@ class Part(_Waiting):
         self.refusals += 1
         if asyncio.get_running_loop().time() < self.deadline_s:
             return True
-        self.fail(StorageUnavailable(f"{self.refusals} times {why}"))
+        self.fail(StorageUnavailable(f"{self.refusals} times {why}", "contention"))
         return False
 
 

@@ -48,7 +48,7 @@ class RedisSession:
     async def require_open(self) -> None:
         """Check the servers before their first use; raise StorageUnavailable once the store is closed."""
         if self.is_closed:
-            raise StorageUnavailable("the store is closed")
+            raise StorageUnavailable("the store is closed", "closed")
         await self.check()
 
     async def check(self) -> None:

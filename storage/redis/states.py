@@ -69,7 +69,7 @@ class RedisStates:
             return [values[user_id] for user_id in user_ids]
         if not values:
             raise failure
-        raise PartlyRead(str(failure), values) from failure
+        raise PartlyRead(failure, values) from failure
 
     async def _read_round(self, reads: list[Read]) -> list[Read]:
         await self._session.check()

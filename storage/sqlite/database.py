@@ -52,7 +52,7 @@ class Database:
     def read(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
         """Run the query in a reader's thread."""
         if self._closed:
-            raise StorageUnavailable("the store is closed")
+            raise StorageUnavailable("the store is closed", "closed")
 
         def run() -> T:
             connection = self._idle_readers.get()
@@ -107,7 +107,7 @@ def empty_write_ahead_log(db: sqlite3.Connection) -> None:
         if not is_busy:
             return
         time.sleep(0.01)
-    raise StorageUnavailable("the user is erased, but the write-ahead log could not be emptied; erase again")
+    raise StorageUnavailable("the user is erased, but the write-ahead log could not be emptied; erase again", "locked")
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:

@@ -33,6 +33,7 @@ from storage.sqlite.catch_up import CatchUpThread
 from storage.sqlite.database import FILE_NAME, Database, empty_write_ahead_log
 from storage.sqlite.generations import SQLiteGenerations, active
 from storage.sqlite.log import LOG_PAGE, log_entries, log_page, newest_entries, resolve_alias
+from storage.sqlite.writer_thread import failure_cause
 from storage.state.compiled_fold import compile_fold
 from storage.state.event import Event, Undo, digest
 from storage.state.generation import Generation
@@ -79,7 +80,7 @@ class SQLiteStore(UserStore):
                     compile_fold(generations[0])
                 return cls(Database(path, max_waiting_events), generations, state_ttl_days, tenant)
             except (OSError, sqlite3.Error) as exc:
-                raise StorageUnavailable(f"cannot open '{path}': {exc}") from exc
+                raise StorageUnavailable(f"cannot open '{path}': {exc}", failure_cause(exc)) from exc
 
         return await asyncio.to_thread(open_files)
 

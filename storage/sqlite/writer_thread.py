@@ -1,15 +1,38 @@
 """Group commit: a sync costs far more than an event, so one thread commits everything that waits together."""
 
+import errno
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from storage.errors import StorageBusy, StorageError, StorageUnavailable
+from storage.errors import FailureCause, StorageBusy, StorageError, StorageUnavailable
 from storage.sqlite.append import Append, append_all
+
+CAUSES: Mapping[int, FailureCause] = {  # by SQLite's primary result codes
+    sqlite3.SQLITE_PERM: "refused",
+    sqlite3.SQLITE_AUTH: "refused",
+    sqlite3.SQLITE_BUSY: "locked",
+    sqlite3.SQLITE_LOCKED: "locked",
+    sqlite3.SQLITE_READONLY: "read_only",
+    sqlite3.SQLITE_IOERR: "disk_error",
+    sqlite3.SQLITE_FULL: "disk_full",
+    sqlite3.SQLITE_CANTOPEN: "unreachable",
+    sqlite3.SQLITE_CORRUPT: "damaged",
+    sqlite3.SQLITE_NOTADB: "damaged",
+}
+
+CAUSES_OF_OS_ERRORS: Mapping[int, FailureCause] = {
+    errno.EACCES: "refused",
+    errno.EPERM: "refused",
+    errno.EROFS: "read_only",
+    errno.ENOSPC: "disk_full",
+    errno.EDQUOT: "disk_full",
+    errno.EIO: "disk_error",
+}
 
 T = TypeVar("T")
 
@@ -45,7 +68,7 @@ class WriterThread:
         answer: Future[T] = Future()
         with self._changed:
             if self._closed:
-                raise StorageUnavailable("the store is closed")
+                raise StorageUnavailable("the store is closed", "closed")
             if self._waiting and self._waiting_size + size > self._max_waiting:
                 raise StorageBusy(f"{self._waiting_size} events wait to be written; try again later")
             self._waiting.append(_Request(work, size, answer))
@@ -125,5 +148,15 @@ def _fail(group: list[_Request], cause: Exception) -> None:
 def storage_error(cause: Exception) -> StorageError:
     """Translate a failure of SQLite, or of a request's work, into the store's own error."""
     if isinstance(cause, sqlite3.Error):
-        return StorageUnavailable(f"SQLite failed: {cause}")
+        return StorageUnavailable(f"SQLite failed: {cause}", failure_cause(cause))
     return StorageError(f"the request could not be applied: {cause!r}")
+
+
+def failure_cause(failure: Exception) -> FailureCause:
+    """Return what a failure of SQLite, or of the file system, means to operators."""
+    if isinstance(failure, OSError):
+        return CAUSES_OF_OS_ERRORS.get(failure.errno or 0, "unreachable")
+    if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:
+        return "wrong_store"
+    primary_code = getattr(failure, "sqlite_errorcode", 0) & 0xFF
+    return CAUSES.get(primary_code, "failed")

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.http.access import authorise
 from app.http.auth.keys import Scope as KeyScope
 from app.http.dependencies import REPEATABLE, json_body
-from app.http.error_responses import EXPECTED_ERRORS, error_response
+from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.services import Services
 from app.recommendation.batching import never_gone
 from app.schemas.recommendations import RecommendationQuery, RecommendationRequest
@@ -54,7 +54,7 @@ class FastPath:
         try:
             content = await answer
         except Exception as exc:
-            await error_response(exc)(scope, receive, send)
+            await response_to(exc, scope)(scope, receive, send)
             if isinstance(exc, EXPECTED_ERRORS):
                 return
             raise  # a fault: whoever runs the app logs it

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.schemas.events import MAX_EVENTS
-from storage.errors import PartlyApplied, StorageBusy
+from storage.errors import PartlyApplied, StorageBusy, StorageUnavailable
 from tests.app.conftest import Client
 
 UUID7 = "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"  # made in November 2024
@@ -249,12 +249,13 @@ def test_a_busy_store_is_said_to_be_busy(client: Client, monkeypatch: pytest.Mon
 
 def test_what_was_applied_of_a_request_is_listed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail_in_part(*_: object) -> None:
-        raise PartlyApplied("a partition did not answer", [0, 1, 2, 7, *range(100, 1_000, 2)])
+        raise PartlyApplied(StorageUnavailable("Redis is full", "memory_full"), [0, 1, 2, 7, *range(100, 1_000, 2)])
 
     monkeypatch.setattr(client.service.store, "append", fail_in_part)
     response = client.post("/v1/events", json=VALID)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (503, "partly_applied")
+    assert "the store's memory is full; send all of them again" in error["message"]
     assert error["details"][0]["reason"].startswith("applied: 0-2, 7, 100, 102, ")
     assert int(response.headers["retry-after"]) > 0
     assert len(response.content) <= 4_096

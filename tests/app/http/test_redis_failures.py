@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from app.http.error_responses import STORAGE_REASONS
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store
 from app.settings import Settings, with_password
 from model.artifact.model_directory import load
-from storage.errors import StorageUnavailable
+from storage.errors import FailureCause, StorageUnavailable
 from tests.app.conftest import Client
 from tests.storage.redis.servers import RedisServer
 
@@ -23,30 +24,38 @@ PATIENCE_S = 5.0  # how long a client waits at most for an answer meanwhile
 
 
 class Failure(NamedTuple):
-    """How it is caused and healed, and whether Redis can be read meanwhile."""
+    """How it begins and heals, whether Redis can be read meanwhile, and what operators are told."""
 
-    cause: Callable[[RedisServer], Any]
+    begin: Callable[[RedisServer], Any]
     heal: Callable[[RedisServer], Any]
     readable: bool
+    cause: FailureCause
+    logged: str
 
 
 FAILURES = {
-    "killed": Failure(RedisServer.kill, RedisServer.start, readable=False),
-    "frozen": Failure(RedisServer.freeze, RedisServer.thaw, readable=False),
+    "killed": Failure(RedisServer.kill, RedisServer.start, readable=False, cause="unreachable", logged="127.0.0.1"),
+    "frozen": Failure(RedisServer.freeze, RedisServer.thaw, readable=False, cause="timeout", logged="Timeout"),
     "full": Failure(
         lambda redis: redis.client.config_set("maxmemory", 1),
         lambda redis: redis.client.config_set("maxmemory", 0),
         readable=True,
+        cause="memory_full",
+        logged="'maxmemory'",
     ),
     "read-only": Failure(
         lambda redis: redis.client.replicaof("127.0.0.1", 1),
         lambda redis: redis.client.replicaof("NO", "ONE"),
         readable=True,
+        cause="read_only",
+        logged="read only replica",
     ),
     "without its replica": Failure(
         lambda redis: redis.client.config_set("min-replicas-to-write", 1),
         lambda redis: redis.client.config_set("min-replicas-to-write", 0),
         readable=True,
+        cause="too_few_replicas",
+        logged="NOREPLICAS",
     ),
 }
 
@@ -74,19 +83,24 @@ def recovers(client: Client, event: dict[str, object]) -> bool:
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
 def test_nothing_is_acknowledged_popular_items_flow_and_it_passes(
-    client: Client, redis_server: RedisServer, failure: Failure
+    client: Client, redis_server: RedisServer, failure: Failure, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.click("ada", "item-1", "item-2")
-    failure.cause(redis_server)
+    failure.begin(redis_server)
     for event_id in ("a", "b"):
         begin_s = time.monotonic()
         answer = client.post("/v1/events", json=click("ada", event_id))
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert answer.json()["error"]["message"] == f"{STORAGE_REASONS[failure.cause]}; send the same again later"
         assert int(answer.headers["retry-after"]) >= 1
         assert client.recommend("ada")["source"] == ("personalised" if failure.readable else "popular")
         assert client.get("/v1/users/ada").status_code == (200 if failure.readable else 503)
         assert time.monotonic() - begin_s < 3 * PATIENCE_S
     assert client.get("/readyz").status_code == 200
+    assert f'lisarec_store_errors_total{{cause="{failure.cause}"}} 0.0' not in client.get("/metrics").text
+    lines = [record.getMessage() for record in caplog.records if f"({failure.cause})" in record.getMessage()]
+    assert lines
+    assert all(failure.logged in line for line in lines)
 
     failure.heal(redis_server)
     assert recovers(client, click("ada", "a"))
