@@ -45,6 +45,10 @@ class ItemNotFound(RequestError):
     """Neither the model nor the shop has said anything of the item."""
 
 
+class TooManyEvents(RequestError):
+    """One request has more events, or more new users, than its key may send at once."""
+
+
 class BodyTooLarge(RequestError):
     """The body has more bytes than the service reads."""
 
@@ -83,6 +87,10 @@ class TooManyRequests(RequestError):
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TooManyNewUsers(TooManyRequests):
+    """The tenant, or the key, has used up its quota of new users for now."""
 
 
 class Overloaded(Exception):

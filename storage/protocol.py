@@ -79,6 +79,13 @@ class EventStore(Protocol):
         """Return the first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
         ...
 
+    async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
+        """Return those of the users whom no event was logged for, and who were not merged into another one.
+
+        raises  StorageBusy  when too many reads wait
+        """
+        ...
+
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         """Return the items of all events that count in the user's log, except events of `unseen_types`."""
         ...

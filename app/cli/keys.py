@@ -27,7 +27,14 @@ def add_key(
         list[str] | None,
         typer.Option(help="For browsers: pages that may use it, as https://shop.example; repeatable."),
     ] = None,
-    rate: Annotated[int | None, typer.Option(min=1, help="Requests a minute; default: any number.")] = None,
+    rate: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests a minute; an event is one, a costly request several; default: any number."),
+    ] = None,
+    new_users: Annotated[
+        int | None,
+        typer.Option(min=0, help="New users an hour; default: half of its tenant's with --origin, else all of them."),
+    ] = None,
     note: Annotated[str, typer.Option(help="Who has it, for people.")] = "",
 ) -> None:
     """Make a key and print it, once. The file gets its hash; services notice within a second."""
@@ -41,7 +48,7 @@ def add_key(
         raise typer.BadParameter(f"no scope {unknown[0]!r}; there are: {known}")
     scopes = [one for one in keyring.SCOPES if one in scope]
     try:
-        text, key = keyring.make(tenant or store_settings().tenant, scopes, origin or (), rate, note)
+        text, key = keyring.make(tenant or store_settings().tenant, scopes, origin or (), rate, new_users, note)
     except ValidationError as exc:
         raise typer.BadParameter("; ".join(error["msg"] for error in exc.errors())) from exc
     keyring.add(file, key)
@@ -56,7 +63,9 @@ def list_keys(keys: KeysFileOption = None) -> None:
 
     for key in read(_keys_file(keys)):
         rate = "" if key.requests_per_minute is None else f"{key.requests_per_minute}/min"
-        say("  ".join(filter(None, (key.id, key.tenant, ",".join(key.scopes), *key.origins, rate, key.note))))
+        new_users = "" if key.new_users_per_hour is None else f"{key.new_users_per_hour} new users/h"
+        words = (key.id, key.tenant, ",".join(key.scopes), *key.origins, rate, new_users, key.note)
+        say("  ".join(filter(None, words)))
 
 
 @cli.command("remove")

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, details_of
 from app.events.cold_item_learner import prepare_events
 from app.events.live_signals import LiveSignals
+from app.events.new_users import ANYBODY, NewUsers, Sender
 from app.events.uuid7 import uuid7
 from app.observability.metrics import Metrics
 from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
@@ -32,18 +33,23 @@ class Ingest:
         self._needs_ids = settings.keys_file is not None
         self._metrics = metrics
         self._signals = signals
+        self._new_users = NewUsers(store, self._tenant)
 
-    async def append(self, body: object) -> EventCounts:
+    async def append(self, body: object, sender: Sender = ANYBODY) -> EventCounts:
         """Apply the parsed body of ``POST /v1/events``; when this returns, the events are durable.
 
-        raises  InvalidEvents  when one event is invalid, or there are none or too many
-                StorageError   when the store did not take them; sending them again is safe where they have ids
+        raises  InvalidEvents                   when one event is invalid, or there are none or too many
+                TooManyEvents, TooManyNewUsers  when the sender may not send as much
+                StorageError                    when the store did not take them; sending them again is safe where they
+                                                have ids
         """
         now_us = time.time_ns() // 1_000
         bodies = body if isinstance(body, list) else [body]
+        sender.require_few(len(bodies))
         events = parse_plain_events(bodies, now_us, needs_ids=self._needs_ids)
         if events is None:
             events = [to_event(one, now_us) for one in validate_events(bodies, now_us, needs_ids=self._needs_ids)]
+        await self._new_users.admit({event.user_id for event in events}, sender)
         learners = self._signals.learners
         logged, observations = await prepare_events(events, learners)
         with self._metrics.store.timed("append"):

@@ -1,6 +1,7 @@
 """Access control: every route declares the scope that it needs, and none reaches a tenant's data without one."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fastapi import Depends, Request
 from fastapi.params import Depends as Dependency
@@ -10,6 +11,13 @@ from starlette.types import Scope as HTTPScope
 from app.errors import Forbidden, Unauthenticated
 from app.http.auth.keys import Key, Keyring, Scope
 from app.http.services import Services
+
+
+class Caller(NamedTuple):
+    """Who sends a request: a tenant, by one of its keys; without keys whoever reaches the service."""
+
+    tenant: str
+    key: Key | None
 
 
 class RequireScope:
@@ -26,24 +34,24 @@ class RequireScope:
 
         raises  Unauthenticated, Forbidden, TooManyRequests
         """
-        request.state.tenant = await authorise(request.state.services, request.scope, self.scope)
+        request.state.caller = await authorise(request.state.services, request.scope, self.scope)
 
 
-async def authorise(services: Services, request: HTTPScope, required: Scope) -> str:
-    """Check the request's key for the scope, count it against the key's rate limit, and return the key's tenant.
+async def authorise(services: Services, request: HTTPScope, required: Scope) -> Caller:
+    """Check the request's key for the scope, count it against the key's rate limit, and return whose it is.
 
     raises  Unauthenticated, Forbidden, TooManyRequests
     """
     if services.keyring is None or (required == "metrics:read" and services.settings.open_metrics):
-        return services.settings.tenant
+        return Caller(services.settings.tenant, None)
     headers = Headers(scope=request)
     key = _key_of(services.keyring, headers.getlist("authorization"))
     if required not in key.scopes:
         raise Forbidden(f"this call needs a key with the scope {required}")
-    if key.origins and headers.get("origin") not in key.origins:
+    if key.is_public and headers.get("origin") not in key.origins:
         raise Forbidden("this key is for pages of other origins")
     await services.rate_limiter.count(key)
-    return key.tenant
+    return Caller(key.tenant, key)
 
 
 class NoScope:

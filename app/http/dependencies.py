@@ -10,6 +10,7 @@ from fastapi.openapi.models import Example
 from starlette.requests import Request
 
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
+from app.http.access import Caller
 from app.http.services import Services
 from app.schemas.fields import Id
 from app.schemas.items import StockedId
@@ -27,9 +28,18 @@ async def get_services(request: Request) -> Services:
 ServicesDep = Annotated[Services, Depends(get_services)]
 
 
-async def get_service(request: Request, services: ServicesDep) -> Service:
-    """Return the service of the caller's tenant, which the route's declared scope has determined."""
-    return services.by_tenant[request.state.tenant]
+async def get_caller(request: Request) -> Caller:
+    """Return the caller, whom the route's declared scope has determined."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+CallerDep = Annotated[Caller, Depends(get_caller)]
+
+
+async def get_service(caller: CallerDep, services: ServicesDep) -> Service:
+    """Return the service of the caller's tenant."""
+    return services.by_tenant[caller.tenant]
 
 
 def example(value: str) -> dict[str, Example]:

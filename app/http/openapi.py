@@ -17,7 +17,7 @@ BEARER = {
 REFUSALS = {
     "401": "There is no key, or none that is valid; the same words for both.",
     "403": "The key is not for this call (`{scope}`), or not for pages of this origin.",
-    "429": "The key has used up its requests for now; `Retry-After` says when there will be some again.",
+    "429": "The key has used up its requests, or its new users, for now; `Retry-After` says when there will be some.",
 }
 
 

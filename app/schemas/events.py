@@ -5,6 +5,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.schemas.fields import Closed, Id, Timestamp
 
 MAX_EVENTS = 1_000  # of one request
+MAX_PUBLIC_EVENTS = 100  # of one request with a page's key, which everybody can read
+MAX_PUBLIC_NEW_USERS = 20  # among them
 
 
 class PostedEvent(Closed):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -70,6 +70,13 @@ class RedisStates:
         if not values:
             raise failure
         raise PartlyRead(failure, values) from failure
+
+    async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
+        """Return those of the users who have no head."""
+        reads = {user_id: Read([self._session.keys.user(tenant, user_id).head]) for user_id in user_ids}
+        self._reads.put(list(reads.values()))
+        heads = await asyncio.gather(*(read.answer for read in reads.values()))
+        return {user_id for user_id, (head,) in zip(reads, heads, strict=True) if head is None}
 
     async def _read_round(self, reads: list[Read]) -> list[Read]:
         await self._session.check()

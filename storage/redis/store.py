@@ -187,6 +187,10 @@ class RedisStore(UserStore):
         return [entry async for entry in self._log.entries(user, after=after, limit=limit)]
 
     @override
+    async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
+        return await self._states.users_without_log(tenant, user_ids)
+
+    @override
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         user = await self._resolve(tenant, user_id)
         events = effective_events([entry.event async for entry in self._log.entries(user)])

@@ -1,7 +1,7 @@
 """The tables of logs and aliases in the embedded store: which log an event belongs to, and what is in it."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from storage.records import LogEntry
@@ -31,6 +31,12 @@ SELECT_KNOWN = """
 SELECT asked.column1, asked.column2, asked.column3 FROM ({rows}) AS asked
 CROSS JOIN log ON log.tenant = ? AND log.user_id = asked.column1 AND log.event_id = asked.column2
     AND log.kind = asked.column3
+"""
+
+SELECT_WITHOUT_LOG = """
+SELECT asked.column1 FROM ({rows}) AS asked
+WHERE NOT EXISTS (SELECT 1 FROM log WHERE tenant = ? AND user_id = asked.column1)
+    AND NOT EXISTS (SELECT 1 FROM aliases WHERE tenant = ? AND user_id = asked.column1)
 """
 
 SELECT_TARGETS = """
@@ -86,6 +92,12 @@ def log_new_events(db: sqlite3.Connection, tenant: str, events: Sequence[LogReco
     rows = [(seq, tenant, *to_row(event)) for seq, event in zip(seqs, events, strict=True)]
     execute_in_batches(db, INSERT_EVENTS, rows)
     return seqs
+
+
+def users_without_log(db: sqlite3.Connection, tenant: str, user_ids: Iterable[str]) -> set[str]:
+    """Return those of the users who have no log, and have become nobody else."""
+    rows = [(user_id,) for user_id in user_ids]
+    return {user_id for (user_id,) in execute_in_batches(db, SELECT_WITHOUT_LOG, rows, after=[tenant, tenant])}
 
 
 def log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, limit: int) -> Iterator[LogEntry]:

@@ -32,7 +32,14 @@ from storage.sqlite.append import Append
 from storage.sqlite.catch_up import CatchUpThread
 from storage.sqlite.database import FILE_NAME, Database, empty_write_ahead_log
 from storage.sqlite.generations import SQLiteGenerations, active
-from storage.sqlite.log import LOG_PAGE, log_entries, log_page, newest_entries, resolve_alias
+from storage.sqlite.log import (
+    LOG_PAGE,
+    log_entries,
+    log_page,
+    newest_entries,
+    resolve_alias,
+    users_without_log,
+)
 from storage.sqlite.writer_thread import failure_cause
 from storage.state.compiled_fold import compile_fold
 from storage.state.event import Event, Undo, digest
@@ -179,6 +186,10 @@ class SQLiteStore(UserStore):
             return list(log_entries(db, tenant, resolve_alias(db, tenant, user_id), after, limit))
 
         return await self._database.read(read)
+
+    @override
+    async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
+        return await self._database.read(lambda db: users_without_log(db, tenant, user_ids))
 
     @override
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:

@@ -46,7 +46,8 @@ class Key(BaseModel):
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     origins: tuple[Origin, ...] = ()  # of the pages that may use it; such a key is public
-    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None  # each of the cost of a plain one
+    new_users_per_hour: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None  # None: see RateLimiter
     note: Annotated[str, StringConstraints(max_length=256)] = ""
 
     @field_validator("note")
@@ -62,6 +63,11 @@ class Key(BaseModel):
             raise ValueError(f"a key with origins, which everybody can read in a page, takes {BROWSER_SCOPE} alone")
         return self
 
+    @property
+    def is_public(self) -> bool:
+        """Whether everybody can read the key, in a page."""
+        return bool(self.origins)
+
     def line(self) -> str:
         """Return the key as a line of the file."""
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True)) + "\n"
@@ -75,6 +81,7 @@ def make(
     scopes: Iterable[Scope],
     origins: Iterable[str] = (),
     requests_per_minute: int | None = None,
+    new_users_per_hour: int | None = None,
     note: str = "",
 ) -> tuple[str, Key]:
     """Make a new key; return its text, which is shown once, and the entry for the file.
@@ -84,7 +91,8 @@ def make(
     key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     text = f"{KEY_PREFIX}_{key_id}_{secret}"
     fields = {"id": key_id, "tenant": tenant, "scopes": tuple(scopes), "sha256": _hash(text), "origins": tuple(origins)}
-    return text, Key.model_validate(fields | {"requests_per_minute": requests_per_minute, "note": note})
+    limits = {"requests_per_minute": requests_per_minute, "new_users_per_hour": new_users_per_hour}
+    return text, Key.model_validate(fields | limits | {"note": note})
 
 
 def add(path: Path, key: Key) -> None:

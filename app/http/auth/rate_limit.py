@@ -1,4 +1,4 @@
-"""The rate limit of each key: counted in the store's Redis for all processes, else in each process."""
+"""The limits of keys and tenants: counted in the store's Redis for all processes, else in each process."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from limits import RateLimitItemPerMinute
+from limits import RateLimitItem, RateLimitItemPerHour, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisClusterStorage, RedisStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from redis.asyncio import BlockingConnectionPool
@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException, RedisError
 
-from app.errors import TooManyRequests
+from app.errors import TooManyEvents, TooManyNewUsers, TooManyRequests
 from app.http.auth.keys import Key
 from storage.redis.nodes import node_urls
 
@@ -29,10 +29,13 @@ logger = logging.getLogger(__name__)
 
 
 class RateLimiter:
-    """Counts the requests of each key that has a limit, over a sliding minute.
+    """Counts what each key costs over a sliding minute, and the new users of keys and tenants over a sliding hour.
 
-    While Redis fails, each process counts its own requests: a failure neither refuses everybody nor lifts the limits.
+    While Redis fails, each process counts for itself: a failure neither refuses everybody nor lifts the limits.
     A URL with several addresses names a cluster. The address of just one node of a cluster counts as a failure.
+
+    A sliding window is the current one and a share of the one before, as if that had been used evenly. Whatever the
+    order of requests, no window of that length has more than twice the limit.
     """
 
     def __init__(self, redis_url: str | None, prefix: str) -> None:
@@ -44,44 +47,63 @@ class RateLimiter:
             storage, self._close = _open_storage(redis_url, f"{prefix}:rates")
             self._shared = SlidingWindowCounterRateLimiter(storage)
 
-    async def count(self, key: Key) -> None:
-        """Count one request of the key.
+    async def count(self, key: Key, cost: int = 1) -> None:
+        """Count a request of the key, or what it costs beyond those counted before.
 
-        raises  TooManyRequests  when the key has no request left; the error says when it will have one
+        raises  TooManyRequests  when the key has not as much left; the error says when it will have some
         """
-        if key.requests_per_minute is None:
+        if key.requests_per_minute is None or not cost:
             return
-        limit = RateLimitItemPerMinute(key.requests_per_minute)
-        limiter = await self._exceeded_limiter(limit, key.id)
-        if limiter is None:
-            return
-        raise TooManyRequests(
-            f"this key may send {key.requests_per_minute:,} requests a minute",
-            await self._wait_s(limiter, limit, key.id),
-        )
+        wait_s = await self._spend(RateLimitItemPerMinute(key.requests_per_minute), cost, key.id)
+        if wait_s:
+            raise TooManyRequests(
+                f"this key may send {key.requests_per_minute:,} requests a minute; an event is one, "
+                "and a costly request is several",
+                wait_s,
+            )
 
-    async def _exceeded_limiter(
-        self, limit: RateLimitItemPerMinute, key_id: str
-    ) -> SlidingWindowCounterRateLimiter | None:
-        """Count the request, and return the limiter whose limit it exceeds; None where it exceeds none."""
+    async def count_new_users(self, key: Key, tenant_quota: int, count: int) -> None:
+        """Count users whom the key's request brings, and who had no events before.
+
+        A page's key without a quota of its own has half of its tenant's: the rest stays for the tenant's servers.
+
+        raises  TooManyEvents    when they are more than an hour's quota
+                TooManyNewUsers  when key or tenant has not as much left; the error says when there will be some
+        """
+        own_quota = key.new_users_per_hour
+        if own_quota is None and key.is_public:
+            own_quota = tenant_quota // 2
+        quotas = [("this tenant", tenant_quota, f"new-users-of/{key.tenant}")]
+        if own_quota is not None:
+            quotas.insert(0, ("this key", own_quota, f"new-users/{key.id}"))
+        for whose, quota, name in quotas:
+            if count > quota:
+                raise TooManyEvents(f"{whose} may bring {quota:,} new users an hour; nothing was applied")
+            if wait_s := await self._spend(RateLimitItemPerHour(quota), count, name):
+                raise TooManyNewUsers(
+                    f"{whose} has brought {quota:,} new users within an hour; nothing was applied", wait_s
+                )
+
+    async def _spend(self, limit: RateLimitItem, cost: int, name: str) -> int:
+        """Take the cost from what is left under the name, and return 0; or the seconds until some will be left."""
         if self._shared is not None and time.monotonic() >= self._local_until_s:
             try:
                 async with asyncio.timeout(REDIS_TIMEOUT_S):
-                    return None if await self._shared.hit(limit, key_id) else self._shared
+                    if await self._shared.hit(limit, name, cost=cost):
+                        return 0
+                return await self._wait_s(self._shared, limit, name)
             except REDIS_ERRORS as exc:
                 logger.warning("counting requests in this process alone for now: %s", type(exc).__name__)
                 self._local_until_s = time.monotonic() + COUNT_LOCALLY_FOR_S
-        return None if await self._local.hit(limit, key_id) else self._local
+        return 0 if await self._local.hit(limit, name, cost=cost) else await self._wait_s(self._local, limit, name)
 
-    async def _wait_s(
-        self, limiter: SlidingWindowCounterRateLimiter, limit: RateLimitItemPerMinute, key_id: str
-    ) -> int:
+    async def _wait_s(self, limiter: SlidingWindowCounterRateLimiter, limit: RateLimitItem, name: str) -> int:
         try:
             async with asyncio.timeout(REDIS_TIMEOUT_S):
-                stats = await limiter.get_window_stats(limit, key_id)
+                stats = await limiter.get_window_stats(limit, name)
         except REDIS_ERRORS:
             return 1
-        return min(60, max(1, math.ceil(stats.reset_time - time.time())))
+        return min(limit.get_expiry(), max(1, math.ceil(stats.reset_time - time.time())))
 
     async def close(self) -> None:
         """Close the connections to Redis."""

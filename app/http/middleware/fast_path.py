@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.access import authorise
 from app.http.auth.keys import Scope as KeyScope
+from app.http.calls import append_events
 from app.http.dependencies import REPEATABLE, json_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.services import Services
@@ -112,11 +113,12 @@ async def _recommend_for_body(scope: Scope, receive: Receive) -> bytes:
 
 
 async def _append_events(scope: Scope, receive: Receive) -> bytes:
-    service = await _authorised_service(scope, "events:write")
-    body = await json_body(Request(scope, receive), scope["state"]["services"])
-    return (await service.ingest.append(body)).model_dump_json().encode()
+    services: Services = scope["state"]["services"]
+    caller = await authorise(services, scope, "events:write")
+    body = await json_body(Request(scope, receive), services)
+    return (await append_events(services, caller, body)).model_dump_json().encode()
 
 
 async def _authorised_service(scope: Scope, required: KeyScope) -> Service:
     services: Services = scope["state"]["services"]
-    return services.by_tenant[await authorise(services, scope, required)]
+    return services.by_tenant[(await authorise(services, scope, required)).tenant]

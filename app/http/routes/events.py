@@ -3,7 +3,8 @@
 from fastapi import APIRouter
 
 from app.http.access import needs
-from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep
+from app.http.calls import append_events
+from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServicesDep
 from app.http.openapi import errors, json_request
 from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
 
@@ -24,6 +25,10 @@ BODY = json_request(
 
 
 @router.post("/v1/events", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
-async def post_events(body: JsonBody, service: ServiceDep) -> EventCounts:
-    """Log and fold one event, or up to 1,000 in an array: all of them, durably, or none."""
-    return await service.ingest.append(body)
+async def post_events(body: JsonBody, services: ServicesDep, caller: CallerDep) -> EventCounts:
+    """Log and fold one event, or up to 1,000 in an array: all of them, durably, or none.
+
+    Each event counts as a request against the key's rate. A key of pages posts at most 100 events and 20 new users at
+    once (413 beyond); a key and its tenant bring a limited number of new users an hour (429 `too_many_new_users`).
+    """
+    return await append_events(services, caller, body)

@@ -152,6 +152,27 @@ class TestState:
         asyncio.run(law())
 
 
+def test_users_are_without_a_log_until_their_first_event_or_merge_and_after_their_erasure(address: str) -> None:
+    async def law() -> None:
+        ada, visitor, nobody = fresh_user(), fresh_user(), fresh_user()
+        async with opened(address, GENERATION) as store:
+
+            async def without(*users: str, tenant: str = "main") -> set[str]:
+                return await store.users_without_log(tenant, users)
+
+            assert await without() == set()
+            assert await without(ada, visitor, nobody) == {ada, visitor, nobody}
+            await store.append("main", [click("a", ada), click("b", visitor)])
+            assert await without(ada, visitor, nobody) == {nobody}
+            assert await without(ada, tenant="books") == {ada}
+            await store.merge("main", ada, visitor)
+            assert await without(ada, visitor, nobody) == {nobody}
+            await store.erase("main", ada)
+            assert await without(ada, visitor, nobody) == {ada, visitor, nobody}
+
+    asyncio.run(law())
+
+
 class TestErasing:
     def test_an_erased_user_is_unknown_and_comes_back_as_a_new_one(self, address: str) -> None:
         async def law() -> None:

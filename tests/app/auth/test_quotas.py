@@ -1,0 +1,162 @@
+"""What a key may send: events are charged, pages' keys send few at once, and new users have a quota."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.http.auth.keys import Key, add, make
+from app.schemas.events import MAX_EVENTS, MAX_PUBLIC_EVENTS, MAX_PUBLIC_NEW_USERS
+from tests.app.conftest import Client
+from tests.app.support import assert_refused, bearer
+from tests.storage.redis.servers import RedisServer
+
+SHOP = "https://shop.example"
+QUOTA = 60  # new users of a tenant
+
+
+class Shop:
+    """Processes over one store, and keys that they know."""
+
+    def __init__(self, start: Callable[..., Client], directory: Path, redis_url: str | None, processes: int) -> None:
+        self.file = directory / "keys"
+        self.texts = {
+            "backend": self.add(new_users_per_hour=None),
+            "small": self.add(new_users_per_hour=5),
+            "rated": self.add(requests_per_minute=30),
+            "page": self.add(origins=[SHOP]),
+            "rated page": self.add(origins=[SHOP], requests_per_minute=60),
+        }
+        self.clients = [
+            start(directory, keys_file=self.file, redis_url=redis_url, new_users_per_hour=QUOTA)
+            for _ in range(processes)
+        ]
+        self._events = 0
+
+    def add(self, **limits: Any) -> str:
+        text, key = make("main", ["events:write"], **limits)
+        add(self.file, key)
+        return text
+
+    def events(self, users: list[str]) -> list[dict[str, str]]:
+        self._events += len(users)
+        return [
+            {"event_id": f"e{self._events - n}", "user_id": user, "item_id": "item-1"} for n, user in enumerate(users)
+        ]
+
+    def post(self, key: str, users: list[str], process: int = 0) -> httpx.Response:
+        headers = bearer(self.texts[key]) | ({"origin": SHOP} if "page" in key else {})
+        return self.clients[process].post("/v1/events", json=self.events(users), headers=headers)
+
+    def logged(self, user: str) -> int:
+        return len(self.clients[0].log(user))
+
+
+@pytest.fixture
+def open_shop(start: Callable[..., Client], tmp_path: Path) -> Iterator[Callable[..., Shop]]:
+    shops: list[Shop] = []
+
+    def open_one(redis_url: str | None = None, processes: int = 1) -> Shop:
+        shops.append(Shop(start, tmp_path, redis_url, processes))
+        return shops[0]
+
+    yield open_one
+    for client in shops[0].clients:
+        client.close()
+
+
+def new(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}-{number}" for number in range(count)]
+
+
+def assert_nothing_applied(shop: Shop, answer: httpx.Response, status: int, code: str, user: str) -> None:
+    assert_refused(answer, status)
+    assert answer.json()["error"]["code"] == code
+    assert "nothing was applied" in answer.json()["error"]["message"]
+    assert shop.logged(user) == 0
+
+
+class TestRates:
+    def test_count_events_and_not_requests(self, open_shop: Callable[..., Shop]) -> None:
+        shop = open_shop()
+        too_many = shop.post("rated", ["ada"] * 31)  # as much as in a minute: it would never be let through
+        assert_nothing_applied(shop, too_many, 413, "too_many_events", "ada")
+        assert shop.post("rated", ["ada"] * 20).json()["accepted"] == 20
+        refused = shop.post("rated", ["bob"] * 20)
+        assert_refused(refused, 429)
+        assert refused.json()["error"]["code"] == "too_many_requests"
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert shop.logged("bob") == 0
+        assert shop.post("backend", ["bob"] * MAX_EVENTS).json()["accepted"] == MAX_EVENTS  # it has no rate
+
+    def test_bound_the_new_users_of_a_page_whatever_a_request_holds(self, open_shop: Callable[..., Shop]) -> None:
+        """The reproduction: one request of this key brought 1,000 users, and 60 of them a minute filled a store."""
+        shop = open_shop()
+        brought = 0
+        for size in (MAX_EVENTS, MAX_PUBLIC_EVENTS, MAX_PUBLIC_NEW_USERS, 1):
+            for turn in range(60):
+                if shop.post("rated page", new(f"made-up-{size}-{turn}", size)).status_code == 200:
+                    brought += size
+        assert 0 < brought <= QUOTA // 2
+
+
+class TestKeysOfPages:
+    def test_post_few_events_at_once(self, open_shop: Callable[..., Shop]) -> None:
+        shop = open_shop()
+        too_many = shop.post("page", ["ada"] * (MAX_PUBLIC_EVENTS + 1))
+        assert_nothing_applied(shop, too_many, 413, "too_many_events", "ada")
+        assert shop.post("page", ["ada"] * MAX_PUBLIC_EVENTS).json()["accepted"] == MAX_PUBLIC_EVENTS
+
+    def test_bring_few_new_users_at_once(self, open_shop: Callable[..., Shop]) -> None:
+        shop = open_shop()
+        too_many = shop.post("page", new("u", MAX_PUBLIC_NEW_USERS + 1))
+        assert_nothing_applied(shop, too_many, 413, "too_many_events", "u-0")
+        assert shop.post("page", new("u", MAX_PUBLIC_NEW_USERS)).status_code == 200
+        known = new("known", QUOTA // 2)
+        assert shop.post("backend", known).status_code == 200
+        assert shop.post("page", known).status_code == 200  # they are not new
+
+    def test_leave_half_of_the_quota_to_the_servers_of_the_shop(self, open_shop: Callable[..., Shop]) -> None:
+        shop = open_shop()
+        for start in range(0, QUOTA // 2, 10):
+            assert shop.post("page", new(f"p{start}", 10)).status_code == 200
+        refused = shop.post("page", ["one-more"])
+        assert_nothing_applied(shop, refused, 429, "too_many_new_users", "one-more")
+        assert shop.post("backend", new("b", QUOTA // 2)).status_code == 200
+
+
+class TestTheQuotaOfNewUsers:
+    def test_counts_each_user_once_and_those_who_are_known_never(self, open_shop: Callable[..., Shop]) -> None:
+        shop = open_shop()
+        users = new("u", QUOTA)
+        for _ in range(3):
+            assert shop.post("backend", [*users, *users]).json()["accepted"] == 2 * QUOTA
+        refused = shop.post("backend", [*users, "one-more"])
+        assert_nothing_applied(shop, refused, 429, "too_many_new_users", "one-more")
+        assert 1 <= int(refused.headers["retry-after"]) <= 3_600
+
+    def test_is_less_for_a_key_that_says_so(self, open_shop: Callable[..., Shop]) -> None:
+        shop = open_shop()
+        too_many = shop.post("small", new("u", 6))
+        assert_nothing_applied(shop, too_many, 413, "too_many_events", "u-0")
+        assert shop.post("small", new("u", 5)).status_code == 200
+        assert_nothing_applied(shop, shop.post("small", ["u-5"]), 429, "too_many_new_users", "u-5")
+        assert shop.post("backend", ["u-5"]).status_code == 200
+
+    def test_is_of_all_processes_together(self, open_shop: Callable[..., Shop], redis_server: RedisServer) -> None:
+        shop = open_shop(redis_server.url, processes=2)
+        assert shop.post("backend", new("a", QUOTA // 2), process=0).status_code == 200
+        assert shop.post("backend", new("b", QUOTA // 2), process=1).status_code == 200
+        for process in range(2):
+            refused = shop.post("backend", ["one-more"], process)
+            assert_nothing_applied(shop, refused, 429, "too_many_new_users", "one-more")
+
+
+def test_a_line_of_the_keys_file_has_the_quota() -> None:
+    _, key = make("main", ["events:write"], new_users_per_hour=0)
+    assert Key.model_validate_json(key.line()).new_users_per_hour == 0
+    assert "new_users_per_hour" not in make("main", ["events:write"])[1].line()
