@@ -1,0 +1,81 @@
+"""What clients of the chaos run did, when, and what they were told: the record that a store is judged by."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+OperationKind = Literal["append", "read", "undo", "merge", "erase"]
+Outcome = Literal["done", "refused", "unknown"]
+
+EventKey = tuple[str, str]
+"""The user and the id that an event was posted with."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation of a client on one user, from its first request to the answer that ended it.
+
+    family     users that may become one another have the same
+    began_s    monotonic
+    ended_s    monotonic; infinite where it may still be applied, or never was
+    attempts   requests that were sent; any of them may have been applied, and at any time
+    event_ids  append: ids in the request's order; read: ids of the log, in log order; undo: the one
+    visitor    merge: who became the user
+    """
+
+    kind: OperationKind
+    family: int
+    user_id: str
+    began_s: float
+    event_ids: Sequence[str] = ()
+    visitor: str = ""
+    ended_s: float = math.inf
+    attempts: int = 0
+    outcome: Outcome = "unknown"
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the client was told that it is done."""
+        return self.outcome == "done"
+
+    @property
+    def last_effect_s(self) -> float:
+        """Return until when a request of this operation may have changed something."""
+        return self.ended_s if self.attempts == 1 and self.outcome != "unknown" else math.inf
+
+    def end(self, outcome: Outcome, now_s: float) -> None:
+        """Note the outcome. A refusal behind an attempt without an answer does not say what that attempt did."""
+        self.outcome = "unknown" if outcome == "refused" and self.attempts > 1 else outcome
+        self.ended_s = math.inf if self.outcome == "unknown" else now_s
+
+
+@dataclass
+class OperationLog:
+    """All operations, in the order in which they began, and the item of each event."""
+
+    operations: list[Operation] = field(default_factory=list)
+    items: dict[EventKey, str] = field(default_factory=dict)
+
+    def of_kind(self, kind: OperationKind) -> Iterable[Operation]:
+        """Return the operations of one kind."""
+        return (operation for operation in self.operations if operation.kind == kind)
+
+    def posts(self) -> dict[EventKey, list[Operation]]:
+        """Return the operations that posted each event: the first, and those that sent it again."""
+        posts: defaultdict[EventKey, list[Operation]] = defaultdict(list)
+        for operation in self.of_kind("append"):
+            for event_id in operation.event_ids:
+                posts[operation.user_id, event_id].append(operation)
+        return posts
+
+    def erasures(self) -> dict[int, list[Operation]]:
+        """Return the erasures that may have been applied, by family."""
+        erasures: defaultdict[int, list[Operation]] = defaultdict(list)
+        for operation in self.of_kind("erase"):
+            if operation.outcome != "refused":
+                erasures[operation.family].append(operation)
+        return erasures
