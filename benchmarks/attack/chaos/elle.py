@@ -2,7 +2,8 @@
 
 A user's log is a list to which events are appended and that is read as a whole. `elle-cli --model list-append FILE`
 (https://github.com/ligurio/elle-cli) judges such a file. `violations` needs nothing: with one key a transaction, and
-values that are appended once, a history is linearizable just where its laws hold.
+values that are appended once, a history is linearizable if and only if its laws hold: they name every pair of
+operations whose order in the list contradicts the order in which the one ended and the other began.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TYPE_OF_OUTCOME = {"done": ":ok", "refused": ":fail", "unknown": ":info"}
 
 
 def write_history(operations: Sequence[Operation], path: Path) -> int:
-    """Write appends and reads as an EDN vector of operations; return how many there are."""
+    """Write the invocations and completions of appends and reads, one a line; return how many operations there are."""
     numbers: dict[tuple[str, str], int] = {}
     moments: list[tuple[float, str]] = []
     for process, operation in enumerate(operations):
@@ -36,7 +37,7 @@ def write_history(operations: Sequence[Operation], path: Path) -> int:
             kind = TYPE_OF_OUTCOME[operation.outcome]
             moments.append((operation.ended_s, _line(kind, process, completed, operation.ended_s)))
     lines = (line.format(index=index) for index, (_, line) in enumerate(sorted(moments, key=lambda moment: moment[0])))
-    path.write_text("[" + "\n ".join(lines) + "]\n", encoding="utf-8")
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return len(operations)
 
 
@@ -72,8 +73,7 @@ def _faults_of_list(operations: Sequence[Operation]) -> Iterator[str]:
     yield from _stale_reads(reads)
     for read in reads:
         yield from _faults_of_read(read, appends)
-    if reads:
-        yield from _faults_of_order(reads[-1].event_ids, appends)
+    yield from _faults_of_order(reads[-1].event_ids if reads else (), appends)
 
 
 def _stale_reads(reads: Sequence[Operation]) -> Iterator[str]:
@@ -113,7 +113,9 @@ def _faults_of_order(order: Sequence[str], appends: Sequence[Operation]) -> Iter
         first = place[append.event_ids[0]]
         if list(order[first : first + len(append.event_ids)]) != list(append.event_ids):
             yield "the events of one append do not stand together, in its order"
-    earliest_end_s = math.inf
+    # what was acknowledged and no read saw comes behind all that some read saw
+    unseen = (append for append in appends if append.is_done and append not in applied)
+    earliest_end_s = min((append.ended_s for append in unseen), default=math.inf)
     for append in reversed(applied):
         if earliest_end_s < append.began_s:
             yield "an append stands before one that had ended before it began"
