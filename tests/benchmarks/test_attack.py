@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import permutations
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.attack.chaos.elle import violations, write_history
-from benchmarks.attack.chaos.operations import Operation
+from benchmarks.attack.chaos.operations import Operation, OperationKind, OperationLog, Outcome
+from benchmarks.attack.chaos.verdict import judge
+from benchmarks.harness.ledger import TENANT
+from storage.records import FoldedState
+from storage.sqlite.store import SQLiteStore
+from storage.state.fold import fold_event
+from tests.storage.oracles.random_events import click, make_generation
 
+GENERATION = make_generation()
 MOMENTS = st.integers(0, 9)
 
 
@@ -35,8 +44,8 @@ def histories(draw: st.DrawFn) -> list[Operation]:
 def _operation(draw: st.DrawFn, kind: str, event_ids: Sequence[str]) -> Operation:
     began_s, took_s = draw(MOMENTS), draw(MOMENTS)
     operation = Operation("append" if kind == "append" else "read", -1, "list", began_s, event_ids, attempts=1)
-    outcome = draw(st.sampled_from(["done", "done", "done", "unknown", "refused"])) if kind == "append" else "done"
-    operation.end(outcome, began_s + took_s + 0.5)
+    outcomes: list[Outcome] = ["done", "done", "done", "unknown", "refused"] if kind == "append" else ["done"]
+    operation.end(draw(st.sampled_from(outcomes)), began_s + took_s + 0.5)
     return operation
 
 
@@ -60,6 +69,123 @@ def _is_a_run(order: Sequence[Operation]) -> bool:
         elif list_ != list(operation.event_ids):
             return False
     return True
+
+
+class Story:
+    """Operations on a store, one after the other, each recorded as acknowledged whether it was carried out or not."""
+
+    def __init__(self, store: SQLiteStore) -> None:
+        self.store = store
+        self.record = OperationLog()
+
+    def _note(self, kind: OperationKind, user_id: str, event_ids: Sequence[str] = (), visitor: str = "") -> None:
+        now_s = float(2 * len(self.record.operations))
+        operation = Operation(kind, 0, user_id, now_s, event_ids, visitor, attempts=1)
+        operation.end("done", now_s + 1)
+        self.record.operations.append(operation)
+
+    async def append(self, user_id: str, *event_ids: str, carry_out: bool = True, note: bool = True) -> None:
+        if note:
+            self._note("append", user_id, event_ids)
+            self.record.items |= {(user_id, event_id): "item1" for event_id in event_ids}
+        if carry_out:
+            events = [click(event_id, user_id, item=1) for event_id in event_ids]
+            await self.store.append(TENANT, events)
+
+    async def undo(self, user_id: str, event_id: str, *, carry_out: bool = True) -> None:
+        self._note("undo", user_id, [event_id])
+        if carry_out:
+            await self.store.undo(TENANT, user_id, event_id)
+
+    async def merge(self, user_id: str, visitor: str, *, carry_out: bool = True) -> None:
+        self._note("merge", user_id, visitor=visitor)
+        if carry_out:
+            await self.store.merge(TENANT, user_id, visitor)
+
+    async def erase(self, user_id: str, *, carry_out: bool = True) -> None:
+        self._note("erase", user_id)
+        if carry_out:
+            await self.store.erase(TENANT, user_id)
+
+
+Telling = Callable[[Story], Awaitable[None]]
+
+
+async def _all_is_well(story: Story) -> None:
+    await story.append("ada", "a", "b")
+    await story.append("visitor", "c")
+    await story.undo("ada", "a")
+    await story.merge("ada", "visitor")
+    await story.append("ben", "d")
+    await story.erase("ben")
+    await story.append("ben", "e")
+
+
+async def _not_logged(story: Story) -> None:
+    await story.append("ada", "a")
+    await story.append("ada", "b", carry_out=False)
+
+
+async def _logged_before_the_erasure_only(story: Story) -> None:
+    await story.append("ada", "a")
+    await story.erase("ada")
+    await story.append("ada", "b", carry_out=False)
+
+
+async def _logged_by_nobody(story: Story) -> None:
+    await story.append("ada", "a")
+    await story.append("ada", "b", note=False)
+
+
+async def _not_undone(story: Story) -> None:
+    await story.append("ada", "a", "b")
+    await story.undo("ada", "a", carry_out=False)
+
+
+async def _not_merged(story: Story) -> None:
+    await story.append("ada", "a")
+    await story.append("visitor", "b")
+    await story.merge("ada", "visitor", carry_out=False)
+
+
+async def _not_erased(story: Story) -> None:
+    await story.append("ada", "a")
+    await story.erase("ada", carry_out=False)
+
+
+async def _folded_from_something_else(story: Story) -> None:
+    await story.append("ada", "a", "b")
+    log = await story.store.events(TENANT, "ada")
+    other = GENERATION.empty()
+    fold_event(GENERATION, other, click("b", "ada", item=2))
+    await story.store.save_states(GENERATION, [FoldedState(TENANT, "ada", log[-1].seq, GENERATION.encode(other))])
+
+
+@pytest.mark.parametrize(
+    ("tell", "expected"),
+    [
+        (_all_is_well, {}),
+        (_not_logged, {"lost": 1}),
+        (_logged_before_the_erasure_only, {"lost": 1}),
+        (_logged_by_nobody, {"unsent": 1}),
+        (_not_undone, {"standing": 1}),
+        (_not_merged, {"parted": 1}),
+        (_not_erased, {"undead": 1}),
+        (_folded_from_something_else, {"unfolded": 1}),
+    ],
+)
+def test_the_judgement_finds_each_fault(tell: Telling, expected: dict[str, int], tmp_path: Path) -> None:
+    async def law() -> dict[str, int]:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        try:
+            story = Story(store)
+            await tell(story)
+            verdict = await judge(store, [GENERATION], story.record)
+        finally:
+            await store.close()
+        return {name: len(faults) for name, faults in verdict.faults().items() if faults}
+
+    assert asyncio.run(law()) == expected
 
 
 class TestListHistories:

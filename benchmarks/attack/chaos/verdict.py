@@ -84,9 +84,8 @@ async def _judge_states(
     for number, generation in enumerate(generations):
         (value,) = await store.states(TENANT, [user_id], generation)
         verdict.states += 1
-        if value is not None and log and not effective:
-            continue  # every event was undone: whether an empty state or none is left says nothing
-        if not is_fold(generation, value, effective):
+        is_empty = bool(log) and not effective  # every event was undone
+        if value != generation.encoded_empty if is_empty else not is_fold(generation, value, effective):
             verdict.unfolded.append(f"{user_id} of generation {number}")
 
 
