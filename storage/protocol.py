@@ -18,7 +18,7 @@ from storage.records import (
 )
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
-from storage.trends import Trends
+from storage.trends import Visit
 
 
 class GenerationRegistry(Protocol):
@@ -191,12 +191,12 @@ class StatisticsStore(Protocol):
         """
         ...
 
-    async def add_trends(self, tenant: str, trends: Trends) -> None:
-        """Add to the items' trends, in one step or a few; what is repeated counts again."""
+    async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
+        """Add to the items' trends, in one step or a few; recent visitors of an item do not count again."""
         ...
 
     async def trends(self, tenant: str, limit: int) -> dict[str, float]:
-        """Return the items with the highest trends, highest first."""
+        """Return the items with the most visitors, most first, and how many of now they are worth."""
         ...
 
     async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:

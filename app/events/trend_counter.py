@@ -1,4 +1,4 @@
-"""Trends: each process counts live events by item, flushes the counts to the store, and reads those of all processes.
+"""Trends: each process collects live visits of items, flushes them to the store, and reads those of all processes.
 
 Counting costs an addition in memory for each event. A killed process loses what it had not flushed, at most some
 seconds. Events that were undone or erased fade like all others, as a trend names no user.
@@ -9,25 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from hashlib import blake2b
 
 from storage.errors import StorageError
 from storage.protocol import StatisticsStore
 from storage.records import AppendResult
 from storage.state.event import Event
-from storage.trends import HALF_LIFE_S, count_at, trend_of
+from storage.trends import HALF_LIFE_S, VISITOR_BYTES, Visit
 
 MAX_ITEMS = 4096  # that are read; those after them are hardly used, and popular items follow
-MAX_HALF_LIVES = 64.0  # that a clock may have been set ahead meanwhile; beyond a double's range would be an error
+MAX_AGE_HALF_LIVES = 10.0  # of an event; what is older is not used just now
+MAX_WAITING = 100_000  # visits that wait to be flushed, about 20 MB; beyond them, none counts until the next flush
 
 logger = logging.getLogger(__name__)
 
 
 class TrendCounter:
-    """Counts the events of one tenant by item; what an event counts halves with each half-life.
+    """Counts the visitors of one tenant's items; what a visit counts halves with each half-life.
 
-    newest  the items with the highest trends of all processes as last read, highest first; replaced as a whole
+    newest  how many visitors the most visited items have, in all processes, as last read; replaced as a whole
     """
 
     def __init__(self, store: StatisticsStore, tenant: str) -> None:
@@ -36,8 +37,7 @@ class TrendCounter:
         self._tenant = tenant
         self._types: Collection[str] = ()
         self._flushing = asyncio.Lock()
-        self._begin_us = time.time_ns() // 1_000
-        self._counts = defaultdict[str, float](float)  # in events of the moment `_begin_us`
+        self._waiting: dict[tuple[str, bytes], float] = {}  # weights of visits, by item and visitor
 
     def set_event_weights(self, event_weights: Mapping[str, float]) -> None:
         """From now on, count the events of all types that have a weight."""
@@ -45,10 +45,13 @@ class TrendCounter:
 
     def count(self, events: Sequence[Event], results: Iterable[AppendResult]) -> None:
         """Count the new ones of these events."""
-        counts, types, begin_us, scale = self._counts, self._types, self._begin_us, 1 / (HALF_LIFE_S * 1e6)
+        waiting, types, now_us = self._waiting, self._types, time.time_ns() // 1_000
         for event, result in zip(events, results, strict=True):
-            if event.type in types and not result.duplicate:
-                counts[event.item_id] += 2.0 ** min((event.timestamp_us - begin_us) * scale, MAX_HALF_LIVES)
+            if event.type in types and not result.duplicate and len(waiting) < MAX_WAITING:
+                age = max(now_us - event.timestamp_us, 0) / (HALF_LIFE_S * 1e6)
+                if age <= MAX_AGE_HALF_LIVES:
+                    visit = (event.item_id, _visitor(event.user_id))
+                    waiting[visit] = max(0.5**age, waiting.get(visit, 0.0))
 
     async def sync(self) -> None:
         """Flush, then read the trends of all processes; StorageError when the store cannot be used."""
@@ -57,18 +60,19 @@ class TrendCounter:
             self.newest = await self._store.trends(self._tenant, MAX_ITEMS)
 
     async def flush(self) -> None:
-        """Write the counts to the store; after a StorageError they are kept for the next time."""
+        """Write the visits to the store; after a StorageError they are kept for the next time."""
         # without the lock, this might return before another flush has written what it has taken
         async with self._flushing:
-            counts, begin_us = self._counts, self._begin_us
-            self._counts, self._begin_us = defaultdict(float), time.time_ns() // 1_000
-            trends = {item_id: trend_of(begin_us, count) for item_id, count in counts.items() if count > 0}
-            if not trends:
+            visits, self._waiting = self._waiting, {}
+            if not visits:
                 return
             try:
-                await self._store.add_trends(self._tenant, trends)
+                await self._store.add_visits(self._tenant, [Visit(*visit, weight) for visit, weight in visits.items()])
             except StorageError as exc:
                 logger.debug("trends could not be noted, which will be tried again: %s", exc)
-                for item_id, trend in trends.items():
-                    self._counts[item_id] += count_at(trend, self._begin_us)
+                self._waiting = visits | self._waiting
                 raise
+
+
+def _visitor(user_id: str) -> bytes:
+    return blake2b(user_id.encode(), digest_size=VISITOR_BYTES).digest()

@@ -1,8 +1,7 @@
-"""Trending items of one catalogue: recent event counts blended with the popularity in training."""
+"""Trending items of one catalogue: recent counts of visitors blended with the popularity in training."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +15,6 @@ from app.schemas.scored_items import ScoredItem
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.scan import Boosts
-from storage.trends import count_at
 
 PRIOR_EVENTS = 1000.0  # the weight, in events, of the popularity in training
 MIN_RECENT_EVENTS = 1000.0  # with fewer, the trends are noise
@@ -102,7 +100,7 @@ class _TrendSnapshot:
     """The trends as last read from the store, by rows of a catalogue.
 
     rows                   highest trend first
-    counts                 each row's decayed number of events at the time of reading
+    counts                 each row's decayed number of visitors at the time of reading
     rows_by_blended_count  the same rows, ordered by recent events and the popularity in training together
     """
 
@@ -114,9 +112,8 @@ class _TrendSnapshot:
 
     @classmethod
     def of(cls, trends: Mapping[str, float], catalogue: LiveCatalogue) -> _TrendSnapshot:
-        now_us = time.time_ns() // 1_000
-        known = {catalogue.row_of.get(item_id): trend for item_id, trend in trends.items()}
-        counts = {row: count_at(trend, now_us) for row, trend in known.items() if row is not None}
+        known = {catalogue.row_of.get(item_id): count for item_id, count in trends.items()}
+        counts = {row: count for row, count in known.items() if row is not None}
         rows, prior = np.fromiter(counts, np.int32, len(counts)), PRIOR_EVENTS / max(int(catalogue.counts.sum()), 1)
         blended_counts = np.fromiter(counts.values(), np.float64, len(counts)) + prior * catalogue.counts[rows]
         by_blended_count = rows[np.argsort(-blended_counts, kind="stable")]

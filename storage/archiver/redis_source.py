@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import takewhile
 from typing import Any, TypeAlias
@@ -22,9 +22,10 @@ from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.client import NO_CLUSTER
-from storage.redis.layout import LAYOUT_VERSION, Keyspace, parse_erasure
-from storage.redis.nodes import is_cluster_mode, node_urls
-from storage.redis.scripts import TRIM, trim_arguments
+from storage.redis.layout import LAYOUT_VERSION, TIME_DIGITS, Keyspace, User, parse_erasure, rounded_up_s
+from storage.redis.nodes import Argument, is_cluster_mode, node_urls
+from storage.redis.scripts import TRIM
+from storage.state.event import LogRecord, uuid7_time_us
 from storage.state.record_encoding import from_json
 
 CONNECT_TIMEOUT_S = 5.0
@@ -242,3 +243,23 @@ def _parsed(partition: int, page: Sequence[StreamEntry]) -> Iterator[EventEntry 
 def _seq_and_ms(entry_id: bytes) -> tuple[int, int]:
     seq, logged_ms = entry_id.split(b"-")
     return int(seq), int(logged_ms)
+
+
+def trim_arguments(
+    keys: Keyspace, partition: int, through: int, events: Iterable[tuple[str, LogRecord]]
+) -> tuple[list[str], list[Argument]]:
+    """Return KEYS and ARGV of TRIM for the oldest entries of a partition's log.
+
+    through  SEQ of the last of them
+    events   their tenants and what they record
+    """
+    newest_s: dict[User, int] = {}
+    for tenant, event in events:
+        user = keys.user(tenant, event.user_id)
+        newest_s[user] = max(newest_s.get(user, 0), rounded_up_s(uuid7_time_us(event.entry_id) or 0))
+    times: list[Argument] = [f"{time_s:0{TIME_DIGITS}}" for time_s in newest_s.values()]
+    return [keys.log(partition), *(key for user in newest_s for key in (user.head, user.id_index))], [
+        through,
+        through + 1,
+        *times,
+    ]

@@ -1,8 +1,8 @@
 """What Redis keeps of a tenant's items: values that the tenant has set, trends, tallies, and counts from the log."""
 
 import json
+import time
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
 from operator import itemgetter
 
 from storage.archive.async_reader import AsyncArchiveReader
@@ -17,12 +17,28 @@ from storage.errors import StorageError
 from storage.records import ItemChanges, ItemCodes, ItemEntry, Tally
 from storage.redis.layout import ITEMS_FIELD, compact_json, parse_stream_page
 from storage.redis.nodes import Argument, Command, storage_error
-from storage.redis.scripts import ADD_TALLIES, ADD_TRENDS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
+from storage.redis.scripts import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
 from storage.redis.session import RedisSession
-from storage.trends import Trends, min_kept_trend
+from storage.trends import (
+    HALF_LIFE_S,
+    MAX_AGE_HALF_LIVES,
+    MAX_LEAD_HALF_LIVES,
+    MAX_STEP_S,
+    RECENT_VISITORS,
+    VISITOR_BYTES,
+    TrendClock,
+    Visit,
+)
 
 ITEMS_PAGE = 1000  # of a script's arguments Lua takes 8,000
-TRENDS_PAGE = 500  # some 2 ms in which Redis does nothing else
+VISIT_LIMITS: tuple[Argument, ...] = (
+    repr(HALF_LIFE_S),
+    repr(MAX_STEP_S),
+    repr(MAX_AGE_HALF_LIVES),
+    repr(MAX_LEAD_HALF_LIVES),
+    RECENT_VISITORS * VISITOR_BYTES,
+)
+VISITS_PAGE = 500  # some 3 ms in which Redis does nothing else
 ARCHIVE_TIMEOUT_S = 60.0  # for three columns of all its files
 
 
@@ -82,23 +98,29 @@ class RedisItems:
 
     # ---- trends and tallies
 
-    async def add_trends(self, tenant: str, trends: Trends) -> None:
+    async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
         """Add to the items' trends."""
         await self._session.require_open()
-        if not trends:
-            return
-        key, oldest = self._session.keys.items(tenant).trends, repr(min_kept_trend(trends.values()))
-        rest = iter(trends.items())
-        while page := list(islice(rest, TRENDS_PAGE)):
-            args = [oldest, *(part for item_id, trend in page for part in (item_id, repr(trend)))]
-            await self._session.run(ADD_TRENDS, [key], args)
+        keys = self._session.keys.items(tenant)
+        for start in range(0, len(visits), VISITS_PAGE):
+            args: list[Argument] = [*VISIT_LIMITS]
+            for visit in visits[start : start + VISITS_PAGE]:
+                args += (visit.item_id, visit.visitor, repr(visit.weight))
+            await self._session.run(ADD_VISITS, [keys.trends, keys.trend_clock, keys.visitors], args)
 
-    async def top_trends(self, tenant: str, limit: int) -> dict[str, float]:
-        """Return the items with the highest trends, highest first."""
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        """Return the items with the most visitors now, and how many."""
         await self._session.require_open()
-        key = self._session.keys.items(tenant).trends
-        found = await self._session.call("ZRANGE", key, 0, limit - 1, "REV", "WITHSCORES")
-        return {item_id.decode(): float(trend) for item_id, trend in zip(found[::2], found[1::2], strict=True)}
+        keys = self._session.keys.items(tenant)
+        text = await self._session.call("GET", keys.trend_clock)
+        if text is None:
+            return {}
+        clock = TrendClock.parse(text.decode()).moved_to(time.time())
+        lowest, highest = clock.limits
+        command = ("ZRANGE", keys.trends, repr(highest), repr(lowest), "BYSCORE", "REV", "LIMIT", 0, limit)
+        found = await self._session.call(*command, "WITHSCORES")
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return {item_id.decode(): clock.count_of(float(trend)) for item_id, trend in pairs}
 
     async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:
         """Add to the tenant's counters."""

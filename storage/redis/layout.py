@@ -26,6 +26,8 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:code-changes    zset    JSON arrays [item id, TAG], scored as :changes
   PREFIX:{items:TENANT}:codes           hash    [item id, TAG] -> the fields of `ItemCodes` that follow, a JSON array
   PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
+  PREFIX:{items:TENANT}:trend-clock     string  position and what Redis's clock showed then, see `TrendClock` there
+  PREFIX:{items:TENANT}:visitors        hash    item id -> its recent visitors, 4 bytes each, newest first
   PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name, a JSON array
   PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one
   PREFIX:generations                    hash    TAG -> name of its model directory
@@ -171,6 +173,16 @@ class ItemKeys:
     def trends(self) -> str:
         """Key of the items' trends."""
         return f"{self.prefix}:trends"
+
+    @property
+    def trend_clock(self) -> str:
+        """Key of the clock of the trends."""
+        return f"{self.prefix}:trend-clock"
+
+    @property
+    def visitors(self) -> str:
+        """Key of the items' recent visitors."""
+        return f"{self.prefix}:visitors"
 
     @property
     def tallies(self) -> str:

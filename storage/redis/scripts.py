@@ -6,9 +6,9 @@ Every script touches the keys of one slot only, except COMMIT on a single server
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha1
 
-from storage.redis.layout import SEQ_DIGITS, TIME_DIGITS, Change, Entry, Keyspace, User, compact_json, rounded_up_s
+from storage.redis.layout import SEQ_DIGITS, Change, Entry, User, compact_json
 from storage.redis.nodes import Argument, Command
-from storage.state.event import LogRecord, digest, uuid7_time_us
+from storage.state.event import digest
 from storage.state.generation import Generation
 
 
@@ -288,19 +288,37 @@ end
 return {changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6]}), changed(KEYS[2], {KEYS[3]})}
 """)
 
-# Adds as `sum_of_trends` in storage/trends.py does.
-ADD_TRENDS = Script("""
--- KEYS  trends
--- ARGV  below which trends are forgotten; of each item: id, trend
-for arg = 2, #ARGV, 2 do
-    local trend, before = tonumber(ARGV[arg + 1]), redis.call('ZSCORE', KEYS[1], ARGV[arg])
-    if before then
-        local high, low = math.max(before, trend), math.min(before, trend)
-        trend = high + math.log(1 + 2 ^ (low - high)) / math.log(2)
+# Does as `TrendClock`, `visitors_with` and `sum_of_trends` in storage/trends.py do.
+ADD_VISITS = Script("""
+-- KEYS  trends, trend-clock, visitors
+-- ARGV  seconds of a half-life and of the longest step; half-lives by which trends may be behind and ahead; bytes of an
+--       item's visitors; of each visit: item id, visitor, weight
+local half_life_s, now_s = tonumber(ARGV[1]), tonumber(redis.call('TIME')[1])
+local position, read_s = string.match(redis.call('GET', KEYS[2]) or '', '(%S+) (%S+)')
+local before = tonumber(position or now_s / half_life_s)
+position = before + math.min(math.max(now_s - (read_s or now_s), 0), ARGV[2]) / half_life_s
+redis.call('SET', KEYS[2], string.format('%.17g %d', position, now_s))
+if math.floor(position) > math.floor(before) then redis.call('UNLINK', KEYS[3]) end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. position - ARGV[3])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. position + ARGV[4], '+inf')
+
+local function is_recent(visitors, visitor)
+    for at = 1, #visitors, #visitor do
+        if string.sub(visitors, at, at + #visitor - 1) == visitor then return true end
     end
-    redis.call('ZADD', KEYS[1], string.format('%.17g', trend), ARGV[arg])
 end
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. ARGV[1])
+for arg = 6, #ARGV, 3 do
+    local item, visitor, visitors = ARGV[arg], ARGV[arg + 1], redis.call('HGET', KEYS[3], ARGV[arg]) or ''
+    if not is_recent(visitors, visitor) then
+        redis.call('HSET', KEYS[3], item, string.sub(visitor .. visitors, 1, ARGV[5]))
+        local trend, sum = position + math.log(ARGV[arg + 2]) / math.log(2), redis.call('ZSCORE', KEYS[1], item)
+        if sum then
+            local high, low = math.max(sum, trend), math.min(sum, trend)
+            trend = high + math.log(1 + 2 ^ (low - high)) / math.log(2)
+        end
+        redis.call('ZADD', KEYS[1], string.format('%.17g', trend), item)
+    end
+end
 return 1
 """)
 
@@ -315,7 +333,7 @@ STORE_SCRIPTS = (
     PUT_ITEMS,
     PUT_ITEM_CODES,
     READ_ITEMS,
-    ADD_TRENDS,
+    ADD_VISITS,
     ADD_TALLIES,
 )
 
@@ -368,23 +386,3 @@ def mark_merge_arguments(
     logged: list[Argument] = [] if entry is None else [entry.member, entry.encoded]
     keys = [user.seq, user.log, user.head, user.id_index, *map(user.state_of_tag, tags)]
     return keys, [head or b"", mark, *logged]
-
-
-def trim_arguments(
-    keys: Keyspace, partition: int, through: int, events: Iterable[tuple[str, LogRecord]]
-) -> tuple[list[str], list[Argument]]:
-    """Return KEYS and ARGV of TRIM for the oldest entries of a partition's log.
-
-    through  SEQ of the last of them
-    events   their tenants and what they record
-    """
-    newest_s: dict[User, int] = {}
-    for tenant, event in events:
-        user = keys.user(tenant, event.user_id)
-        newest_s[user] = max(newest_s.get(user, 0), rounded_up_s(uuid7_time_us(event.entry_id) or 0))
-    times: list[Argument] = [f"{time_s:0{TIME_DIGITS}}" for time_s in newest_s.values()]
-    return [keys.log(partition), *(key for user in newest_s for key in (user.head, user.id_index))], [
-        through,
-        through + 1,
-        *times,
-    ]

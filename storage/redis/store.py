@@ -45,7 +45,7 @@ from storage.state.compiled_fold import compile_fold
 from storage.state.corrections import effective_events
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
-from storage.trends import Trends
+from storage.trends import Visit
 
 PARTITIONS = 256
 NO_ACKS = ReplicaAcks()
@@ -245,12 +245,12 @@ class RedisStore(UserStore):
         return await self._items.counts(tenant, types)
 
     @override
-    async def add_trends(self, tenant: str, trends: Trends) -> None:
-        await self._items.add_trends(tenant, trends)
+    async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
+        await self._items.add_visits(tenant, visits)
 
     @override
     async def trends(self, tenant: str, limit: int) -> dict[str, float]:
-        return await self._items.top_trends(tenant, limit)
+        return await self._items.trends(tenant, limit)
 
     @override
     async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:

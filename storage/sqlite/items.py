@@ -1,4 +1,4 @@
-"""What tenants set for their items, the items' trends, and a tenant's tallies and notes, in the embedded store."""
+"""What tenants set for their items, and a tenant's tallies and notes, in the embedded store."""
 
 import json
 import secrets
@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storage.records import ItemChanges, ItemCodes, ItemEntry, Tally
-from storage.sqlite.log import execute_in_batches
-from storage.trends import Trends, min_kept_trend, sum_of_trends
 
 PUT_ITEM = """
 INSERT INTO items (tenant, item_id, version, title, categories, available) VALUES (?, ?, ?, ?, ?, ?)
@@ -41,8 +39,6 @@ WHERE tenant = :tenant AND version > :after
 ORDER BY version LIMIT :limit
 """
 
-SELECT_TRENDS = "SELECT item_id, trend FROM trends WHERE tenant = ? AND item_id IN ({rows})"
-
 ADD_TALLY = """
 INSERT INTO tallies (tenant, name, count) VALUES (?, ?, ?)
 ON CONFLICT (tenant, name) DO UPDATE SET count = count + excluded.count
@@ -51,6 +47,7 @@ ON CONFLICT (tenant, name) DO UPDATE SET count = count + excluded.count
 # names of notes
 SECRET = "secret"  # noqa: S105, the name of one
 EXPERIMENT = "experiment"
+TREND_CLOCK = "trend-clock"
 
 
 def items_version(db: sqlite3.Connection, tenant: str) -> int:
@@ -104,23 +101,6 @@ def _changed(item_id: str, generation: bytes | None, *columns: Any) -> ItemEntry
 
 def _encoded(categories: tuple[str, ...] | None) -> str | None:
     return None if categories is None else json.dumps(categories)
-
-
-def add_trends(db: sqlite3.Connection, tenant: str, trends: Trends) -> None:
-    """Add to the items' trends, and delete those that have become negligible."""
-    before = dict(execute_in_batches(db, SELECT_TRENDS, [(item_id,) for item_id in trends], before=[tenant]))
-    rows = [
-        (tenant, item_id, sum_of_trends(before[item_id], trend) if item_id in before else trend)
-        for item_id, trend in trends.items()
-    ]
-    db.executemany("INSERT OR REPLACE INTO trends VALUES (?, ?, ?)", rows)
-    db.execute("DELETE FROM trends WHERE tenant = ? AND trend < ?", (tenant, min_kept_trend(trends.values())))
-
-
-def highest_trends(db: sqlite3.Connection, tenant: str, limit: int) -> dict[str, float]:
-    """Return the items with the highest trends, highest first."""
-    sql = "SELECT item_id, trend FROM trends WHERE tenant = ? ORDER BY trend DESC, item_id LIMIT ?"
-    return dict(db.execute(sql, (tenant, limit)).fetchall())
 
 
 def add_tallies(db: sqlite3.Connection, tenant: str, counts: Mapping[Tally, int]) -> None:

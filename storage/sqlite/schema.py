@@ -110,6 +110,12 @@ CREATE TABLE trends (
     PRIMARY KEY (tenant, item_id)
 ) WITHOUT ROWID;
 CREATE INDEX trends_by_trend ON trends (tenant, trend);
+CREATE TABLE visitors (
+    tenant TEXT NOT NULL,
+    item_id TEXT NOT NULL,
+    recent BLOB NOT NULL, -- 4 bytes each, newest first
+    PRIMARY KEY (tenant, item_id)
+) WITHOUT ROWID;
 """
 
 TALLIES_SCHEMA = """
@@ -137,7 +143,7 @@ SCHEMAS = (
     TRENDS_SCHEMA,
     TALLIES_SCHEMA,
 )
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 
 def create_schema(db: sqlite3.Connection, path: Path) -> None:

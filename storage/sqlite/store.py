@@ -26,7 +26,7 @@ from storage.records import (
     Tally,
     TenantPointers,
 )
-from storage.sqlite import corrections, items
+from storage.sqlite import corrections, items, trends
 from storage.sqlite import states as sqlite_states
 from storage.sqlite.append import Append
 from storage.sqlite.catch_up import CatchUpThread
@@ -44,7 +44,7 @@ from storage.sqlite.writer_thread import failure_cause
 from storage.state.compiled_fold import compile_fold
 from storage.state.event import Event, Undo, digest
 from storage.state.generation import Generation
-from storage.trends import Trends
+from storage.trends import Visit
 
 SAVED_AT_ONCE = 256  # states of a rebuild in one transaction, about 1 MB
 # About half a second of work: beyond it, writes are refused with StorageBusy instead of waiting longer.
@@ -247,13 +247,13 @@ class SQLiteStore(UserStore):
         )
 
     @override
-    async def add_trends(self, tenant: str, trends: Trends) -> None:
-        if trends:
-            await self._database.write(lambda db: items.add_trends(db, tenant, trends), size=len(trends))
+    async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
+        if visits:
+            await self._database.write(lambda db: trends.add_visits(db, tenant, visits), size=len(visits))
 
     @override
     async def trends(self, tenant: str, limit: int) -> dict[str, float]:
-        return await self._database.read(lambda db: items.highest_trends(db, tenant, limit))
+        return await self._database.read(lambda db: trends.highest_trends(db, tenant, limit))
 
     @override
     async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:

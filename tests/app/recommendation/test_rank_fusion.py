@@ -34,7 +34,8 @@ def test_each_item_scores_by_its_places_in_both_rankings(own: list[int], now: li
 def busy(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     """A service where it is known what is used just now: item-7 most, then item-8."""
     monkeypatch.setattr(trending, "MIN_RECENT_EVENTS", 4.0)
-    client.click("others", *["item-7"] * 3, *["item-8"] * 2)
+    for user, items in enumerate([("item-7", "item-8"), ("item-7", "item-8"), ("item-7",)]):
+        client.click(f"other-{user}", *items)
     client.runner.run(client.service.signals.sync())
     return client
 

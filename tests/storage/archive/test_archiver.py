@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archiver.archiver import TurnCounts
+from storage.archiver.redis_source import trim_arguments
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis.scripts import COMMIT, trim_arguments
+from storage.redis.scripts import COMMIT
 from storage.state.event import Event
 from tests.storage.archive.archived_redis import (
     GENERATION,

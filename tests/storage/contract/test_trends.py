@@ -1,69 +1,219 @@
-"""What every store says of trends, against counts that are halved in place."""
+"""What every store says of trends, against visits that are counted one by one."""
 
 import asyncio
-import math
+import random
+import sqlite3
+import time
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.errors import StorageUnavailable
-from storage.trends import HALF_LIFE_S, MAX_AGE_HALF_LIVES, count_at, trend_of
+from storage.redis.client import RedisServers
+from storage.redis.layout import Keyspace
+from storage.redis.nodes import Command, ReplicaAcks
+from storage.sqlite.database import FILE_NAME
+from storage.trends import HALF_LIFE_S, MAX_STEP_S, RECENT_VISITORS, TrendClock, Visit
 from tests.storage.contract.stores import opened
 from tests.storage.oracles.random_events import fresh_user, make_generation
 
 GENERATION = make_generation()
-NOW_S = 1_763_700_000
-DAY_S = 86_400
-EVENTS = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(NOW_S - 60 * DAY_S, NOW_S)), max_size=30)
+HOUR_S, YEAR_S = 3_600.0, 365 * 86_400.0
+TOLERANCE = 1e-3  # up to a quarter of an hour may pass
 
 
-def halved(events: list[tuple[str, int]]) -> dict[str, float]:
-    """Of each item, its events at NOW_S, each worth half for every half-life since."""
-    counts: dict[str, float] = {}
-    for item_id, time_s in events:
-        counts[item_id] = counts.get(item_id, 0.0) + 0.5 ** ((NOW_S - time_s) / HALF_LIFE_S)
-    return counts
+class Step(NamedTuple):
+    """What happens: the machine's clock moves, and a process adds visits."""
+
+    clock_s: float
+    visits: list[tuple[str, str]]  # item and user
 
 
-@given(EVENTS, EVENTS)
+VISITS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["ada", "bob", "eve"])), max_size=6)
+MOVES = st.one_of(
+    st.floats(HOUR_S, MAX_STEP_S - HOUR_S),
+    st.sampled_from([0.0, 3 * MAX_STEP_S, YEAR_S, 50 * YEAR_S, -YEAR_S, -HOUR_S]),
+)
+STEPS = st.lists(st.builds(Step, MOVES, VISITS), min_size=1, max_size=12)
+
+
+class NaiveTrends:
+    """Every visit that counts, with the time at which it does: a day at most passes between two steps."""
+
+    def __init__(self) -> None:
+        self._now_s = time.time()
+        self._counted: list[tuple[str, float]] = []
+        self._visitors: defaultdict[str, list[str]] = defaultdict(list)
+
+    def add(self, step: Step) -> None:
+        before_s, self._now_s = self._now_s, self._now_s + min(max(step.clock_s, 0), MAX_STEP_S)
+        if before_s // HALF_LIFE_S != self._now_s // HALF_LIFE_S:
+            self._visitors.clear()
+        for item_id, user_id in step.visits:
+            if user_id not in self._visitors[item_id]:
+                self._visitors[item_id].append(user_id)
+                self._counted.append((item_id, self._now_s))
+
+    def counts(self) -> dict[str, float]:
+        counts: defaultdict[str, float] = defaultdict(float)
+        for item_id, time_s in self._counted:
+            counts[item_id] += 0.5 ** ((self._now_s - time_s) / HALF_LIFE_S)
+        return counts
+
+
+def visits_of(pairs: list[tuple[str, str]], weight: float = 1.0) -> list[Visit]:
+    return [Visit(item_id, user_id.encode().ljust(4, b"-"), weight) for item_id, user_id in pairs]
+
+
+async def clock_of(address: str, tenant: str, clock: TrendClock | None = None) -> TrendClock | None:
+    """Return the stored clock, or set it: one that was read a day ago is one whose machine has moved on by a day."""
+    kind, _, place = address.partition(":")
+    if kind == "sqlite":
+        with closing(sqlite3.connect(Path(place) / FILE_NAME, isolation_level=None)) as db:
+            of = (tenant, "trend-clock")
+            if clock is not None:
+                db.execute("UPDATE notes SET value = ? WHERE tenant = ? AND name = ?", (str(clock), *of))
+            row = db.execute("SELECT value FROM notes WHERE tenant = ? AND name = ?", of).fetchone()
+        return None if row is None else TrendClock.parse(row[0])
+    url, prefix, *_ = place.split(" ")
+    key = Keyspace(prefix, 1).items(tenant).trend_clock
+    servers = RedisServers(url, connect_timeout_s=1.0, socket_timeout_s=2.0, acks=ReplicaAcks())
+    try:
+        await servers.connect()
+        if clock is not None:
+            await servers.execute_all([Command.of("SET", key, str(clock))])
+        (found,) = await servers.execute_all([Command.of("GET", key)])
+        return None if found is None else TrendClock.parse(found.decode())
+    finally:
+        await servers.close()
+
+
+async def move_clock(address: str, tenant: str, by_s: float) -> None:
+    clock = await clock_of(address, tenant)
+    if clock is not None:
+        await clock_of(address, tenant, TrendClock(clock.position, clock.read_s - by_s))
+
+
+@given(STEPS)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_several_processes_add_is_the_count_that_halves(
-    address: str, first: list[tuple[str, int]], second: list[tuple[str, int]]
-) -> None:
-    """In whatever order, also after a restart; and each tenant has its own."""
+def test_what_several_processes_add_is_the_count_that_halves(address: str, steps: list[Step]) -> None:
+    """Whatever the machine's clock shows meanwhile, also after a restart; and each tenant has its own."""
 
     async def law() -> None:
-        tenant = fresh_user()
+        tenant, naive, has_begun = fresh_user(), NaiveTrends(), False
         async with opened(address, GENERATION, tenant=tenant) as store, opened(address, tenant=tenant) as other:
-            for events, process in ((first, store), (second, other)):
-                for item_id, time_s in events:
-                    await process.add_trends(tenant, {item_id: trend_of(time_s * 1_000_000)})
+            for number, step in enumerate(steps):
+                await move_clock(address, tenant, step.clock_s)
+                await (store, other)[number % 2].add_visits(tenant, visits_of(step.visits))
+                if step.visits:  # the clock moves with visits only, and begins with the first
+                    naive.add(step if has_begun else step._replace(clock_s=0))
+                    has_begun = True
+                elif has_begun:
+                    await move_clock(address, tenant, -step.clock_s)
         async with opened(address, tenant=tenant) as again:
             trends = await again.trends(tenant, 10)
             assert list(trends.values()) == sorted(trends.values(), reverse=True)
-            expected = halved(first + second)
-            assert {name: count_at(trend, NOW_S * 1_000_000) for name, trend in trends.items()} == pytest.approx(
-                expected, rel=1e-7
-            )
+            assert trends == pytest.approx(naive.counts(), rel=TOLERANCE)
             assert list(await again.trends(tenant, 2)) == list(trends)[:2]
             assert await again.trends(f"{tenant}-other", 10) == {}
 
     asyncio.run(law())
 
 
-def test_many_items_are_added_at_once_and_old_ones_are_let_go(address: str) -> None:
+@given(st.lists(st.one_of(st.just("eve"), st.integers(0, 60)), max_size=200), st.integers(1, 40))
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_visitor_has_a_bounded_share_of_an_item(address: str, visitors: list[str | int], page: int) -> None:
+    """However often, and through how many processes and restarts, somebody comes back."""
+
     async def law() -> None:
-        async with opened(address, GENERATION) as store:
-            old = NOW_S - math.ceil((MAX_AGE_HALF_LIVES + 1) * HALF_LIFE_S)
-            await store.add_trends("main", {"old": trend_of(old * 1_000_000)})
-            assert list(await store.trends("main", 9)) == ["old"]
-            await store.add_trends("main", {f"i{n}": trend_of(NOW_S * 1_000_000, n + 1) for n in range(1200)})
-            await store.add_trends("main", {})
-            found = await store.trends("main", 5000)
-            assert list(found) == [f"i{n}" for n in reversed(range(1200))]
+        tenant, others = fresh_user(), len({one for one in visitors if one != "eve"})
+        for start in range(0, len(visitors), page):
+            async with opened(address, tenant=tenant) as store:
+                pairs = [("kettle", str(one)) for one in visitors[start : start + page]]
+                await store.add_visits(tenant, visits_of(pairs))
+        async with opened(address, tenant=tenant) as store:
+            count = (await store.trends(tenant, 1)).get("kettle", 0.0)
+        assert count <= (1 + len(visitors) / (RECENT_VISITORS + 1)) * (others + 1) + TOLERANCE
+        if others < RECENT_VISITORS:
+            assert count == pytest.approx(others + ("eve" in visitors), rel=TOLERANCE)
+
+    asyncio.run(law())
+
+
+def test_a_visitor_counts_again_once_enough_others_have_come(address: str) -> None:
+    async def law() -> None:
+        tenant = fresh_user()
+        crowd = [("cup", f"u{n}") for n in range(RECENT_VISITORS)]
+        async with opened(address, tenant=tenant) as store:
+            await store.add_visits(tenant, visits_of([("cup", "eve"), *crowd[1:], ("cup", "eve")]))
+            assert await store.trends(tenant, 1) == pytest.approx({"cup": RECENT_VISITORS}, rel=TOLERANCE)
+            await store.add_visits(tenant, visits_of([crowd[0], ("cup", "eve")]))
+            assert await store.trends(tenant, 1) == pytest.approx({"cup": RECENT_VISITORS + 2}, rel=TOLERANCE)
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize("ahead_s", [YEAR_S, 1000 * YEAR_S])
+def test_a_clock_that_was_ahead_leaves_nothing(address: str, ahead_s: float) -> None:
+    """The counts of before are a day older at most, and what is added then and later is worth what it is."""
+
+    async def law() -> None:
+        tenant = fresh_user()
+        async with opened(address, tenant=tenant) as store:
+            await store.add_visits(tenant, visits_of([("cup", "ada"), ("cup", "bob")]))
+            await move_clock(address, tenant, ahead_s)
+            await store.add_visits(tenant, visits_of([("pot", "ada")]))
+            await move_clock(address, tenant, -ahead_s)
+            await store.add_visits(tenant, visits_of([("lid", "ada")]))
+            a_day = 0.5 ** (MAX_STEP_S / HALF_LIFE_S)
+            expected = {"cup": 2 * a_day, "pot": 1.0, "lid": 1.0}
+            assert await store.trends(tenant, 9) == pytest.approx(expected, rel=TOLERANCE)
+            await move_clock(address, tenant, MAX_STEP_S)
+            faded = {item_id: count * a_day for item_id, count in expected.items()}
+            assert await store.trends(tenant, 9) == pytest.approx(faded, rel=TOLERANCE)
+
+    asyncio.run(law())
+
+
+def test_damaged_trends_are_bounded_when_read_and_heal(address: str) -> None:
+    """As those that an earlier version left, with a clock that was a year ahead."""
+
+    async def law() -> None:
+        tenant = fresh_user()
+        async with opened(address, tenant=tenant) as store:
+            await store.add_visits(tenant, visits_of([("cup", "ada")]))
+            clock = await clock_of(address, tenant)
+            assert clock is not None
+            await clock_of(address, tenant, TrendClock(clock.position - YEAR_S / HALF_LIFE_S, clock.read_s))
+            assert await store.trends(tenant, 9) == {}
+            await store.add_visits(tenant, visits_of([("cup", "bob"), ("pot", "bob")]))
+            assert await store.trends(tenant, 9) == pytest.approx({"cup": 1, "pot": 1}, rel=TOLERANCE)
+
+    asyncio.run(law())
+
+
+def test_many_visits_are_added_at_once_and_old_ones_are_let_go(address: str) -> None:
+    async def law() -> None:
+        tenant = fresh_user()
+        async with opened(address, GENERATION, tenant=tenant) as store:
+            await store.add_visits(tenant, visits_of([("old", "ada")], weight=2.0**-60))
+            assert list(await store.trends(tenant, 9)) == ["old"]
+            clock = await clock_of(address, tenant)
+            assert clock is not None
+            await clock_of(address, tenant, TrendClock(clock.position + 5, clock.read_s))
+            pairs = [(f"i{n}", f"u{user}") for n in range(300) for user in range(n % 20 + 1)]
+            random.Random(0).shuffle(pairs)
+            await store.add_visits(tenant, visits_of(pairs))
+            await store.add_visits(tenant, [])
+            found = await store.trends(tenant, 5000)
+            assert found == pytest.approx({f"i{n}": n % 20 + 1 for n in range(300)}, rel=TOLERANCE)
         with pytest.raises(StorageUnavailable):
-            await store.add_trends("main", {"a": 1.0})
+            await store.add_visits("main", visits_of([("a", "ada")]))
         with pytest.raises(StorageUnavailable):
             await store.trends("main", 1)
 

@@ -1,0 +1,57 @@
+"""The trends of items in the embedded store."""
+
+import math
+import sqlite3
+import time
+from collections.abc import Sequence
+
+from storage.sqlite.items import TREND_CLOCK, note, set_note
+from storage.sqlite.log import execute_in_batches
+from storage.trends import TrendClock, Visit, sum_of_trends, visitors_with
+
+SELECT_TRENDS = "SELECT item_id, trend FROM trends WHERE tenant = ? AND item_id IN ({rows})"
+SELECT_VISITORS = "SELECT item_id, recent FROM visitors WHERE tenant = ? AND item_id IN ({rows})"
+SELECT_HIGHEST = """
+SELECT item_id, trend FROM trends WHERE tenant = ? AND trend BETWEEN ? AND ? ORDER BY trend DESC, item_id LIMIT ?
+"""
+
+
+def add_visits(db: sqlite3.Connection, tenant: str, visits: Sequence[Visit]) -> None:
+    """Add to the items' trends, and delete those that are negligible or damaged."""
+    now_s = time.time()
+    before = _clock(db, tenant) or TrendClock.first(now_s)
+    clock = before.moved_to(now_s)
+    set_note(db, tenant, TREND_CLOCK, str(clock))
+    if math.floor(clock.position) > math.floor(before.position):
+        db.execute("DELETE FROM visitors WHERE tenant = ?", (tenant,))
+    lowest, highest = clock.limits
+    db.execute("DELETE FROM trends WHERE tenant = ? AND trend < ?", (tenant, lowest))
+    db.execute("DELETE FROM trends WHERE tenant = ? AND trend > ?", (tenant, highest))
+    items = [(item_id,) for item_id in dict.fromkeys(visit.item_id for visit in visits)]
+    trends = dict(execute_in_batches(db, SELECT_TRENDS, items, before=[tenant]))
+    visitors = dict(execute_in_batches(db, SELECT_VISITORS, items, before=[tenant]))
+    changed: dict[str, bytes] = {}
+    for item_id, visitor, weight in visits:
+        recent = visitors_with(visitors.get(item_id, b""), visitor)
+        if recent is not None:
+            trend = clock.trend_of(weight)
+            trends[item_id] = sum_of_trends(trends[item_id], trend) if item_id in trends else trend
+            visitors[item_id] = changed[item_id] = recent
+    rows = [(tenant, item_id, trends[item_id]) for item_id in changed]
+    db.executemany("INSERT OR REPLACE INTO trends VALUES (?, ?, ?)", rows)
+    db.executemany("INSERT OR REPLACE INTO visitors VALUES (?, ?, ?)", [(tenant, *one) for one in changed.items()])
+
+
+def highest_trends(db: sqlite3.Connection, tenant: str, limit: int) -> dict[str, float]:
+    """Return the items with the most visitors now, and how many."""
+    clock = _clock(db, tenant)
+    if clock is None:
+        return {}
+    clock = clock.moved_to(time.time())
+    rows = db.execute(SELECT_HIGHEST, (tenant, *clock.limits, limit))
+    return {item_id: clock.count_of(trend) for item_id, trend in rows}
+
+
+def _clock(db: sqlite3.Connection, tenant: str) -> TrendClock | None:
+    text = note(db, tenant, TREND_CLOCK)
+    return None if text is None else TrendClock.parse(text)
