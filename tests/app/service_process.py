@@ -9,19 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from app.settings import Settings
 from tests.app.conftest import logged_events
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 200
-EXIT_TIMEOUT_S = 100
 
 
 class Process:
@@ -37,19 +36,15 @@ class Process:
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=file)
 
     def wait_until_ready(self) -> None:
-        port = self._wait_for(r"running on http://127\.0\.0\.1:(\d+)")[1]
+        port = self._wait_for_line(r"running on http://127\.0\.0\.1:(\d+)")[1]
         self.address = ("127.0.0.1", int(port))
         self.url = f"http://127.0.0.1:{port}"
-        self._wait_for("startup complete")
+        self._wait_for_line("startup complete")
 
-    def _wait_for(self, pattern: str) -> re.Match[str]:
-        give_up_at = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < give_up_at:
-            if match := re.search(pattern, self.log()):
-                return match
-            assert self.process.poll() is None, self.log()
-            time.sleep(0.02)
-        raise AssertionError(f"no {pattern!r} in: {self.log()}")
+    def _wait_for_line(self, pattern: str) -> re.Match[str]:
+        found = wait_until(lambda: re.search(pattern, self.log()) or self.process.poll() is not None, self.log)
+        assert isinstance(found, re.Match), self.log()
+        return found
 
     def log(self) -> str:
         return self._log.read_text()
@@ -58,7 +53,7 @@ class Process:
         self.process.send_signal(signal.SIGTERM)
 
     def exit_code(self) -> int:
-        return self.process.wait(EXIT_TIMEOUT_S)
+        return self.process.wait(PATIENCE_S)
 
     def kill(self) -> None:
         self.process.kill()
@@ -81,9 +76,16 @@ def launch(model_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
         process.kill()
 
 
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=PATIENCE_S).is_success
+    except httpx.TransportError:
+        return False
+
+
 def raw_exchange(address: tuple[str, int], request: bytes) -> bytes:
     """Send bytes, and return what comes back until the server closes or is silent."""
-    with socket.create_connection(address, timeout=5) as connection:
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
         connection.sendall(request)
         connection.shutdown(socket.SHUT_WR)
         answer = b""

@@ -29,6 +29,7 @@ from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, r
 from model.config import Config, ModelConfig, TrainConfig
 from model.training.train import train
 from tests.benchmarks.support import Silent, require_servers
+from tests.waiting import until
 
 STORES: list[StoreKind] = ["sqlite", "redis"]
 
@@ -225,15 +226,14 @@ def test_a_victim_is_started_again_whenever_it_ends(tmp_path: Path) -> None:
         )
         await process.start()
         process.kill()
-        while log.read_text().count("begun") < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: log.read_text().count("begun") == 2)
         await process.end(signal.SIGKILL)
         await asyncio.sleep(0.5)
         assert not process.is_running()
         await process.close()
         assert log.read_text().count("begun") == 2
 
-    asyncio.run(asyncio.wait_for(law(), 20))
+    asyncio.run(law())
 
 
 class TestRedisStart:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 
 import httpx
 import pytest
@@ -14,19 +13,17 @@ from playwright.sync_api import Browser, BrowserContext, Page
 from clients.lisarec_client import visitor_in
 from storage.state.event import uuid7_time_us
 from tests.clients.conftest import ROOT, Exchange, Front, Service
+from tests.waiting import PATIENCE_S, wait_until
 
-WAIT_S = 60.0
 YEAR_S = 365 * 86_400
 STORED = "Object.keys(localStorage).filter(name => name.startsWith('lisarec:')).map(name => name.slice(8)).sort()"
 NO_STORAGE = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError') }})"
+# a timer is due when the script has done with the answer what it does at once
+NOTE_ANSWERS = """() => {
+  const own = fetch
+  fetch = (...asked) => own(...asked).finally(() => setTimeout(() => { self.hasReadAnswer = true }))
+}"""
 NO_COOKIES = "Object.defineProperty(document, 'cookie', {get() { return '' }, set() {}})"
-
-
-def until(is_so: Callable[[], Any]) -> None:
-    give_up_at = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < give_up_at, "it did not come to that"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -121,7 +118,7 @@ def test_the_readme_s_page_sends_what_is_seen_and_clicked(
     page = context.new_page()
     enter(page, shop)
     page.click("#buy")
-    until(lambda: len(shop.service.log(visitor(context))) == 2)
+    wait_until(lambda: len(shop.service.log(visitor(context))) == 2)
     viewed, bought = shop.service.log(visitor(context))
     assert [(event["item_id"], event["type"]) for event in (viewed, bought)] == [
         ("school-bag-red", "view"),
@@ -129,7 +126,7 @@ def test_the_readme_s_page_sends_what_is_seen_and_clicked(
     ]
     id_time_us = uuid7_time_us(viewed["event_id"])
     assert id_time_us is not None
-    assert abs(id_time_us / 1e6 - time.time()) < WAIT_S
+    assert abs(id_time_us / 1e6 - time.time()) < PATIENCE_S
 
 
 def test_the_visitor_s_id_is_in_a_first_party_cookie_for_a_year(
@@ -148,8 +145,8 @@ def test_the_visitor_s_id_is_in_a_first_party_cookie_for_a_year(
     push(page, "item-3")
     assert visitor_in(visitor(context))
     assert visitor(context) != first
-    until(lambda: [event["item_id"] for event in shop.service.log(first)] == ["item-1", "item-2"])
-    until(lambda: [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-3"])
+    wait_until(lambda: [event["item_id"] for event in shop.service.log(first)] == ["item-1", "item-2"])
+    wait_until(lambda: [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-3"])
 
 
 def test_what_failed_is_sent_by_the_next_page_with_the_same_ids(
@@ -159,10 +156,10 @@ def test_what_failed_is_sent_by_the_next_page_with_the_same_ids(
     push(page, "item-1", "item-2", "item-3")
     stored = page.evaluate(STORED)
     assert len(stored) == 3
-    until(lambda: "/v1/events" in front.requests)
+    wait_until(lambda: "/v1/events" in front.requests)
     front.play = Exchange.forward
     enter(page, shop)
-    until(lambda: page.evaluate(STORED) == [])
+    wait_until(lambda: page.evaluate(STORED) == [])
     assert sorted(shop.service.logged_ids(visitor(context))) == stored  # some were on their way when it came back
 
 
@@ -177,11 +174,11 @@ def test_what_was_taken_but_not_acknowledged_counts_once(
 
     front.play = take_and_hang_up
     push(page, "item-1")
-    until(lambda: len(shop.service.log(visitor(context))) == 1)
+    wait_until(lambda: len(shop.service.log(visitor(context))) == 1)
     front.play = Exchange.forward
     (stored,) = page.evaluate(STORED)
     enter(page, shop)
-    until(lambda: page.evaluate(STORED) == [])
+    wait_until(lambda: page.evaluate(STORED) == [])
     assert front.requests.count("/v1/events") >= 2
     assert shop.service.logged_ids(visitor(context)) == [stored]
 
@@ -190,13 +187,13 @@ def test_a_click_that_leads_away_is_sent_all_the_same(page: Page, shop: Shop, co
     page.evaluate("() => { document.querySelector('a').onclick = () => lisarec.push({item_id: 'item-7'}) }")
     page.click("a")
     page.wait_for_url("**/bye")
-    until(lambda: shop.service.log(visitor(context)))
+    wait_until(lambda: shop.service.log(visitor(context)))
     assert [event["item_id"] for event in shop.service.log(visitor(context))] == ["item-7"]
 
 
 def test_an_invalid_event_does_not_hold_up_the_others(page: Page, shop: Shop, context: BrowserContext) -> None:
     push(page, "item-1", "no such id!", "item-2")
-    until(lambda: page.evaluate(STORED) == [])
+    wait_until(lambda: page.evaluate(STORED) == [])
     assert sorted(event["item_id"] for event in shop.service.log(visitor(context))) == ["item-1", "item-2"]
 
 
@@ -210,7 +207,7 @@ def test_at_most_a_hundred_events_wait_and_all_are_sent_in_order(
     assert len(stored) == 100
     front.play = Exchange.forward
     enter(page, shop)
-    until(lambda: page.evaluate(STORED) == [])
+    wait_until(lambda: page.evaluate(STORED) == [])
     assert sorted(shop.service.logged_ids(visitor(context))) == stored
 
 
@@ -221,12 +218,12 @@ def test_tabs_do_not_lose_each_other_s_events(page: Page, shop: Shop, front: Fro
     for n in range(5):
         push(page, f"item-{n}")
         push(other, f"item-{n + 10}")
-    until(lambda: len(page.evaluate(STORED)) == 10)  # a tab hears of what another one stores a moment later
+    wait_until(lambda: len(page.evaluate(STORED)) == 10)  # a tab hears of what another one stores a moment later
     stored = page.evaluate(STORED)
     other.close()
     front.play = Exchange.forward
     enter(page, shop)
-    until(lambda: page.evaluate(STORED) == [])
+    wait_until(lambda: page.evaluate(STORED) == [])
     assert sorted(shop.service.logged_ids(visitor(context))) == stored  # several requests were on their way
 
 
@@ -238,9 +235,9 @@ def test_the_service_is_left_alone_while_it_asks_for_it(page: Page, front: Front
             exchange.refuse(429, "too_many_requests", "60")
 
     front.play = be_busy
-    with page.expect_response("**/v1/events"):
-        push(page, "item-1")
-    page.wait_for_timeout(100)  # the script has read the answer
+    page.evaluate(NOTE_ANSWERS)
+    push(page, "item-1")
+    page.wait_for_function("self.hasReadAnswer")
     front.requests.clear()
     push(page, "item-2")
     page.wait_for_timeout(1_500)
@@ -254,7 +251,7 @@ def test_events_are_sent_where_a_page_may_store_nothing(shop: Shop, front: Front
     page = context.new_page()
     enter(page, shop)
     push(page, "item-1", "item-2")
-    until(lambda: len(shop.service.log(visitor(context))) == 2)
+    wait_until(lambda: len(shop.service.log(visitor(context))) == 2)
 
 
 def test_nobody_is_followed_who_takes_no_cookies(shop: Shop, front: Front, context: BrowserContext) -> None:

@@ -17,6 +17,7 @@ import pytest
 from clients.lisarec_client import Client, LisarecError, responses, visitor_in
 from tests.app.service_process import Process, logged_ids
 from tests.clients.conftest import ROOT, Connect, Exchange, Front, Service
+from tests.waiting import wait_until
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 PATIENT_S = 60.0
@@ -116,7 +117,7 @@ class TestEvents:
 
         shopper = threading.Thread(target=shop)
         shopper.start()
-        time.sleep(0.1)
+        wait_until(lambda: len(ids) > 5)
         process.kill()
         assert not client.flush(0.2)
         process = launch(port=process.address[1])

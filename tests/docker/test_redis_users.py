@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,9 +23,9 @@ from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import answers_ping, program, redis_server
 from tests.app.conftest import Client
 from tests.storage.redis.servers import find_servers
+from tests.waiting import PATIENCE_S, wait_until
 
 KEEP_CLUSTER = ROOT / "docker" / "redis" / "redis-cluster-keep"
-PATIENCE_S = 200
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 
 def make_secrets(folders: tuple[Path, Path, Path]) -> tuple[str, str]:
-    subprocess.run([MAKE_SECRETS, *folders], check=True, timeout=100)
+    subprocess.run([MAKE_SECRETS, *folders], check=True, timeout=PATIENCE_S)
     return (folders[0] / "redis_password").read_text(), (folders[1] / "users.acl").read_text()
 
 
@@ -97,7 +96,7 @@ def test_a_restarted_redis_has_every_acknowledged_event(
     command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
     server = start_redis(command, log)
     try:
-        wait_for(lambda: answers_ping(users, port), log)
+        wait_until(lambda: answers_ping(users, port), log.read_text)
         client = start(tmp_path, redis_url=users.url(port))
         try:
             for number in range(20):
@@ -113,7 +112,7 @@ def test_a_restarted_redis_has_every_acknowledged_event(
         server.send_signal(ending)
         server.wait(PATIENCE_S)
         server = start_redis(command, log)
-        wait_for(lambda: answers_ping(users, port), log)
+        wait_until(lambda: answers_ping(users, port), log.read_text)
         with redis.Redis.from_url(users.url(port)) as service:
             assert service.dbsize() == keys
             assert service.exists("plain", "script", "first", "second") == 4
@@ -132,7 +131,7 @@ def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
     command = redis_command(program("redis-server"), data_directory(tmp_path), users, port)
     server = start_redis(command, log)
     try:
-        wait_for(lambda: answers_ping(users, port), log)
+        wait_until(lambda: answers_ping(users, port), log.read_text)
         with redis.Redis.from_url(users.url(port)) as service:
             service.pipeline(transaction=True).set("first", 1).set("second", 1).execute()
         server.terminate()
@@ -145,7 +144,7 @@ def test_a_redis_that_cannot_load_all_of_its_log_stops(tmp_path: Path) -> None:
         assert "redis-start: Redis cannot load all of its log" in log.read_text()
         users.acl_file.write_text(allowed)
         server = start_redis(command, log)
-        wait_for(lambda: answers_ping(users, port), log)
+        wait_until(lambda: answers_ping(users, port), log.read_text)
         with redis.Redis.from_url(users.url(port)) as service:
             assert service.exists("first", "second") == 2
     finally:
@@ -162,13 +161,6 @@ def data_directory(tmp_path: Path) -> Path:
 def start_redis(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output)
-
-
-def wait_for(condition: Callable[[], bool], log: Path) -> None:
-    give_up_at_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up_at_s, log.read_text()[-4000:]
-        time.sleep(0.05)
 
 
 def is_whole(node: redis.Redis) -> bool:
@@ -201,7 +193,7 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
 
             def spawn(*command: str, **environment: str) -> None:
                 process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
-                stack.callback(process.wait, 30)
+                stack.callback(process.wait, PATIENCE_S)
                 stack.callback(process.kill)
 
             for host, port in zip(hosts, ports, strict=True):
@@ -216,10 +208,7 @@ def test_a_cluster_is_made_and_found_again_under_other_addresses(
             ]
 
     def wait_until_whole(running: list[redis.Redis]) -> None:
-        give_up_at_s = time.monotonic() + PATIENCE_S
-        while not all(is_whole(node) for node in running):
-            assert time.monotonic() < give_up_at_s, (tmp_path / "log").read_text()[-4000:]
-            time.sleep(0.2)
+        wait_until(lambda: all(is_whole(node) for node in running), (tmp_path / "log").read_text)
 
     with nodes([f"127.0.1.{n}" for n in range(1, 7)]) as running:
         wait_until_whole(running)

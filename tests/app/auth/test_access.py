@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from app.main import create_app
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model
 from tests.app.support import assert_refused, bearer
+from tests.waiting import wait_until
 
 SHOP = "https://shop.example"
 TENANTS = ("main", "books")
@@ -292,8 +292,7 @@ def page_key(shops: Shops) -> str:
     key = shops.add("main", ["events:write"], origins=[SHOP])
     keyring = shops.client.services.keyring
     assert keyring is not None
-    while keyring.find(key) is None:
-        time.sleep(0.02)
+    wait_until(lambda: keyring.find(key))
     return key
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ from model.inference import bitmap
 from storage.records import ItemChanges, ItemEntry
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
 from tests.storage.redis.servers import RedisServer
+from tests.waiting import PATIENCE_S, wait_until
 
-FOLLOWED_WITHIN_S = 100.0
 NAMES = ["a", "b", "c", "d", "e", "f"]
 IDS = [*NAMES, "new", "newer"]
 WORDS = ["red", "blue kettle", "kettle", "", "Kettle, blue"]
@@ -134,15 +133,6 @@ def put(client: Client, name: str, **words: object) -> httpx.Response:
     return client.request("PUT", f"/v1/items/{name}", json=words)
 
 
-def wait_until(client: Client, is_so: Callable[[], bool]) -> None:
-    """While the service's own tasks run."""
-    give_up_at_s = time.monotonic() + FOLLOWED_WITHIN_S
-    while not is_so():
-        assert time.monotonic() < give_up_at_s
-        client.get("/healthz")
-        time.sleep(0.02)
-
-
 def shown(client: Client, user_id: str = "ada", **params: Any) -> list[str]:
     return [item["item_id"] for item in client.recommend(user_id, k=ITEMS, exclude_seen="none", **params)["items"]]
 
@@ -177,7 +167,7 @@ class TestAvailability:
         one, other = begin(), begin()
         try:
             put(one, item_id(3), available=False, title="Lamp", categories=["light"])
-            wait_until(other, lambda: item_id(3) not in shown(other))
+            wait_until(lambda: item_id(3) not in shown(other))
             assert other.get(f"/v1/items/{item_id(3)}").json() == {
                 "item_id": item_id(3),
                 "title": "Lamp",
@@ -187,8 +177,8 @@ class TestAvailability:
             }
             assert one.post("/v1/admin/generations/june/activate").status_code == 200
             put(other, item_id(4), available=False)
-            wait_until(one, lambda: item_id(4) not in shown(one))
-            wait_until(other, lambda: other.get("/v1/model").json()["generation"] == "june")
+            wait_until(lambda: item_id(4) not in shown(one))
+            wait_until(lambda: other.get("/v1/model").json()["generation"] == "june")
             third = begin()
             for client in (one, other, third):
                 assert set(shown(client)) == EVERY_ITEM - {item_id(3), item_id(4)}
@@ -209,12 +199,12 @@ class TestAvailability:
 
         def describe_later(*arguments: Any) -> Any:
             loading.set()
-            assert updated.wait(FOLLOWED_WITHIN_S)
+            assert updated.wait(PATIENCE_S)
             return describe(*arguments)
 
         async def say_meanwhile() -> None:
             activating = asyncio.create_task(client.http.post("/v1/admin/generations/june/activate"))
-            await asyncio.to_thread(loading.wait, FOLLOWED_WITHIN_S)
+            await asyncio.to_thread(loading.wait, PATIENCE_S)
             await client.http.put(f"/v1/items/{item_id(3)}", json={"available": False})
             updated.set()
             assert (await activating).json()["generation"] == "june"
@@ -238,11 +228,11 @@ class TestAvailability:
     def test_holds_without_a_model_too(self, tmp_path: Path) -> None:
         client = Client(Settings(data_dir=tmp_path))
         client.click("ada", "lamp", "cup", "lamp")
-        wait_until(client, lambda: shown(client, "nobody") == ["lamp", "cup"])
+        wait_until(lambda: shown(client, "nobody") == ["lamp", "cup"])
         put(client, "lamp", available=False)
         assert shown(client, "nobody") == ["cup"]
         client.click("ada", "pot")
-        wait_until(client, lambda: "pot" in shown(client, "nobody"))
+        wait_until(lambda: "pot" in shown(client, "nobody"))
         assert set(shown(client, "nobody")) == {"cup", "pot"}
         client.close()
 

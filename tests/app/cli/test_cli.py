@@ -8,7 +8,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from app.cli.main import main
 from app.jobs.datasets.synthetic_shop import generate
 from app.settings import Settings
 from model.data.readers import read_interactions
+from tests.app.service_process import is_ready
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
@@ -74,18 +75,10 @@ def service(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     environment = os.environ | {"PYTHONPATH": str(ROOT), "LISAREC_MODEL_DIR": str(model)}
     with subprocess.Popen(command, cwd=state, env=environment, stderr=subprocess.DEVNULL) as process:
         url = f"http://127.0.0.1:{port}"
-        while process.poll() is None and not is_ready(url):
-            time.sleep(0.1)
+        wait_until(lambda: is_ready(url) or process.poll() is not None)
         yield url
         process.terminate()
-        assert process.wait(30) == 0
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").is_success
-    except httpx.TransportError:
-        return False
+        assert process.wait(PATIENCE_S) == 0
 
 
 class TestHelp:

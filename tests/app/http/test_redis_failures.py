@@ -18,9 +18,9 @@ from model.artifact.model_directory import load
 from storage.errors import FailureCause, StorageUnavailable
 from tests.app.conftest import Client
 from tests.storage.redis.servers import RedisServer
+from tests.waiting import wait_until
 
-RECOVERY_S = 10.0
-PATIENCE_S = 5.0  # how long a client waits at most for an answer meanwhile
+GIVEN_UP_WITHIN_S = 60.0  # three calls; each gives up within seconds, on a machine with nothing else to do
 
 
 class Failure(NamedTuple):
@@ -71,14 +71,8 @@ def click(user_id: str, event_id: str) -> dict[str, object]:
     return {"user_id": user_id, "item_id": "item-1", "event_id": event_id}
 
 
-def recovers(client: Client, event: dict[str, object]) -> bool:
-    """Whether the event is taken in time."""
-    give_up_at_s = time.monotonic() + RECOVERY_S
-    while time.monotonic() < give_up_at_s:
-        if client.post("/v1/events", json=event).status_code == 200:
-            return True
-        time.sleep(0.1)
-    return False
+def wait_until_taken(client: Client, event: dict[str, object]) -> None:
+    wait_until(lambda: client.post("/v1/events", json=event).status_code == 200)
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
@@ -95,7 +89,7 @@ def test_nothing_is_acknowledged_popular_items_flow_and_it_passes(
         assert int(answer.headers["retry-after"]) >= 1
         assert client.recommend("ada")["source"] == ("personalised" if failure.readable else "popular")
         assert client.get("/v1/users/ada").status_code == (200 if failure.readable else 503)
-        assert time.monotonic() - begin_s < 3 * PATIENCE_S
+        assert time.monotonic() - begin_s < GIVEN_UP_WITHIN_S
     assert client.get("/readyz").status_code == 200
     assert f'lisarec_store_errors_total{{cause="{failure.cause}"}} 0.0' not in client.get("/metrics").text
     lines = [record.getMessage() for record in caplog.records if f"({failure.cause})" in record.getMessage()]
@@ -103,7 +97,7 @@ def test_nothing_is_acknowledged_popular_items_flow_and_it_passes(
     assert all(failure.logged in line for line in lines)
 
     failure.heal(redis_server)
-    assert recovers(client, click("ada", "a"))
+    wait_until_taken(client, click("ada", "a"))
     assert client.recommend("ada")["source"] == "personalised"
     logged = [event.event_id for event in client.log("ada")]
     assert len(logged) == len(set(logged))
@@ -120,7 +114,7 @@ def test_the_service_starts_without_redis_and_finds_it_later(
     assert client.recommend("ada")["source"] == "popular"
     assert client.post("/v1/events", json=click("ada", "a")).status_code == 503
     redis_server.start()
-    assert recovers(client, click("ada", "a"))
+    wait_until_taken(client, click("ada", "a"))
     assert client.recommend("ada")["source"] == "personalised"
     client.close()
 
@@ -130,7 +124,7 @@ def test_states_and_log_are_there_after_redis_was_killed(client: Client, redis_s
     before = client.get("/v1/users/ada").json()
     redis_server.kill()
     redis_server.start()
-    assert recovers(client, click("bob", "b"))
+    wait_until_taken(client, click("bob", "b"))
     assert client.get("/v1/users/ada").json() == before
     assert [event.item_id for event in client.log("ada")] == ["item-1", "item-2", "item-3"]
 

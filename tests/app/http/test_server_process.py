@@ -6,7 +6,7 @@ import json
 import signal
 import socket
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ from app.main import serve
 from app.settings import Settings
 from model.artifact.model_directory import ArtifactError
 from storage.errors import StorageUnavailable
-from tests.app.service_process import EXIT_TIMEOUT_S, START_TIMEOUT_S, Process, logged_ids, raw_exchange
+from tests.app.service_process import Process, logged_ids, raw_exchange
 from tests.storage.redis.servers import RedisServer, free_port
+from tests.waiting import PATIENCE_S, wait_until
+
+DRAIN_S = 5  # long enough to see it
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +44,25 @@ class Clicker(threading.Thread):
         self._url = url
         self.user_id = user_id
         self.acknowledged: list[str] = []
-        self.statuses: set[int] = set()
+        self.statuses: Counter[int] = Counter()
         self.start()
 
     def run(self) -> None:
-        with httpx.Client(base_url=self._url) as client:
+        with httpx.Client(base_url=self._url, timeout=PATIENCE_S) as client:
             for n in range(1_000_000):
                 event = {"event_id": f"e-{n}", "user_id": self.user_id, "item_id": "item-1"}
                 try:
                     response = client.post("/v1/events", json=event)
                 except httpx.TransportError:
                     return
-                self.statuses.add(response.status_code)
+                self.statuses[response.status_code] += 1
                 if response.status_code == 200:
                     self.acknowledged.append(event["event_id"])
 
 
 def test_a_body_that_never_arrives_is_refused_in_time(launch: Callable[..., Process]) -> None:
     process = launch(body_timeout_s=0.5, drain_s=0)
-    with socket.create_connection(process.address, timeout=EXIT_TIMEOUT_S) as slow:
+    with socket.create_connection(process.address, timeout=PATIENCE_S) as slow:
         slow.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         answer = b""
         while b"}}" not in answer and (chunk := slow.recv(65_536)):  # head and body may come apart
@@ -72,22 +75,16 @@ def test_a_body_that_never_arrives_is_refused_in_time(launch: Callable[..., Proc
 def test_sigterm_answers_what_was_accepted_and_loses_nothing(
     launch: Callable[..., Process], model_dir: Path, tmp_path: Path
 ) -> None:
-    process = launch(drain_s=5)
+    process = launch(drain_s=DRAIN_S, body_timeout_s=PATIENCE_S)
     assert httpx.get(f"{process.url}/readyz").status_code == 200
     clickers = [Clicker(process.url, f"user-{n}") for n in range(6)]
-    give_up_at = time.monotonic() + START_TIMEOUT_S
-    while any(len(clicker.acknowledged) <= 10 for clicker in clickers):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.05)
+    wait_until(lambda: all(len(clicker.acknowledged) > 10 for clicker in clickers))
 
     body = b'{"event_id": "slow", "user_id": "slow", "item_id": "item-1"}'
-    head = b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
-    slow = socket.create_connection(process.address, timeout=EXIT_TIMEOUT_S)
-    slow.sendall(head + body[:10])
-    time.sleep(0.5)  # until the service has read it
+    slow = accepted_without_body(process.address, len(body))
+    slow.sendall(body[:10])
     process.terminate()
-    time.sleep(0.2)
-    draining = httpx.get(f"{process.url}/readyz")
+    draining = wait_until(lambda: answer if (answer := httpx.get(f"{process.url}/readyz")).is_error else None)
     assert (draining.status_code, draining.json()["error"]["code"]) == (503, "draining")
     assert draining.headers["connection"] == "close"
     assert httpx.get(f"{process.url}/healthz").status_code == 200
@@ -99,8 +96,8 @@ def test_sigterm_answers_what_was_accepted_and_loses_nothing(
     assert process.exit_code() == 0, process.log()
     assert logged_ids(model_dir, tmp_path / "state", "slow") == ["slow"]
     for clicker in clickers:
-        clicker.join(EXIT_TIMEOUT_S)
-        assert clicker.statuses == {200}
+        clicker.join(PATIENCE_S)
+        assert set(clicker.statuses) == {200}
         assert len(clicker.acknowledged) > 10
         logged = logged_ids(model_dir, tmp_path / "state", clicker.user_id)
         assert logged[: len(clicker.acknowledged)] == clicker.acknowledged
@@ -119,8 +116,8 @@ def test_ctrl_c_does_not_wait_for_a_load_balancer(launch: Callable[..., Process]
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 def test_workers_share_the_users(launch: Callable[..., Process], store: str, request: pytest.FixtureRequest) -> None:
     redis_url = request.getfixturevalue("redis_server").url if store == "redis" else ""
-    process = launch(workers=2, port=free_port(), drain_s=0, redis_url=redis_url)
-    with httpx.Client(base_url=process.url, timeout=30) as client:
+    process = launch(workers=2, port=free_port(), drain_s=0, body_timeout_s=PATIENCE_S, redis_url=redis_url)
+    with httpx.Client(base_url=process.url, timeout=PATIENCE_S) as client:
         client.post("/v1/events", json={"user_id": "ada", "item_id": "item-0"})
     counts = []
     for n in range(1, 8):  # a connection each, so that both workers are asked
@@ -128,8 +125,8 @@ def test_workers_share_the_users(launch: Callable[..., Process], store: str, req
         counts.append(httpx.get(f"{process.url}/v1/users/ada").json()["event_count"])
     assert counts == list(range(2, 9))
     body = b'{"user_id": "slow", "item_id": "item-1"}'
-    with socket.create_connection(process.address, timeout=EXIT_TIMEOUT_S) as slow:
-        slow.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{" % len(body))
+    with accepted_without_body(process.address, len(body)) as slow:
+        slow.sendall(body[:1])
         process.terminate()
         wait_until_refused(process.address)
         slow.sendall(body[1:])
@@ -137,16 +134,26 @@ def test_workers_share_the_users(launch: Callable[..., Process], store: str, req
     assert process.exit_code() == 0
 
 
+def accepted_without_body(address: tuple[str, int], length: int) -> socket.socket:
+    """A connection with an event that the service has begun to read, and of which no body was sent."""
+    connection = socket.create_connection(address, timeout=PATIENCE_S)
+    head = b"POST /v1/events HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    connection.sendall(head % length)
+    assert connection.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    return connection
+
+
 def wait_until_refused(address: tuple[str, int]) -> None:
     """Until nobody is let in any more, to wait for workers that have closed the door."""
-    give_up_at = time.monotonic() + EXIT_TIMEOUT_S
-    while True:
+
+    def is_refused() -> bool:
         try:
             socket.create_connection(address).close()
         except ConnectionRefusedError:
-            return
-        assert time.monotonic() < give_up_at
-        time.sleep(0.1)
+            return True
+        return False
+
+    wait_until(is_refused)
 
 
 def test_workers_end_with_the_parent_that_was_killed(launch: Callable[..., Process]) -> None:
@@ -155,7 +162,7 @@ def test_workers_end_with_the_parent_that_was_killed(launch: Callable[..., Proce
     workers = psutil.Process(process.process.pid).children(recursive=True)
     assert len(workers) >= 2
     process.kill()
-    _, left = psutil.wait_procs(workers, timeout=EXIT_TIMEOUT_S)
+    _, left = psutil.wait_procs(workers, timeout=PATIENCE_S)
     assert left == []
 
 
@@ -164,17 +171,22 @@ def test_what_was_acknowledged_outlives_a_redis_that_was_killed(
 ) -> None:
     process = launch(redis_url=redis_server.url, drain_s=0)
     clickers = [Clicker(process.url, f"user-{n}") for n in range(4)]
+
+    def wait_for_more(status: int) -> None:
+        before = [clicker.statuses[status] for clicker in clickers]
+        wait_until(lambda: all(one.statuses[status] > n for one, n in zip(clickers, before, strict=True)), process.log)
+
     for _ in range(3):
-        time.sleep(0.5)
+        wait_for_more(200)
         redis_server.kill()
-        time.sleep(0.2)
+        wait_for_more(503)
         redis_server.start()
-    time.sleep(1)
+    wait_for_more(200)
     process.terminate()
     assert process.exit_code() == 0, process.log()
     for clicker in clickers:
-        clicker.join(EXIT_TIMEOUT_S)
-        assert clicker.statuses == {200, 503}
+        clicker.join(PATIENCE_S)
+        assert set(clicker.statuses) == {200, 503}
         logged = logged_ids(model_dir, tmp_path / "state", clicker.user_id, redis_url=redis_server.url)
         assert len(set(logged)) == len(logged)
         assert set(clicker.acknowledged) <= set(logged)

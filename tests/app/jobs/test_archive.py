@@ -22,11 +22,12 @@ from model.data.readers import read_interactions
 from storage.archive.reader import ArchiveReader
 from storage.archive.writer import ArchiveWriter
 from storage.redis.store import RedisStore
+from tests.app.service_process import is_ready
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer, free_port
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-START_TIMEOUT_S = 200
 
 
 @pytest.fixture(scope="module")
@@ -65,21 +66,11 @@ def serving(directory: Path, *arguments: object) -> Iterator[str]:
         subprocess.Popen(command, cwd=ROOT, stderr=log, env=environment()) as process,
     ):
         try:
-            give_up_s = time.monotonic() + START_TIMEOUT_S
-            while not is_ready(url):
-                assert process.poll() is None, (directory / "serve.log").read_text()
-                assert time.monotonic() < give_up_s
-                time.sleep(0.05)
+            wait_until(lambda: is_ready(url) or process.poll() is not None)
+            assert process.poll() is None, (directory / "serve.log").read_text()
             yield url
         finally:
             process.send_signal(signal.SIGKILL)
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def histories(interactions: Interactions) -> dict[str, list[tuple[str, str, int]]]:
@@ -201,7 +192,7 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
         [*command, *options], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
 
-        def wait_for(words: str) -> None:
+        def read_until_printed(words: str) -> None:
             assert process.stdout is not None
             printed = [process.stdout.readline()]
             while words not in printed[-1]:
@@ -209,14 +200,14 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
                 printed.append(process.stdout.readline())
 
         try:
-            wait_for("will try again: no service has used the key prefix 'lisarec' yet")
+            read_until_printed("will try again: no service has used the key prefix 'lisarec' yet")
             asyncio.run(append(redis_server, "e1"))
-            wait_for("1 events archived")
+            read_until_printed("1 events archived")
             redis_server.kill()
-            wait_for("will try again: Redis failed")
+            read_until_printed("will try again: Redis failed")
             redis_server.start()
             asyncio.run(append(redis_server, "e2"))
-            wait_for("1 events archived")
+            read_until_printed("1 events archived")
         finally:
             process.kill()
     found = ArchiveReader(archive_dir).read(lambda snapshot: snapshot.entries("main", "u"))

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +26,9 @@ from app.jobs.demo import demo, instructions
 from app.main import PortTaken
 from docs import screenshots
 from model.data.readers import read_interactions, read_items
+from tests.app.service_process import is_ready
 from tests.storage.redis.servers import free_port
-
-READY_WITHIN_S = 500
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @contextmanager
@@ -60,14 +59,8 @@ def running_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[sub
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], port: int, printed: Path) -> None:
-    give_up_s = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < give_up_s and process.poll() is None:
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/readyz").is_success:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
-    pytest.fail(f"the demo did not become ready; it said: {printed.read_text()}")
+    wait_until(lambda: is_ready(f"http://127.0.0.1:{port}") or process.poll() is not None, printed.read_text)
+    assert process.poll() is None, printed.read_text()
 
 
 def curl(line: str) -> Any:
@@ -83,7 +76,7 @@ def curl(line: str) -> Any:
 
 def test_three_clicks_steer_the_list(running_demo: tuple[subprocess.Popen[bytes], int, Path]) -> None:
     """Three goods of a range in order: then the next one comes first, and most of the list is of that range."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{running_demo[1]}/v1", timeout=60) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{running_demo[1]}/v1", timeout=PATIENCE_S) as client:
 
         def recommended(user_id: str) -> list[dict[str, Any]]:
             items = client.get(f"/users/{user_id}/recommendations").raise_for_status().json()["items"]
@@ -118,7 +111,7 @@ def test_its_page_shows_users_of_the_data_and_how_clicks_steer(
     address = f"http://127.0.0.1:{port}/playground/"
     screenshots.save_screenshot(browser, address, tmp_path / "picture.png", screenshots.SCREENSHOTS["light"])
     assert (tmp_path / "picture.png").read_bytes()[16:24] == b"\0\0\5\0\0\0\4\x42"  # 1280 by 1090
-    expect.set_options(timeout=30_000)
+    expect.set_options(timeout=PATIENCE_S * 1e3)
     page = browser.new_page()
     page.goto(address)
     shown = page.locator("#recommendations .item b")
@@ -151,7 +144,7 @@ def test_the_printed_lines_show_a_recommender_that_learns(
     assert before["items"] != after["items"]
     assert len(after["items"]) == 5
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:

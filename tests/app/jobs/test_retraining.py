@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,13 +33,13 @@ from model.config import PRESETS, ModelConfig, TrainConfig
 from model.data.readers import read_interactions
 from model.training.train import train as train_model
 from tests.app.conftest import Client
+from tests.waiting import wait_until
 
 PLAN = RetrainingPlan("tiny", epochs=1, min_events=600)
 TINY = (
     ModelConfig(preset="tiny", width=16, history_codewords=8, target_codewords=32, ffn_multiple=1, hops=0),
     TrainConfig(learning_rate=0.01),
 )
-SOON_S = 20.0
 
 
 class Killed(BaseException):
@@ -102,10 +101,7 @@ class Shop:
         return sorted(place.name for place in self.models.iterdir() if place.is_dir())
 
     def follows(self, name: str | None) -> None:
-        give_up_at_s = time.monotonic() + SOON_S
-        while self.client.get("/v1/model").json()["generation"] != name:
-            assert time.monotonic() < give_up_at_s, f"{name} is not served"
-            time.sleep(0.02)
+        wait_until(lambda: self.client.get("/v1/model").json()["generation"] == name)
 
 
 @pytest.fixture

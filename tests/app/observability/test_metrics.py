@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -18,18 +17,19 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.http.services import SAMPLE_EVERY_S
+from app.http import services
 from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
 from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.metrics import LATENCY_BUCKETS_S
+from storage.archive.manifest import archived_through_s
 from storage.archive.writer import ArchiveWriter
 from tests.app.conftest import Client
 from tests.app.service_process import Process
 from tests.storage.redis.servers import free_port
+from tests.waiting import PATIENCE_S, until, wait_until
 
 Labels = tuple[tuple[str, str], ...]
-PATIENCE_S = 60
 
 
 def samples(text: str) -> dict[tuple[str, Labels], float]:
@@ -94,13 +94,24 @@ def test_what_is_served_is_told(client: Client) -> None:
     assert value(found, "lisarec_queue_depth", queue="requests") == 1  # the one that asks
 
 
-def test_how_far_the_archive_is_behind_the_log_is_told(start: Callable[..., Client], tmp_path: Path) -> None:
+def test_how_far_the_archive_is_behind_the_log_is_told(
+    start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found_s: list[float | None] = []
+
+    def note_through_s(directory: Path) -> float | None:
+        found_s.append(archived_through_s(directory))
+        return found_s[-1]
+
+    monkeypatch.setattr(services, "SAMPLE_EVERY_S", 0.0)
+    monkeypatch.setattr(services, "archived_through_s", note_through_s)
     archive_dir = tmp_path / "archive"
     client = start(tmp_path / "state", archive_dir=archive_dir)
     client.click("ada", "item-1")
 
     def lag_s() -> float | None:
-        client.runner.run(asyncio.sleep(1.2 * SAMPLE_EVERY_S))
+        enough = len(found_s) + 2  # the first of them may have begun before, and what the second found is not yet told
+        client.runner.run(until(lambda: len(found_s) > enough))
         return samples(client.get("/metrics").text).get(("lisarec_log_lag_seconds", ()))
 
     assert lag_s() is None  # no archiver has ever taken a turn
@@ -175,13 +186,6 @@ def crowd(model_dir: Path, temporary: Path, tmp_path_factory: pytest.TempPathFac
     wait_until(lambda: len(workers(process.url)) == 2)
     yield process
     process.kill()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    give_up_at_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up_at_s
-        time.sleep(0.1)
 
 
 def workers(url: str) -> set[int]:

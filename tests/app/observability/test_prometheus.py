@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -17,6 +16,7 @@ from benchmarks.harness import monitoring
 from benchmarks.harness.compose import ROOT
 from benchmarks.harness.monitoring import Prometheus
 from benchmarks.harness.topology import program, topology
+from tests.waiting import PATIENCE_S, wait_until
 
 PROMETHEUS = ROOT / "docker" / "prometheus"
 GRAFANA = ROOT / "docker" / "grafana"
@@ -24,7 +24,6 @@ CONFIG = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
 RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "lisarec.json").read_text())
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-PATIENCE_S = 200
 
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 DRAWN = [target["expr"].replace("$__rate_interval", "1m") for panel in PANELS for target in panel["targets"]]
@@ -44,7 +43,7 @@ def test_metrics_of_an_expression_are_found() -> None:
 
 
 def promtool(*arguments: str) -> None:
-    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FAILED" not in done.stdout
 
@@ -125,7 +124,7 @@ def watched(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             monitoring.monitored(running, directory, ["--every", "1"], models=model_dir.parent, every_s=often) as found,
         ):
             drive(running.url)
-            wait_until(lambda: is_up(found), directory / "prometheus.log")
+            wait_until(lambda: is_up(found), (directory / "prometheus.log").read_text)
             yield found
     except FileNotFoundError as exc:  # CI turns this into a failure
         pytest.skip(str(exc))
@@ -133,7 +132,7 @@ def watched(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def drive(url: str) -> None:
     """A little of everything that is counted."""
-    with httpx.Client(base_url=url, timeout=30) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         event = {"event_id": "e", "user_id": "ada", "item_id": "item-1"}
         for body in (event, event, [{"user_id": "ada", "item_id": "nowhere"}]):
             client.post("/v1/events", json=body).raise_for_status()
@@ -153,13 +152,6 @@ def is_up(watched: Prometheus) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], log: Path) -> None:
-    give_up_at_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up_at_s, log.read_text()[-4000:]
-        time.sleep(0.2)
-
-
 def test_every_metric_that_is_drawn_or_alerted_on_exists(watched: Prometheus) -> None:
     wanted = {name for expression in [*DRAWN, *(rule["expr"] for rule in RULES)] for name in metrics_of(expression)}
     assert len(wanted) > 25
@@ -175,10 +167,11 @@ def test_every_panel_draws_something(watched: Prometheus) -> None:
         "ndcg_at_10",
     )
     wanted = [expression for expression in DRAWN if not any(part in expression for part in may_be_empty)]
-    give_up_at_s = time.monotonic() + PATIENCE_S
-    while empty := [expression for expression in wanted if not watched.query(expression)]:
-        assert time.monotonic() < give_up_at_s, empty  # a rate needs two scrapes
-        time.sleep(0.2)
+
+    def empty() -> list[str]:
+        return [expression for expression in wanted if not watched.query(expression)]
+
+    wait_until(lambda: not empty(), empty)  # a rate needs two scrapes
 
 
 def test_what_prometheus_sees_is_what_happened(watched: Prometheus) -> None:

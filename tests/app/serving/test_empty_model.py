@@ -16,8 +16,7 @@ from model.artifact import model_directory
 from tests.app.conftest import Client, item_id, write_model
 from tests.storage.oracles.naive_fold import assert_histogram_is, fold
 from tests.storage.redis.servers import RedisServer
-
-SOON_S = 60.0  # counting is not to take much of a process: one that was slow makes the next one wait
+from tests.waiting import wait_until
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -44,13 +43,6 @@ def popular(client: Client, user_id: str = "nobody", **params: Any) -> list[tupl
     answer = client.recommend(user_id, **params)
     assert (answer["source"], answer["generation"]) == ("popular", "none")
     return [(item["item_id"], item["score"]) for item in answer["items"]]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    give_up_at_s = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < give_up_at_s
-        time.sleep(0.01)
 
 
 def test_popular_items_are_counted_from_live_events_in_every_process(begin: Callable[..., Client]) -> None:

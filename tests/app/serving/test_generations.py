@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from model.artifact import model_directory
 from storage.sqlite.database import FILE_NAME
 from tests.app.conftest import Client, item_id, write_model
 from tests.storage.oracles.naive_fold import assert_histogram_is, fold
-
-FOLLOWED_WITHIN_S = 100.0
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -75,10 +73,7 @@ def served(client: Client) -> str:
 
 
 def wait_until_served(client: Client, name: str) -> None:
-    give_up_at_s = time.monotonic() + FOLLOWED_WITHIN_S
-    while served(client) != name:
-        assert time.monotonic() < give_up_at_s, f"{name} is not served"
-        time.sleep(0.02)
+    wait_until(lambda: served(client) == name)
 
 
 def assert_right(client: Client, model: Path, user_id: str) -> None:
@@ -140,9 +135,7 @@ class TestSwitching:
         activate(client, "june")
         assert client.recommend("bea")["source"] == "personalised"
         assert client.recommend("ada")["source"] == "popular"
-        give_up_at_s = time.monotonic() + FOLLOWED_WITHIN_S
-        while client.recommend("ada")["source"] == "popular":
-            assert time.monotonic() < give_up_at_s
+        wait_until(lambda: client.recommend("ada")["source"] != "popular")
         assert_right(client, models / "june", "ada")
 
 
@@ -217,9 +210,7 @@ class TestRefusals:
         command("activate", "new")
         (models / "new").rename(models / "away")
         shutil.copytree(models / "may", models / "new")
-        give_up_at_s = time.monotonic() + FOLLOWED_WITHIN_S
-        while 'lisarec_switches_total{outcome="failed"}' not in client.get("/metrics").text:
-            assert time.monotonic() < give_up_at_s
+        wait_until(lambda: 'lisarec_switches_total{outcome="failed"}' in client.get("/metrics").text)
         assert client.recommend("ada")["generation"] == "may"
         shutil.rmtree(models / "new")
         (models / "away").rename(models / "new")

@@ -14,11 +14,11 @@ from storage.state.event import Event
 from tests.storage.contract.fold_checks import assert_states_are_folds, count_saved
 from tests.storage.contract.stores import append_all, opened
 from tests.storage.oracles.random_events import click, events_of, make_generation, make_newer, user_ids_of
+from tests.waiting import until
 
 OLD = make_generation()
 NEW = make_newer()
 NAMED_OLD, NAMED_NEW = NamedGeneration("old", OLD.tag), NamedGeneration("new", NEW.tag)
-PATIENCE_S = 120.0
 
 
 class TestLaggingStates:
@@ -62,9 +62,7 @@ class TestLaggingStates:
             async with opened(address, OLD) as store:
                 await append_all(store, events_of(1, 50))
                 assert await store.states("main", ["user0", "nobody"], NEW, max_missing=49) == [None, None]
-                async with asyncio.timeout(PATIENCE_S):
-                    while await count_saved(store, ["user0"], NEW) == 0:
-                        await asyncio.sleep(0.01)
+                await until(lambda: count_saved(store, ["user0"], NEW))
                 await assert_states_are_folds(store, ["user0"], NEW)
                 await store.append("main", [click("one more", "user0")])
                 (value,) = await store.states("main", ["user0"], NEW, max_missing=1)

@@ -24,11 +24,11 @@ from storage.state.fold import fold_event
 from tests.storage.contract.fold_checks import assert_states_are_folds, count_saved
 from tests.storage.contract.stores import ARCHIVED, FEW_PARTITIONS, append_all, new_address, opened, redis_keys
 from tests.storage.oracles.random_events import click, events_of, make_generation, make_newer, user_ids_of
+from tests.waiting import until
 
 OLD = make_generation()
 NEW = make_newer()
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 120.0
 PAUSE_S = 0.02  # of writers, which otherwise take the processor from the rebuild that they wait for
 
 
@@ -112,9 +112,7 @@ class TestRebuild:
                 for _ in range(3):
                     command = [sys.executable, "-m", "tests.storage.processes.rebuild_forever", address]
                     process = subprocess.Popen(command, cwd=ROOT)
-                    async with asyncio.timeout(PATIENCE_S):
-                        while await count_saved(store, user_ids[:1], NEW) == 0:
-                            await asyncio.sleep(0.01)
+                    await until(lambda: count_saved(store, user_ids[:1], NEW))
                     process.send_signal(signal.SIGKILL)
                     process.wait()
                     await append_all(store, events_of(300, 1, f"after {process.pid} "))

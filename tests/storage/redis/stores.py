@@ -16,10 +16,10 @@ from storage.state.generation import Generation
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import fresh_user, make_generation
 from tests.storage.redis.servers import RedisCluster, RedisServer
+from tests.waiting import PATIENCE_S
 
 GENERATION = make_generation()
 PREFIX = "lisarec"
-RECOVERY_S = 30.0
 
 
 @asynccontextmanager
@@ -80,7 +80,7 @@ async def assert_state_is_fold_of_log(store: RedisStore, user_id: str = "u") -> 
 
 async def until_applied(store: RedisStore, events: list[Event]) -> None:
     """As a client does: send the same again until it is acknowledged."""
-    async with asyncio.timeout(RECOVERY_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await store.append("main", events)

@@ -14,13 +14,13 @@ from tests.storage.oracles.random_events import click, fresh_user
 from tests.storage.redis.servers import RedisCluster, free_port, new_server, redis_users
 from tests.storage.redis.stores import (
     GENERATION,
-    RECOVERY_S,
     assert_state_is_fold_of_log,
     ids,
     opened,
     until_applied,
     users_by_node,
 )
+from tests.waiting import PATIENCE_S
 
 
 class TestNodesFail:
@@ -72,7 +72,7 @@ class TestNodesFail:
         (frozen, (lost, _)), (_, (served, _)), _ = users_by_node(own_cluster, address, 2).items()
 
         async def law() -> None:
-            async with opened(address, socket_timeout_s=RECOVERY_S) as store:
+            async with opened(address, socket_timeout_s=PATIENCE_S) as store:
                 await store.append("main", [click("before", user_id) for user_id in (lost, served)])
                 frozen.freeze()
                 hanging = [

@@ -23,7 +23,6 @@ from tests.storage.oracles.random_events import click, fresh_user, make_newer
 from tests.storage.redis.servers import RedisCluster
 from tests.storage.redis.stores import (
     GENERATION,
-    RECOVERY_S,
     assert_state_is_fold_of_log,
     ids,
     opened,
@@ -31,6 +30,7 @@ from tests.storage.redis.stores import (
     user_of,
     users_by_node,
 )
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ class TestSlots:
             return sent
 
         async def merge(store: RedisStore, visitor: str, user_id: str) -> None:
-            async with asyncio.timeout(RECOVERY_S):
+            async with asyncio.timeout(PATIENCE_S):
                 for _ in range(2):  # the second changes nothing
                     while True:
                         with suppress(StorageUnavailable):

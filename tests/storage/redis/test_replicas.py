@@ -14,7 +14,6 @@ from storage.redis.nodes import ReplicaAcks
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisCluster, RedisServer, new_replica, new_server
 from tests.storage.redis.stores import (
-    RECOVERY_S,
     assert_state_is_fold_of_log,
     ids,
     opened,
@@ -22,6 +21,7 @@ from tests.storage.redis.stores import (
     user_of,
     users_by_node,
 )
+from tests.waiting import PATIENCE_S
 
 
 class TestReplicas:
@@ -82,7 +82,7 @@ class TestReplicas:
                         await store.merge("main", "u", "v")
                 assert Head.of(primary.client.get(user_of(primary.url, "v").head)).merge is MergeStage.DECIDED
                 replica.thaw()
-                async with asyncio.timeout(RECOVERY_S):
+                async with asyncio.timeout(PATIENCE_S):
                     while True:
                         with suppress(StorageUnavailable):
                             assert not await store.undo("main", "u", "e1")

@@ -17,8 +17,10 @@ from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.schema import SCHEMA_VERSION
 from storage.sqlite.store import SQLiteStore
+from tests.storage.contract.stores import begun
 from tests.storage.oracles.naive_fold import assert_state_is, fold
 from tests.storage.oracles.random_events import KNOWN_ITEMS, START_US, click, make_generation, make_newer
+from tests.waiting import until
 
 GENERATION = make_generation()
 
@@ -41,8 +43,7 @@ def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Pat
     async def law() -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION], max_waiting_events=10)
         with write_lock(tmp_path):
-            first = asyncio.ensure_future(store.append("main", [click("first")]))
-            await asyncio.sleep(0.1)  # now it has left the queue and waits for the lock
+            first = await begun(store, click("first"))  # and waits for the lock
             accepted = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(10)]
             await asyncio.sleep(0)
             with pytest.raises(StorageBusy):
@@ -63,7 +64,7 @@ def test_what_many_requests_want_is_logged_and_folded_together_and_each_gets_its
             events = [click(f"e{n % 70}", f"user{n % 7}", n % 14, START_US - n) for n in range(150)]
             requests = [events[start : start + 3] for start in range(0, len(events), 3)]
             waiting = [asyncio.ensure_future(store.append("main", request)) for request in requests]
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0)  # all of them are in the queue
         answers = [answer for some in await asyncio.gather(*waiting) for answer in some]
         assert [answer.duplicate for answer in answers] == [False] * 70 + [True] * 80
         assert [answer.unknown_item for answer in answers[:70]] == [n % 14 >= KNOWN_ITEMS for n in range(70)]
@@ -80,8 +81,7 @@ def test_a_waiter_cancelled_in_the_queue_is_taken_back(tmp_path: Path) -> None:
     async def law() -> None:
         store = await SQLiteStore.open(tmp_path, [GENERATION])
         with write_lock(tmp_path):
-            first = asyncio.ensure_future(store.append("main", [click("first")]))
-            await asyncio.sleep(0.1)
+            first = await begun(store, click("first"))
             waiting = [asyncio.ensure_future(store.append("main", [click(f"e{number}")])) for number in range(3)]
             await asyncio.sleep(0)
             first.cancel()  # its group has begun: it is applied, nobody hears of it
@@ -99,8 +99,7 @@ def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path: Path
         store = await SQLiteStore.open(tmp_path, [GENERATION])
         too_large_for_sqlite = [click("half applied?"), click("odd", timestamp_us=2**70)]
         with write_lock(tmp_path):  # so that the requests form a group
-            first = asyncio.ensure_future(store.append("main", [click("first")]))
-            await asyncio.sleep(0.1)
+            first = await begun(store, click("first"))
             requests = [[click("a")], too_large_for_sqlite, [click("b")]]
             waiting = [asyncio.ensure_future(store.append("main", events)) for events in requests]
             await asyncio.sleep(0)
@@ -249,8 +248,7 @@ def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
         store = await SQLiteStore.open(tmp_path, [newer])
         requests = [[click("new")], [click("other", user_id="v")], [click("newest", item=3)]]
         await asyncio.gather(*(store.append("main", events) for events in requests))
-        while through_seq() < 40:
-            await asyncio.sleep(0.01)
+        await until(lambda: through_seq() >= 40)
         await store.append("main", [click("last")])
         assert through_seq() == 44  # again every event keeps it fresh
         log = [entry.event for entry in await store.events("main", "u")]

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 from app.main import create_app
 from app.settings import Settings
 from storage.archive.writer import ArchiveWriter
+from tests.waiting import PATIENCE_S
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def visiting(browser: Browser, url: str, expected: str = "(?!)", **options: Any)
     context = browser.new_context(reduced_motion="reduce", **{"viewport": {"width": 1200, "height": 900}, **options})
     page = context.new_page()
     page.set_default_timeout(30_000)
-    expect.set_options(timeout=30_000)
+    expect.set_options(timeout=PATIENCE_S * 1e3)
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))

@@ -15,6 +15,7 @@ from app.observability.metrics import LATENCY_BUCKETS_S, Metrics
 from benchmarks.service import playground as benchmark
 from model.artifact import model_directory
 from tests.app.http.playground.conftest import visiting
+from tests.waiting import wait_until
 
 FIGURES = re.compile(
     r"events [\d.]*[1-9][\d.]*/s requests [\d.]*[1-9][\d.]*/s "
@@ -26,15 +27,16 @@ def test_the_operator_sees_figures(page: Page, url: str) -> None:
     figures = page.locator("#figures")
     expect(figures).to_contain_text("tiny in 1 process")
     with httpx.Client(base_url=url) as client:
-        for _ in range(100):
+
+        def shown() -> str:
+            return " ".join(figures.all_inner_texts()[0].split())
+
+        def are_shown() -> bool:
             client.post("/v1/events", json=[{"user_id": "bob", "item_id": "item-1"}] * 50).raise_for_status()
-            shown = " ".join(figures.all_inner_texts()[0].split())
-            if FIGURES.search(shown):
-                break
-            page.wait_for_timeout(100)
-        else:
-            pytest.fail(shown)
-    assert "log lag 2 h" in shown
+            return FIGURES.search(shown()) is not None
+
+        wait_until(are_shown, shown)
+    assert "log lag 2 h" in shown()
     page.uncheck("#watch")
     with pytest.raises(Timeout), page.expect_request("**/metrics", timeout=2_500):
         pass
