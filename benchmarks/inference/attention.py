@@ -10,7 +10,7 @@ makes the histograms of all positions, 1,024 at a time, and attends to them.
 
 Clustered attention's package has to be compiled and is left out. Weights are random ones: nothing here is trained.
 
-    pip install -e '.[bench]' && python -m benchmarks.inference.attention --plots docs
+    pip install -e '.[bench]' && python -m benchmarks.inference.attention --plots docs/images
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Take the documentation's screenshots of the playground from a running demo.
 
 make demo    # in another terminal
-python docs/screenshots.py
+python -m benchmarks.service.screenshots
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTLE_MS = 2_000  # until the highlight of the last click has faded and the fig
 
 def main(
     url: Annotated[str, typer.Option(help="Address of the demo.")] = "http://127.0.0.1:8000",
-    out: Annotated[Path, typer.Option(help="Directory of the screenshots.")] = Path("docs"),
+    out: Annotated[Path, typer.Option(help="Directory of the screenshots.")] = Path("docs/images"),
 ) -> None:
     """Save a screenshot of each kind into the directory."""
     with sync_playwright() as playwright:
