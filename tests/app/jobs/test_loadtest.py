@@ -117,9 +117,29 @@ class TestEnlarged:
         assert followers.max() < len(large.items)
 
     @pytest.mark.parametrize("codes", ["trained", "random"])
-    def test_may_be_smaller_too(self, model_dir: Path, tmp_path: Path, codes: synthetic_catalogue.Codes) -> None:
-        synthetic_catalogue.write_enlarged(tmp_path / "small", model_dir, 5, codes)
-        assert len(model_directory.load(tmp_path / "small").items) == 5
+    @pytest.mark.parametrize("size", [1, 5, ITEMS, ITEMS + 1, 3 * ITEMS + 5])
+    def test_a_catalogue_is_enlarged_to_any_size(
+        self, model_dir: Path, tmp_path: Path, size: int, codes: synthetic_catalogue.Codes
+    ) -> None:
+        synthetic_catalogue.write_enlarged(tmp_path / "other", model_dir, size, codes)
+        trained, other = model_directory.load(model_dir), model_directory.load(tmp_path / "other")
+        original = np.arange(size) % ITEMS
+        assert list(other.items.ids) == [synthetic_catalogue.item_id(row) for row in range(size)]
+        assert list(other.items.titles) == [trained.items.titles[int(row)] for row in original]
+        assert np.array_equal(other.items.counts, trained.items.counts[original])
+        for drawn, given in (
+            (other.history_codes, trained.history_codes),
+            (other.target_codes, trained.target_codes),
+            (other.model.followers.numpy(), trained.model.followers.numpy()),
+        ):
+            assert drawn.shape == (size, given.shape[1])
+        assert other.model.followers.max() < size
+        is_changed = (other.target_codes != trained.target_codes[original]).any(axis=1)
+        if codes == "trained":
+            assert not is_changed[:ITEMS].any()
+            assert size < 2 * ITEMS or 0.05 < is_changed[ITEMS:].mean() < 1
+        else:
+            assert size < ITEMS or is_changed.mean() > 0.5
 
 
 def test_the_bench_ends_where_the_service_does_not_keep_up(model_dir: Path, tmp_path: Path) -> None:
