@@ -18,11 +18,10 @@ from storage.archiver.redis_source import RedisSource
 from storage.redis.layout import Keyspace
 from storage.redis.store import RedisStore
 from tests.storage.contract.stores import FEW_PARTITIONS
-from tests.storage.oracles.naive_fold import assert_state_is, fold
-from tests.storage.oracles.random_events import click, make_generation
+from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import GENERATION
 
-GENERATION = make_generation()
 NOW_MS = 1_700_000_000_000
 
 
@@ -59,16 +58,6 @@ def move_all(server: RedisServer, directory: Path, tail: str = "the last entry s
 def uuid7(ms: int, number: int = 0) -> str:
     digits = f"{ms:012x}"
     return f"{digits[:8]}-{digits[8:]}-7{number % 4096:03x}-8000-{number:012x}"
-
-
-async def ids(store: RedisStore, user_id: str = "u") -> list[str]:
-    return [entry.event.entry_id for entry in await store.events("main", user_id, limit=10**6)]
-
-
-async def assert_state_is_fold_of_log(store: RedisStore, user_id: str = "u") -> None:
-    log = [entry.event for entry in await store.events("main", user_id, limit=10**6)]
-    assert len({event.entry_id for event in log}) == len(log)
-    assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
 
 
 def in_stream(server: RedisServer, partition: int) -> tuple[list[int], int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +21,7 @@ from storage.archive.writer import ArchiveWriter, ErasureEntry, EventEntry
 from storage.errors import StorageError, StorageUnavailable
 from storage.records import LogEntry
 from storage.state.event import Event, digest
+from tests.storage.archive.dying import Died, dying_at
 from tests.storage.oracles.random_events import START_US, click
 
 DAY_MS = 86_400_000
@@ -167,34 +167,6 @@ class TestContents:
         assert seqs(ArchiveReader(tmp_path)) == [6, 7, 8, 9]
         assert holds(ArchiveReader(tmp_path), ("u", "e5"), ("u", "e6")) == [False, True]
         assert len(files(tmp_path)) == 1
-
-
-class Died(BaseException):
-    """Stands for a kill: nothing between here and the test runs any more, save what lets go of locks."""
-
-
-@contextmanager
-def dying_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[None]:
-    """Die before the call number `count` that changes anything on the disk."""
-    left = count
-
-    def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            if left == 0:
-                raise Died
-            left -= 1
-            return call(*args, **options)
-
-        return wrapped
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", deadly(os.fsync))
-        for name in ("rename", "unlink", "rmdir", "mkdir"):
-            patch.setattr(Path, name, deadly(getattr(Path, name)))
-        patch.setattr(pl.DataFrame, "write_parquet", deadly(pl.DataFrame.write_parquet))
-        patch.setattr(np, "save", deadly(np.save))
-        yield
 
 
 class TestDying:

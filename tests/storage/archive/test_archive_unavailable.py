@@ -16,18 +16,12 @@ from storage.archive.writer import ArchiveWriter
 from storage.errors import StorageUnavailable
 from storage.redis.store import RedisOptions
 from storage.state.event import Event
-from tests.storage.archive.archived_redis import (
-    GENERATION,
-    NOW_MS,
-    assert_state_is_fold_of_log,
-    ids,
-    move_all,
-    opened,
-    uuid7,
-)
+from tests.storage.archive.archived_redis import NOW_MS, move_all, opened, uuid7
 from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, ids
+from tests.waiting import PATIENCE_S
 
 
 class TestTheArchiveIsAway:
@@ -97,21 +91,22 @@ class TestTheArchiveIsAway:
     def test_others_do_not_wait_for_the_archive(
         self, archived: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked = threading.Event()
+        asked, may_answer = threading.Event(), threading.Event()
 
         def slowly(*_: Any) -> None:
             asked.set()
-            time.sleep(1)
+            assert may_answer.wait(PATIENCE_S)
             raise StorageUnavailable("the archive fell asleep")
 
         monkeypatch.setattr(ArchiveReader, "read", slowly)
 
         async def law() -> None:
-            async with opened(archived, tmp_path) as store:
+            async with opened(archived, tmp_path, options=RedisOptions(archive_timeout_s=PATIENCE_S)) as store:
                 undecidable = asyncio.ensure_future(store.append("main", [click("arbitrary")]))
                 await asyncio.to_thread(asked.wait)
                 await store.append("main", [click(self.NEW)])
                 assert not undecidable.done()
+                may_answer.set()
                 with pytest.raises(StorageUnavailable, match="asleep"):
                     await undecidable
 

@@ -21,11 +21,8 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.redis.scripts import COMMIT
 from storage.state.event import Event
 from tests.storage.archive.archived_redis import (
-    GENERATION,
     NOW_MS,
     assert_nothing_is_missing_or_twice,
-    assert_state_is_fold_of_log,
-    ids,
     in_stream,
     move_all,
     opened,
@@ -37,6 +34,7 @@ from tests.storage.oracles.naive_fold import NaiveUser, assert_state_is
 from tests.storage.oracles.random_events import click, fresh_user
 from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, ids
 
 
 class TestMoving:

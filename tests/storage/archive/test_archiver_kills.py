@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import polars as pl
 import pytest
-import redis
 
 from storage.state.event import Event
-from tests.storage.archive.archived_redis import (
-    NOW_MS,
-    assert_nothing_is_missing_or_twice,
-    assert_state_is_fold_of_log,
-    ids,
-    opened,
-    turn,
-    uuid7,
-)
+from tests.storage.archive.archived_redis import NOW_MS, assert_nothing_is_missing_or_twice, opened, turn, uuid7
+from tests.storage.archive.dying import Died, dying_at
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import assert_state_is_fold_of_log, ids
 
 ROOT = Path(__file__).parents[3]
 
@@ -121,32 +110,3 @@ def kill_at_work(command: Sequence[str], after_s: float) -> None:
     time.sleep(after_s)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-
-
-class Died(BaseException):
-    """Stands for a kill."""
-
-
-@contextmanager
-def dying_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[None]:
-    """Die before the call number `count` that changes the disk, or that Redis is sent."""
-    left = count
-
-    def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            if left == 0:
-                raise Died
-            left -= 1
-            return call(*args, **options)
-
-        return wrapped
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", deadly(os.fsync))
-        for name in ("rename", "unlink", "mkdir"):
-            patch.setattr(Path, name, deadly(getattr(Path, name)))
-        patch.setattr(np, "save", deadly(np.save))
-        patch.setattr(pl.DataFrame, "write_parquet", deadly(pl.DataFrame.write_parquet))
-        patch.setattr(redis.Redis, "execute_command", deadly(redis.Redis.execute_command))
-        yield

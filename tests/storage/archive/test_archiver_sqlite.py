@@ -17,8 +17,8 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event, LogRecord
-from tests.storage.archive.archived_redis import GENERATION
 from tests.storage.oracles.random_events import click
+from tests.storage.redis.stores import GENERATION
 
 
 class TestSQLite:

@@ -1,0 +1,47 @@
+"""A process that dies before a call of choice, of those that change the disk or that Redis is sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import redis
+
+CALLS = [
+    (os, "fsync"),
+    *((Path, name) for name in ("rename", "unlink", "rmdir", "mkdir")),
+    (np, "save"),
+    (pl.DataFrame, "write_parquet"),
+    (redis.Redis, "execute_command"),
+]
+
+
+class Died(BaseException):
+    """Stands for a kill: nothing between here and the test runs any more, save what lets go of locks."""
+
+
+@contextmanager
+def dying_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[None]:
+    """Die before the call number `count` of `CALLS`."""
+    left = count
+
+    def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise Died
+            left -= 1
+            return call(*args, **options)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        for owner, name in CALLS:
+            patch.setattr(owner, name, deadly(getattr(owner, name)))
+        yield
