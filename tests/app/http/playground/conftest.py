@@ -50,7 +50,7 @@ def visiting(browser: Browser, url: str, expected: str = "(?!)", **options: Any)
     """As a visitor who was never there. Errors on the console, and requests to elsewhere, fail the test."""
     context = browser.new_context(reduced_motion="reduce", **{"viewport": {"width": 1200, "height": 900}, **options})
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(PATIENCE_S * 1e3)
     expect.set_options(timeout=PATIENCE_S * 1e3)
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
