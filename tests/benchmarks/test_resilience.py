@@ -23,6 +23,7 @@ from benchmarks.harness.faulty_machine import FaultyMachine
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, spawn_program
 from benchmarks.harness.topology import program
+from benchmarks.resilience import degradations
 from benchmarks.resilience.degradations import BrokenPromise, Degradation, require_clear_answers
 from benchmarks.resilience.environment import StoreKind
 from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
@@ -56,8 +57,12 @@ class TestEventsSurvive:
         require_servers()
         run_power(model, store, times=3, replicas=1)
 
-    def test_full_disks_slow_syncs_stops_and_other_times(self, model: Path, store: StoreKind) -> None:
+    def test_full_disks_slow_syncs_stops_and_other_times(
+        self, model: Path, store: StoreKind, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         require_servers()
+        for limit in ("RECOVERY_WITHIN_S", "READ_WITHIN_S"):  # else those of a machine with nothing else to do
+            monkeypatch.setattr(degradations, limit, 60.0)
         run_episodes(model, store, outage_s=0.5, replicas=1)
 
 
