@@ -6,15 +6,31 @@ from dataclasses import dataclass
 from itertools import compress, islice
 
 from storage.records import AppendResult
-from storage.sqlite.log import deduplicate, log_new_events
+from storage.sqlite.batches import execute_in_batches
+from storage.sqlite.log import RECORD_COLUMNS
 from storage.sqlite.states import current_states, replace
 from storage.state.compiled_fold import fold_encoded
+from storage.state.corrections import readdressed
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
+from storage.state.record_encoding import EVENT, UNDO, to_row
 
 DUPLICATE = AppendResult(duplicate=True)
 # A state that lacks more entries of the log than this is caught up in a thread of its own: no writer waits for it.
 FAR_BEHIND = 1000
+
+INSERT_EVENTS = f"INSERT INTO log (seq, tenant, {RECORD_COLUMNS}) {{rows}}"
+
+SELECT_KNOWN = """
+SELECT batch.column1, batch.column2, batch.column3 FROM ({rows}) AS batch
+CROSS JOIN log ON log.tenant = ? AND log.user_id = batch.column1 AND log.event_id = batch.column2
+    AND log.kind = batch.column3
+"""
+
+SELECT_TARGETS = """
+SELECT batch.column1, aliases.target FROM ({rows}) AS batch
+CROSS JOIN aliases ON aliases.tenant = ? AND aliases.user_id = batch.column1
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,22 +58,51 @@ Result = tuple[list[AppendResult], list[tuple[str, Generation]]]
 def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result]:
     """Log and fold the events of requests that combine, in order, in the caller's transaction."""
     generations, tenant = appends[0].generations, appends[0].tenant
-    events, is_new = deduplicate(db, tenant, [event for one in appends for event in one.events])
+    events, is_new = _deduplicate(db, tenant, [event for one in appends for event in one.events])
     new = list(compress(events, is_new))
     user_ids = [event.user_id for event in new]
     corrected = {event.user_id for event in new if isinstance(event, Undo)}  # their next read folds their states
     before = [current_states(db, generation, tenant, user_ids, FAR_BEHIND) for generation in generations]
-    seqs = dict(zip(user_ids, log_new_events(db, tenant, new), strict=True))
+    seqs = dict(zip(user_ids, _log(db, tenant, new), strict=True))
     behind: list[tuple[str, Generation]] = []
     late: list[bool] = []
     for generation, states in zip(generations, before, strict=True):
-        behind += [(user_id, generation) for user_id, state in states.items() if state is None]
-        values = {u: state.value for u, state in states.items() if state is not None and u not in corrected}
+        behind += [(user_id, generation) for user_id, state in states.items() if state.value is None]
+        values = {u: state.value for u, state in states.items() if state.value is not None and u not in corrected}
         folded, late_here = _fold(generation, values, new)
         late = late or late_here
         replace(db, generation, tenant, folded, seqs)
     results = _results(generations[0], events, is_new, iter(late))
     return [(list(islice(results, len(one.events))), behind if one is appends[0] else []) for one in appends]
+
+
+def _deduplicate(
+    db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]
+) -> tuple[list[Event | Undo], list[bool]]:
+    """Return the events as they stand in the logs of the users they belong to now, and whether each is new there.
+
+    An event that is twice among them is new once.
+    """
+    user_ids = [(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)]
+    targets: dict[str, str] = dict(execute_in_batches(db, SELECT_TARGETS, user_ids, after=[tenant]))
+    if targets:
+        events = [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
+    keys = [(event.user_id, event.event_id, UNDO if isinstance(event, Undo) else EVENT) for event in events]
+    logged = set(execute_in_batches(db, SELECT_KNOWN, keys, after=[tenant]))
+    is_new = []
+    for key in keys:
+        is_new.append(key not in logged)
+        logged.add(key)
+    return list(events), is_new
+
+
+def _log(db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]) -> range:
+    """Log events that the log does not have; return their sequence numbers."""
+    (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
+    seqs = range(last + 1, last + 1 + len(events))
+    rows = [(seq, tenant, *to_row(event)) for seq, event in zip(seqs, events, strict=True)]
+    execute_in_batches(db, INSERT_EVENTS, rows)
+    return seqs
 
 
 def _fold(

@@ -52,7 +52,7 @@ class CatchUpThread:
 
     def _catch_up(self, tenant: str, user_id: str, generation: Generation) -> None:
         (stored,) = states.stored_states(self._connection, generation, tenant, [user_id]).values()
-        newest_seq, through_seq = stored.newest_seq, stored.through_seq
+        user_id, newest_seq, through_seq = stored.user_id, stored.newest_seq, stored.through_seq
         fold = LogFold(generation, generation.decode(stored.value))
         while through_seq < newest_seq:
             found = log_entries(self._connection, tenant, user_id, through_seq, FAR_BEHIND)

@@ -1,13 +1,12 @@
 """The tables of logs and aliases in the embedded store: which log an event belongs to, and what is in it."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from storage.records import LogEntry
-from storage.state.corrections import readdressed
-from storage.state.event import Event, LogRecord, Undo
-from storage.state.record_encoding import COLUMNS, EVENT, UNDO, from_row, to_row
+from storage.sqlite.batches import execute_in_batches
+from storage.state.event import LogRecord
+from storage.state.record_encoding import COLUMNS, from_row, to_row
 
 LOG_PAGE = 10_000  # entries of the whole log that are read at once
 NO_LIMIT = -1
@@ -25,23 +24,10 @@ INSERT_EVENT = f"""
 INSERT INTO log (tenant, {RECORD_COLUMNS}) VALUES (?{", ?" * len(COLUMNS)}) ON CONFLICT DO NOTHING
 """  # noqa: S608, the columns are a constant
 
-INSERT_EVENTS = f"INSERT INTO log (seq, tenant, {RECORD_COLUMNS}) {{rows}}"
-
-SELECT_KNOWN = """
-SELECT asked.column1, asked.column2, asked.column3 FROM ({rows}) AS asked
-CROSS JOIN log ON log.tenant = ? AND log.user_id = asked.column1 AND log.event_id = asked.column2
-    AND log.kind = asked.column3
-"""
-
 SELECT_WITHOUT_LOG = """
-SELECT asked.column1 FROM ({rows}) AS asked
-WHERE NOT EXISTS (SELECT 1 FROM log WHERE tenant = ? AND user_id = asked.column1)
-    AND NOT EXISTS (SELECT 1 FROM aliases WHERE tenant = ? AND user_id = asked.column1)
-"""
-
-SELECT_TARGETS = """
-SELECT asked.column1, aliases.target FROM ({rows}) AS asked
-CROSS JOIN aliases ON aliases.tenant = ? AND aliases.user_id = asked.column1
+SELECT batch.column1 FROM ({rows}) AS batch
+WHERE NOT EXISTS (SELECT 1 FROM log WHERE tenant = ? AND user_id = batch.column1)
+    AND NOT EXISTS (SELECT 1 FROM aliases WHERE tenant = ? AND user_id = batch.column1)
 """
 
 SELECT_NEWEST = """
@@ -65,35 +51,6 @@ def log_event(db: sqlite3.Connection, tenant: str, event: LogRecord) -> int | No
     return cursor.lastrowid if cursor.rowcount == 1 else None
 
 
-def deduplicate(
-    db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]
-) -> tuple[list[Event | Undo], list[bool]]:
-    """Return the events as they stand in the logs of the users they belong to now, and whether each is new there.
-
-    An event that is twice among them is new once. The caller holds the write lock.
-    """
-    user_ids = [(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)]
-    targets: dict[str, str] = dict(execute_in_batches(db, SELECT_TARGETS, user_ids, after=[tenant]))
-    if targets:
-        events = [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
-    keys = [(event.user_id, event.event_id, UNDO if isinstance(event, Undo) else EVENT) for event in events]
-    logged = set(execute_in_batches(db, SELECT_KNOWN, keys, after=[tenant]))
-    is_new = []
-    for key in keys:
-        is_new.append(key not in logged)
-        logged.add(key)
-    return list(events), is_new
-
-
-def log_new_events(db: sqlite3.Connection, tenant: str, events: Sequence[LogRecord]) -> range:
-    """Log events that the log does not have; return their sequence numbers. The caller holds the write lock."""
-    (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
-    seqs = range(last + 1, last + 1 + len(events))
-    rows = [(seq, tenant, *to_row(event)) for seq, event in zip(seqs, events, strict=True)]
-    execute_in_batches(db, INSERT_EVENTS, rows)
-    return seqs
-
-
 def users_without_log(db: sqlite3.Connection, tenant: str, user_ids: Iterable[str]) -> set[str]:
     """Return those of the users who have no log, and have become nobody else."""
     rows = [(user_id,) for user_id in user_ids]
@@ -115,36 +72,3 @@ def log_page(db: sqlite3.Connection, tenant: str, user_id: str) -> Iterator[tupl
 def newest_entries(db: sqlite3.Connection, tenant: str, limit: int) -> list[tuple[str | None, ...]]:
     """Return kind, user, id, item and type of the tenant's entries among the newest `limit` ones of all tenants."""
     return db.execute(SELECT_NEWEST, (tenant, limit)).fetchall()
-
-
-def execute_in_batches(
-    db: sqlite3.Connection,
-    sql: str,
-    rows: Sequence[Sequence[Any]],
-    *,
-    before: Sequence[Any] = (),
-    after: Sequence[Any] = (),
-    sizes: Sequence[int] = (64, 8, 1),
-) -> list[Any]:
-    """Execute a statement for all of the rows, in order, with a batch of them at a time; return all result rows.
-
-    Each statement releases the interpreter's lock, and then waits until another thread gives it back. So a hundred rows
-    in a few statements cost far less than in a hundred. Batches have a few sizes only, so that SQLite prepares few
-    statements.
-
-    sql     has {rows} where VALUES of a batch's rows belong
-    before  parameters that precede the rows' ones in the statement
-    after   parameters that follow them
-    sizes   of the batches, the largest first and the last one 1
-    """
-    results: list[Any] = []
-    start = 0
-    for size in sizes:
-        while start + size <= len(rows):
-            batch = rows[start : start + size]
-            start += size
-            place = f"({', '.join('?' * len(batch[0]))})"
-            values = f"VALUES {', '.join([place] * size)}"
-            parameters = [*before, *(value for row in batch for value in row), *after]
-            results += db.execute(sql.format(rows=values), parameters)
-    return results

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.records import FoldedState
-from storage.sqlite.log import NO_LIMIT, execute_in_batches, log_entries
+from storage.sqlite.batches import execute_in_batches
+from storage.sqlite.log import NO_LIMIT, log_entries
 from storage.state.corrections import LogFold
 from storage.state.generation import Generation
 
@@ -15,10 +16,13 @@ DAY_S = 86_400
 DROPPED_AT_ONCE = 1000  # states removed in one transaction, so that no writer waits long
 
 SELECT_STATES = """
-SELECT asked.column1, (SELECT max(seq) FROM log WHERE tenant = ? AND user_id = asked.column1),
+SELECT batch.column1, coalesce(aliases.target, batch.column1),
+    (SELECT max(seq) FROM log WHERE tenant = ? AND user_id = coalesce(aliases.target, batch.column1)),
     states.through_seq, states.value
-FROM ({rows}) AS asked
-LEFT JOIN states ON states.tenant = ? AND states.user_id = asked.column1 AND states.generation = ?
+FROM ({rows}) AS batch
+LEFT JOIN aliases ON aliases.tenant = ? AND aliases.user_id = batch.column1
+LEFT JOIN states ON states.tenant = ? AND states.user_id = coalesce(aliases.target, batch.column1)
+    AND states.generation = ?
 """
 
 COUNT_MISSING = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? AND seq > ? LIMIT ?)"
@@ -50,60 +54,59 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class CurrentState:
-    """The fold of a user's log through `newest_seq` (0: no log); the stored state went through `stored_seq`."""
-
-    value: bytes
-    newest_seq: int
-    stored_seq: int
-
-
-@dataclass(slots=True)
 class StoredState:
-    """A state as it is stored: the newest sequence number of the user's log, that of the state (0: none), its bytes."""
+    """A state as it is stored.
 
+    user_id      whose it is: the user asked for, or the one whom that user has become by a merge
+    newest_seq   the newest sequence number of the user's log; 0: no log
+    through_seq  that of the last entry in the state; 0: none
+    """
+
+    user_id: str
     newest_seq: int
     through_seq: int
     value: bytes
 
 
+@dataclass(slots=True)
+class CurrentState:
+    """The fold of a user's whole log; its value is None where the stored state lacks too much to fold it now."""
+
+    stored: StoredState
+    value: bytes | None
+
+
 def current_states(
     db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str], max_missing: int | None = None
-) -> dict[str, CurrentState | None]:
-    """Return the users' states as of now; None for a stored state that lacks more than `max_missing` entries.
+) -> dict[str, CurrentState]:
+    """Return the users' states as of now; those that lack more than `max_missing` entries are not folded.
 
-    What a stored state lacks is folded: the whole log for a new generation or layout, the rest of the log where a
+    What another stored state lacks is folded: the whole log for a new generation or layout, the rest of the log where a
     process that serves another generation has appended.
     """
-    states: dict[str, CurrentState | None] = {}
+    states: dict[str, CurrentState] = {}
     for user_id, stored in stored_states(db, generation, tenant, user_ids).items():
-        if stored.through_seq == stored.newest_seq:
-            states[user_id] = CurrentState(stored.value, stored.newest_seq, stored.through_seq)
-        else:
-            states[user_id] = _caught_up(db, generation, tenant, user_id, stored, max_missing)
+        is_current = stored.through_seq == stored.newest_seq
+        value = stored.value if is_current else _caught_up(db, generation, tenant, stored, max_missing)
+        states[user_id] = CurrentState(stored, value)
     return states
 
 
 def _caught_up(
-    db: sqlite3.Connection,
-    generation: Generation,
-    tenant: str,
-    user_id: str,
-    stored: StoredState,
-    max_missing: int | None,
-) -> CurrentState | None:
+    db: sqlite3.Connection, generation: Generation, tenant: str, stored: StoredState, max_missing: int | None
+) -> bytes | None:
     after, fold = stored.through_seq, LogFold(generation, generation.decode(stored.value))
     while after < stored.newest_seq:
-        if max_missing is not None and _misses_more(db, tenant, user_id, after, max_missing):
+        if max_missing is not None and _misses_more(db, tenant, stored.user_id, after, max_missing):
             return None
-        for entry in log_entries(db, tenant, user_id, after, NO_LIMIT):
+        for entry in log_entries(db, tenant, stored.user_id, after, NO_LIMIT):
             if entry.seq > stored.newest_seq:  # logged since newest_seq was read
                 break
             fold.apply(entry.event)
         if not fold.must_restart:
             break
         after, fold = 0, fold.restarted()
-    return CurrentState(generation.encode(fold.state), stored.newest_seq, stored.through_seq)
+    return generation.encode(fold.state)
 
 
 def _misses_more(db: sqlite3.Connection, tenant: str, user_id: str, after: int, than: int) -> bool:
@@ -115,17 +118,17 @@ def stored_states(
     db: sqlite3.Connection, generation: Generation, tenant: str, user_ids: Iterable[str]
 ) -> dict[str, StoredState]:
     """Return what is stored of each user; the empty state where that is nothing or unreadable."""
-    found: dict[str, StoredState] = {}
+    states: dict[str, StoredState] = {}
     rows = [(user_id,) for user_id in dict.fromkeys(user_ids)]
-    for user_id, newest_seq, through_seq, value in execute_in_batches(
-        db, SELECT_STATES, rows, before=[tenant], after=[tenant, generation.tag]
+    for user_id, target, newest_seq, through_seq, value in execute_in_batches(
+        db, SELECT_STATES, rows, before=[tenant], after=[tenant, tenant, generation.tag]
     ):
         if value is not None and not generation.fits(value):
             logger.warning("folding a state again from the log: it is of another layout")
         if value is None or not generation.fits(value):
             through_seq, value = 0, generation.encoded_empty
-        found[user_id] = StoredState(newest_seq or 0, through_seq, value)
-    return found
+        states[user_id] = StoredState(target, newest_seq or 0, through_seq, value)
+    return states
 
 
 def save(db: sqlite3.Connection, generation: Generation, states: Sequence[FoldedState]) -> None:

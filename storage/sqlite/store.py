@@ -121,24 +121,20 @@ class SQLiteStore(UserStore):
     async def states(
         self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
     ) -> list[bytes | None]:
-        def read(db: sqlite3.Connection) -> tuple[dict[str, str], dict[str, sqlite_states.CurrentState | None]]:
-            targets = {user_id: resolve_alias(db, tenant, user_id) for user_id in user_ids}
-            return targets, sqlite_states.current_states(db, generation, tenant, targets.values(), max_missing)
-
-        targets, states = await self._database.read(read)
+        states = await self._database.read(
+            lambda db: sqlite_states.current_states(db, generation, tenant, user_ids, max_missing)
+        )
         caught_up = []
-        for user_id, state in states.items():
-            if state is None:
-                self._catch_up.start(tenant, user_id, generation)
-            elif state.stored_seq < state.newest_seq:
-                caught_up.append(FoldedState(tenant, user_id, state.newest_seq, state.value))
+        for state in states.values():
+            stored = state.stored
+            if state.value is None:
+                self._catch_up.start(tenant, stored.user_id, generation)
+            elif stored.through_seq < stored.newest_seq:
+                caught_up.append(FoldedState(tenant, stored.user_id, stored.newest_seq, state.value))
         if caught_up:
             with suppress(StorageError):  # a state that cannot be saved, as on a full disk, can still be served
                 await self._save(generation, caught_up)
-        return [
-            state.value if state is not None and state.newest_seq else None
-            for state in (states[targets[user_id]] for user_id in user_ids)
-        ]
+        return [states[user_id].value if states[user_id].stored.newest_seq else None for user_id in user_ids]
 
     @override
     async def log(self) -> AsyncIterator[LogPage]:

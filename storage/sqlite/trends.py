@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from storage.sqlite.items import TREND_CLOCK, note, set_note
-from storage.sqlite.log import execute_in_batches
+from storage.sqlite.batches import execute_in_batches
 from storage.trends import TrendClock, Visit, sum_of_trends, visitors_with
 
 SELECT_TRENDS = "SELECT item_id, trend FROM trends WHERE tenant = ? AND item_id IN ({rows})"

@@ -1,0 +1,38 @@
+"""Statements for many rows: SQLite executes them with a batch of the rows at a time."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+
+def execute_in_batches(
+    db: sqlite3.Connection,
+    sql: str,
+    rows: Sequence[Sequence[Any]],
+    *,
+    before: Sequence[Any] = (),
+    after: Sequence[Any] = (),
+    sizes: Sequence[int] = (64, 8, 1),
+) -> list[Any]:
+    """Execute a statement for all of the rows, in order, with a batch of them at a time; return all result rows.
+
+    Each statement releases the interpreter's lock, and then waits until another thread gives it back. So a hundred rows
+    in a few statements cost far less than in a hundred. Batches have a few sizes only, so that SQLite prepares few
+    statements.
+
+    sql     has {rows} where VALUES of a batch's rows belong
+    before  parameters that precede the rows' ones in the statement
+    after   parameters that follow them
+    sizes   of the batches, the largest first and the last one 1
+    """
+    results: list[Any] = []
+    start = 0
+    for size in sizes:
+        while start + size <= len(rows):
+            batch = rows[start : start + size]
+            start += size
+            place = f"({', '.join('?' * len(batch[0]))})"
+            values = f"VALUES {', '.join([place] * size)}"
+            parameters = [*before, *(value for row in batch for value in row), *after]
+            results += db.execute(sql.format(rows=values), parameters)
+    return results
