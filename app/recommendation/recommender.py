@@ -218,21 +218,22 @@ class Recommender(BaseRecommender):
                 by_depth.setdefault(query.depth, []).append(position)
             else:
                 individual.append(position)
-        excluded = {depth: np.stack([queries[n].excluded for n in positions]) for depth, positions in by_depth.items()}
-        ranked: dict[CatalogueQuery, RankedItems] = {}
         begin_s = time.perf_counter()
+        excluded = {depth: np.stack([queries[n].excluded for n in positions]) for depth, positions in by_depth.items()}
+        step_begin_s = time.perf_counter()
         vectors = vectorise(queries)
-        step_s = time.perf_counter() - begin_s
+        step_s = time.perf_counter() - step_begin_s
+        if len(by_depth) + len(individual) > 1:
+            self._engine.products(vectors)  # once, and not for each part of the batch
+        ranked: dict[CatalogueQuery, RankedItems] = {}
         for depth, positions in by_depth.items():
             group = vectors if len(positions) == len(queries) else vectors[positions]
             rows, scores = self._engine.top_k(group, depth, excluded[depth])
-            ranked |= {queries[at]: RankedItems(rows[n], scores[n], group, n) for n, at in enumerate(positions)}
+            ranked |= {queries[at]: RankedItems(rows[n], scores[n], vectors, at) for n, at in enumerate(positions)}
         for position in individual:
-            query, vector = queries[position], vectors.one(position)
-            best = PersonalRanking(self._engine, vector, query.boosts, query.candidates).best(
-                query.depth, query.excluded
-            )
-            ranked[query] = RankedItems(*best, vector, 0)
+            query = queries[position]
+            ranking = PersonalRanking(self._engine, vectors.one(position), query.boosts, query.candidates)
+            ranked[query] = RankedItems(*ranking.best(query.depth, query.excluded), vectors, position)
         stages_s["step"] += step_s
         stages_s["scan"] += time.perf_counter() - begin_s - step_s
         return ranked
