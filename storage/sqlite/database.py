@@ -51,8 +51,7 @@ class Database:
 
     def read(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
         """Run the query in a reader's thread."""
-        if self._closed:
-            raise StorageUnavailable("the store is closed", "closed")
+        self._require_open()
 
         def run() -> T:
             connection = self._idle_readers.get()
@@ -70,16 +69,25 @@ class Database:
 
         size  how much the work counts among what waits, in events
         """
+        self._require_open()
         return asyncio.wrap_future(self._writer.submit(work, size))
 
     def submit(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
-        """Do the same as `write`, for a caller that runs in a thread."""
+        """Do the same as `write` for the store's own threads, which also finish their work while it closes."""
         return self._writer.submit(work, 1)
+
+    def refuse_calls(self) -> None:
+        """Refuse new reads and writes from now on; those of the store's own threads go on until `close`."""
+        self._closed = True
 
     async def close(self) -> None:
         """Finish and answer what was accepted, then close every connection."""
-        self._closed = True
+        self.refuse_calls()
         await asyncio.to_thread(self._close)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StorageUnavailable("the store is closed", "closed")
 
     def _close(self) -> None:
         self._reader_threads.shutdown()

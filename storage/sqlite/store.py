@@ -280,5 +280,6 @@ class SQLiteStore(UserStore):
 
     @override
     async def close(self) -> None:
+        self._database.refuse_calls()
         await asyncio.to_thread(self._catch_up.close)
         await self._database.close()

@@ -2,9 +2,11 @@
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -257,6 +259,36 @@ def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
         assert {event.entry_id for event in log[-3:]} == {"new", "newest", "last"}
         assert_state_is(value, fold(newer, log))
         await store.close()
+
+    asyncio.run(law())
+
+
+def test_a_store_takes_nothing_more_as_soon_as_it_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.sqlite.append, "FAR_BEHIND", 5)
+    is_folding, may_go_on = threading.Event(), threading.Event()
+    newer = make_generation(tag=b"gen two\0", seed=1)
+
+    def log_entries(*arguments: Any) -> Any:
+        is_folding.set()
+        may_go_on.wait()
+        return storage.sqlite.log.log_entries(*arguments)
+
+    async def law() -> None:
+        older = await SQLiteStore.open(tmp_path, [GENERATION])
+        await older.append("main", [click(f"e{number}") for number in range(10)])
+        await older.close()
+        store = await SQLiteStore.open(tmp_path, [newer])
+        monkeypatch.setattr(storage.sqlite.catch_up, "log_entries", log_entries)
+        await store.append("main", [click("new")])
+        await asyncio.to_thread(is_folding.wait)
+        closing_store = asyncio.create_task(store.close())
+        await asyncio.sleep(0)  # it has begun, and waits for the thread that folds
+        with pytest.raises(StorageUnavailable, match="closed"):
+            await store.append("main", [click("late")])
+        with pytest.raises(StorageUnavailable, match="closed"):
+            await store.states("main", ["u"], newer)
+        may_go_on.set()
+        await closing_store
 
     asyncio.run(law())
 
