@@ -37,7 +37,7 @@ class RedisSession:
     def __init__(self, servers: RedisServers, keys: Keyspace, *, lacks_archive: bool) -> None:
         self.servers = servers
         self.keys = keys
-        self.is_closed = False
+        self._is_closed = False
         self._lacks_archive = lacks_archive
         self._is_checked = False
         self._archive_id = ""
@@ -45,9 +45,18 @@ class RedisSession:
         # Folding missing states must not take the connections to a node that the rounds of all users need.
         self._background = defaultdict[str | None, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_CONNECTIONS // 2))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether new calls are refused."""
+        return self._is_closed
+
+    def refuse_calls(self) -> None:
+        """Refuse new calls from now on. What was accepted can still be finished."""
+        self._is_closed = True
+
     async def require_open(self) -> None:
         """Check the servers before their first use; raise StorageUnavailable once the store is closed."""
-        if self.is_closed:
+        if self._is_closed:
             raise StorageUnavailable("the store is closed", "closed")
         await self.check()
 

@@ -94,7 +94,7 @@ class RedisStore(UserStore):
         self._writer = EventWriter(
             session, self._states, self._corrections, archive, max_waiting=max_waiting, ttl_s=ttl_s
         )
-        self._writer.serving = tuple(generations)
+        self._writer.serve(generations)
         self._items = RedisItems(session, archive)
         self._generations = RedisGenerations(session, tenant)
 
@@ -155,7 +155,7 @@ class RedisStore(UserStore):
 
     @override
     def serve_generations(self, generations: Sequence[Generation]) -> None:
-        self._writer.serving = tuple(generations)
+        self._writer.serve(generations)
 
     # ---- events and states
 
@@ -276,7 +276,7 @@ class RedisStore(UserStore):
 
     @override
     async def close(self) -> None:
-        self._session.is_closed = True
+        self._session.refuse_calls()
         await self._states.close()
         await self._writer.close()
         await self._session.servers.close()

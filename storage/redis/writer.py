@@ -40,7 +40,7 @@ class EventWriter:
         max_waiting: int,
         ttl_s: int,
     ) -> None:
-        self.serving: tuple[Generation, ...] = ()
+        self._serving: tuple[Generation, ...] = ()
         self._session = session
         self._servers = session.servers
         self._waits_for_replicas = session.servers.acks.are_required
@@ -64,9 +64,18 @@ class EventWriter:
         """How many events wait."""
         return self._writes.waiting_size + sum(part.size for part in self._awaiting_archive)
 
+    @property
+    def serving(self) -> Sequence[Generation]:
+        """The generations whose states are kept fresh."""
+        return self._serving
+
+    def serve(self, generations: Sequence[Generation]) -> None:
+        """Keep the states of these generations fresh from now on, instead of those before."""
+        self._serving = tuple(generations)
+
     async def append(self, tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
         """Append the events; return a result for each, in order."""
-        if not self.serving:
+        if not self._serving:
             raise ValueError("a store that takes events needs at least one generation")
         if sum(part.size for part in self._awaiting_archive) > self._max_waiting:
             raise StorageBusy("too much waits for the archive; try again later")
@@ -85,7 +94,7 @@ class EventWriter:
 
     async def _write_round(self, parts: list[Part]) -> list[Part]:
         """Commit each partition in one step; return the parts whose commits another store has overtaken."""
-        serving = self.serving
+        serving = self._serving
         await self._session.prepare_writes(serving)
         parts = [part for part in parts if part.is_waiting()]
         folds = await self._read_folds(parts, serving)
