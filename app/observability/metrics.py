@@ -152,12 +152,6 @@ class StoreMetrics:
         """Return a context manager that measures one call of the store, and counts it if it fails."""
         return StoreCallTimer(self._seconds[call], self._failures[call])
 
-    def observe(self, call: StoreCall, seconds: float, *, failed: bool) -> None:
-        """Record one call of the store, and count it if it failed."""
-        self._seconds[call].observe(seconds)
-        if failed:
-            self._failures[call].inc()
-
     def count_failed_read(self) -> None:
         """Count a recommendation that was answered without the user's state, since the store failed."""
         self._failed_reads.inc()

@@ -9,7 +9,7 @@ from app.catalogue.model_inputs import MAX_MISSING_EVENTS
 from app.observability.metrics import StoreMetrics
 from app.schemas.recommendations import RecommendationRequest
 from storage.errors import PartlyRead, StorageError
-from storage.protocol import UserStore
+from storage.protocol import HistoryStore
 from storage.state.generation import Generation
 
 
@@ -30,7 +30,7 @@ class StoredUsers:
 class StateReader:
     """Reads states and logs of one tenant's users for one generation."""
 
-    def __init__(self, store: UserStore, tenant: str, generation: Generation, metrics: StoreMetrics) -> None:
+    def __init__(self, store: HistoryStore, tenant: str, generation: Generation, metrics: StoreMetrics) -> None:
         self._store = store
         self._tenant = tenant
         self._generation = generation
@@ -46,17 +46,16 @@ class StateReader:
         begin_s = time.perf_counter()
         states: Iterable[tuple[str, bytes | None]]
         try:
-            read = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING_EVENTS)
+            with self._metrics.timed("states"):
+                read = await self._store.states(
+                    self._tenant, user_ids, self._generation, max_missing=MAX_MISSING_EVENTS
+                )
             states = zip(user_ids, read, strict=True)
         except StorageError as exc:
             failures.append(exc)
             states = exc.values.items() if isinstance(exc, PartlyRead) else ()
+        seen = await self._read_seen(all_seen, failures.append) if all_seen else {}
         read_s = time.perf_counter() - begin_s
-        self._metrics.observe("states", read_s, failed=bool(failures))
-        seen: dict[str, set[str]] = {}
-        if all_seen:
-            seen = await self._read_seen(all_seen, failures.append)
-            read_s = time.perf_counter() - begin_s
         if failures:
             self._metrics.failures.report(failures[0])
             self._metrics.count_failed_read()
