@@ -157,6 +157,10 @@ class StateStore(Protocol):
         ...
 
 
+class HistoryStore(EventStore, StateStore, Protocol):
+    """The logs of users and the states folded from them."""
+
+
 class ItemStore(Protocol):
     """What tenants have set for their items, and codes of items, with a version for each change of either."""
 
@@ -208,7 +212,7 @@ class StatisticsStore(Protocol):
         ...
 
 
-class UserStore(EventStore, StateStore, ItemStore, StatisticsStore, Protocol):
+class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     """A store as a whole. Any number of stores, in any number of processes, may work on the same data.
 
     A store is opened with the generations that its process serves, and the tenant that they belong to; the first one

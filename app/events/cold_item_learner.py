@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from model.cold_items import (
 )
 from model.inference.engine import Engine, Queries
 from storage.errors import StorageError
-from storage.protocol import UserStore
+from storage.protocol import ItemStore, StateStore
 from storage.records import AppendResult
 from storage.state.event import Event
 from storage.state.fold import fold_event
@@ -67,6 +68,10 @@ Observations = Mapping[int, ColdItemEvent]
 NO_OBSERVATIONS: Observations = {}
 
 
+class LearnerStore(StateStore, ItemStore, Protocol):
+    """What a learner uses of a store: it reads states and sets codes."""
+
+
 class ColdItemLearner:
     """Learns codes of new items from events, for one generation.
 
@@ -79,7 +84,7 @@ class ColdItemLearner:
         generation: Generation,
         item_codes: ColdItemCodes,
         engine_thread: Executor,
-        store: UserStore,
+        store: LearnerStore,
         tenant: str,
         tasks: BackgroundTasks,
     ) -> None:

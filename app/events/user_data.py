@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from app.catalogue.trained_catalogue import TrainedCatalogue
 from app.errors import InvalidRequest, UserNotFound, details_of
 from app.schemas.users import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
-from storage.protocol import UserStore
+from storage.protocol import HistoryStore
 from storage.state.corrections import posted_as
 from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation
@@ -20,7 +20,7 @@ class UserData:
     """Reads, corrects and erases the data of one tenant's users."""
 
     def __init__(
-        self, name: str, generation: Generation, catalogue: TrainedCatalogue, store: UserStore, tenant: str
+        self, name: str, generation: Generation, catalogue: TrainedCatalogue, store: HistoryStore, tenant: str
     ) -> None:
         self._name = name
         self._generation = generation

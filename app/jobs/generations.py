@@ -16,7 +16,7 @@ from app.settings import StoreSettings
 from model.artifact import model_directory
 from storage import rebuild as storage_rebuild
 from storage.errors import StorageError
-from storage.protocol import UserStore
+from storage.protocol import GenerationRegistry
 from storage.rebuild import Rebuilt
 from storage.records import KnownGeneration, NamedGeneration
 
@@ -30,7 +30,7 @@ async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[R
     generation = generation_of(loaded)
     async with opened_store(settings, generation) as store:
         named = NamedGeneration(loaded.name, generation.tag)
-        announcing = asyncio.create_task(_keep_announcing(store, named))
+        announcing = asyncio.create_task(_keep_announcing(store.generations, named))
         try:
             return await storage_rebuild.rebuild(store, generation, on_progress, tenant=settings.tenant)
         finally:
@@ -105,8 +105,8 @@ def _require_unserved(name: str, matching: list[KnownGeneration], known: list[Kn
         )
 
 
-async def _keep_announcing(store: UserStore, named: NamedGeneration) -> None:
+async def _keep_announcing(registry: GenerationRegistry, named: NamedGeneration) -> None:
     while True:
         with suppress(StorageError):  # the rebuild itself will fail, too
-            await store.generations.announce(named, LIVE_FOR_S)
+            await registry.announce(named, LIVE_FOR_S)
         await asyncio.sleep(ANNOUNCE_EVERY_S)
