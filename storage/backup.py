@@ -56,7 +56,7 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
                     packed.write(_encoded_line({"item_codes": [tenant, *_codes_to_json(codes)]}))
             async for entries in _complete_logs(store):
                 for tenant, entry in entries:
-                    packed.write(_encoded_line(to_json(tenant, entry.event)))
+                    packed.write(_encoded_line(to_json(tenant, entry.record)))
                 count += len(entries)
                 on_progress(count)
             packed.write(_encoded_line({"entries": count}))
@@ -137,7 +137,7 @@ async def _complete_logs(store: EventStore) -> AsyncIterator[list[tuple[str, Log
             entries = []
         if page.erased:
             erased = set(page.erased)
-            entries = [(tenant, one) for tenant, one in entries if (tenant, digest(one.event.user_id)) not in erased]
+            entries = [(tenant, one) for tenant, one in entries if (tenant, digest(one.record.user_id)) not in erased]
         entries += page.entries
         if page.is_complete:
             yield entries

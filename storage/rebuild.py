@@ -85,9 +85,9 @@ class _UserStates:
             del self._through_seq[name]
 
     def fold(self, entries: Sequence[tuple[str, LogEntry]]) -> None:
-        self._fold_events([(tenant, one.seq, one.event) for tenant, one in entries if isinstance(one.event, Event)])
+        self._fold_events([(tenant, one.seq, one.record) for tenant, one in entries if isinstance(one.record, Event)])
         for tenant, entry in entries:
-            match entry.event:
+            match entry.record:
                 case Merge(user_id):
                     self._forget((tenant, user_id))  # nobody reads the state of a merged user
                     self.corrected.discard((tenant, user_id))

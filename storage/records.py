@@ -31,7 +31,7 @@ class LogEntry:
     """
 
     seq: int
-    event: LogRecord
+    record: LogRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.schemas.items import Item
 from app.schemas.scored_items import ScoredItem
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.artifact.string_table import NO_MATCH, StringTable
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
@@ -28,7 +28,7 @@ class LiveCatalogue(TrainedCatalogue):
     Any thread may read while another one catches up: at any moment each item is as it was before or as it is after.
     """
 
-    def __init__(self, items: Items, overrides: ItemOverrides) -> None:
+    def __init__(self, items: ItemTable, overrides: ItemOverrides) -> None:
         self._overrides = overrides
         self._applied_changes = 0
         self._recategorised: dict[int, tuple[str, ...]] = {}

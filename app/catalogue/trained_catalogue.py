@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from app.schemas.items import Item
 from app.schemas.scored_items import NamedItem, ScoredItem
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.artifact.string_table import NO_MATCH
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
@@ -31,7 +31,7 @@ class TrainedCatalogue:
     unavailable  the items that are not recommended to anybody
     """
 
-    def __init__(self, items: Items) -> None:
+    def __init__(self, items: ItemTable) -> None:
         self.item_ids = items.ids
         self.counts = items.counts
         self.popular_rows = items.popular_first

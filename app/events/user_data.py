@@ -62,7 +62,7 @@ class UserData:
         page = entries[:limit]
         return UserEvents(
             user_id=user_id,
-            events=[_logged(entry.event) for entry in page if not isinstance(entry.event, Merge)],
+            events=[_logged(entry.record) for entry in page if not isinstance(entry.record, Merge)],
             next=page[-1].seq if len(entries) > limit else None,
         )
 

@@ -14,7 +14,7 @@ import torch
 
 from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
 from model.config import EVENT_WEIGHTS, Config, ModelConfig
 from model.lisa.lisa_mini import LisaMini
@@ -59,8 +59,8 @@ async def popular_catalogue(store: StatisticsStore, tenant: str, overrides: Item
     return await asyncio.to_thread(lambda: LiveCatalogue(_items(counts), overrides))
 
 
-def _items(counts: Mapping[str, int]) -> Items:
+def _items(counts: Mapping[str, int]) -> ItemTable:
     """Order items by count, then by id, which is the same in every process."""
     top = heapq.nsmallest(MAX_ITEMS, counts.items(), key=lambda item: (-item[1], item[0]))
     ids = [item_id for item_id, _ in top]
-    return Items(ids, [""] * len(ids), [()] * len(ids), np.array([count for _, count in top], np.int64))
+    return ItemTable(ids, [""] * len(ids), [()] * len(ids), np.array([count for _, count in top], np.int64))

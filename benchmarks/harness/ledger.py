@@ -119,7 +119,7 @@ async def judge(store: UserStore, generation: Generation, ledger: Ledger) -> Sto
     verdict = StoreVerdict(users=len(numbers_of))
     for user_id, numbers in numbers_of.items():
         entries = await store.events(TENANT, user_id, limit=10**8)
-        log = [entry.event for entry in entries if isinstance(entry.event, Event)]
+        log = [entry.record for entry in entries if isinstance(entry.record, Event)]
         (value,) = await store.states(TENANT, [user_id], generation)
         verdict.logged += len(log)
         _judge_log(verdict, ledger, numbers, log)

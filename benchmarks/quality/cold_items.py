@@ -37,7 +37,7 @@ from app.serving.lifespan import Service
 from app.settings import Settings
 from benchmarks.inference.scan import cpu
 from model.artifact import model_directory
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
 from model.config import Config
 from model.data.interactions import Interactions
@@ -98,7 +98,7 @@ def train_without(directory: Path, interactions: Interactions, parts: Split, pla
     trainer = Trainer(known, Split(train, validation, validation[:0]), config, out, "cpu")
     trainer.fit(SilentProgress(), resume=False)
     texts = read_items(directory)
-    items = Items(
+    items = ItemTable(
         known.item_ids,
         [texts.titles.get(name, "") for name in known.item_ids],
         [texts.categories.get(name, ()) for name in known.item_ids],

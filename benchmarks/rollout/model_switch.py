@@ -171,7 +171,7 @@ async def wrong_states(running: Topology, models: list[Path], accepted: int) -> 
             for (user_id, log), value in zip(
                 logs.items(), await store.states("main", user_ids, generation), strict=True
             )
-            if not is_fold(generation, value, [entry.event for entry in log if isinstance(entry.event, Event)])
+            if not is_fold(generation, value, [entry.record for entry in log if isinstance(entry.record, Event)])
         ]
         return wrong if sum(map(len, logs.values())) == accepted else [*wrong, "not in the logs: all that was accepted"]
     finally:

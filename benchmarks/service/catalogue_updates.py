@@ -24,7 +24,7 @@ from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.serving.switcher import ITEM_CHANGES_PER_READ
 from benchmarks.inference.scan import cpu
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from storage.records import MAIN_TENANT, ItemEntry
 from storage.sqlite.store import SQLiteStore
 
@@ -63,7 +63,7 @@ async def measure(items: int, directory: Path) -> Table:
     """Return a table of how long changes take to be applied."""
     ids = [f"item-{row}" for row in range(items)]
     categories: list[tuple[str, ...]] = [(f"c{row % CATEGORIES}",) for row in range(items)]
-    model = Items(ids, [f"Thing {row}" for row in range(items)], categories, np.zeros(items, np.int64))
+    model = ItemTable(ids, [f"Thing {row}" for row in range(items)], categories, np.zeros(items, np.int64))
     one, other = await SQLiteStore.open(directory, ()), await SQLiteStore.open(directory, ())
     overrides = ItemOverrides()
     catalogue = LiveCatalogue(model, overrides)

@@ -24,7 +24,7 @@ from app.jobs.datasets import synthetic_shop
 from app.jobs.loadtest import synthetic_catalogue
 from benchmarks.harness.service_process import running_service
 from model.artifact import model_directory
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.data.readers import read_items
 
 SETTLE_MS = 400  # for rows to slide where they belong
@@ -75,7 +75,7 @@ def name_items(directory: Path, model: Path, count: int) -> Path:
     goods = list(names.titles)
     large = model_directory.load(directory / "unnamed")
     places = [(goods[row % len(goods)], row // len(goods)) for row in range(count)]
-    catalogue = Items(
+    catalogue = ItemTable(
         [f"{good}-{copy}" for good, copy in places],
         [f"{names.titles[good]}, no. {copy}" for good, copy in places],
         [names.categories[good] for good, _ in places],

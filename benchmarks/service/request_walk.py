@@ -38,7 +38,7 @@ REST_S = 0.02
 console = Console()
 
 
-class Step(NamedTuple):
+class Call(NamedTuple):
     """A call of a function."""
 
     file: str
@@ -52,7 +52,7 @@ class Recorder:
         self._root = f"{root}/"
         self._packages = tuple(f"{root}/{package}/" for package in PACKAGES)
         self._is_on = False
-        self._steps: list[Step] = []
+        self._steps: list[Call] = []
         threading.setprofile(self._note)  # for threads that start later, so before the service does
 
     def start(self) -> None:
@@ -60,7 +60,7 @@ class Recorder:
         self._steps, self._is_on = [], True
         sys.setprofile(self._note)
 
-    def stop(self) -> list[Step]:
+    def stop(self) -> list[Call]:
         """End the walk and return its steps."""
         sys.setprofile(None)
         self._is_on = False
@@ -69,10 +69,10 @@ class Recorder:
     def _note(self, frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
         if self._is_on and event == "call" and code.co_filename.startswith(self._packages):
-            self._steps.append(Step(code.co_filename.removeprefix(self._root), code.co_name))
+            self._steps.append(Call(code.co_filename.removeprefix(self._root), code.co_name))
 
 
-def returns(steps: Sequence[Step]) -> int:
+def returns(steps: Sequence[Call]) -> int:
     """Return how often a walk enters a file that it has left before."""
     visits = [file for file, _ in groupby(step.file for step in steps)]
     return len(visits) - len(set(visits))
@@ -103,7 +103,7 @@ async def send(app: ASGIApp, state: Any, method: str, path: str, body: object = 
         raise RuntimeError(f"{method} {path} was answered {answers[0]['status']}")
 
 
-async def walks(model: Path, data_dir: Path) -> dict[str, list[Step]]:
+async def walks(model: Path, data_dir: Path) -> dict[str, list[Call]]:
     """Return the steps of each of the two requests."""
     import app.main
     from app.settings import Settings

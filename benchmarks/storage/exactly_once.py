@@ -102,7 +102,7 @@ async def wrong_users(redis_url: str, generation: Generation, events: list[Event
 async def is_right(store: RedisStore, generation: Generation, user_id: str, ids: set[str]) -> bool:
     """Say whether the log holds exactly these ids, and the state is its fold."""
     entries = await store.events("main", user_id, limit=10**7)
-    log = [entry.event for entry in entries if isinstance(entry.event, Event)]
+    log = [entry.record for entry in entries if isinstance(entry.record, Event)]
     (value,) = await store.states("main", [user_id], generation)
     return len(log) == len(ids) and {event.event_id for event in log} == ids and is_fold(generation, value, log)
 

@@ -1,7 +1,7 @@
 """The items of a model: their ids, titles, categories and training counts.
 
-Processes map the table's tensors (``Items.to_tensors``) from a file instead of reading them: loading takes no time, and
-all processes of a machine share the memory.
+Processes map the table's tensors (``ItemTable.to_tensors``) from a file instead of reading them: loading takes no
+time, and all processes of a machine share the memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS: dict[str, Any] = {
 }
 
 
-class Items:
+class ItemTable:
     """N items of different ids in item order, which breaks ties.
 
     counts  (N,)  int32 or int64, training events of each item
@@ -56,9 +56,9 @@ class Items:
         """The number of items, the first ones, that a model was trained on."""
         return len(self) - self.cold
 
-    def with_cold_items(self, ids: Sequence[str]) -> Items:
+    def with_cold_items(self, ids: Sequence[str]) -> ItemTable:
         """Return these items and cold ones behind them, of which only the ids are known."""
-        own, items = StringTable.of(ids), Items.__new__(Items)
+        own, items = StringTable.of(ids), ItemTable.__new__(ItemTable)
         empty = np.zeros(len(ids), np.int64)
         items.ids = StringTable(
             np.concatenate([self.ids.buffer, own.buffer]), _extended_ends(self.ids.ends, own.ends[1:])
@@ -87,7 +87,7 @@ class Items:
         return pl.DataFrame({**columns, "count": self.counts}, schema=COLUMNS)
 
     @classmethod
-    def from_frame(cls, frame: pl.DataFrame) -> Items:
+    def from_frame(cls, frame: pl.DataFrame) -> ItemTable:
         """Read the table that ``to_frame`` makes; raises ValueError for another one."""
         names = frame["categories"].explode(empty_as_null=False)
         if frame.null_count().sum_horizontal().sum() or names.null_count() or frame["item_id"].is_duplicated().any():
@@ -114,7 +114,7 @@ class Items:
         return {name: _to_tensor(part) for name, part in parts.items()}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> Items:
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> ItemTable:
         """Use the tensors of ``to_tensors`` without a copy.
 
         raises ValueError, KeyError, TypeError where a look-up could leave its bounds or never end

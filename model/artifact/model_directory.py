@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.artifact.item_table import LAYOUT, Items
+from model.artifact.item_table import LAYOUT, ItemTable
 from model.config import ModelConfig, Recipe, ServedRecipe
 from model.lisa.lisa_mini import AttentionTables, Lisa, LisaMini
 from model.lisa.lisa_paper import LisaPaper
@@ -79,7 +79,7 @@ class Artifact:
     name: str
     tag: str
     config: ServedRecipe
-    items: Items
+    items: ItemTable
     model: Lisa
     tables: AttentionTables
     metrics: dict[str, Any]
@@ -113,7 +113,7 @@ class Artifact:
         return self.model.target_codes.numpy()
 
 
-def save(directory: Path, model: Lisa, config: ServedRecipe, items: Items, metrics: dict[str, Any]) -> None:
+def save(directory: Path, model: Lisa, config: ServedRecipe, items: ItemTable, metrics: dict[str, Any]) -> None:
     """Write a trained model as a model directory."""
     with torch.no_grad():
         tables = model.tables()
@@ -132,7 +132,7 @@ def write(
     (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n")
     (directory / METRICS).write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     items.write_parquet(directory / ITEMS)
-    _save(directory / PACKED, Items.from_frame(items).to_tensors(), {"layout": LAYOUT})
+    _save(directory / PACKED, ItemTable.from_frame(items).to_tensors(), {"layout": LAYOUT})
     _save(directory / WEIGHTS, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
     hashes = {name: _sha256(directory / name) for name in FILES}
     unfinished = directory / f"{MANIFEST}.unfinished"
@@ -317,10 +317,10 @@ def _is_file_backed(address: int) -> bool:
     return False
 
 
-def _load_items(directory: Path, is_packed: bool) -> Items:
+def _load_items(directory: Path, is_packed: bool) -> ItemTable:
     if is_packed:
         with safe_open(directory / PACKED, "pt") as file:
             is_packed = (file.metadata() or {}).get("layout") == LAYOUT
     if is_packed:
-        return Items.from_tensors(load_file(directory / PACKED))
-    return Items.from_frame(pl.read_parquet(directory / ITEMS))
+        return ItemTable.from_tensors(load_file(directory / PACKED))
+    return ItemTable.from_frame(pl.read_parquet(directory / ITEMS))

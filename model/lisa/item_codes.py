@@ -34,8 +34,8 @@ class Quantisation:
 
 
 @dataclass(frozen=True)
-class ItemCodes:
-    """The codes of all items: history codes psi (N, B) and target codes phi (N, B')."""
+class FixedCodes:
+    """The codes of all items, fixed in advance: history codes psi (N, B) and target codes phi (N, B')."""
 
     history: Quantisation
     target: Quantisation
@@ -43,7 +43,7 @@ class ItemCodes:
 
 def item_codes(
     item: NDArray[np.int32], starts: NDArray[np.int64], items: int, config: ModelConfig, seed: int
-) -> ItemCodes:
+) -> FixedCodes:
     """Compute the codes of all items from the training histories.
 
     item    (events,)     item of every event, users one behind the other
@@ -53,7 +53,7 @@ def item_codes(
     history = residual_kmeans(vectors, config.history_codebooks, config.history_codewords, seed)
     target = residual_kmeans(vectors, config.target_codebooks, config.target_codewords, seed + 1)
     distinct = make_distinct(target.codes, config.target_codewords)
-    return ItemCodes(history, Quantisation(distinct, target.codewords))
+    return FixedCodes(history, Quantisation(distinct, target.codewords))
 
 
 def cooccurrence(item: NDArray[np.int32], starts: NDArray[np.int64], items: int) -> sparse.csr_array:

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from model.config import ModelConfig
 from model.lisa.feed_forward import FeedForward, fold_norm_and_round, round_to_bfloat16
-from model.lisa.item_codes import ItemCodes
+from model.lisa.item_codes import FixedCodes
 from model.lisa.item_followers import DECAY_PER_ITEM, LIFTING_ITEMS, Followers
 from model.lisa.recent_attention import RecentItems
 
@@ -292,7 +292,7 @@ def sum_of_codewords(codes: Tensor, codebooks: Tensor) -> Tensor:
     return F.embedding_bag(codes + offsets, codebooks.flatten(0, 1), mode="sum")
 
 
-def build_lisa_mini(config: ModelConfig, codes: ItemCodes, followers: Followers) -> LisaMini:
+def build_lisa_mini(config: ModelConfig, codes: FixedCodes, followers: Followers) -> LisaMini:
     """Make a model with fresh weights on fixed codes; its history codewords start as the clusters' means."""
     model = LisaMini(config, torch.from_numpy(codes.history.codes), torch.from_numpy(codes.target.codes))
     means = torch.from_numpy(codes.history.codewords)

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from model import holdout_ranks
 from model.artifact import model_directory
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.config import Config, DataCard, ModelConfig, Recipe
 from model.data.interactions import (
     REPEAT_SHARE_OF_SHOPS,
@@ -175,12 +175,14 @@ class TrainingInputs(NamedTuple, Generic[AnyRecipe]):
     parts: Split
     texts: ItemTexts
 
-    def catalogue(self) -> Items:
+    def catalogue(self) -> ItemTable:
         """Return the items of the data, with their training counts."""
         ids = self.interactions.item_ids
         counts = np.bincount(self.interactions.item[self.parts.train], minlength=len(ids)).astype(np.int64)
         titles, categories = self.texts.titles, self.texts.categories
-        return Items(ids, [titles.get(name, "") for name in ids], [categories.get(name, ()) for name in ids], counts)
+        return ItemTable(
+            ids, [titles.get(name, "") for name in ids], [categories.get(name, ()) for name in ids], counts
+        )
 
 
 def prepare_training(

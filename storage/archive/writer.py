@@ -36,7 +36,7 @@ class EventEntry:
     partition: int
     seq: int
     logged_ms: int
-    event: LogRecord
+    record: LogRecord
 
     @property
     def day(self) -> str:
@@ -216,7 +216,7 @@ class ArchiveWriter:
 
 
 def _table(logged: Sequence[EventEntry]) -> pl.DataFrame:
-    rows = [(entry.seq, entry.partition, entry.logged_ms, *to_row(entry.event)) for entry in logged]
+    rows = [(entry.seq, entry.partition, entry.logged_ms, *to_row(entry.record)) for entry in logged]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 

@@ -128,7 +128,9 @@ class RedisSource(LogSource):
             old = list(takewhile(lambda entry: _seq_and_ms(entry[0])[1] < before_ms, page))
             if not old:
                 return trimmed
-            events = [(entry.tenant, entry.event) for entry in _parsed(partition, old) if isinstance(entry, EventEntry)]
+            events = [
+                (entry.tenant, entry.record) for entry in _parsed(partition, old) if isinstance(entry, EventEntry)
+            ]
             keys, args = trim_arguments(self._keys, partition, _seq_and_ms(old[-1][0])[0], events)
             self._redis.eval(TRIM.text, len(keys), *keys, *args)
             trimmed += len(old)

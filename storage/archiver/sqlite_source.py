@@ -88,4 +88,4 @@ class SQLiteSource(LogSource):
 
 
 def _position(entry: EventEntry) -> str:
-    return f"{entry.seq}-{event_hash(f'{entry.tenant}/{entry.event.user_id}/{entry.event.entry_id}'):016x}"
+    return f"{entry.seq}-{event_hash(f'{entry.tenant}/{entry.record.user_id}/{entry.record.entry_id}'):016x}"

@@ -182,7 +182,7 @@ class RedisCorrections:
         if decided.merge is not MergeStage.DECIDED:
             return
         direct = self._target(visitor, decided)
-        log = [entry.event async for entry in self._log.entries(visitor)]
+        log = [entry.record async for entry in self._log.entries(visitor)]
         await self._session.call("SADD", direct.aliases, visitor.user_id)
         for _ in _attempts():
             target = await self.resolve(direct)

@@ -150,7 +150,7 @@ class RedisItems:
             if isinstance(reply, Exception):
                 raise storage_error(reply) from reply
             page = parse_stream_page(reply, is_complete=True)
-            records += [entry.event for owner, entry in page.entries if owner == tenant]
+            records += [entry.record for owner, entry in page.entries if owner == tenant]
         counts = count_items_of_records(records, types)
         return counts if archived is None else add_counts(archived.counts, counts)
 

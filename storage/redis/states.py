@@ -168,7 +168,7 @@ class RedisStates:
             if through < log.archived and max_missing is not None:
                 raise _TooFarBehindError
             async for entry in self._log.entries(user, after=through, through=log.newest, limit=limit):
-                fold.apply(entry.event)
+                fold.apply(entry.record)
                 through = entry.seq
             if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
                 raise _TooFarBehindError

@@ -193,7 +193,7 @@ class RedisStore(UserStore):
     @override
     async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
         user = await self._resolve(tenant, user_id)
-        events = effective_events([entry.event async for entry in self._log.entries(user)])
+        events = effective_events([entry.record async for entry in self._log.entries(user)])
         return {event.item_id for event in events if event.type not in unseen_types}
 
     # ---- corrections

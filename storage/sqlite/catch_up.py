@@ -61,7 +61,7 @@ class CatchUpThread:
             if self._closed or not entries:  # the log may be gone
                 return
             for entry in entries:
-                fold.apply(entry.event)
+                fold.apply(entry.record)
             through_seq = entries[-1].seq
             if fold.must_restart and through_seq == newest_seq:
                 fold, through_seq = fold.restarted(), 0

@@ -102,7 +102,7 @@ def _caught_up(
         for entry in log_entries(db, tenant, stored.user_id, after, NO_LIMIT):
             if entry.seq > stored.newest_seq:  # logged since newest_seq was read
                 break
-            fold.apply(entry.event)
+            fold.apply(entry.record)
         if not fold.must_restart:
             break
         after, fold = 0, fold.restarted()

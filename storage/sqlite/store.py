@@ -146,7 +146,7 @@ class SQLiteStore(UserStore):
             if is_complete:
                 return
             tenant, last = page[-1]
-            user_id, seq = last.event.user_id, last.seq
+            user_id, seq = last.record.user_id, last.seq
             while not is_complete:  # the rest of the last user
                 rest = await self._database.read(
                     lambda db, tenant=tenant, user_id=user_id, after=seq - 1: list(  # type: ignore[misc]

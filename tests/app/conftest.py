@@ -20,7 +20,7 @@ from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store
 from app.settings import Settings
 from model.artifact import model_directory
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.config import Config, DataCard, ModelConfig
 from model.lisa.lisa_mini import LisaMini
 from storage.state.event import Event
@@ -65,7 +65,7 @@ def write_model(directory: Path, seed: int = 7, shape: ModelConfig = SHAPE) -> P
     model = LisaMini(shape, history, target)
     with torch.no_grad():
         model.target_codebooks.normal_()  # far from ties
-    items = Items(
+    items = ItemTable(
         [item_id(row) for row in range(ITEMS)],
         ["" if row % 5 == 0 else f"{'Green' if row % 2 else 'Black'} thing number {row}" for row in range(ITEMS)],
         [categories_of(row) for row in range(ITEMS)],
@@ -88,7 +88,7 @@ async def logged_events(settings: Settings, user_id: str) -> list[Event]:
     store = await open_store(settings, generation_of(model_directory.load(settings.model_dir)))
     try:
         entries = await store.events(settings.tenant, user_id, limit=100_000)
-        events = [entry.event for entry in entries if isinstance(entry.event, Event)]
+        events = [entry.record for entry in entries if isinstance(entry.record, Event)]
         assert len(events) == len(entries)
         return events
     finally:

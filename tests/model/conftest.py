@@ -12,7 +12,7 @@ import torch
 
 from model import config
 from model.artifact import model_directory
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.lisa.lisa_mini import LisaMini
 from model.training import train
 from model.training.loop import EpochReport
@@ -152,7 +152,7 @@ def in_memory() -> Callable[[LisaMini], model_directory.Artifact]:
     def wrap(model: LisaMini) -> model_directory.Artifact:
         count = len(model.bias)
         names = [f"i{item}" for item in range(count)]
-        items = Items(names, [""] * count, [()] * count, np.zeros(count, np.int64))
+        items = ItemTable(names, [""] * count, [()] * count, np.zeros(count, np.int64))
         with torch.no_grad():
             tables = model.tables()
         return model_directory.Artifact("random", "0" * 16, config.Config(model=model.config), items, model, tables, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
 from model.cold_items import (
     ColdCodes,
@@ -44,7 +44,7 @@ def model_of(items: int, seed: int = 3) -> Artifact:
         tables = model.tables()
     labels = [("a",) if row % 2 else () for row in range(items)]
     model.fold_norms_and_round()
-    ids = Items([f"i{row}" for row in range(items)], [f"t{row}" for row in range(items)], labels, np.arange(items))
+    ids = ItemTable([f"i{row}" for row in range(items)], [f"t{row}" for row in range(items)], labels, np.arange(items))
     return Artifact("m", "00" * 8, Config(model=SHAPE), ids, model, tables, {})
 
 

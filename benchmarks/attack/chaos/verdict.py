@@ -80,7 +80,7 @@ async def judge(store: UserStore, generations: list[Generation], record: Operati
 async def _judge_states(
     verdict: ChaosVerdict, store: UserStore, generations: list[Generation], user_id: str, log: list[LogEntry]
 ) -> None:
-    effective = list(effective_events(entry.event for entry in log))
+    effective = list(effective_events(entry.record for entry in log))
     for number, generation in enumerate(generations):
         (value,) = await store.states(TENANT, [user_id], generation)
         verdict.states += 1
@@ -100,7 +100,7 @@ class _Facts:
         self._undos: defaultdict[EventKey, list[Operation]] = defaultdict(list)
         for undo in record.of_kind("undo"):
             self._undos[undo.user_id, undo.event_ids[0]].append(undo)
-        records = {user_id: [entry.event for entry in log] for user_id, log in logs.items()}
+        records = {user_id: [entry.record for entry in log] for user_id, log in logs.items()}
         self._logged = {
             user_id: Counter(posted_as(one) for one in of_user if isinstance(one, Event))
             for user_id, of_user in records.items()
@@ -116,7 +116,7 @@ class _Facts:
         verdict.events += logged.total()
         verdict.doubled += [f"{user_id}: {key}" for key, times in logged.items() if times > 1]
         for entry in log:
-            record = entry.event
+            record = entry.record
             if isinstance(record, Event):
                 key = posted_as(record)
                 if self._record.items.get(key) != record.item_id or key not in self._posts:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.catalogue.trained_catalogue import TrainedCatalogue
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.inference import bitmap
 from tests.app.conftest import ITEMS, Client
 
@@ -27,7 +27,7 @@ COUNTS = [1, 2, 9, 1, 9, 0, 0]
 @pytest.fixture(scope="module")
 def catalogue() -> TrainedCatalogue:
     categories = [("pots", "blue"), ("pots",), (), ("pots",), ("blue",), (), ()]
-    return TrainedCatalogue(Items(list(TITLES), list(TITLES.values()), categories, np.array(COUNTS, np.int64)))
+    return TrainedCatalogue(ItemTable(list(TITLES), list(TITLES.values()), categories, np.array(COUNTS, np.int64)))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from app.cli.main import main
 from app.serving import served_generation
 from app.settings import Settings
 from model.artifact import model_directory
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.inference import bitmap
 from storage.records import ItemChanges, ItemEntry
 from tests.app.conftest import ITEMS, Client, categories_of, item_id, write_model
@@ -46,8 +46,8 @@ TRAINED = {
 }
 
 
-def items() -> Items:
-    return Items(
+def items() -> ItemTable:
+    return ItemTable(
         list(NAMES),
         [TRAINED[name]["title"] for name in NAMES],  # type: ignore[misc]
         [TRAINED[name]["categories"] for name in NAMES],  # type: ignore[misc]

@@ -211,7 +211,7 @@ def test_the_archiver_waits_out_a_redis_that_is_away(tmp_path: Path, redis_serve
         finally:
             process.kill()
     found = ArchiveReader(archive_dir).read(lambda snapshot: snapshot.entries("main", "u"))
-    assert [entry.event.entry_id for entry in found] == ["e1", "e2"]
+    assert [entry.record.entry_id for entry in found] == ["e1", "e2"]
 
 
 async def append(server: RedisServer, event_id: str) -> None:

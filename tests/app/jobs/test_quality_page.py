@@ -20,7 +20,7 @@ from app.jobs.reports.html import Html, tag
 from app.jobs.reports.quality_page import codeword_shares, page, write_page
 from app.jobs.reports.quality_table import baselines_table, metrics_table
 from app.jobs.reports.svg import Axis, Point, Spot, bars, heat_map, lines, scatter
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
 from model.config import Config, ModelConfig, TrainConfig
 from model.evaluation.baselines import Baseline, Ease, Markov, Popularity
@@ -84,7 +84,7 @@ def models(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Artifac
     for seed in (0, 1):
         config = Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1, seed=seed))
         made = train(data, tmp_path_factory.mktemp("models") / f"seed-{seed}", config, progress=Silent())
-        items = Items(made.items.ids, [WICKED] * len(made.items), made.items.categories, made.items.counts)
+        items = ItemTable(made.items.ids, [WICKED] * len(made.items), made.items.categories, made.items.counts)
         wicked.append(replace(made, name=WICKED, items=items))
     return wicked
 

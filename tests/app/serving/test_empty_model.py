@@ -95,7 +95,7 @@ def test_the_first_model_takes_over_in_every_process(begin: Callable[..., Client
     for client in clients:
         assert client.recommend("ada")["source"] == "personalised"
     generation, runner = generation_of(model_directory.load(directory)), clients[1].runner
-    log = [entry.event for entry in runner.run(clients[1].service.store.events("main", "ada"))]
+    log = [entry.record for entry in runner.run(clients[1].service.store.events("main", "ada"))]
     assert_histogram_is(clients[1].get("/v1/users/ada").json()["histogram"], fold(generation, log).histogram())
     assert begin().recommend("ada")["source"] == "personalised"
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from app.settings import Settings
 from model.artifact import model_directory
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.config import MECHANISMS, SERVED_MECHANISMS, DataCard, MechanismRecipe, ModelConfig
 from model.data.interactions import Histories
 from model.lisa.histogram import history_histogram
@@ -45,7 +45,7 @@ def trained(request: pytest.FixtureRequest) -> MechanismNetwork:
 @pytest.fixture(params=["sqlite", "redis"])
 def service(request: pytest.FixtureRequest, trained: MechanismNetwork, tmp_path: Path) -> Iterator[Client]:
     names = [item_id(row) for row in range(ITEMS)]
-    items = Items(names, names, [()] * ITEMS, np.arange(ITEMS))
+    items = ItemTable(names, names, [()] * ITEMS, np.arange(ITEMS))
     recipe = served_recipe(MechanismRecipe(model=trained.config, data=DataCard(train_on="all")))
     model_directory.save(tmp_path / "model", served_model(trained), recipe, items, {})
     server: RedisServer | None = request.getfixturevalue("redis_server") if request.param == "redis" else None

@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 
 from model import config
 from model.artifact import model_directory
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.inference.engine import Engine
 from model.lisa.lisa_mini import LisaMini
 
@@ -32,7 +32,9 @@ SHAPE = config.ModelConfig(
     target_codewords=256,
     dropout=0.0,
 )
-ITEMS = Items(["a", "b:2", "c"], ["", "Caf\u00e9 \u2603", "plain"], [(), ("p", "q"), ("p",)], np.array([3, 0, 2**40]))
+ITEMS = ItemTable(
+    ["a", "b:2", "c"], ["", "Caf\u00e9 \u2603", "plain"], [(), ("p", "q"), ("p",)], np.array([3, 0, 2**40])
+)
 METRICS = {"epochs": [{"epoch": 0, "loss": 1.5, "ndcg_at_10": None}]}
 ALL_FILES = (*model_directory.FILES, model_directory.MANIFEST)
 
@@ -135,7 +137,7 @@ def test_only_a_complete_directory_exists(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_catalogue_of_names_alone_comes_back(tmp_path: Path, random_model: Callable[..., LisaMini]) -> None:
-    bare = Items(["x", "y"], ["", ""], [(), ()], np.zeros(2, np.int64))
+    bare = ItemTable(["x", "y"], ["", ""], [(), ()], np.zeros(2, np.int64))
     model_directory.save(tmp_path, random_model(SHAPE, 2), config.Config(model=SHAPE), bare, METRICS)
     items = model_directory.load(tmp_path).items
     assert (list(items.ids), list(items.titles), list(items.categories)) == (["x", "y"], ["", ""], [(), ()])

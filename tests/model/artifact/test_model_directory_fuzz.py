@@ -18,7 +18,7 @@ import pytest
 
 from model import config
 from model.artifact import model_directory
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import CONFIG, ITEMS, MANIFEST, METRICS, PACKED, WEIGHTS, ArtifactError
 from model.lisa.lisa_mini import LisaMini
 
@@ -43,7 +43,7 @@ ODD_VALUES: tuple[Any, ...] = (*ODD_NUMBERS, None, True, *ODD_TEXTS, [], {}, [[]
 @pytest.fixture(scope="module")
 def whole(random_model: Callable[..., LisaMini], tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "whole"
-    items = Items(["a", "b", "c"], ["A", "", "C"], [("p",), (), ("p", "q")], np.array([3, 2, 1]))
+    items = ItemTable(["a", "b", "c"], ["A", "", "C"], [("p",), (), ("p", "q")], np.array([3, 2, 1]))
     model_directory.save(directory, random_model(SHAPE, 3), config.Config(model=SHAPE), items, {"loss": 1.5})
     return directory
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.artifact.item_table import Items
+from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact
 from model.config import Config, ModelConfig
 from model.evaluation.holdout_comparison import HoldoutComparison, split_for_comparison
@@ -49,7 +49,7 @@ def make_model(names: str, seed: int = 0) -> Artifact:
         model.target_codebooks.normal_()
         model.bias.normal_()
         tables = model.tables()
-    items = Items(list(names), [""] * len(names), [()] * len(names), np.arange(len(names), dtype=np.int64))
+    items = ItemTable(list(names), [""] * len(names), [()] * len(names), np.arange(len(names), dtype=np.int64))
     return Artifact("m", "00" * 8, Config(model=SHAPE, event_weights=WEIGHTS), items, model, tables, {})
 
 

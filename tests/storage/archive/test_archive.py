@@ -108,15 +108,15 @@ class TestContents:
                     if isinstance(entry, ErasureEntry):
                         oracle.update({place: [] for place in oracle if place == (entry.tenant, erased[entry.user])})
                         continue
-                    known = oracle.setdefault((entry.tenant, entry.event.user_id), [])
-                    known.append(LogEntry(entry.seq, entry.event))
+                    known = oracle.setdefault((entry.tenant, entry.record.user_id), [])
+                    known.append(LogEntry(entry.seq, entry.record))
                 if data.draw(st.booleans()):
                     writer.compact(today=data.draw(st.sampled_from([TODAY, "2023-11-16", "2024-01-01"])))
             for (tenant, user_id), expected in oracle.items():
                 after, through = sorted(data.draw(st.tuples(st.integers(0, seq), st.integers(0, seq))))
                 found = read(archive, user_id, tenant, after=after, through=through)
                 assert found == [entry for entry in expected if after < entry.seq <= through]
-                ids = [(user_id, entry.event.entry_id) for entry in expected] or [(user_id, "e")]
+                ids = [(user_id, entry.record.entry_id) for entry in expected] or [(user_id, "e")]
                 absent = [(user_id, event_id + "?") for _, event_id in ids] + [("nobody", ids[0][1])]
                 assert holds(archive, *ids, *absent, tenant=tenant) == [
                     bool(expected) and one in ids for one in [*ids, *absent]

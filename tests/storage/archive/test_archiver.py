@@ -101,7 +101,7 @@ class TestMoving:
                     assert await ids(store, user_id) == [f"e{n}" for n in range(number, 3000, 50)]
                     pages, after = [], 0
                     while page := await store.events("main", user_id, after=after, limit=7):
-                        pages += [entry.event.entry_id for entry in page]
+                        pages += [entry.record.entry_id for entry in page]
                         after = page[-1].seq
                     assert pages == await ids(store, user_id)
                     assert await store.seen_items("main", user_id) == {f"item{n % 12}" for n in range(number, 3000, 50)}

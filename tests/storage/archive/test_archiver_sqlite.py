@@ -36,7 +36,7 @@ class TestSQLite:
 
     def read(self, directory: Path, tenant: str = "main") -> list[LogRecord]:
         found = ArchiveReader(directory).read(lambda snapshot: snapshot.entries(tenant, "u"))
-        return [entry.event for entry in found]
+        return [entry.record for entry in found]
 
     def test_the_table_is_copied_each_event_once(self, tmp_path: Path) -> None:
         data_dir, directory = tmp_path / "state", tmp_path / "archive"

@@ -14,7 +14,7 @@ GENERATIONS = (make_generation(), make_newer())
 
 async def log_of(store: UserStore, user_id: str) -> list[LogRecord]:
     """All events and corrections in the user's log."""
-    return [entry.event for entry in await store.events("main", user_id, limit=1_000_000)]
+    return [entry.record for entry in await store.events("main", user_id, limit=1_000_000)]
 
 
 async def assert_state_is_fold_of_log(store: UserStore, user_id: str) -> None:
@@ -35,7 +35,7 @@ async def assert_states_are_folds(
 ) -> None:
     """For each of the users, who have events and no corrections."""
     for user_id in user_ids:
-        log = [entry.event for entry in await store.events(tenant, user_id, limit=10**6)]
+        log = [entry.record for entry in await store.events(tenant, user_id, limit=10**6)]
         assert log
         for generation in generations:
             (value,) = await store.states(tenant, [user_id], generation)

@@ -45,7 +45,7 @@ async def told(store: UserStore) -> dict[str, Any]:
     """All that a store says of its users."""
     found: dict[str, Any] = {}
     for tenant, user_id in [*(("main", user) for user in USERS), ("shop", "u")]:
-        log = [entry.event for entry in await store.events(tenant, user_id, limit=10_000)]
+        log = [entry.record for entry in await store.events(tenant, user_id, limit=10_000)]
         found[f"{tenant}/{user_id}"] = (
             [
                 (posted_as(event), event.item_id, event.timestamp_us, event.value)
@@ -136,15 +136,15 @@ def test_a_backup_of_an_earlier_version_is_restored(tmp_path: Path, kind: str) -
     async def law() -> None:
         async with opened(new_address(kind, tmp_path / "restored"), GENERATION) as store:
             assert await restore(store, path) == 28
-            log = [entry.event for entry in await store.events("main", "u")]
+            log = [entry.record for entry in await store.events("main", "u")]
             assert [event for event in log if isinstance(event, Event)] == of_user + of_visitor
             undone = {(event.user_id, event.event_id) for event in log if isinstance(event, Undo)}
             assert undone == {("u", "e2"), ("u", "visitor/e3")}
-            assert [entry.event for entry in await store.events("main", "visitor")] == log
+            assert [entry.record for entry in await store.events("main", "visitor")] == log
             for generation in (GENERATION, make_newer()):
                 (value,) = await store.states("main", ["visitor"], generation)
                 assert_state_is(value, fold(generation, counted))
-            assert [entry.event.user_id for entry in await store.events("shop", "u")] == ["u"]
+            assert [entry.record.user_id for entry in await store.events("shop", "u")] == ["u"]
             changes = await store.item_changes("main", 0, 10)
             assert changes.entries[0] == ItemEntry("item1", "Kettle", ("kettles",), available=False)
             assert [(codes.item_id, codes.evidence) for codes in changes.codes] == [("new", 12)]
@@ -154,7 +154,7 @@ def test_a_backup_of_an_earlier_version_is_restored(tmp_path: Path, kind: str) -
             await backup(store, tmp_path / "again.gz")
         async with opened(new_address(kind, tmp_path / "another"), GENERATION) as store:
             await restore(store, tmp_path / "again.gz")
-            assert [entry.event for entry in await store.events("main", "u")] == log
+            assert [entry.record for entry in await store.events("main", "u")] == log
 
     asyncio.run(law())
 

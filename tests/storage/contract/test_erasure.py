@@ -163,7 +163,7 @@ class TestRedis:
             assert len(await store.events("main", "person-8:", limit=1000)) == 70
             await store.append("main", events_of(GONE, 3))
             turn()
-            assert [entry.event for entry in await store.events("main", f"{GONE}:")] == events_of(GONE, 3)
+            assert [entry.record for entry in await store.events("main", f"{GONE}:")] == events_of(GONE, 3)
             await store.close()
 
         asyncio.run(law())

@@ -43,8 +43,8 @@ class TestRebuild:
                 found, complete = defaultdict(list), set()
                 async for page in store.log():
                     for tenant, entry in page.entries:
-                        assert (tenant, entry.event.user_id) not in complete
-                        found[tenant, entry.event.user_id].append(entry)
+                        assert (tenant, entry.record.user_id) not in complete
+                        found[tenant, entry.record.user_id].append(entry)
                     if page.is_complete:
                         complete |= set(found)
                 assert complete == set(found)
@@ -128,12 +128,12 @@ class TestRebuild:
             async with opened(address, OLD) as store:
                 await store.append("main", [click("e1"), click("e2", item=1)])
                 first, second = await store.events("main", "u")
-                assert isinstance(first.event, Event)
+                assert isinstance(first.record, Event)
                 of_first, of_both = NEW.empty(), NEW.empty()
-                fold_event(NEW, of_first, first.event)
+                fold_event(NEW, of_first, first.record)
                 for entry in (first, second):
-                    assert isinstance(entry.event, Event)
-                    fold_event(NEW, of_both, entry.event)
+                    assert isinstance(entry.record, Event)
+                    fold_event(NEW, of_both, entry.record)
                 await store.save_states(NEW, [FoldedState("main", "u", second.seq, NEW.encode(of_both))])
                 await store.save_states(NEW, [FoldedState("main", "u", first.seq, NEW.encode(of_first))])
                 await store.save_states(NEW, [FoldedState("main", "nobody", first.seq, NEW.encode(of_first))])

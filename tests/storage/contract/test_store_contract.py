@@ -33,7 +33,7 @@ async def whole_log(store: UserStore, user_id: str, tenant: str = "main") -> lis
 
 
 async def assert_state_is_fold_of_log(store: UserStore, user_id: str, generation: Generation = GENERATION) -> None:
-    log = [entry.event for entry in await whole_log(store, user_id)]
+    log = [entry.record for entry in await whole_log(store, user_id)]
     assert len({event.entry_id for event in log}) == len(log)
     (value,) = await store.states("main", [user_id], generation)
     assert_state_is(value, fold(generation, log))
@@ -66,7 +66,7 @@ class TestState:
                     answers = await store.append("main", events)
                     assert [astuple(answer) for answer in answers] == expected
                     log += [event for event, (duplicate, _, _) in zip(events, expected, strict=True) if not duplicate]
-                assert [entry.event for entry in await whole_log(store, user_id)] == log
+                assert [entry.record for entry in await whole_log(store, user_id)] == log
                 assert await store.seen_items("main", user_id) == {event.item_id for event in log}
                 seen = {event.item_id for event in log if event.type not in UNSEEN}
                 assert await store.seen_items("main", user_id, UNSEEN) == seen
@@ -145,7 +145,7 @@ class TestState:
                 await store.append("main", events)
                 pages, after = [], 0
                 while page := await store.events("main", "u", after=after, limit=3):
-                    pages.append([entry.event for entry in page])
+                    pages.append([entry.record for entry in page])
                     after = page[-1].seq
                 assert pages == [events[:3], events[3:6], events[6:]]
 
@@ -188,7 +188,7 @@ class TestErasing:
                 again = [click(f"e{n}", "u", 3) for n in range(5)]
                 assert not any(answer.duplicate for answer in await store.append("main", again))
                 await store.append("main", [click("after", "v")])
-                assert [entry.event for entry in await whole_log(store, "u")] == again
+                assert [entry.record for entry in await whole_log(store, "u")] == again
                 assert all(answer.duplicate for answer in await store.append("main", again))
                 assert len(await whole_log(store, "v")) == 41
                 assert len(await whole_log(store, "u", "shop")) == 1
@@ -207,7 +207,7 @@ class TestErasing:
                     sent = [store.append("main", [event]) for event in events for store in (one, two)]
                     await asyncio.gather(*sent, one.erase("main", "u"), two.append("main", [click("again and again")]))
                     for store in (one, two):
-                        log = [entry.event for entry in await whole_log(store, "u")]
+                        log = [entry.record for entry in await whole_log(store, "u")]
                         if log:
                             await assert_state_is_fold_of_log(store, "u")
                         else:
@@ -244,7 +244,7 @@ class TestConcurrency:
 
         async def law() -> None:
             async with opened(address, GENERATION) as store:
-                assert {entry.event.entry_id for entry in await whole_log(store, "u")} == set(acknowledged)
+                assert {entry.record.entry_id for entry in await whole_log(store, "u")} == set(acknowledged)
                 await assert_state_is_fold_of_log(store, "u")
 
         asyncio.run(law())
@@ -259,7 +259,7 @@ class TestConcurrency:
                 outcomes = await asyncio.gather(*tasks, return_exceptions=True)
                 kept = {f"e{number}" for number, outcome in enumerate(outcomes) if isinstance(outcome, list)}
                 assert len(kept) >= 40
-                assert kept <= {entry.event.entry_id for entry in await whole_log(store, "u")}
+                assert kept <= {entry.record.entry_id for entry in await whole_log(store, "u")}
                 await assert_state_is_fold_of_log(store, "u")
 
         asyncio.run(law())
@@ -279,7 +279,7 @@ class TestDurability:
 
         async def law() -> None:
             async with opened(address, GENERATION) as store:
-                assert acknowledged <= {entry.event.entry_id for entry in await whole_log(store, "u")}
+                assert acknowledged <= {entry.record.entry_id for entry in await whole_log(store, "u")}
                 await assert_state_is_fold_of_log(store, "u")
                 again = await store.append("main", [click(event_id) for event_id in sorted(acknowledged)])
                 assert all(answer.duplicate for answer in again)

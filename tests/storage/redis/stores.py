@@ -69,11 +69,11 @@ def users_by_node(cluster: RedisCluster, address: str, each: int) -> dict[RedisS
 
 
 async def ids(store: RedisStore, user_id: str = "u") -> list[str]:
-    return [entry.event.entry_id for entry in await store.events("main", user_id, limit=10**6)]
+    return [entry.record.entry_id for entry in await store.events("main", user_id, limit=10**6)]
 
 
 async def assert_state_is_fold_of_log(store: RedisStore, user_id: str = "u") -> None:
-    log = [entry.event for entry in await store.events("main", user_id, limit=10**6)]
+    log = [entry.record for entry in await store.events("main", user_id, limit=10**6)]
     assert len({event.entry_id for event in log}) == len(log)
     assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
 

@@ -131,7 +131,7 @@ class TestSlots:
                 await asyncio.gather(*merging)
                 is_over.set()
                 for (visitor, user_id), sent in zip(pairs, await asyncio.gather(*sending), strict=True):
-                    log = [entry.event for entry in await two.events("main", user_id, limit=10**6)]
+                    log = [entry.record for entry in await two.events("main", user_id, limit=10**6)]
                     logged = [event.entry_id for event in log]
                     posted = {f"u{n}" for n in range(1, sent + 1)} | {f"{visitor}/v{n}" for n in range(1, sent + 1)}
                     assert len(logged) == len(set(logged))
@@ -214,7 +214,7 @@ class TestSlots:
                     assert await ids(store, user_id) == ["e0", "e1", "e2", "new"]
                     newer = make_newer()
                     (state,) = await store.states("main", [user_id], newer)
-                    log = [entry.event for entry in await store.events("main", user_id)]
+                    log = [entry.record for entry in await store.events("main", user_id)]
                     assert_state_is(state, fold(newer, log))
 
         asyncio.run(law())

@@ -79,7 +79,7 @@ class TestRounds:
                 appended = await busy
             async with opened(any_server.url) as store:
                 wanted = {event.event_id for event in long_log} | {"new", *appended}
-                log = [entry.event for entry in await store.events("main", "u", limit=10**6)]
+                log = [entry.record for entry in await store.events("main", "u", limit=10**6)]
                 assert len(log) == len(wanted)
                 assert {event.entry_id for event in log} == wanted
                 for generation in (GENERATION, newer):

@@ -71,7 +71,7 @@ class TestManyWriters:
                 answers = await store.append("main", [click("own", "a"), click("own", "b"), click("other", "a")])
                 assert [answer.duplicate for answer in answers] == [False, False, True]
                 logs = {user_id: await store.events("main", user_id) for user_id in "ab"}
-                assert [entry.event.entry_id for entry in logs["a"]] == ["other", "own"]
+                assert [entry.record.entry_id for entry in logs["a"]] == ["other", "own"]
                 assert [entry.seq for entry in logs["b"]] == [2]
                 assert [entry.seq for entry in logs["a"]] == [1, 3]
                 for user_id in "ab":

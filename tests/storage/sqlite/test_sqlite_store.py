@@ -52,7 +52,7 @@ def test_a_full_queue_refuses_at_once_and_answers_what_it_accepted(tmp_path: Pat
                 await store.append("main", [click("too much")])
         await asyncio.gather(first, *accepted)
         log = await store.events("main", "u")
-        assert [entry.event.entry_id for entry in log] == ["first", *(f"e{number}" for number in range(10))]
+        assert [entry.record.entry_id for entry in log] == ["first", *(f"e{number}" for number in range(10))]
         await store.close()
 
     asyncio.run(law())
@@ -71,7 +71,7 @@ def test_what_many_requests_want_is_logged_and_folded_together_and_each_gets_its
         assert [answer.duplicate for answer in answers] == [False] * 70 + [True] * 80
         assert [answer.unknown_item for answer in answers[:70]] == [n % 14 >= KNOWN_ITEMS for n in range(70)]
         for number in range(7):
-            log = [entry.event for entry in await store.events("main", f"user{number}")]
+            log = [entry.record for entry in await store.events("main", f"user{number}")]
             assert log == [event for event in events[:70] if event.user_id == f"user{number}"]
             assert_state_is((await store.states("main", [f"user{number}"], GENERATION))[0], fold(GENERATION, log))
         await store.close()
@@ -90,7 +90,7 @@ def test_a_waiter_cancelled_in_the_queue_is_taken_back(tmp_path: Path) -> None:
             waiting[1].cancel()
             await asyncio.sleep(0)
         await asyncio.gather(waiting[0], waiting[2])
-        assert [entry.event.entry_id for entry in await store.events("main", "u")] == ["first", "e0", "e2"]
+        assert [entry.record.entry_id for entry in await store.events("main", "u")] == ["first", "e0", "e2"]
         await store.close()
 
     asyncio.run(law())
@@ -110,7 +110,7 @@ def test_one_odd_request_fails_alone_and_nothing_of_it_is_applied(tmp_path: Path
         assert isinstance(odd, StorageError)
         assert not isinstance(before, BaseException)
         assert not isinstance(after, BaseException)
-        log = [entry.event for entry in await store.events("main", "u")]
+        log = [entry.record for entry in await store.events("main", "u")]
         assert [event.entry_id for event in log] == ["first", "a", "b"]
         assert_state_is((await store.states("main", ["u"], GENERATION))[0], fold(GENERATION, log))
         await store.close()
@@ -131,7 +131,7 @@ def test_a_file_locked_for_too_long_fails_every_waiter_and_the_store_recovers(
         assert [type(outcome) for outcome in outcomes] == [StorageUnavailable] * 5
         assert len({id(outcome) for outcome in outcomes}) == 5
         await store.append("main", [click("later")])
-        assert [entry.event.entry_id for entry in await store.events("main", "u")] == ["later"]
+        assert [entry.record.entry_id for entry in await store.events("main", "u")] == ["later"]
         await store.close()
 
     asyncio.run(law())
@@ -253,7 +253,7 @@ def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
         await until(lambda: through_seq() >= 40)
         await store.append("main", [click("last")])
         assert through_seq() == 44  # again every event keeps it fresh
-        log = [entry.event for entry in await store.events("main", "u")]
+        log = [entry.record for entry in await store.events("main", "u")]
         (value,) = await store.states("main", ["u"], newer)
         assert [event.entry_id for event in log[:-3]] == [event.event_id for event in logged]
         assert {event.entry_id for event in log[-3:]} == {"new", "newest", "last"}
@@ -307,7 +307,7 @@ def test_states_without_events_for_long_are_let_go_and_folded_again(
         assert (await store.drop_idle_states(), await store.drop_idle_states()) == (1, 0)
         assert await store.states("main", ["idle"], GENERATION, max_missing=0) == [None]
         for user_id in ("idle", "busy"):
-            log = [entry.event for entry in await store.events("main", user_id)]
+            log = [entry.record for entry in await store.events("main", user_id)]
             assert_state_is((await store.states("main", [user_id], GENERATION))[0], fold(GENERATION, log))
         await store.close()
 
