@@ -81,7 +81,7 @@ def buckets(ranks: NDArray[np.int64], values: NDArray[np.integer], edges: Sequen
     values  (Q,)  e.g. the length of each history
     edges         where buckets begin, ascending; the last one is open, those without an event are left out
     """
-    found = []
+    results = []
     bucket_of = np.searchsorted(edges, values, side="right") - 1
     for place, (first, following) in enumerate(pairwise([*edges, None])):
         chosen = ranks[bucket_of == place]
@@ -90,8 +90,8 @@ def buckets(ranks: NDArray[np.int64], values: NDArray[np.integer], edges: Sequen
         hit_rate, ndcg = float(gains(chosen, "hr_at_10").mean()), float(gains(chosen, "ndcg_at_10").mean())
         intervals = interval_95(chosen, "hr_at_10"), interval_95(chosen, "ndcg_at_10")
         last = None if following is None else following - 1
-        found.append(Bucket(first, last, len(chosen), hit_rate, intervals[0], ndcg, intervals[1]))
-    return found
+        results.append(Bucket(first, last, len(chosen), hit_rate, intervals[0], ndcg, intervals[1]))
+    return results
 
 
 def beyond_accuracy(recommended: NDArray[np.integer], counts: NDArray[np.int64]) -> dict[str, float]:
@@ -105,14 +105,14 @@ def beyond_accuracy(recommended: NDArray[np.integer], counts: NDArray[np.int64])
                               events, an item without any counting as one event (Vargas and Castells, 2011)
     mean_popularity_at_10     mean training events of the top 10
     """
-    found = {f"coverage_at_{cutoff}": _coverage(recommended[:, :cutoff], len(counts)) for cutoff in CUTOFFS}
+    results = {f"coverage_at_{cutoff}": _coverage(recommended[:, :cutoff], len(counts)) for cutoff in CUTOFFS}
     top = recommended[:, :10]
     popularity = counts[top[top >= 0]]
     information = -np.log2(np.maximum(popularity, 1) / max(int(counts.sum()), 1))
     empty = not len(popularity)
-    found["novelty_at_10"] = 0.0 if empty else float(information.mean())
-    found["mean_popularity_at_10"] = 0.0 if empty else float(popularity.mean())
-    return found
+    results["novelty_at_10"] = 0.0 if empty else float(information.mean())
+    results["mean_popularity_at_10"] = 0.0 if empty else float(popularity.mean())
+    return results
 
 
 def _coverage(recommended: NDArray[np.integer], items: int) -> float:

@@ -171,23 +171,23 @@ def _read_lines(path: Path) -> Iterator[tuple[str, LogRecord | ItemEntry | ItemC
                 raise StorageError(f"'{path}' is no back-up that this lisarec knows")
             read_record = from_json if header == _header(VERSION) else _from_earlier_json
             for line in lines:
-                found = json.loads(line)
-                if isinstance(found, dict) and "item" in found:
-                    tenant, item = _item_entry(*found["item"])
+                line_value = json.loads(line)
+                if isinstance(line_value, dict) and "item" in line_value:
+                    tenant, item = _item_entry(*line_value["item"])
                     if header == _header(VERSION) or EARLIER_CODES_MARK not in item.item_id:
                         yield tenant, item
                     elif (codes := _from_earlier_item(item)) is not None:
                         yield tenant, codes
                     continue
-                if isinstance(found, dict) and "item_codes" in found:
-                    yield _item_codes(*found["item_codes"])
+                if isinstance(line_value, dict) and "item_codes" in line_value:
+                    yield _item_codes(*line_value["item_codes"])
                     continue
-                if isinstance(found, dict) and "entries" in found:
-                    if found != {"entries": count}:
+                if isinstance(line_value, dict) and "entries" in line_value:
+                    if line_value != {"entries": count}:
                         raise StorageError(f"'{path}' lacks entries: it has {count:,}")
                     return
                 count += 1
-                yield read_record(found)
+                yield read_record(line_value)
     except (EOFError, OSError, ValueError, TypeError, zlib.error) as exc:
         raise StorageError(f"'{path}' cannot be read as a back-up: {exc}") from exc
     raise StorageError(f"'{path}' is torn: it has {count:,} entries and no end")

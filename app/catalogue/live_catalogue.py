@@ -56,12 +56,12 @@ class LiveCatalogue(TrainedCatalogue):
 
     @override
     def in_category(self, category: str) -> Bitmap:
-        found = super().in_category(category)
+        items = super().in_category(category)
         if not self._recategorised:
-            return found
-        found = found & ~self._is_recategorised
-        bitmap.add(found, self._recategorised_rows.get(category, NO_ROWS))
-        return found
+            return items
+        items = items & ~self._is_recategorised
+        bitmap.add(items, self._recategorised_rows.get(category, NO_ROWS))
+        return items
 
     @property
     @override
@@ -99,13 +99,13 @@ class LiveCatalogue(TrainedCatalogue):
     @override
     def search(self, query: str, limit: int) -> list[Item]:
         """Return matching items as the trained catalogue does, then matching items that no model has learned."""
-        found = super().search(query, limit)
+        learned = super().search(query, limit)
         text = query.strip().casefold()
-        unlearned = list(self._unlearned.values()) if len(found) < limit else []
+        unlearned = list(self._unlearned.values()) if len(learned) < limit else []
         levels = _match_levels([(entry.title or "", entry.item_id) for entry in unlearned], text).tolist()
         matches = [(level, entry.item_id, entry) for level, entry in zip(levels, unlearned, strict=True)]
         best = sorted((match for match in matches if match[0] < NO_MATCH), key=lambda match: match[:2])
-        return found + [_unlearned_item(entry) for _, _, entry in best[: limit - len(found)]]
+        return learned + [_unlearned_item(entry) for _, _, entry in best[: limit - len(learned)]]
 
     @override
     def _match_levels(self, text: str) -> NDArray[np.uint8]:

@@ -69,16 +69,16 @@ class TrainedCatalogue:
 
     def bitmap_of(self, rows: Rows) -> Bitmap:
         """Return the bitmap of these rows."""
-        found = bitmap.empty(len(self))
-        bitmap.add(found, rows)
-        return found
+        items = bitmap.empty(len(self))
+        bitmap.add(items, rows)
+        return items
 
     def in_categories(self, categories: Iterable[str]) -> Bitmap:
         """Return the items that have at least one of the categories."""
-        found = bitmap.empty(len(self))
+        items = bitmap.empty(len(self))
         for category in categories:
-            found |= self.in_category(category)
-        return found
+            items |= self.in_category(category)
+        return items
 
     def in_category(self, category: str) -> Bitmap:
         """Return the items of the category, none for an unknown one. The bitmap is shared: do not change it."""
@@ -137,8 +137,8 @@ class TrainedCatalogue:
     def popular_items(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
         """Return the k most popular items, without the excluded ones."""
         excluded = bitmap.empty(len(self)) if excluded is None else excluded
-        found = bitmap.first_outside(excluded, self.popular_rows, k)
-        return self.scored_items(found, self.counts[found].astype(np.float64).tolist())
+        rows = bitmap.first_outside(excluded, self.popular_rows, k)
+        return self.scored_items(rows, self.counts[rows].astype(np.float64).tolist())
 
     def popular_top_k(self, k: int, excluded: Bitmap, boosts: Boosts | None) -> tuple[Rows, NDArray[np.float64]]:
         """Return rows and scores of the k most popular items that are not excluded, ties by item order.

@@ -171,14 +171,14 @@ def evaluate(
     if report is not None and isinstance(first, TrainedMechanism):
         raise typer.BadParameter("pages are written of models that are served; leave out --report, or see --json")
     with console.status("reading") as status:
-        found = evaluate_models(loaded, data, protocol, seen, grids, status.update)
-    numbers = found.to_json()
+        evaluation = evaluate_models(loaded, data, protocol, seen, grids, status.update)
+    numbers = evaluation.to_json()
     if json_file is not None:
         json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     if ranks is not None:
-        found.write_ranks(ranks)
+        evaluation.write_ranks(ranks)
     if report is not None and not isinstance(first, TrainedMechanism):
-        say(f"{write_page(report, found, first)} is ready; open it in a browser")
+        say(f"{write_page(report, evaluation, first)} is ready; open it in a browser")
     console.print(metrics_table(numbers))
     if grids:
         console.print(baselines_table(numbers))

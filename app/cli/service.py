@@ -114,7 +114,7 @@ def bench(
 
     if (model is None) == (url is None):
         raise typer.BadParameter("give either a model with --model DIR or a running service with --url URL")
-    found = {}
+    rows_by_name = {}
     for size in [0] if model is None else items or [100_000]:
         name = str(url) if model is None else f"{size:,} items, {codes} codes"
         with ExitStack() as stack:
@@ -132,9 +132,9 @@ def bench(
             for row in measured.until_overloaded(rate, seconds, p90_ms):
                 rows.append(row)
                 say(f"{name}: {row.recommendations_per_s:,.0f} recommendations/s, p90 {row.p90_ms:.1f} ms")
-        found[name] = as_json(rows)
+        rows_by_name[name] = as_json(rows)
         console.print(bench_table(name, rows, p90_ms))
     if model is not None:
         say("this disk syncs 4 kB in {:.1f} ms (90th percentile {:.1f} ms)".format(*disk_sync_ms()))
     if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(rows_by_name, indent=2) + "\n", encoding="utf-8")

@@ -148,10 +148,10 @@ async def _post(client: httpx.AsyncClient, batch: list[EventJson], counts: Repla
 
 def _add_counts(counts: ReplayCounts, answer: httpx.Response) -> None:
     try:
-        found = answer.json()
-        counts.accepted += int(found["accepted"])
-        counts.duplicates += int(found["duplicates"])
-        counts.unknown_items += int(found["unknown_items"])
+        counted = answer.json()
+        counts.accepted += int(counted["accepted"])
+        counts.duplicates += int(counted["duplicates"])
+        counts.unknown_items += int(counted["unknown_items"])
     except (ValueError, TypeError, LookupError) as exc:
         raise ReplayError(f"{answer.url} does not answer as lisarec does; is the address right?") from exc
 

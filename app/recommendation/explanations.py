@@ -176,7 +176,7 @@ def _fill_recent_items(targets, histories, row, others, lifting_items, adding, l
     top    (3, MAX_PER_KIND)  rows, and how many target and history codewords are shared
     gains  (2, MAX_PER_KIND)  what the shared target codewords add, and what following adds
     """
-    found = 0
+    filled = 0
     for other in others:
         adds, same, of_history, follows = 0.0, 0, 0, 0.0
         for book in range(targets.shape[1]):
@@ -190,7 +190,7 @@ def _fill_recent_items(targets, histories, row, others, lifting_items, adding, l
                 follows += lifts[place]
         if same + of_history == 0 and follows <= 0:
             continue
-        place = found
+        place = filled
         while place > 0 and (
             gains[0, place - 1] + gains[1, place - 1] < adds + follows
             or (gains[0, place - 1] + gains[1, place - 1] == adds + follows and top[1, place - 1] < same)
@@ -198,21 +198,21 @@ def _fill_recent_items(targets, histories, row, others, lifting_items, adding, l
             place -= 1
         if place == MAX_PER_KIND:
             continue
-        found = min(found + 1, MAX_PER_KIND)
-        for later in range(found - 1, place, -1):
+        filled = min(filled + 1, MAX_PER_KIND)
+        for later in range(filled - 1, place, -1):
             top[:, later], gains[:, later] = top[:, later - 1], gains[:, later - 1]
         top[0, place], top[1, place], top[2, place] = other, same, of_history
         gains[0, place], gains[1, place] = adds, follows
-    return found
+    return filled
 
 
 @numba.njit(nogil=True)
 def _distinct(rows, others):  # type: ignore[no-untyped-def]
     """Return the distinct rows of both arrays, in order, without -1."""
-    found, distinct = 0, np.empty(len(rows) + len(others), np.int64)
+    count, distinct = 0, np.empty(len(rows) + len(others), np.int64)
     for number in range(len(distinct)):
         row = rows[number] if number < len(rows) else others[number - len(rows)]
-        if row >= 0 and row not in distinct[:found]:
-            distinct[found] = row
-            found += 1
-    return distinct[:found]
+        if row >= 0 and row not in distinct[:count]:
+            distinct[count] = row
+            count += 1
+    return distinct[:count]

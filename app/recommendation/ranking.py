@@ -23,8 +23,8 @@ def without_padding(ranked: Ranked) -> Ranked:
     rows, scores = ranked
     if not len(rows) or rows[-1] >= 0:
         return ranked
-    found = int(np.count_nonzero(rows >= 0))
-    return rows[:found], scores[:found]
+    count = int(np.count_nonzero(rows >= 0))
+    return rows[:count], scores[:count]
 
 
 class Ranking(Protocol):

@@ -79,8 +79,8 @@ class StateReader:
                 report_failure(exc)
                 return None
 
-        found = await asyncio.gather(*map(seen_items, user_ids))
-        return {user_id: seen for user_id, seen in zip(user_ids, found, strict=True) if seen is not None}
+        seen_by_user = await asyncio.gather(*map(seen_items, user_ids))
+        return {user_id: seen for user_id, seen in zip(user_ids, seen_by_user, strict=True) if seen is not None}
 
 
 def _distinct(user_ids: Iterable[str | None]) -> list[str]:

@@ -58,8 +58,8 @@ def _valid_events(log: pl.DataFrame) -> pl.DataFrame:
 def _archived_files(manifest: Path, folder: str) -> list[str]:
     """Return the paths of the Parquet files in the manifest, of one tenant's folder if there are several."""
     try:
-        found = json.loads(manifest.read_text(encoding="utf-8"))
-        version, files = found["version"], found["files"]
+        fields = json.loads(manifest.read_text(encoding="utf-8"))
+        version, files = fields["version"], fields["files"]
         paths = [Path(file["path"]) for file in files]
     except (OSError, ValueError, TypeError, LookupError) as exc:
         raise DataError(f"{manifest} is no list of archived files: {exc!r}") from exc

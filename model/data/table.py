@@ -76,10 +76,10 @@ def find_table(directory: Path, stem: str) -> Path | None:
     """Return the path of the directory's table of that name, None without one; raises DataError for two of them."""
     if not directory.is_dir():
         raise DataError(f"data directory {str(directory)!r} does not exist; 'lisarec data NAME' makes one")
-    found = [directory / f"{stem}{suffix}" for suffix in SUFFIXES if (directory / f"{stem}{suffix}").is_file()]
-    if len(found) > 1:
-        raise DataError(f"data directory {str(directory)!r} has {found[0].name} and {found[1].name}; keep one of them")
-    return found[0] if found else None
+    files = [directory / f"{stem}{suffix}" for suffix in SUFFIXES if (directory / f"{stem}{suffix}").is_file()]
+    if len(files) > 1:
+        raise DataError(f"data directory {str(directory)!r} has {files[0].name} and {files[1].name}; keep one of them")
+    return files[0] if files else None
 
 
 def read_table(path: Path, required: Sequence[str], optional: Sequence[str]) -> Table:

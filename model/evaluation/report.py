@@ -64,8 +64,8 @@ class Report:
 
     def spread(self) -> dict[str, dict[str, float]]:
         """Return the mean and standard deviation of every metric over the models."""
-        found = [metrics(result.ranks) for result in self.models]
-        values = {name: [each[name] for each in found] for name in found[0]}
+        metrics_of_models = [metrics(result.ranks) for result in self.models]
+        values = {name: [each[name] for each in metrics_of_models] for name in metrics_of_models[0]}
         return {
             name: {"mean": float(np.mean(each)), "standard_deviation": float(np.std(each, ddof=1))}
             for name, each in values.items()
@@ -91,17 +91,17 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the metrics, named with their protocol, e.g. ``hr_at_10_full``; 95 % intervals for the cutoff 10."""
         first = self.models[0]
-        found = {
+        numbers = {
             **self.rules(),
             **self._numbers(first),
             "by_history_length": [bucket._asdict() for bucket in self.by_history_length(first)],
             "by_item_frequency": [bucket._asdict() for bucket in self.by_item_frequency(first)],
         }
         if len(self.models) > 1:
-            found["models"] = [{**result.settings, **self._numbers(result)} for result in self.models]
-            found["spread"] = self._named(self.spread())
+            numbers["models"] = [{**result.settings, **self._numbers(result)} for result in self.models]
+            numbers["spread"] = self._named(self.spread())
         if self.baselines or self.skipped:
-            found["baselines"] = {
+            numbers["baselines"] = {
                 result.name: {
                     "settings": result.settings,
                     **self._numbers(result),
@@ -109,8 +109,8 @@ class Report:
                 }
                 for result in self.baselines
             }
-            found["skipped_baselines"] = self.skipped
-        return found
+            numbers["skipped_baselines"] = self.skipped
+        return numbers
 
     def _numbers(self, result: Result) -> dict[str, Any]:
         numbers: dict[str, Any] = {

@@ -215,8 +215,8 @@ class Engine:
     def products(self, queries: Queries) -> Products:
         """Compute the queries' products with the codewords, once for all that is done with the queries."""
         if queries.products is None and self._query_products is not None:
-            found = self._query_products(queries.vectors.numpy(), queries.recent.numpy())
-            products, *lifted = map(torch.from_numpy, found)
+            computed = self._query_products(queries.vectors.numpy(), queries.recent.numpy())
+            products, *lifted = map(torch.from_numpy, computed)
             queries.products = products, Lifted(*lifted)
         if queries.products is None:
             products = torch.einsum("qd,bpd->bqp", queries.vectors, self._model.target_codebooks)

@@ -74,12 +74,12 @@ class Step:
                 f"recent items (Q, {sizes.places}), not {bins.shape}, {newest.shape} and {window.shape}"
             )
         queries = np.empty((users, sizes.width), np.float32)
-        found = step_kernel.step(
+        status = step_kernel.step(
             self._sizes_array, self._tape, self._codes, self._last_codes, bins, newest, window, queries
         )
-        if found == EMPTY_ROW:
+        if status == EMPTY_ROW:
             raise ValueError("a state without a single step has no query")
-        if found == UNKNOWN_ITEM:
+        if status == UNKNOWN_ITEM:
             raise IndexError(f"a state has an item beyond the catalogue of {sizes.items} items")
         return queries
 

@@ -49,8 +49,8 @@ def strongest_followers(item: NDArray[np.int32], starts: NDArray[np.int64], item
     strongest_first = np.lexsort((shares.indices, -shares.data, rows))
     place = np.arange(len(rows)) - shares.indptr[rows]
     kept = strongest_first[place < count]
-    found = Followers(np.full((items, count), -1, np.int32), np.zeros((items, count), np.float32))
+    followers = Followers(np.full((items, count), -1, np.int32), np.zeros((items, count), np.float32))
     cells = rows[kept], place[place < count]
-    found.items[cells] = shares.indices[kept]
-    found.lift[cells] = DEFAULT_LIFT_STRENGTH * np.log1p(shares.data[kept] / FAINT_SHARE)
-    return found
+    followers.items[cells] = shares.indices[kept]
+    followers.lift[cells] = DEFAULT_LIFT_STRENGTH * np.log1p(shares.data[kept] / FAINT_SHARE)
+    return followers

@@ -109,8 +109,8 @@ class Hop(nn.Module):
         answers: Tensor = self.norm(hidden) @ self.keys.flatten(0, 2).T
         return answers.view(-1, *self.prior.shape) + self.prior
 
-    def _add(self, hidden: Tensor, found: Tensor) -> Tensor:
-        added: Tensor = self.feed_forward(hidden + self.dropout(found))
+    def _add(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        added: Tensor = self.feed_forward(hidden + self.dropout(attended))
         return added
 
 
@@ -249,8 +249,8 @@ class LisaMini(Lisa):
         if self.recent is not None:
             vectors = sum_of_codewords(self.target_codes[items], self.recent.codebooks)
             hidden = self.recent.parallel(hidden, vectors)
-        found: Tensor = self.norm(hidden)
-        return found
+        vectors_of_queries: Tensor = self.norm(hidden)
+        return vectors_of_queries
 
     @override
     def fold_norms_and_round(self) -> None:

@@ -30,12 +30,12 @@ class LisaPaper(Lisa):
         tables = self.tables() if tables is None else tables
         if self.shares is None:
             codes = self.history_codes[last]
-            embedded, found = sum_of_codewords(codes, self.codebooks), attend(histogram, codes, tables)
+            embedded, attended = sum_of_codewords(codes, self.codebooks), attend(histogram, codes, tables)
         else:
             shares = self.shares[last]
             embedded = shares.flatten(1) @ self.codebooks.flatten(0, 1)
-            found = attend_by_shares(histogram, shares, tables)
-        hidden = self.norms[0](embedded + found)
+            attended = attend_by_shares(histogram, shares, tables)
+        hidden = self.norms[0](embedded + attended)
         queries: Tensor = self.norms[1](hidden + self.feed_forward(hidden))
         return queries
 

@@ -66,10 +66,10 @@ class RecentItems(nn.Module):
         logits = queries @ self.positions.T + self.age_bias  # (Q, H, K)
         logits = logits.masked_fill((window < 0)[:, None, :], NEVER)
         with torch.autocast(hidden.device.type, enabled=False):
-            found, share = _WindowAttention.apply(  # type: ignore[no-untyped-call]
+            attended, share = _WindowAttention.apply(  # type: ignore[no-untyped-call]
                 queries.float(), self.norm_memory(vectors.float()), window.clamp_min(0), logits.float()
             )
-        return self._add(hidden, found + share @ self.positions)
+        return self._add(hidden, attended + share @ self.positions)
 
     def fold_norms_and_round(self) -> None:
         """Fold the norm of the queries into their matrix, and round the matrices to bfloat16."""
@@ -90,11 +90,11 @@ class RecentItems(nn.Module):
         return self._add(hidden, share @ keys)
 
     def _queries(self, hidden: Tensor) -> Tensor:
-        asked: Tensor = self.query(self.norm(hidden)) / math.sqrt(hidden.shape[-1])
-        return asked.view(len(hidden), self.heads, hidden.shape[-1])
+        queries: Tensor = self.query(self.norm(hidden)) / math.sqrt(hidden.shape[-1])
+        return queries.view(len(hidden), self.heads, hidden.shape[-1])
 
-    def _add(self, hidden: Tensor, found: Tensor) -> Tensor:
-        added: Tensor = self.feed_forward(hidden + self.dropout(self.out(found.flatten(1))))
+    def _add(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        added: Tensor = self.feed_forward(hidden + self.dropout(self.out(attended.flatten(1))))
         return added
 
 
@@ -110,13 +110,13 @@ class _WindowAttention(torch.autograd.Function):
         ctx: torch.autograd.function.FunctionCtx, queries: Tensor, memory: Tensor, window: Tensor, logits: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(Q, H, D), (U, D), (Q, K), (Q, H, K) -> averages (Q, H, D) and shares (Q, H, K)."""
-        found, shares = torch.empty_like(queries), torch.empty_like(logits)
+        attended, shares = torch.empty_like(queries), torch.empty_like(logits)
         for block in _blocks(len(queries)):
             gathered = memory[window[block]]
             shares[block] = torch.baddbmm(logits[block], queries[block], gathered.mT).softmax(dim=-1)
-            found[block] = shares[block] @ gathered
+            attended[block] = shares[block] @ gathered
         ctx.save_for_backward(queries, memory, window, shares)
-        return found, shares
+        return attended, shares
 
     @staticmethod
     def backward(

@@ -60,10 +60,10 @@ class Interests(Mechanism):
         totals = weights.cumsum(dim=1)  # (S, L, k)
         logits = (self._interest_query(hidden) @ hidden.mT).tril() @ weights / totals
         share = (logits.softmax(dim=-1) / totals @ weights.mT).tril()  # (S, L, L), of events by way of interests
-        found = self.value(share @ hidden)
+        attended = self.value(share @ hidden)
         if self.places is not None:
-            found = found + self._by_place(hidden.shape[1]) @ self.value(hidden)
-        read: Tensor = self.out(found)
+            attended = attended + self._by_place(hidden.shape[1]) @ self.value(hidden)
+        read: Tensor = self.out(attended)
         return read
 
     def _weights(self, events: Tensor) -> Tensor:

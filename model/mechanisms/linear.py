@@ -39,15 +39,15 @@ class Linear(Mechanism):
 
     @override
     def read(self, state: Tensor, events: Tensor, tables: None = None) -> Tensor:
-        found = (state[:, :-1] @ self.query(events)[:, :, None]).squeeze(-1)
-        read: Tensor = self.out(found / state[:, -1])
+        attended = (state[:, :-1] @ self.query(events)[:, :, None]).squeeze(-1)
+        read: Tensor = self.out(attended / state[:, -1])
         return read
 
     @override
     def forward(self, events: Events, tables: None = None) -> Tensor:
-        found = prefix_lookups(self._added(events.hidden), self.query(events.hidden))
-        count = torch.arange(1, found.shape[1] + 1, device=found.device, dtype=found.dtype)
-        read: Tensor = self.out(found / count[:, None])
+        attended = prefix_lookups(self._added(events.hidden), self.query(events.hidden))
+        count = torch.arange(1, attended.shape[1] + 1, device=attended.device, dtype=attended.dtype)
+        read: Tensor = self.out(attended / count[:, None])
         return read
 
     def _added(self, events: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ class Linear(Mechanism):
 
 def prefix_lookups(added: Tensor, queries: Tensor) -> Tensor:
     """Compute ``C_n q_n`` with ``C_n = sum of f_m f_m^T over m <= n``: (S, L, K) and (S, L, K) -> (S, L, K)."""
-    found: Tensor = _PrefixLookups.apply(added, queries)  # type: ignore[no-untyped-call]
-    return found
+    attended: Tensor = _PrefixLookups.apply(added, queries)  # type: ignore[no-untyped-call]
+    return attended
 
 
 class _PrefixLookups(torch.autograd.Function):
@@ -85,13 +85,13 @@ class _PrefixLookups(torch.autograd.Function):
 
 def _look_up(values: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
     """Compute ``(sum of v_m k_m^T over m <= n) q_n`` by sections of events: three (S, L, K) -> (S, L, K)."""
-    found = torch.empty_like(values)
+    attended = torch.empty_like(values)
     state = values.new_zeros(len(values), values.shape[2], keys.shape[2])
     for section in _sections(values.shape[1]):
         value, key, query = values[:, section], keys[:, section], queries[:, section]
-        found[:, section] = query @ state.mT + (query @ key.mT).tril() @ value
+        attended[:, section] = query @ state.mT + (query @ key.mT).tril() @ value
         state += value.mT @ key
-    return found
+    return attended
 
 
 def _sections(events: int) -> Iterator[slice]:

@@ -203,8 +203,8 @@ class MechanismNetwork(nn.Module):
         dropped: Tensor = self.dropout(hidden)
         return dropped
 
-    def _block(self, hidden: Tensor, found: Tensor) -> Tensor:
-        hidden = self.norms[0](hidden + self.dropout(found))
+    def _block(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        hidden = self.norms[0](hidden + self.dropout(attended))
         added: Tensor = self.norms[1](hidden + self.dropout(self.feed_forward(hidden)))
         return added
 

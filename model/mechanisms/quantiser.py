@@ -68,9 +68,9 @@ class Quantiser(nn.Module):
     def fit(self, vectors: Tensor) -> Tensor:
         """Set the codewords by residual k-means; returns the codes (U, B) uint8, made distinct."""
         books, words = self.codebooks.shape[:2]
-        found = residual_kmeans(vectors.numpy(force=True), books, words, seed=0)
-        self.codebooks.copy_(torch.from_numpy(found.codewords))
-        return torch.from_numpy(make_distinct(found.codes, words)).to(vectors.device)
+        quantised = residual_kmeans(vectors.numpy(force=True), books, words, seed=0)
+        self.codebooks.copy_(torch.from_numpy(quantised.codewords))
+        return torch.from_numpy(make_distinct(quantised.codes, words)).to(vectors.device)
 
     def decode(self, codes: Tensor) -> Encoded:
         """Decode frozen codes, (U, B) integers."""
@@ -95,8 +95,8 @@ class StraightThrough(torch.autograd.Function):
 
 def code_product(code: Tensor, table: Tensor, soft: bool) -> Tensor:
     """Compute ``code @ table``, a look-up where codes are one-hot: (U, W) and (W, K) -> (U, K)."""
-    found: Tensor = code @ table if soft else _LookUp.apply(code, table)  # type: ignore[no-untyped-call]
-    return found
+    quantised: Tensor = code @ table if soft else _LookUp.apply(code, table)  # type: ignore[no-untyped-call]
+    return quantised
 
 
 class _LookUp(torch.autograd.Function):

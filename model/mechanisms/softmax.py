@@ -25,6 +25,6 @@ class Softmax(Mechanism):
     def forward(self, events: Events, tables: None = None) -> Tensor:
         parts = self.project(events.hidden).unflatten(-1, (3, self.heads, -1))
         queries, keys, values = parts.permute(2, 0, 3, 1, 4)  # (S, L, 3, H, D / H) -> 3 (S, H, L, D / H)
-        found = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        read: Tensor = self.out(found.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        read: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return read

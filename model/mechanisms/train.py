@@ -196,13 +196,13 @@ def train(
         _migrate(load(codes_from), network, inputs.recipe)
     trainer = MechanismTrainer(network, inputs.interactions, inputs.parts, inputs.recipe, out, device)
     trainer.fit(progress, resume)
-    found = {"epochs": [report._asdict() for report in trainer.reports]}
+    metrics = {"epochs": [report._asdict() for report in trainer.reports]}
     is_served = recipe.model.preset in SERVED_MECHANISMS
     if is_served:
-        model_directory.save(out, served_model(network), served_recipe(inputs.recipe), inputs.catalogue(), found)
+        model_directory.save(out, served_model(network), served_recipe(inputs.recipe), inputs.catalogue(), metrics)
     else:
         weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
-        model_directory.write(out, weights, inputs.recipe, inputs.catalogue().to_frame(), found)
+        model_directory.write(out, weights, inputs.recipe, inputs.catalogue().to_frame(), metrics)
     shutil.rmtree(out / CHECKPOINT)
     return model_directory.load(out) if is_served else load(out)
 

@@ -122,9 +122,10 @@ class TrainingLoop(ABC, Generic[Batch]):
             losses.append(self.train_batch(batch))
             done += share
             progress.batch(epoch, min(done, 1.0), losses[-1])
-        found = self._validate()
+        validated = self._validate()
         elapsed_s = time.monotonic() - started
-        return EpochReport(epoch, sum(losses) / len(losses), found.get("ndcg_at_10"), found.get("hr_at_10"), elapsed_s)
+        ndcg_at_10, hr_at_10 = validated.get("ndcg_at_10"), validated.get("hr_at_10")
+        return EpochReport(epoch, sum(losses) / len(losses), ndcg_at_10, hr_at_10, elapsed_s)
 
     def train_batch(self, batch: Batch) -> float:
         """Learn from one batch; returns its loss."""

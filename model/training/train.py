@@ -214,8 +214,8 @@ def train(
     trainer = Trainer(inputs.interactions, inputs.parts, inputs.recipe, out, device)
     trainer.fit(progress, resume)
     reports = [report._asdict() for report in trainer.reports]
-    found = {"epochs": reports, "ndcg_at_10_by_lift_strength": trainer.ndcg_at_10_by_strength}
-    model_directory.save(out, trainer.model, inputs.recipe, inputs.catalogue(), found)
+    metrics = {"epochs": reports, "ndcg_at_10_by_lift_strength": trainer.ndcg_at_10_by_strength}
+    model_directory.save(out, trainer.model, inputs.recipe, inputs.catalogue(), metrics)
     shutil.rmtree(out / CHECKPOINT)
     return model_directory.load(out)
 

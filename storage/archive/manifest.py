@@ -90,16 +90,16 @@ class Manifest:
         raises  StorageError  when the text is no manifest of this version
         """
         try:
-            found = json.loads(text)
-            if found["version"] < VERSION:
-                raise StorageError(EARLIER_VERSION.format(found=found["version"], known=VERSION))
-            if found["version"] != VERSION:
-                raise StorageError(f"the archive has version {found['version']}, this lisarec knows {VERSION}")
+            fields = json.loads(text)
+            if fields["version"] < VERSION:
+                raise StorageError(EARLIER_VERSION.format(found=fields["version"], known=VERSION))
+            if fields["version"] != VERSION:
+                raise StorageError(f"the archive has version {fields['version']}, this lisarec knows {VERSION}")
             return cls(
-                str(found["archive_id"]),
-                {int(number): str(place) for number, place in found["positions"].items()},
-                int(found["next_number"]),
-                tuple(ArchiveFile(**file) for file in found["files"]),
+                str(fields["archive_id"]),
+                {int(number): str(place) for number, place in fields["positions"].items()},
+                int(fields["next_number"]),
+                tuple(ArchiveFile(**file) for file in fields["files"]),
             )
         except (ValueError, TypeError, LookupError, AttributeError) as exc:
             raise StorageError(f"{MANIFEST} is no list of archived files: {exc!r}") from exc

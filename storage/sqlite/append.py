@@ -17,7 +17,7 @@ from storage.state.record_encoding import EVENT, UNDO, to_row
 
 DUPLICATE = AppendResult(duplicate=True)
 # A state that lacks more entries of the log than this is caught up in a thread of its own: no writer waits for it.
-FAR_BEHIND = 1000
+MAX_MISSING_ENTRIES = 1000
 
 INSERT_EVENTS = f"INSERT INTO log (seq, tenant, {RECORD_COLUMNS}) {{rows}}"
 
@@ -62,7 +62,7 @@ def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result
     new = list(compress(events, is_new))
     user_ids = [event.user_id for event in new]
     corrected = {event.user_id for event in new if isinstance(event, Undo)}  # their next read folds their states
-    before = [current_states(db, generation, tenant, user_ids, FAR_BEHIND) for generation in generations]
+    before = [current_states(db, generation, tenant, user_ids, MAX_MISSING_ENTRIES) for generation in generations]
     seqs = dict(zip(user_ids, _log(db, tenant, new), strict=True))
     behind: list[tuple[str, Generation]] = []
     late: list[bool] = []

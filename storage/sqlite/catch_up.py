@@ -8,7 +8,7 @@ from contextlib import suppress
 from storage.errors import StorageError
 from storage.records import FoldedState
 from storage.sqlite import states
-from storage.sqlite.append import FAR_BEHIND
+from storage.sqlite.append import MAX_MISSING_ENTRIES
 from storage.sqlite.database import Database
 from storage.sqlite.log import log_entries
 from storage.state.corrections import LogFold
@@ -55,9 +55,9 @@ class CatchUpThread:
         user_id, newest_seq, through_seq = stored.user_id, stored.newest_seq, stored.through_seq
         fold = LogFold(generation, generation.decode(stored.value))
         while through_seq < newest_seq:
-            found = log_entries(self._connection, tenant, user_id, through_seq, FAR_BEHIND)
+            page = log_entries(self._connection, tenant, user_id, through_seq, MAX_MISSING_ENTRIES)
             # entries above newest_seq may belong to a user who was erased and came back
-            entries = [entry for entry in found if entry.seq <= newest_seq]
+            entries = [entry for entry in page if entry.seq <= newest_seq]
             if self._closed or not entries:  # the log may be gone
                 return
             for entry in entries:

@@ -8,7 +8,7 @@ from typing_extensions import override
 from storage.protocol import GenerationRegistry
 from storage.records import KnownGeneration, NamedGeneration
 from storage.sqlite.database import Database
-from storage.sqlite.items import EXPERIMENT, set_note
+from storage.sqlite.items import EXPERIMENT, set_named_value
 from storage.sqlite.states import drop_generation
 
 ANNOUNCE = """
@@ -42,7 +42,7 @@ class SQLiteGenerations(GenerationRegistry):
 
     @override
     async def set_experiment(self, text: str | None) -> None:
-        await self._database.write(lambda db: set_note(db, self._tenant, EXPERIMENT, text))
+        await self._database.write(lambda db: set_named_value(db, self._tenant, EXPERIMENT, text))
 
     @override
     async def drop(self, tag: bytes) -> int:

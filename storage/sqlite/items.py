@@ -1,4 +1,4 @@
-"""What tenants set for their items, and a tenant's tallies and notes, in the embedded store."""
+"""What tenants set for their items, and tenants' tallies and named values, in the embedded store."""
 
 import json
 import secrets
@@ -44,8 +44,8 @@ INSERT INTO tallies (tenant, name, count) VALUES (?, ?, ?)
 ON CONFLICT (tenant, name) DO UPDATE SET count = count + excluded.count
 """
 
-# names of notes
-SECRET = "secret"  # noqa: S105, the name of one
+# names of tenants' values
+SECRET = "secret"  # noqa: S105, the name of it
 EXPERIMENT = "experiment"
 TREND_CLOCK = "trend-clock"
 
@@ -114,14 +114,14 @@ def tallies(db: sqlite3.Connection, tenant: str) -> dict[Tally, int]:
     return {tuple(json.loads(name)): count for name, count in rows}
 
 
-def note(db: sqlite3.Connection, tenant: str, name: str) -> str | None:
-    """Return the tenant's note of this name."""
+def named_value(db: sqlite3.Connection, tenant: str, name: str) -> str | None:
+    """Return the tenant's value of this name."""
     row = db.execute("SELECT value FROM notes WHERE tenant = ? AND name = ?", (tenant, name)).fetchone()
     return None if row is None else str(row[0])
 
 
-def set_note(db: sqlite3.Connection, tenant: str, name: str, value: str | None) -> None:
-    """Set the tenant's note of this name; None deletes it."""
+def set_named_value(db: sqlite3.Connection, tenant: str, name: str, value: str | None) -> None:
+    """Set the tenant's value of this name; None deletes it."""
     db.execute("DELETE FROM notes WHERE tenant = ? AND name = ?", (tenant, name))
     if value is not None:
         db.execute("INSERT INTO notes VALUES (?, ?, ?)", (tenant, name, value))
@@ -131,6 +131,6 @@ def secret(db: sqlite3.Connection) -> bytes:
     """Return the 32 random bytes of the file; the first call makes them."""
     made = ("", SECRET, secrets.token_hex(32))
     db.execute("INSERT INTO notes VALUES (?, ?, ?) ON CONFLICT DO NOTHING", made)
-    found = note(db, "", SECRET)
-    assert found is not None
-    return bytes.fromhex(found)
+    secret_hex = named_value(db, "", SECRET)
+    assert secret_hex is not None
+    return bytes.fromhex(secret_hex)

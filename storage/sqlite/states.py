@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 class StoredState:
     """A state as it is stored.
 
-    user_id      whose it is: the user asked for, or the one whom that user has become by a merge
+    user_id      whose it is: the user of that name, or the one whom they have become by a merge
     newest_seq   the newest sequence number of the user's log; 0: no log
     through_seq  that of the last entry in the state; 0: none
     """

@@ -266,7 +266,7 @@ class SQLiteStore(UserStore):
             lambda db: TenantPointers(
                 active(db, self._tenant),
                 items.items_version(db, self._tenant),
-                items.note(db, self._tenant, items.EXPERIMENT),
+                items.named_value(db, self._tenant, items.EXPERIMENT),
             )
         )
 

@@ -5,8 +5,8 @@ import sqlite3
 import time
 from collections.abc import Sequence
 
-from storage.sqlite.items import TREND_CLOCK, note, set_note
 from storage.sqlite.batches import execute_in_batches
+from storage.sqlite.items import TREND_CLOCK, named_value, set_named_value
 from storage.trends import TrendClock, Visit, sum_of_trends, visitors_with
 
 SELECT_TRENDS = "SELECT item_id, trend FROM trends WHERE tenant = ? AND item_id IN ({rows})"
@@ -21,7 +21,7 @@ def add_visits(db: sqlite3.Connection, tenant: str, visits: Sequence[Visit]) -> 
     now_s = time.time()
     before = _clock(db, tenant) or TrendClock.first(now_s)
     clock = before.moved_to(now_s)
-    set_note(db, tenant, TREND_CLOCK, str(clock))
+    set_named_value(db, tenant, TREND_CLOCK, str(clock))
     if math.floor(clock.position) > math.floor(before.position):
         db.execute("DELETE FROM visitors WHERE tenant = ?", (tenant,))
     lowest, highest = clock.limits
@@ -53,5 +53,5 @@ def highest_trends(db: sqlite3.Connection, tenant: str, limit: int) -> dict[str,
 
 
 def _clock(db: sqlite3.Connection, tenant: str) -> TrendClock | None:
-    text = note(db, tenant, TREND_CLOCK)
+    text = named_value(db, tenant, TREND_CLOCK)
     return None if text is None else TrendClock.parse(text)

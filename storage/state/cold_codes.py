@@ -30,6 +30,6 @@ def codes_for(tag: bytes, codes: CodesByTag, codebooks: int, codewords: int) -> 
     """Return the codes (B,) for the generation of that tag, or None without any that fit it."""
     for of_tag, own in codes:
         if of_tag == tag and len(own) == codebooks:
-            found = np.frombuffer(own, np.uint8)
-            return found if int(found.max(initial=0)) < codewords else None
+            row = np.frombuffer(own, np.uint8)
+            return row if int(row.max(initial=0)) < codewords else None
     return None

@@ -85,13 +85,13 @@ class EventColumns(NamedTuple):
 
 def _cold_codes(generation: Generation, events: Sequence[Event], rows: NDArray[np.int32]) -> NDArray[np.uint8]:
     """Return the codes (Q, B) that events bring for unknown items, and set the `rows` of these items."""
-    found = np.zeros((len(events), generation.codes.shape[1]), np.uint8)
+    codes_of_events = np.zeros((len(events), generation.codes.shape[1]), np.uint8)
     for place in np.flatnonzero(rows == UNKNOWN).tolist():
         codes = generation.cold_codes(events[place])
         if codes is not None:
-            found[place] = codes
+            codes_of_events[place] = codes
             rows[place] = cold_row(events[place].item_id)
-    return found
+    return codes_of_events
 
 
 def fold_encoded(

@@ -96,11 +96,11 @@ def codes_to_blob(codes: CodesByTag) -> bytes:
 
 def codes_from_blob(blob: bytes) -> CodesByTag:
     """Return the codes in a blob."""
-    found = []
+    codes = []
     place = 0
     while place < len(blob):
         begin = place + TAG_BYTES + COUNT_BYTES
         end = begin + int.from_bytes(blob[place + TAG_BYTES : begin], "little")
-        found.append((blob[place : place + TAG_BYTES], blob[begin:end]))
+        codes.append((blob[place : place + TAG_BYTES], blob[begin:end]))
         place = end
-    return tuple(found)
+    return tuple(codes)

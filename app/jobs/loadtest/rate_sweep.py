@@ -115,9 +115,9 @@ def disk_sync_ms() -> tuple[float, float]:
 
 def running_target(url: str) -> BenchTarget:
     """Return the target for a running service; its store keeps the events."""
-    found = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}).raise_for_status().json()["items"]
+    popular = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}).raise_for_status().json()["items"]
     place = httpx.URL(url)
-    return BenchTarget([(place.host, place.port or 80)], [item["item_id"] for item in found])
+    return BenchTarget([(place.host, place.port or 80)], [item["item_id"] for item in popular])
 
 
 class RateSweep:

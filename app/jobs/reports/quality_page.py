@@ -107,8 +107,8 @@ def _seeds(numbers: dict[str, Any]) -> Html | None:
     if "spread" not in numbers:
         return None
     rows = [
-        (name, f"{found['mean']:.4f}", f"{found['standard_deviation']:.4f}")
-        for name, found in numbers["spread"].items()
+        (name, f"{result['mean']:.4f}", f"{result['standard_deviation']:.4f}")
+        for name, result in numbers["spread"].items()
     ]
     about = f"{len(numbers['models'])} models: " + "; ".join(
         f"generation {model['generation']}, seed {model['seed']}" for model in numbers["models"]
@@ -122,18 +122,18 @@ def _baselines(numbers: dict[str, Any]) -> Html | None:
     scorers = {"this model": numbers} | numbers["baselines"]
     hit_rate, ndcg = (named(numbers, metric) for metric in ("hr_at_10", "ndcg_at_10"))
     points = [
-        Point(name, found["metrics"][ndcg], found["interval_95"][ndcg], interval_text(found["interval_95"][ndcg]))
-        for name, found in scorers.items()
+        Point(name, result["metrics"][ndcg], result["interval_95"][ndcg], interval_text(result["interval_95"][ndcg]))
+        for name, result in scorers.items()
     ]
     rows = [("this model", *(f"{numbers['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg)), "", "", "")]
     rows += [
         (
             name,
-            *(f"{found['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg)),
-            *(margin_text(found, metric) for metric in (hit_rate, ndcg)),
-            settings_text(found["settings"]),
+            *(f"{result['metrics'][metric]:.4f}" for metric in (hit_rate, ndcg)),
+            *(margin_text(result, metric) for metric in (hit_rate, ndcg)),
+            settings_text(result["settings"]),
         )
-        for name, found in numbers["baselines"].items()
+        for name, result in numbers["baselines"].items()
     ]
     columns = ("", hit_rate, ndcg, f"model minus it, {hit_rate}", f"model minus it, {ndcg}", "chosen on validation")
     skipped = [tag("p", f"{name} is left out: {reason}.") for name, reason in numbers["skipped_baselines"].items()]

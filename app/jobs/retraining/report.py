@@ -48,8 +48,8 @@ class TrainerReport:
         raises  ValueError  when the file is no report
         """
         try:
-            found = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-            return cls(found["last"], found["previous"], tuple(found["made"]))
+            saved = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+            return cls(saved["last"], saved["previous"], tuple(saved["made"]))
         except FileNotFoundError:
             return cls()
         except (ValueError, TypeError, KeyError) as exc:

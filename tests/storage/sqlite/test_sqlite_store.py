@@ -232,8 +232,8 @@ def test_commits_are_synced(tmp_path: Path) -> None:
 def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage.sqlite.append, "FAR_BEHIND", 5)
-    monkeypatch.setattr(storage.sqlite.catch_up, "FAR_BEHIND", 5)
+    monkeypatch.setattr(storage.sqlite.append, "MAX_MISSING_ENTRIES", 5)
+    monkeypatch.setattr(storage.sqlite.catch_up, "MAX_MISSING_ENTRIES", 5)
     newer = make_generation(tag=b"gen two\0", seed=1)
     logged = [click(f"e{number}", item=number % 7) for number in range(40)]
 
@@ -264,7 +264,7 @@ def test_a_state_far_behind_the_log_is_folded_while_events_go_on(
 
 
 def test_a_store_takes_nothing_more_as_soon_as_it_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage.sqlite.append, "FAR_BEHIND", 5)
+    monkeypatch.setattr(storage.sqlite.append, "MAX_MISSING_ENTRIES", 5)
     is_folding, may_go_on = threading.Event(), threading.Event()
     newer = make_generation(tag=b"gen two\0", seed=1)
 
