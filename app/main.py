@@ -17,18 +17,18 @@ from types import FrameType
 from typing import Any, TypedDict
 
 import uvicorn
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
 from app.http import openapi
-from app.http.dependencies import no_encoded_slash, only_known_lists_repeat
 from app.http.error_responses import install_error_handlers
 from app.http.middleware.cors import CrossOriginPolicy
 from app.http.middleware.fast_path import FastPath
 from app.http.middleware.load_shedding import LoadShedding
 from app.http.middleware.request_metrics import RequestTimer
+from app.http.middleware.request_path import RequestPath
 from app.http.protocol import LimitedHttpProtocol
 from app.http.routes import admin, client, events, health, items, model, playground, recommendations, users
 from app.http.services import Services, open_services
@@ -88,7 +88,6 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         # it would read the environment for every request
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        dependencies=[Depends(only_known_lists_repeat), Depends(no_encoded_slash)],
         responses=openapi.errors(401, 403, 422, 429, 431, 503),
     )
     for routes in (events, recommendations, users, items, model, client, health):
@@ -114,7 +113,8 @@ class Application(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         settings = self._settings
         bounded = LoadShedding(FastPath(super().build_middleware_stack()), max_in_progress=settings.max_requests)
-        return RequestTimer(CrossOriginPolicy(bounded), self._metrics.requests, slow_s=settings.slow_request_s)
+        checked = RequestPath(CrossOriginPolicy(bounded))
+        return RequestTimer(checked, self._metrics.requests, slow_s=settings.slow_request_s)
 
 
 def create_worker_app() -> FastAPI:

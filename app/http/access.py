@@ -34,14 +34,25 @@ class RequireScope:
 
         raises  Unauthenticated, Forbidden, TooManyRequests
         """
-        request.state.caller = await authorise(request.state.services, request.scope, self.scope)
+        await authorise(request.state.services, request.scope, self.scope)
 
 
 async def authorise(services: Services, request: HTTPScope, required: Scope) -> Caller:
     """Check the request's key for the scope, count it against the key's rate limit, and return whose it is.
 
+    A request that passes several checks for the same scope is counted once; `request.state.caller` is whose it is.
+
     raises  Unauthenticated, Forbidden, TooManyRequests
     """
+    state = request["state"]
+    if state.get("authorised_for") != required:
+        state["caller"] = await _caller_of(services, request, required)
+        state["authorised_for"] = required
+    caller: Caller = state["caller"]
+    return caller
+
+
+async def _caller_of(services: Services, request: HTTPScope, required: Scope) -> Caller:
     if services.keyring is None or (required == "metrics:read" and services.settings.open_metrics):
         return Caller(services.settings.tenant, None)
     headers = Headers(scope=request)

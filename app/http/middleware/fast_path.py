@@ -49,27 +49,27 @@ class FastPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request (ASGI)."""
         answer = _fast_answer(scope, receive) if scope["type"] == "http" else None
-        if answer is None:
-            await self._app(scope, receive, send)
-            return
         try:
-            content = await answer
+            content = None if answer is None else await answer
         except Exception as exc:
             await response_to(exc, scope)(scope, receive, send)
             if isinstance(exc, EXPECTED_ERRORS):
                 return
             raise  # a fault: whoever runs the app logs it
+        if content is None:
+            await self._app(scope, receive, send)
+            return
         length = b"content-length", b"%d" % len(content)
         await send({"type": "http.response.start", "status": 200, "headers": [length, JSON_CONTENT_TYPE]})
         await send({"type": "http.response.body", "body": content})
 
 
-def _fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes] | None:
-    """Return the awaitable response body; None for a request that the app has to answer."""
+def _fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | None:
+    """Return the awaitable response body; None, at once or awaited, for a request that the app has to answer."""
     method, path = scope["method"], scope["path"]
-    if method == "GET" and (user := USER_PATH.fullmatch(path)) and (request := _plain_request(scope, user[1])):
+    if method == "GET" and b"%" not in scope["raw_path"] and (user := USER_PATH.fullmatch(path)):
         scope["route"] = GET_RECOMMENDATIONS
-        return _recommend(scope, request)
+        return _recommend(scope, user[1])
     if method == "POST" and not scope["query_string"]:
         if path == POST_EVENTS.path:
             scope["route"] = POST_EVENTS
@@ -81,9 +81,7 @@ def _fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes] | None:
 
 
 def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
-    """Parse the request from path and query; None where they are percent-encoded or invalid."""
-    if b"%" in scope["raw_path"]:
-        return None
+    """Parse the request from the user's id and the query; None where they are invalid."""
     fields: dict[str, str | list[str]] = {"user_id": user_id}
     for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
         if name in REPEATABLE:
@@ -98,8 +96,11 @@ def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
         return None
 
 
-async def _recommend(scope: Scope, request: RecommendationRequest) -> bytes:
+async def _recommend(scope: Scope, user_id: str) -> bytes | None:
     service = await _authorised_service(scope, "recs:read")
+    request = _plain_request(scope, user_id)  # after the key: reading a cursor takes milliseconds
+    if request is None:
+        return None
     (answer,) = await service.switcher.recommender.recommend([request], scope["state"].get("is_gone", never_gone))
     return orjson.dumps(answer)
 

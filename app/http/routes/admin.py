@@ -6,11 +6,12 @@ from fastapi import APIRouter, Path
 
 from app.http.access import needs
 from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep, example
+from app.http.guarded_route import GuardedRoute
 from app.http.openapi import errors, json_request
 from app.schemas.fields import Id
 from app.schemas.operations import Activated, Experiment, Experiments
 
-router = APIRouter(tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
+router = APIRouter(route_class=GuardedRoute, tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
 
 EXPERIMENT = json_request(
     Experiment.model_json_schema(),

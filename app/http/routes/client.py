@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.http.access import NO_SCOPE
+from app.http.guarded_route import GuardedRoute
 
 # in the repository as in an installation, a sibling of the package
 SCRIPT = (Path(__file__).parents[3] / "clients" / "client.js").read_bytes()
@@ -17,7 +18,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "cross-origin",
 }
 
-router = APIRouter()
+router = APIRouter(route_class=GuardedRoute)
 
 
 @router.get("/client.js", include_in_schema=False, dependencies=[NO_SCOPE])

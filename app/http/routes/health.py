@@ -9,11 +9,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from app.errors import Draining
 from app.http.access import NO_SCOPE, needs
 from app.http.dependencies import NO_QUERY, ServicesDep
+from app.http.guarded_route import GuardedRoute
 from app.schemas.operations import Health
 
 EXAMPLE = 'lisarec_events_total{outcome="accepted"} 3.0'
 
-router = APIRouter(tags=["operations"], dependencies=[NO_QUERY])
+router = APIRouter(route_class=GuardedRoute, tags=["operations"], dependencies=[NO_QUERY])
 
 
 @router.head("/healthz", include_in_schema=False, dependencies=[NO_SCOPE])  # some balancers probe with it

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query
 
 from app.http.access import needs
 from app.http.dependencies import NO_QUERY, ItemId, JsonBody, ServiceDep, StockedItemId
+from app.http.guarded_route import GuardedRoute
 from app.http.openapi import errors, json_request
 from app.schemas.items import (
     MAX_ITEMS,
@@ -23,7 +24,7 @@ from app.schemas.items import (
 )
 from app.schemas.recommendations import Recommendations, SimilarQuery
 
-router = APIRouter(tags=["items"])
+router = APIRouter(route_class=GuardedRoute, tags=["items"])
 READS, WRITES = needs("recs:read"), needs("catalogue:write")
 
 WORDS = {"title": "Green tea", "categories": ["tea", "organic"], "available": True}

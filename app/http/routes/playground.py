@@ -6,6 +6,7 @@ from fastapi import APIRouter, HTTPException
 from fastapi.responses import FileResponse, RedirectResponse
 
 from app.http.access import NO_SCOPE
+from app.http.guarded_route import GuardedRoute
 
 STATIC = Path(__file__).parents[1] / "static"
 PARTS = frozenset(path.name for path in STATIC.iterdir() if path.suffix in (".css", ".js"))
@@ -19,7 +20,7 @@ HEADERS = {
 }
 
 # The page says nothing about tenants. Its requests need the visitor's key, where there are keys.
-router = APIRouter(dependencies=[NO_SCOPE], include_in_schema=False)
+router = APIRouter(route_class=GuardedRoute, dependencies=[NO_SCOPE], include_in_schema=False)
 
 
 @router.get("/")

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query
 
 from app.http.access import needs
 from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep, UserId
+from app.http.guarded_route import GuardedRoute
 from app.http.openapi import errors, json_request
 from app.schemas.recommendations import (
     MAX_REQUESTS,
@@ -15,7 +16,7 @@ from app.schemas.recommendations import (
     Recommendations,
 )
 
-router = APIRouter(tags=["recommendations"], dependencies=[needs("recs:read")])
+router = APIRouter(route_class=GuardedRoute, tags=["recommendations"], dependencies=[needs("recs:read")])
 
 REQUEST_SCHEMA = RecommendationRequest.model_json_schema()
 BODY = json_request(

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from app.http.access import declared_scopes
 from app.http.auth.keys import SCOPES, Scope, add, make
+from app.http.guarded_route import GuardedRoute
 from app.main import create_app
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model
@@ -72,6 +73,7 @@ def calls_of(app: FastAPI) -> list[Call]:
             continue
         scopes = declared_scopes(route.dependencies)
         assert len(scopes) == 1, f"{route.path} has to declare one scope, or that it is open, and declares {scopes}"
+        assert isinstance(route, GuardedRoute), f"{route.path} is read before its key"
         calls += [Call(method, route.path, scopes[0]) for method in sorted(route.methods or ())]
     return calls
 
@@ -191,7 +193,12 @@ class TestEveryRoute:
 
     def test_asks_for_the_key_before_it_looks_at_anything_else(self, shops: Shops) -> None:
         client = shops.client
-        for path in ("/v1/users/a%20b", "/v1/users/ada/recommendations?k=0", "/v1/items?limit=9999"):
+        for path in (
+            "/v1/users/a%20b",
+            "/v1/users/ada/recommendations?k=0",
+            "/v1/items?limit=9999",
+            "/v1/items?k=1&k=1",
+        ):
             assert_refused(client.get(path), 401)
         assert_refused(client.post("/v1/events", content=b"nonsense"), 401)
 

@@ -161,7 +161,7 @@ class TestRefusals:
             ("pipe", 409, "model_unusable"),
             ("a b", 422, "invalid_request"),
             ("..", 404, "not_found"),
-            ("..%2Fmodels", 404, "not_found"),
+            ("..%2Fmodels", 422, "invalid_request"),
         ):
             answered, error = activate(client, name)
             assert (answered, error["code"]) == (status, code), name

@@ -1,0 +1,36 @@
+"""The class of all routes: nothing of a request is read before its key is checked."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from typing_extensions import override
+
+from app.errors import InvalidRequest
+from app.http.access import authorise, declared_scopes
+from app.http.dependencies import refuse_repeated_parameters
+
+MAX_OPEN_QUERY_BYTES = 256  # of a call without a key, such as "?v=3" behind a script's address
+
+
+class GuardedRoute(APIRoute):
+    """A route whose key is checked before the framework reads anything of the request.
+
+    Reading a query of the largest head takes 12 ms, and without a key a request must cost next to nothing.
+    """
+
+    @override
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        needed = next(iter(declared_scopes(self.dependencies)), None)
+
+        async def guarded(request: Request) -> Response:
+            if needed is not None:
+                await authorise(request.state.services, request.scope, needed)
+            elif len(request.scope["query_string"]) > MAX_OPEN_QUERY_BYTES:
+                raise InvalidRequest("this call takes no long query")
+            refuse_repeated_parameters(request)
+            return await handle(request)
+
+        return guarded
