@@ -122,7 +122,7 @@ class TrainingLoop(ABC, Generic[Batch]):
             losses.append(self.train_batch(batch))
             done += share
             progress.batch(epoch, min(done, 1.0), losses[-1])
-        validated = self._validate()
+        validated = self.validate()
         elapsed_s = time.monotonic() - started
         ndcg_at_10, hr_at_10 = validated.get("ndcg_at_10"), validated.get("hr_at_10")
         return EpochReport(epoch, sum(losses) / len(losses), ndcg_at_10, hr_at_10, elapsed_s)
@@ -145,7 +145,8 @@ class TrainingLoop(ABC, Generic[Batch]):
             group["lr"] = training.learning_rate * max(warm * cosine, 0.01)
 
     @torch.inference_mode()
-    def _validate(self) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
+        """Return the metrics of the present weights on the events held out; none where nothing is."""
         if self.validation is None or not len(self.validation):
             return {}
         self.network.eval()

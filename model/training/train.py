@@ -119,7 +119,7 @@ class Trainer(TrainingLoop[PositionBatch]):
         unit = self.model.lift / DEFAULT_LIFT_STRENGTH
         for strength in LIFT_STRENGTHS:
             self.model.lift.copy_(unit * strength)
-            self.ndcg_at_10_by_strength[strength] = self._validate().get("ndcg_at_10", 0.0)
+            self.ndcg_at_10_by_strength[strength] = self.validate().get("ndcg_at_10", 0.0)
         best = max(LIFT_STRENGTHS, key=self.ndcg_at_10_by_strength.__getitem__)
         self.model.lift.copy_(unit * best)
 

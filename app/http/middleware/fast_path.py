@@ -48,7 +48,7 @@ class FastPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request (ASGI)."""
-        answer = _fast_answer(scope, receive) if scope["type"] == "http" else None
+        answer = fast_answer(scope, receive) if scope["type"] == "http" else None
         try:
             content = None if answer is None else await answer
         except Exception as exc:
@@ -64,7 +64,7 @@ class FastPath:
         await send({"type": "http.response.body", "body": content})
 
 
-def _fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | None:
+def fast_answer(scope: Scope, receive: Receive) -> Awaitable[bytes | None] | None:
     """Return the awaitable response body; None, at once or awaited, for a request that the app has to answer."""
     method, path = scope["method"], scope["path"]
     if method == "GET" and b"%" not in scope["raw_path"] and (user := USER_PATH.fullmatch(path)):

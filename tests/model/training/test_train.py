@@ -147,7 +147,7 @@ def test_followers_gain_what_validation_likes_best(
     def quality() -> dict[str, float]:
         return {"ndcg_at_10": 1 / (1 + float((trainer.model.lift - liked * unit).abs().sum()))}
 
-    monkeypatch.setattr(trainer, "_validate", quality)
+    monkeypatch.setattr(trainer, "validate", quality)
     trainer.fit(silent(), resume=False)
     torch.testing.assert_close(trainer.model.lift, liked * unit)
 
@@ -189,10 +189,11 @@ class TestEarlyStopping:
     ) -> tuple[train.Trainer, list[dict[str, torch.Tensor]]]:
         """A training whose validation follows a script, and its weights after every epoch."""
         interactions = read_interactions(shop)
+        training = config.training.model_copy(update={"lift_strength": DEFAULT_LIFT_STRENGTH})  # none is chosen
+        config = config.model_copy(update={"training": training})
         trainer = train.Trainer(interactions, split(interactions, "loo"), config, directory, "cpu")
         results = iter(script)
-        monkeypatch.setattr(trainer, "_validate", lambda: {"ndcg_at_10": next(results), "hr_at_10": 0.0})
-        monkeypatch.setattr(trainer, "_choose_lift_strength", lambda: None)
+        monkeypatch.setattr(trainer, "validate", lambda: {"ndcg_at_10": next(results), "hr_at_10": 0.0})
         weights = []
 
         class Watching:
