@@ -32,7 +32,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.inference.scan import cpu
+from benchmarks.machine import cpu
 from model.config import ModelConfig
 from model.inference.step import Step
 from model.lisa.histogram import history_histogram, running_histograms

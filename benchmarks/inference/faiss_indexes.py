@@ -19,7 +19,8 @@ import torch
 import typer
 from rich.table import Table
 
-from benchmarks.inference.scan import BOOKS, QUERIES, WIDTH, console, cpu, random_data, ratio, structured_data, timed
+from benchmarks.inference.scan import BOOKS, QUERIES, WIDTH, console, random_data, ratio, structured_data, timed
+from benchmarks.machine import cpu
 from model.inference import bitmap
 from model.inference.scan import Lifted, Scan, supported_paths
 

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.jobs.loadtest import synthetic_catalogue
+from benchmarks.machine import cpu
 from model.artifact import model_directory
 from model.inference import bitmap
 from model.inference.engine import Engine
@@ -171,13 +172,6 @@ def report(title: str, timers: list[tuple[str, int, Callable[[int], Any]]], seco
 def ratio(others: list[float], own: list[float]) -> float:
     """Return the median ratio, turn by turn."""
     return median(other / mine for other, mine in zip(others, own, strict=True))
-
-
-def cpu() -> str:
-    """Return the name of the CPU, as Linux says it."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
 
 
 def main(

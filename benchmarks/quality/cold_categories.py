@@ -24,7 +24,7 @@ from rich.table import Table
 
 from app.schemas.recommendations import RecommendationRequest
 from app.serving.lifespan import Service
-from benchmarks.inference.scan import cpu
+from benchmarks.machine import cpu
 from benchmarks.quality.cold_items import HELD_OUT_EVERY, NOT_RANKED, K, finish, service_of
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact

@@ -35,7 +35,7 @@ from app.observability.metrics import Metrics
 from app.schemas.recommendations import RecommendationRequest
 from app.serving.lifespan import Service
 from app.settings import Settings
-from benchmarks.inference.scan import cpu
+from benchmarks.machine import cpu
 from model.artifact import model_directory
 from model.artifact.item_table import ItemTable
 from model.artifact.model_directory import Artifact

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.recommendation.trending import PRIOR_EVENTS
-from benchmarks.inference.scan import cpu
+from benchmarks.machine import cpu
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact
 from model.data.interactions import Interactions

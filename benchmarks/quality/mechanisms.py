@@ -27,7 +27,7 @@ from rich.console import Console
 from safetensors import safe_open
 
 from app.jobs.reports.svg import Spot, scatter
-from benchmarks.inference.scan import cpu
+from benchmarks.machine import cpu
 from model.artifact import model_directory
 from model.config import MECHANISMS, DataCard, MechanismConfig, MechanismRecipe, MechanismTraining
 from model.data.interactions import Histories

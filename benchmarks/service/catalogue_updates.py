@@ -23,7 +23,7 @@ from rich.table import Table
 from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.serving.switcher import ITEM_CHANGES_PER_READ
-from benchmarks.inference.scan import cpu
+from benchmarks.machine import cpu
 from model.artifact.item_table import ItemTable
 from storage.records import MAIN_TENANT, ItemEntry
 from storage.sqlite.store import SQLiteStore

@@ -1,0 +1,1 @@
+"""Measurements and fault injection; no part of the service."""

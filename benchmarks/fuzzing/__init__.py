@@ -1,0 +1,1 @@
+"""Malformed and generated requests to a running service."""

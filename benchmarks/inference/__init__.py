@@ -1,0 +1,1 @@
+"""The cost of scans, of attention, and of a model in memory."""

@@ -1,0 +1,1 @@
+"""How good recommendations are, and that what is served equals what was evaluated."""

@@ -1,0 +1,1 @@
+"""Faults under load, and what must survive them."""

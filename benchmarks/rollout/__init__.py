@@ -1,0 +1,1 @@
+"""Retraining, switching models and scaling under load."""

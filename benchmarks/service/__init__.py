@@ -1,0 +1,1 @@
+"""The cost of requests, and how many of them a service answers."""

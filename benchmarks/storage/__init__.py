@@ -1,0 +1,1 @@
+"""The cost of appends, folds and memory in the stores."""
