@@ -34,6 +34,26 @@ class ExplainedQuery(NamedTuple):
     boosts: Boosts | None
 
 
+class _Inputs(NamedTuple):
+    """What compiled code explains k items from.
+
+    targets, histories    (N, B'), (N, B)     codes of all items
+    rows                  (k,)                of the explained items
+    recent, lifting_items (M,), (K,)          as of `ExplainedQuery`
+    adding, lifts         (k, B'), (k, K)     what each target codeword, and following each lifting item, adds
+    bins                  (B, W)              the histogram of the slowest decay; empty where there is none
+    """
+
+    targets: NDArray[np.integer]
+    histories: NDArray[np.integer]
+    rows: NDArray[np.int64]
+    recent: NDArray[np.int64]
+    lifting_items: NDArray[np.int64]
+    adding: NDArray[np.float32]
+    lifts: NDArray[np.float32]
+    bins: NDArray[np.float32]
+
+
 class Explainer:
     """Explains the recommendations of one generation."""
 
@@ -92,18 +112,16 @@ class Explainer:
         capacity = len(rows) * MAX_PER_KIND
         indices, amounts = np.empty((7, capacity), np.int64), np.empty((4, capacity))
         sums, ends = np.zeros((2, len(rows))), np.zeros((3, len(rows) + 1), np.int64)
-        codes = self._engine.target_codes, self._history_codes
         # converted to the compiled types: other types would compile for seconds at the first request
-        inputs = [np.array(one, np.int64) for one in (rows, query.recent, query.lifting_items)]
-        inputs += [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
-        _fill_contributions(*codes, *inputs, indices, amounts, sums, ends)  # type: ignore[call-arg]
+        integers = [np.array(one, np.int64) for one in (rows, query.recent, query.lifting_items)]
+        numbers = [np.array(one, np.float32, order="C") for one in (parts.codewords, parts.lifts, bins)]
+        inputs = _Inputs._make((self._engine.target_codes, self._history_codes, *integers, *numbers))
+        _fill_contributions(inputs, indices, amounts, sums, ends)
         return indices.tolist(), amounts.tolist(), sums.tolist(), ends.tolist()
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill_contributions(  # type: ignore[no-untyped-def]  # noqa: PLR0913
-    targets, histories, rows, recent, lifting_items, adding, lifts, bins, indices, amounts, sums, ends
-):
+def _fill_contributions(inputs, indices, amounts, sums, ends):  # type: ignore[no-untyped-def]
     """Fill in the strongest contributions to each item's score, at most MAX_PER_KIND of each kind, item after item.
 
     indices  books and words of the target codewords that add most; books and words of the history codewords with the
@@ -114,6 +132,7 @@ def _fill_contributions(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     sums     what the other target codewords add, and what following all recent items adds
     ends     where an item's target codewords, history codewords and recent items end, with a 0 before the first
     """
+    targets, histories, rows, recent, lifting_items, adding, lifts, bins = inputs
     totals = np.zeros(len(bins))
     for book in range(len(bins)):
         for word in range(bins.shape[1]):
@@ -145,17 +164,7 @@ def _fill_contributions(  # type: ignore[no-untyped-def]  # noqa: PLR0913
         ends[1, item + 1] = end
         begin = ends[2, item]
         part = slice(begin, begin + MAX_PER_KIND)
-        ends[2, item + 1] = begin + _fill_recent_items(
-            targets,
-            histories,
-            row,
-            others,
-            lifting_items,
-            adding[item],
-            lifts[item],
-            indices[4:, part],
-            amounts[2:, part],
-        )
+        ends[2, item + 1] = begin + _fill_recent_items(inputs, item, others, indices[4:, part], amounts[2:, part])
 
 
 @numba.njit(nogil=True)
@@ -170,12 +179,14 @@ def _strongest_first(values, order):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _fill_recent_items(targets, histories, row, others, lifting_items, adding, lifts, top, gains):  # type: ignore[no-untyped-def]  # noqa: PLR0913
+def _fill_recent_items(inputs, item, others, top, gains):  # type: ignore[no-untyped-def]
     """Fill in the recent items that add most to one item's score, and return their number.
 
     top    (3, MAX_PER_KIND)  rows, and how many target and history codewords are shared
     gains  (2, MAX_PER_KIND)  what the shared target codewords add, and what following adds
     """
+    targets, histories, lifting_items = inputs.targets, inputs.histories, inputs.lifting_items
+    row, adding, lifts = inputs.rows[item], inputs.adding[item], inputs.lifts[item]
     filled = 0
     for other in others:
         adds, same, of_history, follows = 0.0, 0, 0, 0.0
