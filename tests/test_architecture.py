@@ -89,6 +89,12 @@ def test_no_folder_has_too_many_entries() -> None:
     assert {name_of(folder): len(found) for folder, found in entries.items() if len(found) > MAX_ENTRIES} == {}
 
 
+def test_every_package_is_seen_by_the_import_linter() -> None:
+    """It passes over folders without an `__init__.py`."""
+    folders = {path.parent for path in FILES if name_of(path).split("/")[0] in (*PRODUCT, "benchmarks")}
+    assert [name_of(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
 def test_no_file_class_or_function_is_too_long() -> None:
     found = []
     for path in FILES:

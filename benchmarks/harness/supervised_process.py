@@ -10,6 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from benchmarks.harness.compose import RedisUsers
+from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
+from benchmarks.harness.tcp_proxy import Address
+from benchmarks.harness.topology import answers_ping
+
 RESTART_AFTER_S = 0.2
 END_WITHIN_S = 40.0
 START_WITHIN_S = 120.0
@@ -115,3 +120,19 @@ def spawn_program(command: Sequence[str], log: Path, environment: Mapping[str, s
     ]
     everything = inherited | dict(environment or {})
     return os.posix_spawn(command[0], list(command), everything, file_actions=output, setsid=True)
+
+
+async def is_ready(address: Address) -> bool:
+    """Return whether a service at the address is ready."""
+    connection = HttpConnection(address)
+    try:
+        return (await connection.request("GET", "/readyz"))[0] == 200
+    except TRANSPORT_ERRORS:
+        return False
+    finally:
+        connection.close()
+
+
+async def is_loaded(users: RedisUsers, port: int) -> bool:
+    """Return whether the server has read its log back and answers."""
+    return await asyncio.to_thread(answers_ping, users, port)

@@ -29,10 +29,9 @@ from benchmarks.harness.ledger import TENANT, Ledger, StoreVerdict, judge
 from benchmarks.harness.redis_cluster import HOST, ClusterAdmin, command, free_node_port, slots_of, wait_until
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection, RetryingClients
 from benchmarks.harness.service_process import free_port
-from benchmarks.harness.supervised_process import SupervisedProcess, spawn_program
+from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
 from benchmarks.harness.tcp_proxy import Address
 from benchmarks.harness.topology import program
-from benchmarks.resilience.environment import is_loaded, is_ready
 from benchmarks.resilience.scenario import console, counts
 from model.artifact import model_directory
 from storage.redis.layout import Keyspace

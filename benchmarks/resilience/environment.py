@@ -19,15 +19,13 @@ from benchmarks.harness.compose import RedisUsers, make_users, redis_command
 from benchmarks.harness.faulty_machine import FaultyMachine
 from benchmarks.harness.fork_server import Weakness, fork_server
 from benchmarks.harness.ledger import Ledger, StoreVerdict, judge
-from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
 from benchmarks.harness.service_process import free_port
-from benchmarks.harness.supervised_process import SupervisedProcess, spawn_program
+from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
 from benchmarks.harness.tcp_proxy import Address, TcpProxy
 from benchmarks.harness.topology import (
     FIRST_ADDRESS,
     HAPROXY_CONFIG,
     NameServer,
-    answers_ping,
     balancer_environment,
     program,
 )
@@ -225,19 +223,3 @@ async def _start_all(stack: AsyncExitStack, *processes: SupervisedProcess) -> No
     for process in processes:
         stack.push_async_callback(process.close)
     await asyncio.gather(*(process.start() for process in processes))
-
-
-async def is_ready(address: Address) -> bool:
-    """Return whether a service at the address is ready."""
-    connection = HttpConnection(address)
-    try:
-        return (await connection.request("GET", "/readyz"))[0] == 200
-    except TRANSPORT_ERRORS:
-        return False
-    finally:
-        connection.close()
-
-
-async def is_loaded(users: RedisUsers, port: int) -> bool:
-    """Return whether the server has read its log back and answers."""
-    return await asyncio.to_thread(answers_ping, users, port)

@@ -20,10 +20,9 @@ from benchmarks.harness.faulty_machine import FaultyMachine
 from benchmarks.harness.fork_server import fork_server
 from benchmarks.harness.redis_cluster import HOST, ClusterAdmin, free_node_port
 from benchmarks.harness.service_process import free_port
-from benchmarks.harness.supervised_process import SupervisedProcess, spawn_program
+from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
 from benchmarks.harness.tcp_proxy import Address
 from benchmarks.harness.topology import program
-from benchmarks.resilience.environment import is_loaded, is_ready
 from model.artifact import model_directory
 from storage.protocol import UserStore
 from storage.redis.store import RedisStore
