@@ -27,11 +27,6 @@ CROSS JOIN log ON log.tenant = ? AND log.user_id = batch.column1 AND log.event_i
     AND log.kind = batch.column3
 """
 
-SELECT_TARGETS = """
-SELECT batch.column1, aliases.target FROM ({rows}) AS batch
-CROSS JOIN aliases ON aliases.tenant = ? AND aliases.user_id = batch.column1
-"""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Append:
@@ -58,17 +53,24 @@ Result = tuple[list[AppendResult], list[tuple[str, Generation]]]
 def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result]:
     """Log and fold the events of requests that combine, in order, in the caller's transaction."""
     generations, tenant = appends[0].generations, appends[0].tenant
-    events, is_new = _deduplicate(db, tenant, [event for one in appends for event in one.events])
-    new = list(compress(events, is_new))
-    user_ids = [event.user_id for event in new]
-    corrected = {event.user_id for event in new if isinstance(event, Undo)}  # their next read folds their states
+    posted = [event for one in appends for event in one.events]
+    user_ids = [event.user_id for event in posted]
     before = [current_states(db, generation, tenant, user_ids, MAX_MISSING_ENTRIES) for generation in generations]
-    seqs = dict(zip(user_ids, _log(db, tenant, new), strict=True))
+    owners = {user_id: state.stored.user_id for user_id, state in before[0].items()}
+    events, is_new = _deduplicate(db, tenant, posted, owners)
+    new = list(compress(events, is_new))
+    corrected = {event.user_id for event in new if isinstance(event, Undo)}  # their next read folds their states
+    seqs = dict(zip([event.user_id for event in new], _log(db, tenant, new), strict=True))
+    to_fold = seqs.keys() - corrected
     behind: list[tuple[str, Generation]] = []
     late: list[bool] = []
     for generation, states in zip(generations, before, strict=True):
-        behind += [(user_id, generation) for user_id, state in states.items() if state.value is None]
-        values = {u: state.value for u, state in states.items() if state.value is not None and u not in corrected}
+        values: dict[str, bytes] = {}
+        for user_id, state in states.items():
+            if state.value is None:
+                behind.append((owners[user_id], generation))
+            elif owners[user_id] in to_fold:
+                values[owners[user_id]] = state.value
         folded, late_here = _fold(generation, values, new)
         late = late or late_here
         replace(db, generation, tenant, folded, seqs)
@@ -77,23 +79,23 @@ def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result
 
 
 def _deduplicate(
-    db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]
+    db: sqlite3.Connection, tenant: str, posted: Sequence[Event | Undo], owners: Mapping[str, str]
 ) -> tuple[list[Event | Undo], list[bool]]:
-    """Return the events as they stand in the logs of the users they belong to now, and whether each is new there.
+    """Return the events as they stand in the logs of their users' owners, and whether each is new there.
 
     An event that is twice among them is new once.
     """
-    user_ids = [(user_id,) for user_id in dict.fromkeys(event.user_id for event in events)]
-    targets: dict[str, str] = dict(execute_in_batches(db, SELECT_TARGETS, user_ids, after=[tenant]))
-    if targets:
-        events = [readdressed(event, targets[event.user_id]) if event.user_id in targets else event for event in events]
+    events = [
+        event if owners[event.user_id] == event.user_id else readdressed(event, owners[event.user_id])
+        for event in posted
+    ]
     keys = [(event.user_id, event.event_id, UNDO if isinstance(event, Undo) else EVENT) for event in events]
     logged = set(execute_in_batches(db, SELECT_KNOWN, keys, after=[tenant]))
     is_new = []
     for key in keys:
         is_new.append(key not in logged)
         logged.add(key)
-    return list(events), is_new
+    return events, is_new
 
 
 def _log(db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]) -> range:
