@@ -7,6 +7,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -122,7 +123,13 @@ class SQLiteStore(UserStore):
         self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
     ) -> list[bytes | None]:
         states = await self._database.read(
-            lambda db: sqlite_states.current_states(db, generation, tenant, user_ids, max_missing)
+            partial(
+                sqlite_states.current_states,
+                generation=generation,
+                tenant=tenant,
+                user_ids=user_ids,
+                max_missing=max_missing,
+            )
         )
         caught_up = []
         for state in states.values():
