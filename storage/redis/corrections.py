@@ -40,7 +40,7 @@ from storage.redis.scripts import (
 )
 from storage.redis.session import RedisSession
 from storage.state.corrections import full_id, is_already_merged, readdressed
-from storage.state.event import LogRecord, Merge, Undo
+from storage.state.event import Event, LogRecord, Merge, Undo
 
 RETRY_FOR_S = 5.0
 MAX_PAUSE_S = 0.01
@@ -103,15 +103,41 @@ class RedisCorrections:
                 await _pause()
         raise StorageUnavailable(CONTENTION, "contention")
 
+    async def append(self, user: User, records: Sequence[Event | Undo]) -> list[bool]:
+        """Log records of a user who may have become another one; return for each whether it is new.
+
+        An erasure takes those heads away that lead to others, and then gives the others' partitions new numbers. So
+        where the user still leads to the target after the target was read, the target is erased afterwards or the
+        append is refused.
+        """
+        for _ in _attempts():
+            target = await self.resolve(user)
+            seq, value = await self._session.call("MGET", target.seq, target.head)
+            if await self.resolve(user) != target:
+                continue
+            own = [readdressed(record, target.user_id) for record in records]
+            known = await self._logged_ids(target, value, [record.entry_id for record in own])
+            first = {record.entry_id: place for place, record in reversed(list(enumerate(own)))}
+            new = {place for entry_id, place in first.items() if entry_id not in known}
+            if await self._append(target, value, seq, [Entry.of(target.tenant, own[place]) for place in sorted(new)]):
+                await self._wait_for_replicas(target)
+                return [place in new for place in range(len(own))]
+            await _pause()
+        raise StorageUnavailable(CONTENTION)
+
     async def erase(self, user: User) -> None:
         """Erase the user, the one whom they were merged into, and everybody else who was merged into that one.
 
         The heads that lead from the user to the others go last. So erasing the same user again, after a process died in
-        between, finds what is left.
+        between, finds what is left. What was posted for the user meanwhile may stand with the others, who are erased
+        once more.
         """
         chain = await self._merge_chain(user)
         for link in reversed(chain):
             await self._erase_with_aliases(link, chain)
+        for link in reversed(chain[1:]):
+            await self._erase_alone(link)
+            await self._wait_for_replicas(link)
 
     async def _erase_with_aliases(self, user: User, chain: Sequence[User]) -> None:
         """Erase the user, and before that everybody who was or is being merged into them; not those of the chain."""

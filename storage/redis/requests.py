@@ -2,6 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import compress
@@ -14,7 +15,6 @@ from storage.records import AppendResult
 from storage.redis.layout import MERGE_MARK, SEQ_DIGITS, Change, Entry, Head, Keyspace, User
 from storage.redis.nodes import storage_error
 from storage.state.compiled_fold import fold_encoded
-from storage.state.corrections import readdressed
 from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation
 
@@ -155,17 +155,17 @@ class Part(_Waiting):
             for user, _ in self.entries
         )
 
-    def readdressed(self, targets: "Mapping[User, User]") -> "list[Part]":
-        """Replace the part by parts for the users whom its users were merged into."""
-        parts: dict[str, Part] = {}
-        for (user, entry), position in zip(self.entries, self.positions, strict=True):
-            target = targets[user]
-            part = parts.setdefault(target.partition, Part(self.request, target.partition, deadline_s=self.deadline_s))
-            assert not isinstance(entry.event, Merge)  # nobody appends a merge
-            moved = entry if target == user else Entry.of(target.tenant, readdressed(entry.event, target.user_id))
-            part.add(target, moved, position)
-        self.request.replace(self, list(parts.values()))
-        return list(parts.values())
+    @property
+    def records(self) -> list[Event | Undo]:
+        """The events and undos, in order; nobody appends a merge."""
+        return [entry.event for _, entry in self.entries if not isinstance(entry.event, Merge)]
+
+    def places_by_user(self) -> dict[User, list[int]]:
+        """Return the places of each user's entries."""
+        places: defaultdict[User, list[int]] = defaultdict(list)
+        for place, (user, _) in enumerate(self.entries):
+            places[user].append(place)
+        return places
 
     def split_off(self, users: Set[User]) -> "list[Part]":
         """Move the entries of these users into a part of their own, and return it, if there are any."""

@@ -175,16 +175,18 @@ return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
 """)
 
 # Erases a user, and logs the erasure. Entries that XDEL removes stay in the stream's memory and dumps, so the script
-# rewrites the partition's log; the numbers of the user's entries stay, since the archiver relies on them.
+# rewrites the partition's log; the numbers of the user's entries stay, since the archiver relies on them. Where nothing
+# is to erase, the partition's number grows all the same: an APPEND that began before is refused.
 ERASE = Script("""
 -- KEYS  seq, log, scratch, aliases, head, index; states
 -- ARGV  what to log
+local seq = redis.call('INCRBY', KEYS[1], 1)
 if redis.call('EXISTS', KEYS[4], KEYS[5]) == 0 then return 0 end
 local gone = {}
 for _, seq in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1, 'WITHSCORES')) do gone[seq] = true end
 local time = redis.call('TIME')
-local id = string.format('%.0f', redis.call('INCRBY', KEYS[1], 1))
-redis.call('XADD', KEYS[2], id .. string.format('-%s%03d', time[1], math.floor(time[2] / 1000)), 'x', ARGV[1])
+local id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
+redis.call('XADD', KEYS[2], id, 'x', ARGV[1])
 redis.call('DEL', KEYS[3])
 local after = '-'
 repeat

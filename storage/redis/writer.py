@@ -17,7 +17,7 @@ from storage.redis.client import PAUSE_S
 from storage.redis.corrections import RedisCorrections
 from storage.redis.layout import Entry, User
 from storage.redis.nodes import Command, storage_error
-from storage.redis.requests import Commit, Part, Request, UserFold, commits_of, fold_new_entries
+from storage.redis.requests import DUPLICATE, Commit, Part, Request, UserFold, commits_of, fold_new_entries
 from storage.redis.scripts import COMMIT, commit_arguments
 from storage.redis.session import RedisSession
 from storage.redis.states import RedisStates
@@ -100,7 +100,7 @@ class EventWriter:
         folds = await self._read_folds(parts, serving)
         merged = [part for part in parts if part.has_merged_user(folds)]
         if merged:
-            self._readdress(merged)
+            self._append_as_others(merged)
             parts = [part for part in parts if part not in merged]
         commits: list[Commit] = []
         undecided: list[Part] = []
@@ -180,18 +180,28 @@ class EventWriter:
 
     # ---- parts that leave the round for a while
 
-    def _readdress(self, parts: Sequence[Part]) -> None:
-        """Put events of merged users back, as events of those whom they were merged into."""
+    def _append_as_others(self, parts: Sequence[Part]) -> None:
+        """Append events of merged users for those whom they were merged into; the next reader folds them."""
 
-        async def readdress(part: Part) -> None:
+        async def append(part: Part) -> None:
+            results = [DUPLICATE] * part.size
             try:
-                targets = {user: await self._corrections.resolve(user) for user, _ in part.entries}
-                self._writes.requeue(part.readdressed(targets))
+                for user, places in part.places_by_user().items():
+                    records = [part.records[place] for place in places]
+                    is_new = await self._corrections.append(user, records)
+                    for place, record in compress(zip(places, records, strict=True), is_new):
+                        results[place] = self._result(record)
             except Exception as exc:
                 part.fail(exc)
+            else:
+                part.request.settle(part, results)
 
         for part in parts:
-            self._start(readdress(part))
+            self._start(append(part))
+
+    def _result(self, record: Event | Undo) -> AppendResult:
+        """Return the result of a record that is new and not folded yet."""
+        return AppendResult(unknown_item=isinstance(record, Event) and not self.serving[0].knows_item_of(record))
 
     def _look_up(self, parts: list[Part]) -> None:
         """Let the archive tell which of the parts' events it holds, and put the parts back."""

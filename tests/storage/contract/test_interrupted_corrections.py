@@ -175,6 +175,54 @@ class TestOvertaken:
 
         asyncio.run(law())
 
+    @pytest.mark.parametrize("erased", ["visitor", "between", "user"])
+    @pytest.mark.parametrize("slower", ["append", "erase"])
+    def test_what_a_visitor_posts_meanwhile_is_never_left_with_somebody_else(
+        self, quick_server: RedisServer, slower: str, erased: str
+    ) -> None:
+        """The visitor became another one, who became the user; erasing one of the three erases all, and parts them."""
+        server, prefix = quick_server.client, fresh_user()
+        address = f"redis:{quick_server.url} {prefix}"
+
+        async def meet(step: int, slow: UserStore, fast: UserStore) -> bool:
+            names = {name: f"{fresh_user()}-{name}" for name in ("visitor", "between", "user")}
+            visitor, between, user_id = names.values()
+            await fast.append("main", [click("e0", user_id), click("e1", visitor)])
+            await fast.merge("main", between, visitor)
+            await fast.merge("main", user_id, between)
+
+            def work(name: str, store: UserStore) -> Awaitable[object]:
+                if name == "erase":
+                    return store.erase("main", names[erased])
+                return store.append("main", [click("e1", visitor), click("e2", visitor)])
+
+            is_done = asyncio.Event()
+
+            async def overtake() -> None:
+                await work("erase" if slower == "append" else "append", fast)
+                is_done.set()
+
+            with OvertakenAt(step, overtake) as overtaken:
+                await work(slower, slow)
+            if overtaken:
+                await is_done.wait()  # what was overtaken may be something that the store does in the background
+                assert await posted(fast, user_id) == await posted(fast, between) == []
+                assert await posted(fast, visitor) in ([], [(visitor, "e1"), (visitor, "e2")])
+                await fast.erase("main", visitor)
+                left = [key + b" " + server.dump(key) for key in server.keys(f"{prefix}:*:main/*")]
+                assert not any(name.encode() in one for one in left for name in names.values())
+            return bool(overtaken)
+
+        async def law() -> None:
+            async with opened(address, GENERATION) as slow, opened(address, GENERATION) as fast:
+                for step in range(100):
+                    if not await meet(step, slow, fast):
+                        assert step > 4
+                        return
+            raise AssertionError("there is no end to the steps")
+
+        asyncio.run(law())
+
     def test_a_visitor_who_was_erased_and_comes_back_brings_nothing_along(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
