@@ -131,6 +131,13 @@ class StateStore(Protocol):
     any moment. What it lacks is folded when it is read.
     """
 
+    def node_of(self, tenant: str, user_id: str) -> str:
+        """Return which node of the store has the user's state, "" where there is only one.
+
+        Calls for users of one node may have to wait for each other.
+        """
+        ...
+
     def serve_generations(self, generations: Sequence[Generation]) -> None:
         """Keep the states of these generations fresh from now on, instead of those before."""
         ...

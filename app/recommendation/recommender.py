@@ -20,7 +20,7 @@ from app.events.recommendation_ids import hash_of
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation import rank_fusion
-from app.recommendation.batching import MicroBatcher, never_gone
+from app.recommendation.batching import MicroBatcherByNode, never_gone
 from app.recommendation.executor import AdaptiveExecutor
 from app.recommendation.explanations import ExplainedQuery, Explainer
 from app.recommendation.generation_context import GenerationContext
@@ -43,6 +43,7 @@ from model.inference.diversity import compile_loops
 from model.inference.engine import Queries
 
 MAX_BATCH = 64  # requests answered by one read and one engine run; a larger batch only makes all of them wait longer
+MAX_CALLERS_OF_NODE = 32  # requests that may wait for one node of a cluster
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 ITEM_ID = itemgetter("item_id")
 
@@ -125,7 +126,14 @@ class Recommender(BaseRecommender):
         self._clicks = clicks
         self._experiment = experiment
         self._experiment_hash = hash_of(experiment)
-        self._batcher = MicroBatcher(self._answer_batch, max_batch=MAX_BATCH, max_waiting=MAX_WAITING)
+        self._batcher = MicroBatcherByNode(
+            self._answer_batch,
+            lambda asked: reader.node_of(asked[0]),
+            max_batch=MAX_BATCH,
+            max_waiting=MAX_WAITING,
+            max_callers=MAX_CALLERS_OF_NODE,
+        )
+        self._computing = asyncio.Lock()  # batches of several nodes share the engine
 
     @override
     def recommend(
@@ -163,7 +171,8 @@ class Recommender(BaseRecommender):
         users = await self._reader.read(requests)
         self._metrics.engine.in_progress += 1
         try:
-            computed = await self._executor.run(requests, users)
+            async with self._computing:
+                computed = await self._executor.run(requests, users)
         finally:
             self._metrics.engine.in_progress -= 1
         timings = {"store": users.read_s} if users.read_s else {}

@@ -36,6 +36,10 @@ class StateReader:
         self._generation = generation
         self._metrics = metrics
 
+    def node_of(self, request: RecommendationRequest) -> str:
+        """Return the node that has the state of the request's user; "" where there is only one, or no user."""
+        return "" if request.user_id is None else self._store.node_of(self._tenant, request.user_id)
+
     async def read(self, requests: Sequence[RecommendationRequest]) -> StoredUsers:
         """Read the requests' users. Users that cannot be read now are missing; this is reported."""
         user_ids = _distinct(request.user_id for request in requests)

@@ -90,7 +90,7 @@ async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed
     trained = model_directory.load(model)
     ledger, rng = Ledger(trained.items.ids, seed), random.Random(seed)
     with TemporaryDirectory(prefix="lisarec-failover-", ignore_cleanup_errors=True) as directory:
-        async with _running(model, Path(directory), replicas, timeout_ms) as (pairs, address, url):
+        async with running_cluster(model, Path(directory), replicas, timeout_ms) as (pairs, address, url):
             load = RetryingClients(address, ledger, seed, resent_share=0.0)  # a resend could hide a loss
             is_over = False
             sending = asyncio.create_task(load.run(lambda: is_over))
@@ -147,7 +147,7 @@ async def _acknowledged(load: RetryingClients) -> None:
 async def _watch(outage: Outage, pair: ReplicatedPair, address: Address) -> None:
     """Send events of the lost slots, and of others, until the lost ones are taken again."""
     begin_s = time.monotonic()
-    lost, other = _users_of(pair.number), _users_of((pair.number + 1) % PRIMARIES)
+    lost, other = users_of(pair.number), users_of((pair.number + 1) % PRIMARIES)
 
     async def keep_on(users: Iterator[str], answers: Counter[str], reads: Counter[str] | None) -> None:
         connection = HttpConnection(address)
@@ -170,7 +170,7 @@ async def _watch(outage: Outage, pair: ReplicatedPair, address: Address) -> None
     outage.until_written_s = time.monotonic() - begin_s
 
 
-def _users_of(pair_number: int) -> Iterator[str]:
+def users_of(pair_number: int) -> Iterator[str]:
     """Yield users of partitions in the pair's slots, who are in no ledger."""
     keys, slots = Keyspace("lisarec", PARTITIONS), slots_of(pair_number, PRIMARIES)
     users = (f"probe-{number}" for number in count())
@@ -195,7 +195,7 @@ async def _source(connection: HttpConnection, user_id: str) -> str:
 
 
 @asynccontextmanager
-async def _running(
+async def running_cluster(
     model: Path, directory: Path, replicas: int, timeout_ms: int
 ) -> AsyncIterator[tuple[list[ReplicatedPair], Address, str]]:
     """Run the nodes and a service on them; yields the pairs, the service's address and the cluster's URL."""

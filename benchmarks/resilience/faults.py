@@ -8,6 +8,7 @@ and slow, clocks jump. docs/faults.md says how, and what is promised. Exit statu
     python -m benchmarks.resilience.faults kills --model models/ml-1m --store sqlite  # kill -9 of app, writer and Redis
     python -m benchmarks.resilience.faults power --model models/ml-1m --store redis  # power cuts; fails with --everysec
     python -m benchmarks.resilience.faults failover --model models/ml-1m --wait-replicas 1  # primaries of a cluster
+    python -m benchmarks.resilience.faults hang --model models/ml-1m  # a node of a cluster; others must not wait
     python -m benchmarks.resilience.faults episodes --model models/ml-1m --store redis  # disk, syncs, clocks, hanging
 """
 
@@ -26,6 +27,7 @@ from benchmarks.resilience.cluster_failover import failover
 from benchmarks.resilience.connection_cuts import cuts
 from benchmarks.resilience.degradations import BrokenPromise, episodes
 from benchmarks.resilience.environment import ScenarioSettings, StoreKind
+from benchmarks.resilience.hung_node import hang
 from benchmarks.resilience.power_loss import power_cuts
 from benchmarks.resilience.process_kills import kills
 from benchmarks.resilience.scenario import console
@@ -108,6 +110,18 @@ def run_failover(
     verdict = asyncio.run(failover(model, count, replicas, timeout_ms, seed))
     is_expected = not replicas and not (verdict.duplicated or verdict.unsent or verdict.unfolded)
     if not (verdict.is_correct or is_expected):
+        raise typer.Exit(1)
+
+
+@cli.command(name="hang")
+def run_hang(
+    model: ModelOption,
+    seconds: Annotated[float, typer.Option(help="Of each phase: before, meanwhile, after.")] = 15.0,
+    seed: SeedOption = SEED,
+) -> None:
+    """Stop a node of a Redis cluster with SIGSTOP: users of the other nodes are answered as before."""
+    if misses := asyncio.run(hang(model, seconds, seed)):
+        console.print(*misses, sep="\n")
         raise typer.Exit(1)
 
 

@@ -6,10 +6,13 @@ is read again. No command is sent twice unless a node said that it did nothing.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from storage.errors import StorageError
@@ -19,7 +22,6 @@ from storage.redis.nodes import (
     Command,
     NodeClients,
     ReplicaAcks,
-    SlotMap,
     node_urls,
     storage_error,
 )
@@ -28,6 +30,65 @@ REDIRECT_FOR_S = 2.0  # commands whose slot has moved, or whose keys are still a
 PAUSE_S = 0.05
 SCAN_COUNT = 1000  # keys examined by one command, about half a millisecond in which Redis does nothing else
 NO_CLUSTER = "several servers are named, and one of them is in no cluster; name only that one"
+
+
+class SlotMap:
+    """The nodes that own the slots, as far as is known now. A single server has one slot, which is its own.
+
+    is_cluster  whether there are several slots, each with a node of its own
+    """
+
+    def __init__(self, server: str) -> None:
+        self.is_cluster = False
+        self._seed = server
+        self._owners: list[str | None] = [server]  # by slot
+        self._replicas: set[str] = set()
+        self._importing: set[str] = set()  # nodes that an ASK named; they may own no slot yet
+
+    def learn(self, source: str, slots: Sequence[Any]) -> None:
+        """Replace the map by a node's answer to CLUSTER SLOTS."""
+        owners: list[str | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        replicas = set()
+        for first, last, *nodes in slots:
+            urls = [_with_address(source, (host or b"").decode(), int(port)) for host, port, *_ in nodes]
+            owners[first : last + 1] = urls[:1] * (last + 1 - first)
+            replicas.update(urls[1:])
+        self.is_cluster = True
+        self._owners, self._replicas, self._importing = owners, replicas, set()
+
+    def node_of(self, key: str) -> str | None:
+        """Return the node that owns the key's slot; None when no node does."""
+        return self._owners[key_slot(key.encode()) if self.is_cluster else 0]
+
+    def by_node(self, commands: Iterable[Command]) -> dict[str | None, list[int]]:
+        """Group the positions of the commands by the node that owns their keys."""
+        positions: defaultdict[str | None, list[int]] = defaultdict(list)
+        for position, command in enumerate(commands):
+            positions[self._owners[key_slot(command.key.encode()) if self.is_cluster else 0]].append(position)
+        return positions
+
+    def ask_target(self, key: str, redirection: AskError) -> str:
+        """Return the node that imports the key's slot, as the slot's owner says."""
+        target = self._target(key, redirection)
+        self._importing.add(target)
+        return target
+
+    def apply_moved(self, key: str, redirection: MovedError) -> None:
+        """Note the new owner of the key's slot."""
+        self._owners[key_slot(key.encode()) if self.is_cluster else 0] = self._target(key, redirection)
+
+    def primaries(self) -> list[str]:
+        """Return the nodes that own slots, in a fixed order."""
+        return sorted({url for url in self._owners if url is not None})
+
+    def nodes(self, *, replicas: bool) -> list[str]:
+        """Return the nodes that own slots or import some, and the replicas if wanted, in a fixed order."""
+        return sorted({*self.primaries(), *self._importing, *(self._replicas if replicas else ())})
+
+    def _target(self, key: str, redirection: AskError) -> str:
+        """Return the URL of a redirection. A node that does not know its own host means the one that answered."""
+        answered = self.node_of(key) or self._seed
+        return _with_address(answered, str(redirection.host), int(redirection.port))
 
 
 class RedisServers:
@@ -251,3 +312,11 @@ class RedisServers:
 def _is_unreachable(reply: Any) -> bool:
     """Return whether a connection failed in the place of a reply."""
     return isinstance(reply, CONNECTION_ERRORS) and not isinstance(reply, ResponseError)
+
+
+def _with_address(url: str, host: str, port: int) -> str:
+    """Return the URL with another port, and with another host if that is known."""
+    parts = urlsplit(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    host = parts.hostname or "" if host in ("", "?") else host
+    return urlunsplit(parts._replace(netloc=f"{credentials}{at}{f'[{host}]' if ':' in host else host}:{port}"))

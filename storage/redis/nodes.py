@@ -1,34 +1,29 @@
-"""The nodes of a cluster, or the single server: the connections to each, and the map of the slots that they own.
-
-A node is known by its URL. A single server has the whole map: one slot, which is its own.
-"""
+"""The nodes of a cluster, or the single server: the connections to each. A node is known by its URL."""
 
 import asyncio
 import copy
 import logging
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import (
-    AskError,
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
-    MovedError,
     NoPermissionError,
     RedisError,
     ResponseError,
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from storage.circuit_breaker import CircuitBreaker
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 
 MAX_CONNECTIONS = 16  # to each node
@@ -62,65 +57,6 @@ class Command:
     def of(cls, *args: Argument) -> "Command":
         """Make a command whose first argument is its key."""
         return cls(str(args[1]), args)
-
-
-class SlotMap:
-    """The nodes that own the slots, as far as is known now.
-
-    is_cluster  whether there are several slots, each with a node of its own
-    """
-
-    def __init__(self, server: str) -> None:
-        self.is_cluster = False
-        self._seed = server
-        self._owners: list[str | None] = [server]  # by slot
-        self._replicas: set[str] = set()
-        self._importing: set[str] = set()  # nodes that an ASK named; they may own no slot yet
-
-    def learn(self, source: str, slots: Sequence[Any]) -> None:
-        """Replace the map by a node's answer to CLUSTER SLOTS."""
-        owners: list[str | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
-        replicas = set()
-        for first, last, *nodes in slots:
-            urls = [_with_address(source, (host or b"").decode(), int(port)) for host, port, *_ in nodes]
-            owners[first : last + 1] = urls[:1] * (last + 1 - first)
-            replicas.update(urls[1:])
-        self.is_cluster = True
-        self._owners, self._replicas, self._importing = owners, replicas, set()
-
-    def node_of(self, key: str) -> str | None:
-        """Return the node that owns the key's slot; None when no node does."""
-        return self._owners[key_slot(key.encode()) if self.is_cluster else 0]
-
-    def by_node(self, commands: Iterable[Command]) -> dict[str | None, list[int]]:
-        """Group the positions of the commands by the node that owns their keys."""
-        positions: defaultdict[str | None, list[int]] = defaultdict(list)
-        for position, command in enumerate(commands):
-            positions[self._owners[key_slot(command.key.encode()) if self.is_cluster else 0]].append(position)
-        return positions
-
-    def ask_target(self, key: str, redirection: AskError) -> str:
-        """Return the node that imports the key's slot, as the slot's owner says."""
-        target = self._target(key, redirection)
-        self._importing.add(target)
-        return target
-
-    def apply_moved(self, key: str, redirection: MovedError) -> None:
-        """Note the new owner of the key's slot."""
-        self._owners[key_slot(key.encode()) if self.is_cluster else 0] = self._target(key, redirection)
-
-    def primaries(self) -> list[str]:
-        """Return the nodes that own slots, in a fixed order."""
-        return sorted({url for url in self._owners if url is not None})
-
-    def nodes(self, *, replicas: bool) -> list[str]:
-        """Return the nodes that own slots or import some, and the replicas if wanted, in a fixed order."""
-        return sorted({*self.primaries(), *self._importing, *(self._replicas if replicas else ())})
-
-    def _target(self, key: str, redirection: AskError) -> str:
-        """Return the URL of a redirection. A node that does not know its own host means the one that answered."""
-        answered = self.node_of(key) or self._seed
-        return _with_address(answered, str(redirection.host), int(redirection.port))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +96,30 @@ class ReplicaAcks:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """The connections to a node, and the circuit breaker in front of them."""
+
+    client: Redis
+    circuit: CircuitBreaker
+
+
 class NodeClients:
-    """The connections to each node. They belong to the event loop in which they are used first."""
+    """The connections to each node. They belong to the event loop in which they are used first.
+
+    A node that has not answered in time fails all calls at once until it answers again: whoever needs it does not wait,
+    and takes no connection.
+    """
 
     def __init__(self, connect_timeout_s: float, socket_timeout_s: float, acks: ReplicaAcks) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._socket_timeout_s = socket_timeout_s + (acks.timeout_s if acks.are_required else 0)
         self._pool_timeout_s = socket_timeout_s
         self._acks = acks
-        self._clients: dict[str, Redis] = {}
+        self._nodes: dict[str, _Node] = {}
 
-    def add(self, url: str) -> Redis:
-        """Make a client for the node; raise ValueError when the URL cannot be used."""
+    def add(self, url: str) -> None:
+        """Add a node; raise ValueError when the URL cannot be used."""
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=MAX_CONNECTIONS,
@@ -181,13 +129,14 @@ class NodeClients:
             retry=Retry(NoBackoff(), 0),  # by itself redis-py sends ten times, also what timed out and may be done
             protocol=2,
         )
-        self._clients[url] = client = Redis.from_pool(pool)
-        return client
+        client = Redis.from_pool(pool)
+        circuit = CircuitBreaker(f"Redis at {address_of(url)}", partial(client.execute_command, "PING"))
+        self._nodes[url] = _Node(client, circuit)
 
     @property
     def urls(self) -> list[str]:
-        """The nodes that have a client."""
-        return list(self._clients)
+        """The nodes that were added."""
+        return list(self._nodes)
 
     async def is_in_cluster(self, url: str) -> bool:
         """Ask a node whether it belongs to a cluster; one that does not tell is taken for a single server."""
@@ -201,9 +150,21 @@ class NodeClients:
 
     async def call(self, url: str, *args: Argument) -> Any:
         """Execute one command on the node."""
-        client = self._clients.get(url) or self.add(url)
-        execute: Callable[..., Awaitable[Any]] = client.execute_command  # redis-py does not say more of it
-        return await execute(*args)
+        node = self._reachable(url)
+        execute: Callable[..., Awaitable[Any]] = node.client.execute_command  # redis-py does not say more of it
+        try:
+            return await execute(*args)
+        except RedisTimeoutError:
+            node.circuit.open()
+            raise
+
+    def _reachable(self, url: str) -> _Node:
+        """Return the node; raise TimeoutError at once if it does not answer."""
+        if url not in self._nodes:
+            self.add(url)
+        node = self._nodes[url]
+        node.circuit.require_closed()
+        return node
 
     async def send(
         self,
@@ -260,8 +221,8 @@ class NodeClients:
                 return [await self.call(url, *commands[0])]
             except ResponseError as exc:
                 return [exc]
-        client = self._clients.get(url) or self.add(url)
-        async with client.pipeline(transaction=False) as pipe:  # ASKING and WAIT need one connection
+        node = self._reachable(url)
+        async with node.client.pipeline(transaction=False) as pipe:  # ASKING and WAIT need one connection
             if in_transaction:
                 pipe.execute_command("MULTI")
             for command in commands:
@@ -272,7 +233,11 @@ class NodeClients:
                 pipe.execute_command("EXEC")
             if wait_for_replicas:
                 pipe.execute_command(*self._acks.command)
-            replies = await pipe.execute(raise_on_error=False)
+            try:
+                replies = await pipe.execute(raise_on_error=False)
+            except RedisTimeoutError:
+                node.circuit.open()
+                raise
         failure = self._acks.failure_in(replies.pop()) if wait_for_replicas else None
         if in_transaction:
             executed = replies.pop()
@@ -289,9 +254,10 @@ class NodeClients:
 
     async def close(self) -> None:
         """Close all connections."""
-        for client in self._clients.values():
+        for node in self._nodes.values():
+            await node.circuit.close()
             with suppress(*CONNECTION_ERRORS):
-                await client.aclose(close_connection_pool=True)
+                await node.client.aclose(close_connection_pool=True)
 
 
 def is_cluster_mode(hello: Sequence[Any]) -> bool:
@@ -345,9 +311,7 @@ def node_urls(url: str) -> list[str]:
     return [urlunsplit(parts._replace(netloc=f"{credentials}{at}{host}")) for host in hosts.split(",")]
 
 
-def _with_address(url: str, host: str, port: int) -> str:
-    """Return the URL with another port, and with another host if that is known."""
+def address_of(url: str) -> str:
+    """Return the part of a URL that may be shown: neither user nor password."""
     parts = urlsplit(url)
-    credentials, at, _ = parts.netloc.rpartition("@")
-    host = parts.hostname or "" if host in ("", "?") else host
-    return urlunsplit(parts._replace(netloc=f"{credentials}{at}{f'[{host}]' if ':' in host else host}:{port}"))
+    return parts.netloc.rpartition("@")[2] or parts.path

@@ -66,7 +66,7 @@ class Request:
 
     def __init__(self, size: int) -> None:
         self.answer: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
-        self.failure: StorageError | None = None
+        self._failure: StorageError | None = None
         self._results: list[AppendResult | None] = [None] * size
         self._open_parts: set[Part] = set()
 
@@ -93,7 +93,7 @@ class Request:
             return
         self._open_parts.remove(part)
         if isinstance(results, StorageError):
-            self.failure = self.failure or results
+            self._failure = self._failure or results
         else:
             for position, result in zip(part.positions, results, strict=True):
                 self._results[position] = result
@@ -102,12 +102,12 @@ class Request:
 
     def _reply(self) -> None:
         applied = [position for position, result in enumerate(self._results) if result is not None]
-        if self.failure is None:
+        if self._failure is None:
             self.answer.set_result([result for result in self._results if result is not None])
         elif applied:
-            self.answer.set_exception(PartlyApplied(self.failure, applied))
+            self.answer.set_exception(PartlyApplied(self._failure, applied))
         else:
-            self.answer.set_exception(self.failure)
+            self.answer.set_exception(self._failure)
 
 
 class Part(_Waiting):
@@ -138,10 +138,7 @@ class Part(_Waiting):
         self.size += 1
 
     def is_waiting(self) -> bool:
-        """Return whether a caller still waits; settle the part if its request failed elsewhere or it is too late."""
-        if self.request.failure is not None:
-            self.request.settle(self, self.request.failure)
-            return False
+        """Return whether a caller still waits, if only for its other parts; settle a part that is too late."""
         return not (self.request.answer.done() or self.expire())
 
     def fail(self, cause: Exception) -> None:

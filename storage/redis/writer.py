@@ -1,8 +1,9 @@
 """Appending events in Redis: rounds that read the users' states, fold new events into them, and commit by partition."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import compress
 from typing import Any
 
@@ -24,6 +25,7 @@ from storage.redis.states import RedisStates
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 
+MAX_CALLS_OF_NODE = 32  # of a cluster, at a time: one that hangs leaves room for requests that need others
 MAX_ROUND = 512  # events, folded and encoded in one go: 30 to 160 ms in which the event loop does nothing else
 
 
@@ -56,6 +58,7 @@ class EventWriter:
             max_size=MAX_ROUND,
             max_waiting=max_waiting,
         )
+        self._calls = Counter[str]()  # of `append`, by node
         self._awaiting_archive: set[Part] = set()
         self._tasks: set[asyncio.Task[None]] = set()  # that put parts back
 
@@ -80,8 +83,23 @@ class EventWriter:
         if sum(part.size for part in self._awaiting_archive) > self._max_waiting:
             raise StorageBusy("too much waits for the archive; try again later")
         request = Request(len(events))
-        self._writes.put(request.split(self._session.keys, tenant, events))
-        return await request.answer
+        parts = request.split(self._session.keys, tenant, events)
+        with self._counted(parts):
+            self._writes.put(parts)
+            return await request.answer
+
+    @contextmanager
+    def _counted(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Count a call on each node that it needs; StorageBusy where that has too many in a cluster."""
+        slots = self._servers.slots
+        nodes = {slots.node_of(part.partition) or "" for part in parts} if slots.is_cluster else set[str]()
+        if any(self._calls[node] >= MAX_CALLS_OF_NODE for node in nodes):
+            raise StorageBusy("too many requests wait for one node of the cluster; try again later")
+        self._calls.update(nodes)
+        try:
+            yield
+        finally:
+            self._calls.subtract(nodes)
 
     async def close(self) -> None:
         """Finish and answer what was accepted."""

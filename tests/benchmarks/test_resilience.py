@@ -26,7 +26,7 @@ from benchmarks.harness.topology import program
 from benchmarks.resilience import degradations
 from benchmarks.resilience.degradations import BrokenPromise, Degradation, require_clear_answers
 from benchmarks.resilience.environment import StoreKind
-from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, run_kills, run_power
+from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, run_hang, run_kills, run_power
 from model.config import Config, ModelConfig, TrainConfig
 from model.training.train import train
 from tests.benchmarks.support import Silent, require_servers
@@ -109,6 +109,12 @@ class TestPrimariesOfAClusterAreKilled:
         printed = capsys.readouterr().out
         assert "acknowledged ones lost, 0 counted twice, 0 never sent; 0 states are not" in printed
         assert " 0 acknowledged ones lost" not in printed
+
+
+def test_users_of_other_nodes_do_not_wait_for_one_that_hangs(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_servers()
+    run_hang(model, seconds=3.0)
+    assert "one of three hangs: events of that node" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

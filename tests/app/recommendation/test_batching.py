@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
 from app.errors import Overloaded
-from app.recommendation.batching import MicroBatcher
+from app.recommendation.batching import MicroBatcher, MicroBatcherByNode
 
 MAX_BATCH = 4
 MAX_WAITING = 10
@@ -125,5 +125,72 @@ def test_who_is_cancelled_meanwhile_holds_nobody_up() -> None:
         second = await begun(batcher.submit([1]))
         work.may_go.set()
         assert await second == [10]
+
+    asyncio.run(law())
+
+
+class WorkByNode:
+    """Answers each ask with ten times it, as soon as its node answers; an ask's node is its last digit."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.hanging: dict[int, asyncio.Event] = {}
+
+    async def __call__(self, asks: list[int]) -> list[int]:
+        self.batches.append(asks)
+        (node,) = {ask % 10 for ask in asks}
+        if node in self.hanging:
+            await self.hanging[node].wait()
+        return [10 * ask for ask in asks]
+
+
+def new_batcher_by_node(max_callers: int = 100) -> tuple[WorkByNode, MicroBatcherByNode[int, int]]:
+    work = WorkByNode()
+    return work, MicroBatcherByNode(
+        work,
+        lambda ask: f"{ask % 10 or ''}",  # 0 needs no node
+        max_batch=MAX_BATCH,
+        max_waiting=MAX_WAITING,
+        max_callers=max_callers,
+    )
+
+
+@given(callers=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=12))
+def test_batches_are_of_one_node_and_everybody_gets_the_own_answers_in_order(callers: list[list[int]]) -> None:
+    async def law() -> None:
+        work, batcher = new_batcher_by_node()
+        asked = [await begun(batcher.submit(asks)) for asks in callers]
+        assert await asyncio.gather(*asked) == [[10 * ask for ask in asks] for asks in callers]
+        assert sorted(chain(*work.batches)) == sorted(chain(*callers))
+
+    asyncio.run(law())
+
+
+def test_a_node_that_hangs_holds_up_its_own_callers_only_and_few_of_them() -> None:
+    async def law() -> None:
+        work, batcher = new_batcher_by_node(max_callers=3)
+        work.hanging[7] = asyncio.Event()
+        waiting = [await begun(batcher.submit([ask])) for ask in (7, 17)]
+        mixed = await begun(batcher.submit([1, 27, 2]))
+        for ask in (1, 2, 10):
+            assert await batcher.submit([ask]) == [10 * ask]
+        for asks in ([37], [1, 37]):
+            with pytest.raises(Overloaded):
+                await batcher.submit(asks)
+        assert not any(one.done() for one in (*waiting, mixed))
+        work.hanging[7].set()
+        assert await asyncio.gather(*waiting, mixed) == [[70], [170], [10, 270, 20]]
+        assert await batcher.submit([37]) == [370]
+
+    asyncio.run(law())
+
+
+def test_who_needs_no_node_is_not_bounded_by_node() -> None:
+    async def law() -> None:
+        work, batcher = new_batcher_by_node(max_callers=1)
+        work.hanging[0] = asyncio.Event()
+        asked = [await begun(batcher.submit([10 * number])) for number in range(5)]
+        work.hanging[0].set()
+        assert await asyncio.gather(*asked) == [[100 * number] for number in range(5)]
 
     asyncio.run(law())

@@ -1,0 +1,136 @@
+"""Stop one node of a cluster with SIGSTOP under load, and measure how long users of the other nodes wait meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import numpy as np
+
+from app.events.uuid7 import uuid7
+from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
+from benchmarks.harness.tcp_proxy import Address
+from benchmarks.resilience.cluster_failover import PRIMARIES, running_cluster, users_of
+from benchmarks.resilience.scenario import console, counts
+from model.artifact import model_directory
+
+NODE_TIMEOUT_MS = 600_000  # no replica takes over
+USERS = 200  # of each node
+CLIENTS = 4  # of each kind and node
+PAUSE_S = 0.02  # of a client between two requests
+MAX_P50_MS = 1_000.0  # of users of other nodes: half of what a service waits for a node
+
+Kind = Literal["events", "recommendations"]
+
+
+@dataclass
+class Answers:
+    """The answers to one kind of request."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    ms: list[float] = field(default_factory=list)
+
+    def percentile_ms(self, percent: float) -> float:
+        """Return a percentile of the latencies."""
+        return float(np.percentile(self.ms, percent))
+
+    def __str__(self) -> str:
+        p50, p99, longest = (self.percentile_ms(percent) for percent in (50, 99, 100))
+        return f"p50 {p50:,.1f} ms, p99 {p99:,.1f} ms, longest {longest:,.0f} ms; {counts(self.kinds)}"
+
+
+class Load:
+    """Clients of users of one node, or of several: each sends one request after the other."""
+
+    def __init__(self, address: Address, users: Sequence[str], items: Sequence[str], seed: int) -> None:
+        self._address = address
+        self._users = users
+        self._items = items
+        self._random = random.Random(seed)
+
+    async def begin(self) -> None:
+        """Send an event of each user, so that all of them get personal recommendations."""
+        events = [{"event_id": uuid7(), "user_id": user_id, "item_id": self._items[0]} for user_id in self._users]
+        connection = HttpConnection(self._address)
+        status, body = await connection.request("POST", "/v1/events", events)
+        connection.close()
+        if status != 200:
+            raise RuntimeError(f"the first events were answered by {status}: {body}")
+
+    async def measure(self, seconds: float) -> dict[Kind, Answers]:
+        """Send requests of both kinds for so long."""
+        found: dict[Kind, Answers] = {"events": Answers(), "recommendations": Answers()}
+        end_s = time.monotonic() + seconds
+        await asyncio.gather(*(self._send_until(end_s, kind, found[kind]) for kind in found for _ in range(CLIENTS)))
+        return found
+
+    async def _send_until(self, end_s: float, kind: Kind, answers: Answers) -> None:
+        connection = HttpConnection(self._address)
+        while time.monotonic() < end_s:
+            begin_s = time.perf_counter()
+            answer = await self._answer(connection, kind, self._random.choice(self._users))
+            answers.ms.append(1000 * (time.perf_counter() - begin_s))
+            answers.kinds[answer] += 1
+            await asyncio.sleep(PAUSE_S)
+        connection.close()
+
+    async def _answer(self, connection: HttpConnection, kind: Kind, user_id: str) -> str:
+        event = {"event_id": uuid7(), "user_id": user_id, "item_id": self._random.choice(self._items)}
+        try:
+            if kind == "events":
+                status, body = await connection.request("POST", "/v1/events", event)
+            else:
+                status, body = await connection.request("GET", f"/v1/users/{user_id}/recommendations")
+        except TRANSPORT_ERRORS:
+            return "no answer"
+        if status != 200:
+            return f"{status} {body['error']['code']}"
+        return str(body.get("source", "200"))
+
+
+async def hang(model: Path, seconds: float, seed: int) -> list[str]:
+    """Measure before, while a node hangs, and after; return what is not as promised."""
+    items = model_directory.load(model).items.ids
+    with TemporaryDirectory(prefix="lisarec-hang-", ignore_cleanup_errors=True) as directory:
+        async with running_cluster(model, Path(directory), 0, NODE_TIMEOUT_MS) as (pairs, address, _):
+            hanging = pairs[0].nodes[pairs[0].primary()]
+            own = Load(address, list(islice(users_of(0), USERS)), items, seed)
+            of_others = [user_id for number in range(1, PRIMARIES) for user_id in islice(users_of(number), USERS)]
+            others = Load(address, of_others, items, seed + 1)
+            await own.begin()
+            await others.begin()
+            await _phase("warming up", own, others, seconds / 2)
+            before = await _phase("all nodes answer", own, others, seconds)
+            hanging.send(signal.SIGSTOP)
+            meanwhile = await _phase("one of three hangs", own, others, seconds)
+            hanging.send(signal.SIGCONT)
+            await _phase("it goes on", own, others, seconds)
+    return list(_misses(before, meanwhile))
+
+
+async def _phase(name: str, own: Load, others: Load, seconds: float) -> dict[Kind, Answers]:
+    found_of_own, found = await asyncio.gather(own.measure(seconds), others.measure(seconds))
+    for kind, answers in found.items():
+        console.print(f"{name}: {kind} of other nodes: {answers}")
+        console.print(f"{name}: {kind} of that node: {found_of_own[kind]}")
+    return found
+
+
+def _misses(before: dict[Kind, Answers], meanwhile: dict[Kind, Answers]) -> list[str]:
+    misses = []
+    for kind, answers in meanwhile.items():
+        quiet_ms, ms = before[kind].percentile_ms(50), answers.percentile_ms(50)
+        if ms > MAX_P50_MS:
+            misses.append(f"{kind} of users of other nodes take {ms:.0f} ms instead of {quiet_ms:.0f} ms (p50)")
+        if set(answers.kinds) - {"200", "personalised", "blended"}:
+            misses.append(f"{kind} of users of other nodes were answered by {counts(answers.kinds)}")
+    return misses

@@ -1,0 +1,57 @@
+"""A circuit breaker: what has not answered in time is not waited for again until it has answered a probe."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+PROBE_EVERY_S = 0.25
+
+logger = logging.getLogger(__name__)
+
+
+class CircuitBreaker:
+    """Fails calls of a server at once after one has timed out, until the server answers again.
+
+    While the circuit is open, calls that fail let a probe be sent in the background, one at a time. So nobody waits for
+    a server that hangs, and a server that nobody asks is left alone.
+
+    name   of the server, for messages
+    probe  asks the server for anything; it raises an Exception when there is no answer
+    """
+
+    def __init__(self, name: str, probe: Callable[[], Awaitable[object]]) -> None:
+        self._name = name
+        self._probe = probe
+        self._is_open = False
+        self._probing: asyncio.Task[None] | None = None
+
+    def require_closed(self) -> None:
+        """Raise TimeoutError while the server is not known to answer."""
+        if not self._is_open:
+            return
+        if self._probing is None:
+            self._probing = asyncio.create_task(self._send_probe())
+        raise TimeoutError(f"{self._name} has not answered in time, nor since")
+
+    def open(self) -> None:
+        """Fail calls from now on: one has timed out."""
+        if not self._is_open:
+            self._is_open = True
+            logger.warning("%s does not answer in time; nobody waits for it until it does", self._name)
+
+    async def close(self) -> None:
+        """End the probe."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.wait([self._probing])
+
+    async def _send_probe(self) -> None:
+        try:
+            await self._probe()
+        except Exception:
+            await asyncio.sleep(PROBE_EVERY_S)
+        else:
+            self._is_open = False
+            logger.warning("%s answers again", self._name)
+        finally:
+            self._probing = None

@@ -1,0 +1,173 @@
+"""One node of a Redis Cluster hangs: users of the others do not wait for it, and its own are soon told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.serving import store_factory
+from storage.redis.layout import Keyspace
+from storage.redis.store import PARTITIONS, RedisOptions
+from tests.app.conftest import Client
+from tests.storage.redis.servers import RedisCluster
+
+RECOVERY_S = 30.0
+NOBODY_GIVES_UP_S = 120.0
+MANY = 100  # requests; twice as many are more than a process works on at a time
+
+_event_ids = (f"event-{number}" for number in count())
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    cluster = RedisCluster(timeout_ms=600_000)  # no node calls another one dead
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def users(cluster: RedisCluster) -> dict[int, list[str]]:
+    """Users of each node, by its place."""
+    keys = Keyspace("lisarec", PARTITIONS)
+
+    def is_on(place: int, user_id: str) -> bool:
+        return cluster.owner(keys.user("main", user_id).head) is cluster.primaries[place]
+
+    names = [f"user-{number}" for number in range(300)]
+    return {place: list(islice((n for n in names if is_on(place, n)), 20)) for place in range(3)}
+
+
+@pytest.fixture
+def serve(
+    cluster: RedisCluster, start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[float], Client]]:
+    """Start a service that waits so long for a node."""
+    clients: list[Client] = []
+
+    def start_client(socket_timeout_s: float) -> Client:
+        options = partial(RedisOptions, socket_timeout_s=socket_timeout_s)
+        monkeypatch.setattr(store_factory, "RedisOptions", options)
+        clients.append(start(tmp_path, redis_url=cluster.url))
+        return clients[-1]
+
+    yield start_client
+    for client in clients:
+        client.close()
+
+
+@contextmanager
+def hung(cluster: RedisCluster, place: int) -> Iterator[None]:
+    cluster.primaries[place].freeze()
+    try:
+        yield
+    finally:
+        cluster.primaries[place].thaw()
+
+
+def post(http: httpx.AsyncClient, *user_ids: str) -> asyncio.Task[httpx.Response]:
+    events = [{"user_id": user_id, "item_id": "item-1", "event_id": next(_event_ids)} for user_id in user_ids]
+    return asyncio.create_task(http.post("/v1/events", json=events))
+
+
+def ask(http: httpx.AsyncClient, *user_ids: str) -> asyncio.Task[httpx.Response]:
+    return asyncio.create_task(http.post("/v1/recommendations", json={"requests": [{"user_id": u} for u in user_ids]}))
+
+
+async def sources(answer: asyncio.Task[httpx.Response]) -> list[str]:
+    response = await answer
+    assert response.status_code == 200, response.text
+    return [result["source"] for result in response.json()["results"]]
+
+
+@asynccontextmanager
+async def finished(cluster: RedisCluster, waiting: list[asyncio.Task[httpx.Response]]) -> AsyncIterator[None]:
+    """Let the node that hangs at the first place go on at the end, and everybody be answered."""
+    with hung(cluster, 0):
+        yield
+    await asyncio.wait(waiting)
+
+
+async def recovered(http: httpx.AsyncClient, user_id: str) -> None:
+    give_up_at_s = time.monotonic() + RECOVERY_S
+    while (await post(http, user_id)).status_code != 200:
+        assert time.monotonic() < give_up_at_s
+        await asyncio.sleep(0.05)
+
+
+def test_users_of_other_nodes_do_not_wait(
+    cluster: RedisCluster, users: dict[int, list[str]], serve: Callable[[float], Client]
+) -> None:
+    client = serve(NOBODY_GIVES_UP_S)
+
+    async def law() -> None:
+        http, (lost, *_), others = client.http, users[0], [*users[1], *users[2]]
+        for user_id in (lost, *others):
+            assert (await post(http, user_id)).status_code == 200
+        waiting: list[asyncio.Task[httpx.Response]] = []
+        async with finished(cluster, waiting):
+            waiting += [post(http, lost), ask(http, lost), ask(http, lost, others[0]), post(http, lost, others[0])]
+            await asyncio.sleep(0.1)  # they are at work
+            for user_id in others:
+                answers = [ask(http, user_id), post(http, user_id), ask(http, user_id, others[0])]
+                assert await sources(answers[0]) == ["personalised"]
+                assert (await answers[1]).status_code == 200
+                assert await sources(answers[2]) == ["personalised"] * 2
+            assert not any(one.done() for one in waiting)
+
+    client.runner.run(law())
+
+
+def test_many_requests_that_wait_for_it_leave_room_for_the_others(
+    cluster: RedisCluster, users: dict[int, list[str]], serve: Callable[[float], Client]
+) -> None:
+    client = serve(NOBODY_GIVES_UP_S)
+
+    async def law() -> None:
+        http, (lost, *_), (served, *_) = client.http, users[0], users[1]
+        assert (await post(http, served)).status_code == 200
+        waiting: list[asyncio.Task[httpx.Response]] = []
+        async with finished(cluster, waiting):
+            waiting += [send(http, lost) for _ in range(MANY) for send in (post, ask)]
+            give_up_at_s = time.monotonic() + RECOVERY_S
+            while sum(one.done() for one in waiting) < 2 * (MANY - 32):
+                assert time.monotonic() < give_up_at_s
+                await asyncio.sleep(0.01)
+            refusals = {one.result().json()["error"]["code"] for one in waiting if one.done()}
+            assert refusals == {"storage_busy", "overloaded"}
+            for _ in range(20):
+                assert await sources(ask(http, served)) == ["personalised"]
+                assert (await post(http, served)).status_code == 200
+
+    client.runner.run(law())
+
+
+def test_after_one_time_out_nobody_waits_and_it_is_found_again(
+    cluster: RedisCluster, users: dict[int, list[str]], serve: Callable[[float], Client]
+) -> None:
+    client = serve(2.0)
+
+    async def law() -> None:
+        http, (lost, *_), (served, *_) = client.http, users[0], users[1]
+        for user_id in (lost, served):
+            await recovered(http, user_id)
+        with hung(cluster, 0):
+            refusal = await post(http, lost)
+            assert refusal.json()["error"]["message"].startswith("the store does not answer in time")
+            begin_s = time.monotonic()
+            for _ in range(20):
+                assert (await post(http, lost)).json()["error"]["code"] == "storage_unavailable"
+                assert (await post(http, lost, served)).json()["error"]["code"] == "partly_applied"
+                assert await sources(ask(http, lost, served)) == ["popular", "personalised"]
+            assert time.monotonic() - begin_s < 20 * 2.0  # one time-out each would be three times as much
+        await recovered(http, lost)
+        assert await sources(ask(http, lost, served)) == ["personalised"] * 2
+
+    client.runner.run(law())
