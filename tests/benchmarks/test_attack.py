@@ -13,12 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.attack.chaos.elle import violations, write_history
+from benchmarks.attack.chaos.environment import ChaosStore
 from benchmarks.attack.chaos.operations import Operation, OperationKind, OperationLog, Outcome
+from benchmarks.attack.chaos.run import ChaosSettings, chaos, list_operations, unclear_answers
 from benchmarks.attack.chaos.verdict import judge
 from benchmarks.harness.ledger import TENANT
 from storage.records import FoldedState
 from storage.sqlite.store import SQLiteStore
 from storage.state.fold import fold_event
+from tests.app.conftest import write_model
+from tests.benchmarks.support import require_servers
 from tests.storage.oracles.random_events import click, make_generation
 
 GENERATION = make_generation()
@@ -211,3 +215,22 @@ class TestListHistories:
             f"{{:index 3, :type :ok, :process 1, :time 4000000000, :f :txn, :value [[:r {key} [0]]]}}",
             f"{{:index 4, :type :invoke, :process 2, :time 5000000000, :f :txn, :value [[:append {key} 2]]}}",
         ]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return [write_model(folder / "may", seed=7), write_model(folder / "june", seed=11)]
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis", "cluster"])
+def test_nothing_acknowledged_is_lost_doubled_or_wrong(store: ChaosStore, models: list[Path], tmp_path: Path) -> None:
+    require_servers()
+    chaos_settings = ChaosSettings(
+        models, store, seconds=10.0, seed=3, left_out=("store lost", "store older"), directory=tmp_path
+    )
+    verdict, workload = asyncio.run(chaos(chaos_settings))
+    assert {name: faults for name, faults in verdict.faults().items() if faults} == {}
+    assert list(violations(list_operations(workload))) == []
+    assert verdict.acknowledged > 100
+    assert unclear_answers(workload) == {}

@@ -106,6 +106,11 @@ def list_operations(workload: Workload) -> list[Operation]:
     return [operation for operation in workload.record.operations if operation.family < 0]
 
 
+def unclear_answers(workload: Workload) -> Counter[str]:
+    """Return how often requests were answered as none may be."""
+    return Counter({name: times for name, times in workload.answers.items() if name.split(" ")[1] in UNCLEAR})
+
+
 def main(  # noqa: PLR0913
     model: Annotated[Path, typer.Option(help="Model directory of the first process.")],
     other: Annotated[Path, typer.Option(help="Another one in the same folder, of the second process.")],
@@ -124,7 +129,7 @@ def main(  # noqa: PLR0913
         verdict, workload = asyncio.run(chaos(settings))
     of_lists = list_operations(workload)
     not_linearizable = list(violations(of_lists))
-    unclear = Counter({name: times for name, times in workload.answers.items() if name.split(" ")[1] in UNCLEAR})
+    unclear = unclear_answers(workload)
     console.print(f"{store}, seed {seed}, {seconds:g} s: {verdict}")
     console.print(f"{len(of_lists):,} operations on lists, {len(not_linearizable)} faults of linearizability")
     for name, faults in {**verdict.faults(), "not linearizable": not_linearizable}.items():
