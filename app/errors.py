@@ -1,9 +1,11 @@
 """Every way in which a request can fail. The HTTP response to each stands in `app.http.error_responses`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+
+from storage.errors import PartlyApplied, StorageError
 
 MAX_DETAILS = 20
 MAX_REASON_CHARS = 120  # 20 details of this length stay well below the 4 kB that an error may have
@@ -87,6 +89,14 @@ class TooManyRequests(RequestError):
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class PartlyAccepted(PartlyApplied):
+    """As PartlyApplied, of the events of a body; `counts` are the numbers of those that are durable."""
+
+    def __init__(self, failure: StorageError, results: Mapping[int, Any], counts: Mapping[str, int]) -> None:
+        super().__init__(failure, results)
+        self.counts = counts
 
 
 class TooManyNewUsers(TooManyRequests):

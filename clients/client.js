@@ -2,7 +2,7 @@
 (() => {
   const { src, dataset } = document.currentScript
   const waiting = new Map()
-  let store = {}, quiet = 0
+  let store = {}, quiet
   try { store = localStorage || store } catch {}
   for (const name in store) if (/^lisarec:/.test(name)) waiting.set(name, store[name])
   let held = waiting.size
@@ -31,7 +31,7 @@
 
   async function send() {
     const batch = [...waiting].sort().slice(0, 20)
-    if (!batch[0] || Date.now() < quiet) return
+    if (!batch[0] || quiet) return
     batch.map(([name]) => waiting.delete(name))
     let done = []
     try {
@@ -39,7 +39,8 @@
         method: "POST", keepalive: true, body: `[${batch.map(([, text]) => text)}]`,
         headers: { Authorization: "Bearer " + dataset.key, "Content-Type": "application/json" },
       })
-      quiet = Date.now() + 1e3 * answer.headers.get("Retry-After")
+      quiet = answer.headers.get("Retry-After")
+      setTimeout(() => quiet = 0, 1e3 * quiet)
       if (answer.ok) done = batch
       if (answer.status == 422) done = (await answer.json()).error.details.map(({ index }) => batch[index])
     } catch {}

@@ -1,7 +1,7 @@
 """The ways in which a store can fail or refuse."""
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 FailureCause = Literal[
     "unreachable",  # nobody answers at the address
@@ -44,11 +44,15 @@ class StorageUnavailable(StorageError):
 
 
 class PartlyApplied(StorageUnavailable):
-    """The events at the positions `applied` are durable; of the others it is not known. Send all of them again."""
+    """Some events of a request are durable; of the others it is not known. Send all of them again.
 
-    def __init__(self, failure: StorageError, applied: Sequence[int]) -> None:
-        super().__init__(f"{failure}; {len(applied)} events were applied", failure.failure_cause)
-        self.applied = tuple(applied)
+    results  the AppendResult of each durable event, by its position in the request
+    """
+
+    def __init__(self, failure: StorageError, results: Mapping[int, Any]) -> None:
+        super().__init__(f"{failure}; {len(results)} events were applied", failure.failure_cause)
+        self.failure = failure
+        self.results = results
 
 
 class PartlyRead(StorageUnavailable):

@@ -19,6 +19,10 @@ class ItemOverrides:
         self.change_count = 0
         self._newest: dict[str, tuple[int, ItemEntry]] = {}
 
+    def __contains__(self, item_id: str) -> bool:
+        """Return whether the tenant has ever set anything of the item."""
+        return item_id in self._newest
+
     def apply(self, changes: ItemChanges) -> None:
         """Apply the changes of items."""
         for entry in changes.entries:

@@ -1,22 +1,25 @@
 """Taking in events: they are validated, logged and folded, all of a request or nothing of it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from pydantic import ValidationError
 
-from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, details_of
+from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, PartlyAccepted, details_of
 from app.events.cold_item_learner import prepare_events
 from app.events.live_signals import LiveSignals
 from app.events.new_users import ANYBODY, NewUsers, Sender
 from app.events.uuid7 import uuid7
+from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
 from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
 from app.schemas.fields import MAX_AHEAD_US, is_id
 from app.settings import Settings
 from model.data.table import LAST_SECOND
+from storage.errors import PartlyApplied
 from storage.protocol import EventStore
+from storage.records import AppendResult
 from storage.state.event import Event, id_time_us
 
 ID_NEEDED = "is required where keys are; best a UUIDv7, and the same one when the event is sent again"
@@ -27,12 +30,15 @@ REFUSED = "nothing was applied; correct the events named here and send them all 
 class Ingest:
     """Takes in the events of one tenant."""
 
-    def __init__(self, store: EventStore, settings: Settings, metrics: Metrics, signals: LiveSignals) -> None:
+    def __init__(
+        self, store: EventStore, settings: Settings, metrics: Metrics, signals: LiveSignals, vocabulary: Vocabulary
+    ) -> None:
         self._store = store
         self._tenant = settings.tenant
         self._needs_ids = settings.keys_file is not None
         self._metrics = metrics
         self._signals = signals
+        self._vocabulary = vocabulary
         self._new_users = NewUsers(store, self._tenant)
 
     async def append(self, body: object, sender: Sender = ANYBODY) -> EventCounts:
@@ -49,21 +55,77 @@ class Ingest:
         events = parse_plain_events(bodies, now_us, needs_ids=self._needs_ids)
         if events is None:
             events = [to_event(one, now_us) for one in validate_events(bodies, now_us, needs_ids=self._needs_ids)]
-        await self._new_users.admit({event.user_id for event in events}, sender)
-        learners = self._signals.learners
+        positions = await self._allowed_positions(events, sender)
+        allowed = [events[position] for position in positions]
+        await self._new_users.admit({event.user_id for event in allowed}, sender)
+        try:
+            results = await self._append(allowed)
+        except PartlyApplied as exc:
+            # what was refused comes again
+            counts = self._counts([allowed[place] for place in exc.results], list(exc.results.values()), refused=0)
+            by_position = {positions[place]: result for place, result in exc.results.items()}
+            raise PartlyAccepted(exc.failure, by_position, counts.model_dump()) from exc
+        return self._counts(allowed, results, refused=len(events) - len(allowed))
+
+    async def _allowed_positions(self, events: Sequence[Event], sender: Sender) -> Sequence[int]:
+        """Return the positions of the events that the sender may post: pages post none on items that nobody knows."""
+        if sender.is_public:
+            unknown = await self._vocabulary.unknown_items({event.item_id for event in events})
+            if unknown:
+                return [position for position, event in enumerate(events) if event.item_id not in unknown]
+        return range(len(events))
+
+    async def _append(self, events: Sequence[Event]) -> list[AppendResult]:
+        """Append the events, and learn from those that are durable; raises PartlyApplied as the store does."""
+        if not events:
+            return []
+        signals, learners = self._signals, self._signals.learners
         logged, observations = await prepare_events(events, learners)
-        with self._metrics.store.timed("append"):
-            results = await self._store.append(self._tenant, logged)
-        self._metrics.events.count(results)
-        self._signals.trend_counter.count(events, results)
-        self._signals.click_through.count(events, results)
-        for learner, observed in zip(learners, observations, strict=True):
-            learner.observe_after(events, results, observed)
-        duplicates = unknown_items = 0
-        for result in results:
+
+        def learn(results: Mapping[int, AppendResult]) -> None:
+            durable, outcomes = [events[place] for place in results], list(results.values())
+            signals.trend_counter.count(durable, outcomes)
+            signals.click_through.count(durable, outcomes)
+            for learner, observed in zip(learners, observations, strict=True):
+                of_durable = {n: observed[place] for n, place in enumerate(results) if place in observed}
+                learner.observe_after(durable, outcomes, of_durable)
+
+        try:
+            with self._metrics.store.timed("append"):
+                results = await self._store.append(self._tenant, logged)
+        except PartlyApplied as exc:
+            learn(exc.results)
+            raise
+        learn(dict(enumerate(results)))
+        return results
+
+    def _counts(self, events: Sequence[Event], results: Sequence[AppendResult], refused: int) -> EventCounts:
+        """Count the outcomes of durable events, also in the metrics."""
+        types = self._vocabulary.event_types()
+        duplicates = unknown_items = unknown_types = late = 0
+        for event, result in zip(events, results, strict=True):
             duplicates += result.duplicate
             unknown_items += result.unknown_item
-        return EventCounts(accepted=len(results) - duplicates, duplicates=duplicates, unknown_items=unknown_items)
+            unknown_types += not (result.duplicate or event.type in types)
+            late += result.late
+        accepted = len(results) - duplicates
+        self._metrics.events.count(
+            {
+                "accepted": accepted,
+                "duplicate": duplicates,
+                "unknown_item": unknown_items,
+                "unknown_type": unknown_types,
+                "late": late,
+                "refused": refused,
+            }
+        )
+        return EventCounts(
+            accepted=accepted,
+            duplicates=duplicates,
+            unknown_items=unknown_items,
+            unknown_types=unknown_types,
+            refused=refused,
+        )
 
 
 def parse_plain_events(bodies: Sequence[object], now_us: int, *, needs_ids: bool = False) -> list[Event] | None:

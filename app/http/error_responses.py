@@ -27,6 +27,7 @@ from app.errors import (
     ItemNotFound,
     NotHttp,
     Overloaded,
+    PartlyAccepted,
     RequestError,
     TooManyEvents,
     TooManyNewUsers,
@@ -187,7 +188,9 @@ def error_response(exc: Exception) -> JSONResponse:
     problem = next(PROBLEMS[kind] for kind in type(exc).__mro__ if kind in PROBLEMS)
     details = exc.details if isinstance(exc, RequestError) else []
     if isinstance(exc, PartlyApplied):
-        details = _applied_runs(exc)
+        details = [_applied_runs(exc)]
+    if isinstance(exc, PartlyAccepted):
+        details += [ErrorDetail(field=name, reason=str(count)) for name, count in exc.counts.items()]
     if isinstance(exc, ArtifactError):
         logger.error("a model cannot be activated: %s", exc)
     message = problem.message or str(exc)
@@ -204,14 +207,14 @@ def _headers(exc: Exception, status: int) -> dict[str, str]:
     return {"Retry-After": RETRY_AFTER_S} if status == 503 else {}
 
 
-def _applied_runs(exc: PartlyApplied) -> list[ErrorDetail]:
+def _applied_runs(exc: PartlyApplied) -> ErrorDetail:
     """Return which events are durable, as runs of indices: as many as fit."""
-    applied = set(exc.applied)
+    applied = exc.results.keys()
     first_of_run = [index for index in sorted(applied) if index - 1 not in applied]
     last_of_run = [index for index in sorted(applied) if index + 1 not in applied]
     runs = [str(a) if a == b else f"{a}-{b}" for a, b in zip(first_of_run, last_of_run, strict=True)]
     rest = f" and {len(runs) - MAX_APPLIED_RUNS} more runs" if len(runs) > MAX_APPLIED_RUNS else ""
-    return [ErrorDetail(reason=f"applied: {', '.join(runs[:MAX_APPLIED_RUNS])}{rest}")]
+    return ErrorDetail(reason=f"applied: {', '.join(runs[:MAX_APPLIED_RUNS])}{rest}")
 
 
 async def _handle_validation(_request: Request, exc: Exception) -> JSONResponse:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
 from prometheus_client import generate_latest as in_text
@@ -18,7 +18,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.multiprocess import WorkerProcesses, living_workers
 from storage.errors import FAILURE_CAUSES, StorageError
-from storage.records import AppendResult, Tally
+from storage.records import Tally
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 STORE_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2, 5)
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 StoreCall = Literal["append", "states", "log"]
 STORE_CALLS: tuple[StoreCall, ...] = ("append", "states", "log")
+EventOutcome = Literal["accepted", "duplicate", "unknown_item", "unknown_type", "late", "refused"]
+EVENT_OUTCOMES: tuple[EventOutcome, ...] = get_args(EventOutcome)
 
 
 class Metrics:
@@ -236,21 +238,17 @@ class EventMetrics:
 
     def __init__(self, instruments: Instruments) -> None:
         events = instruments.counter(
-            "lisarec_events", "Valid events by outcome; unknown_item and late ones are accepted too", ["outcome"]
+            "lisarec_events",
+            "Valid events by outcome; unknown_item, unknown_type and late ones are accepted too",
+            ["outcome"],
         )
-        self._accepted, self._duplicate = events.labels("accepted"), events.labels("duplicate")
-        self._unknown_item, self._late = events.labels("unknown_item"), events.labels("late")
+        self._by_outcome = {outcome: events.labels(outcome) for outcome in EVENT_OUTCOMES}
 
-    def count(self, results: Sequence[AppendResult]) -> None:
+    def count(self, counts: Mapping[EventOutcome, int]) -> None:
         """Count the events of one call, by outcome."""
-        duplicates = sum(result.duplicate for result in results)
-        self._accepted.inc(len(results) - duplicates)
-        if duplicates:
-            self._duplicate.inc(duplicates)
-        if unknown := sum(result.unknown_item for result in results):
-            self._unknown_item.inc(unknown)
-        if late := sum(result.late for result in results):
-            self._late.inc(late)
+        for outcome, count in counts.items():
+            if count:
+                self._by_outcome[outcome].inc(count)
 
 
 class RecommendationMetrics:

@@ -24,10 +24,19 @@ class PostedEvent(Closed):
 
 
 class EventCounts(BaseModel):
-    """What became of the events; accepted and duplicates add up to the number sent."""
+    """What became of the events; accepted, duplicates and refused add up to the number sent."""
 
     accepted: int
     duplicates: int
-    unknown_items: int
+    unknown_items: int = Field(description="of the accepted: the current model has not learned their items")
+    unknown_types: int = Field(description="of the accepted: no served model has a weight for their types")
+    refused: int = Field(
+        description="with a key of pages: neither the shop nor a model knows their items. They are not logged; PUT the "
+        "items first"
+    )
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"accepted": 2, "duplicates": 1, "unknown_items": 0}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"accepted": 2, "duplicates": 1, "unknown_items": 0, "unknown_types": 0, "refused": 0}]
+        }
+    )

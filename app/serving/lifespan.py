@@ -10,6 +10,7 @@ from app.catalogue.live_catalogue import LiveCatalogue
 from app.events.ingest import Ingest
 from app.events.live_signals import LiveSignals
 from app.events.user_data import UserData
+from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
 from app.recommendation.trending import Trending
 from app.schemas.operations import ServedModel
@@ -73,7 +74,9 @@ async def tenant_service(
         stack.push_async_callback(context.tasks.cancel)
         switcher = GenerationSwitcher(context, artifact)
         await switcher.poll()  # so that a process which joins never serves another model first
-        ingest, item_updates = Ingest(store, settings, metrics, signals), ItemUpdates(store, switcher, settings.tenant)
+        vocabulary = Vocabulary(context.overrides, switcher.served, switcher.refresh_items)
+        ingest = Ingest(store, settings, metrics, signals, vocabulary)
+        item_updates = ItemUpdates(store, switcher, settings.tenant)
         async with in_background(switcher.poll_forever(), signals.sync_forever(), _sweep(store)):
             yield Service(store, switcher, ingest, item_updates, signals)
         with suppress(StorageError):

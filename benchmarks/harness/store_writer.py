@@ -10,8 +10,10 @@ import asyncio
 import json
 from pathlib import Path
 
+from app.catalogue.item_overrides import ItemOverrides
 from app.events.ingest import Ingest
 from app.events.live_signals import LiveSignals
+from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
 from app.serving.served_generation import generation_of
 from app.settings import Settings
@@ -33,7 +35,9 @@ async def write(store_address: str, model: Path, events: Path, taken: Path) -> N
         store = await RedisStore.open(store_address, generations)
     else:
         store = await SQLiteStore.open(Path(store_address), generations)
-    ingest = Ingest(store, Settings(model_dir=model, tenant=TENANT), Metrics(), LiveSignals(store, TENANT, Metrics()))
+    settings, metrics = Settings(model_dir=model, tenant=TENANT), Metrics()
+    vocabulary = Vocabulary(ItemOverrides(), list, store.ping)  # which asks nothing of those who are no pages
+    ingest = Ingest(store, settings, metrics, LiveSignals(store, TENANT, metrics), vocabulary)
     lines = enumerate(events.read_text().splitlines())
     with taken.open("a", buffering=1) as acknowledged:
 

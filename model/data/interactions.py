@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 REPEAT_SHARE_OF_SHOPS = 0.05
+MAX_NAMED_TYPES = 5
+
+logger = logging.getLogger(__name__)
 
 
 class DataError(ValueError):
@@ -26,6 +30,7 @@ class Interactions:
     value             (events,)  float64, NaN where the table has none
     time_is_order     whether the timestamps only number the events of a user
     sha256            hex digest of the uncompressed table as it lay in the file
+    is_log            whether these are a service's events, which may have types that no model knows
     """
 
     user_ids: list[str]
@@ -38,6 +43,7 @@ class Interactions:
     value: NDArray[np.float64]
     time_is_order: bool
     sha256: str
+    is_log: bool = False
 
     def __len__(self) -> int:
         return len(self.user)
@@ -48,19 +54,34 @@ class Interactions:
         return np.searchsorted(self.user, np.arange(len(self.user_ids) + 1)).astype(np.int64)
 
     def weights(self, event_weights: Mapping[str, float]) -> NDArray[np.float32]:
-        """Return the weight of every event by its type; raises DataError for a type without a weight."""
+        """Return the weight of every event by its type.
+
+        In a log, a type without a weight has weight 0, as in the service; elsewhere it raises DataError.
+        """
         missing = sorted(set(self.type_names) - set(event_weights))
-        if missing:
+        if missing and not self.is_log:
             known = ", ".join(sorted(event_weights))
             raise DataError(
                 f"event type {missing[0]!r} has no weight; give it one with --event-weight {missing[0]}=1, or 0. "
                 f"Others have: {known}"
             )
-        return np.array([event_weights[name] for name in self.type_names], np.float32)[self.type]
+        return np.array([event_weights.get(name, 0.0) for name in self.type_names], np.float32)[self.type]
 
     def stepping(self, event_weights: Mapping[str, float]) -> Interactions:
-        """Drop the events that do not step a state: those of weight 0."""
+        """Drop the events that do not step a state: those of weight 0. Warns of those whose types have no weight."""
         keep = self.weights(event_weights) > 0
+        counts = dict(
+            zip(self.type_names, np.bincount(self.type, minlength=len(self.type_names)).tolist(), strict=True)
+        )
+        if unknown := {name: count for name, count in counts.items() if name not in event_weights}:
+            named = ", ".join(f"{name} ({count})" for name, count in islice(unknown.items(), MAX_NAMED_TYPES))
+            total, more = sum(unknown.values()), len(unknown) - MAX_NAMED_TYPES
+            logger.warning(
+                "left out %d events of types without a weight: %s%s; --event-weight TYPE=1 trains on a type",
+                total,
+                named,
+                f" and of {more} others" if more > 0 else "",
+            )
         if keep.all():
             return self
         return replace(

@@ -28,7 +28,8 @@ class ItemTexts:
 
 def read_interactions(directory: Path) -> Interactions:
     """Read ``interactions.*`` of a data directory, or the events of an archive; raises DataError with file and line."""
-    table = read_archive(directory) or _read_interactions_table(directory)
+    archived = read_archive(directory)
+    table = archived or _read_interactions_table(directory)
     frame = table.frame
     if frame.is_empty():
         raise DataError(f"{table.path} has no interactions; it needs a header and at least one line")
@@ -54,6 +55,7 @@ def read_interactions(directory: Path) -> Interactions:
         value[order],
         _only_counts(user, timestamp_us),
         table.sha256,
+        is_log=archived is not None,
     )
 
 

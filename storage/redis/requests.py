@@ -101,11 +101,11 @@ class Request:
             self._reply()
 
     def _reply(self) -> None:
-        applied = [position for position, result in enumerate(self._results) if result is not None]
+        results = {position: result for position, result in enumerate(self._results) if result is not None}
         if self._failure is None:
-            self.answer.set_result([result for result in self._results if result is not None])
-        elif applied:
-            self.answer.set_exception(PartlyApplied(self._failure, applied))
+            self.answer.set_result(list(results.values()))
+        elif results:
+            self.answer.set_exception(PartlyApplied(self._failure, results))
         else:
             self.answer.set_exception(self._failure)
 

@@ -115,6 +115,9 @@ def test_the_readme_s_page_sends_what_is_seen_and_clicked(
     shop.pages["/"] = "<!doctype html><button id='buy'>Buy</button>" + readme("html").replace(
         "https://recs.shop.example", shop.service.url
     ).replace("PAGE-KEY", shop.key)
+    catalogue_key = {"authorization": f"Bearer {shop.service.add_key('catalogue:write')}"}
+    put = httpx.put(f"{shop.service.url}/v1/items/school-bag-red", headers=catalogue_key, json={"title": "School bag"})
+    assert put.status_code == 200  # pages post on items that the shop has
     page = context.new_page()
     enter(page, shop)
     page.click("#buy")
@@ -202,7 +205,7 @@ def test_at_most_a_hundred_events_wait_and_all_are_sent_in_order(
 ) -> None:
     front.play = without_service
     for n in range(130):
-        push(page, f"item-{n}")
+        push(page, f"item-{n % 50}")
     stored = page.evaluate(STORED)
     assert len(stored) == 100
     front.play = Exchange.forward

@@ -132,4 +132,10 @@ def test_the_request_that_a_lost_replica_refuses_goes_to_another_one(running: To
         for n in range(20):
             event = b'{"event_id": "e-%d", "user_id": "cleo-%d", "item_id": "item-1"}' % (n, size)
             answer = client.post("/v1/events", content=event.ljust(size))
-            assert answer.json() == {"accepted": 1, "duplicates": 0, "unknown_items": 0}
+            assert answer.json() == {
+                "accepted": 1,
+                "duplicates": 0,
+                "unknown_items": 0,
+                "unknown_types": 0,
+                "refused": 0,
+            }

@@ -29,6 +29,10 @@ BODY = json_request(
 async def post_events(body: JsonBody, services: ServicesDep, caller: CallerDep) -> EventCounts:
     """Log and fold one event, or up to 1,000 in an array: all of them, durably, or none.
 
+    A 503 `partly_applied` lists which are durable, and how many of them are accepted: these are counted already, and
+    are duplicates when all are sent again. Types that no served model has a weight for are logged, and step no state.
+    With a key of pages, events on items that neither the shop nor a served model has are not logged (`refused`).
+
     Each event counts as a request against the key's rate. A key of pages posts at most 100 events and 20 new users at
     once (413 beyond); a key and its tenant bring a limited number of new users an hour (429 `too_many_new_users`).
     """

@@ -170,7 +170,10 @@ class RetrainingRound:
             reason = f"{entries:,} events are archived, {self._plan.min_events:,} are needed to begin with"
             return self._outcome("waiting", reason, served, events=entries)
         kinds = [kind for kind, weight in EVENT_WEIGHTS.items() if weight > 0]
-        events = archived.newest(self._plan.max_events).filter(pl.col("type").is_in(kinds))
+        found = archived.newest(self._plan.max_events)
+        events = found.filter(pl.col("type").is_in(kinds))
+        if unknown := len(found.filter(~pl.col("type").is_in([*EVENT_WEIGHTS]))):
+            print_line(self._console, f"left out {unknown:,} events of types without a weight")
         past, holdout = split_for_comparison(events, _trained_at_ms(self._folder, served))
         if len(holdout) < MIN_HELD_OUT_EVENTS:
             reason = f"{len(holdout)} users have done something new, {MIN_HELD_OUT_EVENTS} are needed to compare models"

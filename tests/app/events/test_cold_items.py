@@ -90,7 +90,7 @@ def test_an_item_is_recommended_once_users_have_chosen_it(client: Client) -> Non
     assert len(client.post("/v1/recommendations", json=ranked).json()["items"]) == 2
 
     answer = client.post("/v1/events", json={"user_id": "u0", "item_id": NEW, "event_id": "known-now"}).json()
-    assert answer == {"accepted": 1, "duplicates": 0, "unknown_items": 0}
+    assert answer == {"accepted": 1, "duplicates": 0, "unknown_items": 0, "unknown_types": 0, "refused": 0}
     user = client.get("/v1/users/u0").json()
     assert (user["last_item_id"], user["recent_items"][0]) == (NEW, NEW)
     assert NEW not in everything(client, exclude_seen="recent")

@@ -135,3 +135,29 @@ def test_what_is_no_type_or_weight_is_refused(
 def test_a_type_of_the_data_without_a_weight_is_named(data: Path) -> None:
     with pytest.raises(DataError, match="--event-weight glance=1"):
         read_interactions(data).weights(EVENT_WEIGHTS)
+
+
+@pytest.mark.slow
+def test_training_on_a_log_leaves_unknown_types_out_and_says_so(
+    data: Path, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What nobody refused when it was posted must not keep anybody from training."""
+    found = read_interactions(data)
+    events = [
+        {"user_id": found.user_ids[user], "item_id": found.item_ids[item], "type": found.type_names[kind]}
+        for user, item, kind in zip(found.user, found.item, found.type, strict=True)
+    ]
+    unknown = sum(event["type"] == "glance" for event in events)
+    assert client.post("/v1/events", json=events).json()["unknown_types"] == unknown
+    archive = ("--archive-dir", tmp_path / "archive")
+    assert run("archive", "--data-dir", client.settings.data_dir, *archive, "--once") == 0
+    model = tmp_path / "models" / "of-the-log"
+    assert run("train", "--data", tmp_path / "archive", "--out", model, "--epochs", 1) == 0
+    assert f"left out {unknown} events of types without a weight: glance ({unknown})" in caplog.text
+    card = model_directory.load(model).config.data
+    assert card.events == len(events) - unknown
+    options = ("--event-weight", "glance=1")
+    assert (
+        run("train", "--data", tmp_path / "archive", "--out", tmp_path / "models" / "all", "--epochs", 1, *options) == 0
+    )
+    assert model_directory.load(tmp_path / "models" / "all").config.data.events == len(events)

@@ -12,6 +12,7 @@ import pytest
 
 from app.schemas.events import MAX_EVENTS
 from storage.errors import PartlyApplied, StorageBusy, StorageUnavailable
+from storage.records import AppendResult
 from tests.app.conftest import Client
 
 UUID7 = "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"  # made in November 2024
@@ -20,10 +21,16 @@ VALID = {"user_id": "ada", "item_id": "item-1"}
 
 
 def test_one_event_or_an_array_is_accepted(client: Client) -> None:
-    assert client.post("/v1/events", json=VALID).json() == {"accepted": 1, "duplicates": 0, "unknown_items": 0}
+    assert client.post("/v1/events", json=VALID).json() == {
+        "accepted": 1,
+        "duplicates": 0,
+        "unknown_items": 0,
+        "unknown_types": 0,
+        "refused": 0,
+    }
     several = client.post("/v1/events", json=[VALID, {"user_id": "bob", "item_id": "not-in-the-catalogue"}])
     assert several.status_code == 200
-    assert several.json() == {"accepted": 2, "duplicates": 0, "unknown_items": 1}
+    assert several.json() == {"accepted": 2, "duplicates": 0, "unknown_items": 1, "unknown_types": 0, "refused": 0}
     assert [event.item_id for event in client.log("bob")] == ["not-in-the-catalogue"]
 
 
@@ -76,7 +83,7 @@ def test_a_resend_is_a_duplicate_and_changes_nothing(client: Client) -> None:
     client.post("/v1/events", json=events)
     before = client.get("/v1/users/ada").json()
     again = client.post("/v1/events", json=[*events, events[0]])
-    assert again.json() == {"accepted": 0, "duplicates": 4, "unknown_items": 0}
+    assert again.json() == {"accepted": 0, "duplicates": 4, "unknown_items": 0, "unknown_types": 0, "refused": 0}
     assert client.get("/v1/users/ada").json() == before
 
 
@@ -249,10 +256,11 @@ def test_a_busy_store_is_said_to_be_busy(client: Client, monkeypatch: pytest.Mon
 
 def test_what_was_applied_of_a_request_is_listed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail_in_part(*_: object) -> None:
-        raise PartlyApplied(StorageUnavailable("Redis is full", "memory_full"), [0, 1, 2, 7, *range(100, 1_000, 2)])
+        applied = dict.fromkeys([0, 1, 2, 7, *range(100, 1_000, 2)], AppendResult())
+        raise PartlyApplied(StorageUnavailable("Redis is full", "memory_full"), applied)
 
     monkeypatch.setattr(client.service.store, "append", fail_in_part)
-    response = client.post("/v1/events", json=VALID)
+    response = client.post("/v1/events", json=[VALID] * 1_000)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (503, "partly_applied")
     assert "the store's memory is full; send all of them again" in error["message"]

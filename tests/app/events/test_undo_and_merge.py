@@ -82,7 +82,13 @@ def test_an_undone_event_never_was_and_its_id_stays_known(any_client: Client) ->
         assert_history_is(any_client, "ada", 1, 3, 4)
     assert undo(any_client, "ada", "e4").status_code == 200
     assert any_client.get("/v1/users/ada").json()["last_item_id"] == item_id(3)
-    assert post(any_client, "ada", 2) == {"accepted": 0, "duplicates": 1, "unknown_items": 0}
+    assert post(any_client, "ada", 2) == {
+        "accepted": 0,
+        "duplicates": 1,
+        "unknown_items": 0,
+        "unknown_types": 0,
+        "refused": 0,
+    }
     assert_history_is(any_client, "ada", 1, 3)
     for rule in ("recent", "all"):
         answer = any_client.recommend("ada", k=60, exclude_seen=rule)
@@ -121,8 +127,20 @@ def test_a_visitor_becomes_the_user_with_all_that_was_and_will_be(any_client: Cl
         )
         for user_id in ("ada", "visitor"):
             assert_history_is(any_client, user_id, 1, 2, 2, 4)
-    assert post(any_client, "visitor", 2, 3, 4) == {"accepted": 0, "duplicates": 3, "unknown_items": 0}
-    assert post(any_client, "visitor", 5) == {"accepted": 1, "duplicates": 0, "unknown_items": 0}
+    assert post(any_client, "visitor", 2, 3, 4) == {
+        "accepted": 0,
+        "duplicates": 3,
+        "unknown_items": 0,
+        "unknown_types": 0,
+        "refused": 0,
+    }
+    assert post(any_client, "visitor", 5) == {
+        "accepted": 1,
+        "duplicates": 0,
+        "unknown_items": 0,
+        "unknown_types": 0,
+        "refused": 0,
+    }
     assert undo(any_client, "visitor", "e4").json()["changed"]
     assert undo(any_client, "ada", "e1").json()["changed"]
     assert_history_is(any_client, "ada", 2, 2, 5)

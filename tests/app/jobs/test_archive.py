@@ -49,7 +49,7 @@ def run(*arguments: object) -> str:
     command = [sys.executable, "-m", "app", *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def environment() -> dict[str, str]:

@@ -138,7 +138,7 @@ def test_the_printed_lines_show_a_recommender_that_learns(
     click, question = [line for line in printed.read_text().splitlines() if line.strip().startswith("curl ")]
     assert f"127.0.0.1:{port}" in click
     before = curl(question)
-    assert curl(click) == {"accepted": 1, "duplicates": 0, "unknown_items": 0}
+    assert curl(click) == {"accepted": 1, "duplicates": 0, "unknown_items": 0, "unknown_types": 0, "refused": 0}
     after = curl(question)
     assert (before["source"], after["source"]) == ("popular", "personalised")
     assert before["items"] != after["items"]

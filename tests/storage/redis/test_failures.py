@@ -12,6 +12,7 @@ import uvloop
 from redis.asyncio.connection import AbstractConnection
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
+from storage.records import AppendResult
 from storage.redis.layout import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.oracles.random_events import click
@@ -220,7 +221,7 @@ class TestFailures:
                 server.client.set(broken, "not a stream")
                 with pytest.raises(PartlyApplied) as partly:
                     await store.append("main", events)
-                assert partly.value.applied == (0, 1, 2, 3, 4, 5, 8, 9)
+                assert partly.value.results == dict.fromkeys((0, 1, 2, 3, 4, 5, 8, 9), AppendResult())
                 server.client.delete(broken)
                 assert [await ids(store, user_id) for user_id in users[2:]] == [["e0", "e1"], [], ["e0", "e1"]]
                 answers = await store.append("main", events)

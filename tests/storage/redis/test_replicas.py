@@ -109,7 +109,7 @@ class TestReplicas:
                 with pytest.raises(PartlyApplied) as applied:
                     await store.append("main", [click("e", user_id) for user_id in users])
                 without = set(by_node[cluster.primaries[0]])
-                assert {users[position] for position in applied.value.applied} == set(users) - without
+                assert {users[position] for position in applied.value.results} == set(users) - without
                 cluster.replicas[0].thaw()
                 await until_applied(store, [click("e", user_id) for user_id in users])
                 for user_id in users:

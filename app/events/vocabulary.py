@@ -1,0 +1,69 @@
+"""The event types and items that a tenant's served models and shop know."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Protocol
+
+from app.catalogue.item_overrides import ItemOverrides
+from app.catalogue.live_catalogue import LiveCatalogue
+from storage.state.generation import Generation
+
+
+class Served(Protocol):
+    """A served generation, with its catalogue."""
+
+    @property
+    def generation(self) -> Generation:
+        """How it folds events."""
+        ...
+
+    @property
+    def catalogue(self) -> LiveCatalogue:
+        """The items that it recommends."""
+        ...
+
+
+class Vocabulary:
+    """Tells which types and items of events are known, as things are now.
+
+    overrides      the items that the shop has set
+    served         returns the served generations
+    refresh_items  reads all changes of items until now; raises StorageError
+    """
+
+    def __init__(
+        self,
+        overrides: ItemOverrides,
+        served: Callable[[], Sequence[Served]],
+        refresh_items: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._overrides = overrides
+        self._served = served
+        self._refresh_items = refresh_items
+
+    def event_types(self) -> set[str]:
+        """Return the types that some served generation has a weight for, be it 0, or whose items it calls unseen."""
+        types: set[str] = set()
+        for served in self._served():
+            types.update(served.generation.event_weights, served.generation.unseen_types)
+        return types
+
+    async def unknown_items(self, item_ids: Collection[str]) -> set[str]:
+        """Return those of the items that no served catalogue has and the shop has not set.
+
+        raises  StorageError  when what the shop has set cannot be read
+        """
+        unknown = self._unknown(item_ids)
+        if unknown:  # another process may have taken the shop's word a moment ago
+            await self._refresh_items()
+            unknown = self._unknown(unknown)
+        return unknown
+
+    def _unknown(self, item_ids: Collection[str]) -> set[str]:
+        catalogues = [served.catalogue.row_of for served in self._served()]
+        return {
+            item_id
+            for item_id in item_ids
+            if item_id not in self._overrides and not any(item_id in rows for rows in catalogues)
+        }
