@@ -22,7 +22,7 @@ from torch import Tensor
 
 from model.artifact.model_directory import Artifact
 
-FIT_AT_EVENTS = (10, 30, 100)  # numbers of events with known items before them, at which an item's codes are computed
+FIT_AT_USERS = (10, 30, 100)  # numbers of users with known items before, at which an item's codes are computed
 PRIOR_EVENTS = 5.0  # weight of the prior in events; the best of 1, 5 and 20 on validation
 SAMPLED_QUERIES = 600  # queries that represent those of all users
 CONTEXT_ITEMS = 5  # known items before an event that vote

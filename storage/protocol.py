@@ -196,7 +196,7 @@ class StatisticsStore(Protocol):
     """What is counted of a tenant's events and items."""
 
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
-        """Count the logged events of these types by item.
+        """Count the users of each item by their logged events of these types.
 
         Of a long log, those in its archive and among its newest entries.
         """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from app.catalogue.model_inputs import MAX_MISSING_EVENTS, ModelInput, model_inp
 from model.artifact.model_directory import Artifact
 from model.cold_items import (
     CONTEXT_ITEMS,
-    FIT_AT_EVENTS,
+    FIT_AT_USERS,
     SAMPLED_QUERIES,
     ColdItemEvent,
     SampledQuery,
@@ -55,11 +54,11 @@ class WatchedItem:
     """A new item that gathers observed events.
 
     first_event   how many events this process had seen at the item's first one
-    observations  one for each event on the item by a user with known history
+    observations  by user, the first event on the item that follows a known history: no user counts twice
     """
 
     first_event: int
-    observations: list[ColdItemEvent] = field(default_factory=list)
+    observations: dict[str, ColdItemEvent] = field(default_factory=dict)
 
 
 Observations = Mapping[int, ColdItemEvent]
@@ -99,7 +98,7 @@ class ColdItemLearner:
         self._watched: dict[str, WatchedItem] = {}  # in order of their last use
         self._observation_count = 0
         self._events = 0
-        self._sample: deque[SampledQuery] = deque(maxlen=SAMPLED_QUERIES)
+        self._sample: dict[str, SampledQuery] = {}  # by user, whose newest one counts; oldest first
         self._sampled_at_s = 0.0
         self._one_at_a_time = asyncio.Lock()
 
@@ -135,7 +134,7 @@ class ColdItemLearner:
         self._events += sum(not result.duplicate for result in results)
         for position, observation in observations.items():
             if not results[position].duplicate:
-                self._add_observation(events[position].item_id, observation)
+                self._add_observation(events[position], observation)
         for event in self._events_to_watch(events, results):
             self._watch(event.item_id)
         if before // EVENTS_PER_SAMPLE < self._events // EVENTS_PER_SAMPLE:
@@ -146,7 +145,7 @@ class ColdItemLearner:
         if self.codes or any(result.unknown_item for result in results):
             for event, result in zip(events, results, strict=True):
                 known = self.codes.get(event.item_id)
-                is_new = result.unknown_item if known is None else known.evidence < FIT_AT_EVENTS[-1]
+                is_new = result.unknown_item if known is None else known.evidence < FIT_AT_USERS[-1]
                 if is_new and event.item_id not in self._generation.item_index and self._has_weight(event):
                     yield event
 
@@ -158,24 +157,27 @@ class ColdItemLearner:
         while len(self._watched) > MAX_WATCHED or self._observation_count > MAX_OBSERVATIONS:
             self._observation_count -= len(self._watched.pop(next(iter(self._watched))).observations)
 
-    def _add_observation(self, item_id: str, observation: ColdItemEvent) -> None:
-        """Add an observed event to its item, and assign codes when the item has enough of them."""
-        watched = self._watched.get(item_id)
-        if watched is None:
+    def _add_observation(self, event: Event, observation: ColdItemEvent) -> None:
+        """Add an observed event to its item, and assign codes when the item has enough users."""
+        item_id, watched = event.item_id, self._watched.get(event.item_id)
+        if watched is None or event.user_id in watched.observations:
             return
-        watched.observations.append(observation)
+        watched.observations[event.user_id] = observation
         self._observation_count += 1
-        if len(watched.observations) in FIT_AT_EVENTS and self._sample:
+        if len(watched.observations) in FIT_AT_USERS and self._sample:
             known = self._item_codes.of(self._generation.tag).get(item_id)
             if known is None or known.evidence < len(watched.observations):
-                self._tasks.start(self._assign(item_id, list(watched.observations), self._events - watched.first_event))
-        if len(watched.observations) == FIT_AT_EVENTS[-1]:
+                observations = list(watched.observations.values())
+                self._tasks.start(self._assign(item_id, observations, self._events - watched.first_event))
+        if len(watched.observations) == FIT_AT_USERS[-1]:
             del self._watched[item_id]
             self._observation_count -= len(watched.observations)
 
     async def _assign(self, item_id: str, observations: Sequence[ColdItemEvent], events: int) -> None:
         async with self._one_at_a_time:
-            codes = await asyncio.to_thread(likeliest_codes, self._trained, observations, list(self._sample), events)
+            codes = await asyncio.to_thread(
+                likeliest_codes, self._trained, observations, list(self._sample.values()), events
+            )
         assignment = CodeAssignment(item_id, self._generation.tag, codes, len(observations))
         await self._store.put_item_codes(self._tenant, [assignment.record()])
 
@@ -191,9 +193,11 @@ class ColdItemLearner:
             (model_input,) = model_inputs(np.array([state]), self._catalogue)
             if model_input is not None:
                 loop = asyncio.get_running_loop()
-                self._sample.append(
-                    await loop.run_in_executor(self._engine_thread, self._compute_sampled_query, model_input)
-                )
+                query = await loop.run_in_executor(self._engine_thread, self._compute_sampled_query, model_input)
+                self._sample.pop(user_id, None)
+                self._sample[user_id] = query
+                if len(self._sample) > SAMPLED_QUERIES:
+                    del self._sample[next(iter(self._sample))]
 
     def _compute_sampled_query(self, model_input: ModelInput) -> SampledQuery:
         query = self._engine.step([model_input.histogram], [model_input.last_item], [model_input.recent_items]).vectors

@@ -1,4 +1,4 @@
-"""Counts of the items in the log, which rank them while there is no model.
+"""How many users have used each item in the log, which ranks the items while there is no model.
 
 The counts are not stored. Each request for them reads the log: a few columns of its archived part, and the newest
 entries of the rest. So the counts are right after a restart and in every process, and leave out erased users.
@@ -33,9 +33,9 @@ def effective_events(log: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def count_items(log: pl.LazyFrame, types: Collection[str]) -> ItemCounts:
-    """Return how many events of these types each item has."""
+    """Return how many users have events of these types on each item."""
     events = effective_events(log).filter(pl.col("type").is_in(list(types)))
-    return dict(events.group_by("item_id").len().collect().iter_rows())
+    return dict(events.group_by("item_id").agg(pl.col("user_id").n_unique()).collect().iter_rows())
 
 
 def count_items_of_rows(rows: Iterable[Sequence[str | None]], types: Collection[str]) -> ItemCounts:
@@ -59,7 +59,7 @@ def _row(record: LogRecord) -> tuple[str | None, ...]:
 
 
 def add_counts(first: ItemCounts, second: ItemCounts) -> ItemCounts:
-    """Return the sums of the counts."""
+    """Return the sums of the counts of two parts of a log; who is in both counts twice."""
     return first | {item_id: first.get(item_id, 0) + count for item_id, count in second.items()}
 
 

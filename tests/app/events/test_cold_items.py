@@ -101,6 +101,19 @@ def test_an_item_is_recommended_once_users_have_chosen_it(client: Client) -> Non
     assert_states_are_folds(client, ["u0", "u1", "u12"])
 
 
+def test_one_user_is_not_many(client: Client) -> None:
+    """Evidence counts users: one who chooses an item a hundred times, and again, is one of the ten."""
+    introduce(client, users=9)
+    for turn in range(60):
+        client.click("u0", item_id(turn % 7), NEW, NEW)
+    finish_background_work(client)
+    assert NEW not in everything(client)
+    assert client.service.switcher.current.cold_items == {}
+    introduce(client, users=1, first=9)
+    assert everything(client)[NEW]["cold"] is True
+    assert client.service.switcher.current.cold_items[NEW].evidence == 10
+
+
 def test_updates_of_a_cold_item_are_followed(client: Client) -> None:
     introduce(client)
     posted = client.request("PUT", f"/v1/items/{NEW}", json={"title": "New kettle", "categories": ["kettles"]}).json()

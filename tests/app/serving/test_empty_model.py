@@ -53,7 +53,8 @@ def test_popular_items_are_counted_from_live_events_in_every_process(begin: Call
         model = client.get("/v1/model").json()
         assert (model["generation"], model["tag"], model["items"]) == ("none", empty_model.TAG.hex(), 0)
     first.click("ada", "tea", "cup", "tea", "pot")
-    second.click("bea", "tea", "pot")
+    second.click("bea", "tea", "pot", "pot", "pot")
+    second.click("cleo", "tea")
     counts = [("tea", 3), ("pot", 2), ("cup", 1)]
     wait_until(lambda: all(popular(client) == counts for client in (first, second)))
     for client in (first, second):
