@@ -107,6 +107,10 @@ class Overloaded(Exception):
     """The process works on as many requests as it can."""
 
 
+class StateNotReady(Exception):
+    """The state of a user with a long log is being folded in the background."""
+
+
 class Draining(Exception):
     """The process is shutting down and wants no further requests."""
 

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.observability.log_format import LogFormat
 from app.schemas.fields import Id
-from storage.records import MAIN_TENANT
+from storage.records import MAIN_TENANT, MAX_SEEN_ENTRIES
 
 PREFIX = "LISAREC_"
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
@@ -89,6 +89,7 @@ class Settings(StoreSettings):
     body_timeout_s: float = Field(10.0, gt=0)  # for a request's body to arrive; shorter than the shutdown
     drain_s: float = Field(1.0, ge=0)  # after SIGTERM: still answering, no longer ready
     shutdown_timeout_s: int = Field(30, ge=1)  # for what was accepted before the door closed
+    max_seen_events: int = Field(MAX_SEEN_ENTRIES, ge=1, le=1_000_000)  # newest ones that exclude_seen=all goes by
     slow_request_s: float = Field(1.0, gt=0)  # a request that takes longer is logged
 
     @model_validator(mode="after")

@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Protocol
 
+from storage.errors import StorageUnavailable
 from storage.records import (
+    MAX_SEEN_ENTRIES,
     AppendResult,
     FoldedState,
     ItemChanges,
@@ -16,6 +18,7 @@ from storage.records import (
     Tally,
     TenantPointers,
 )
+from storage.state.corrections import SeenItems
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.trends import Visit
@@ -71,7 +74,7 @@ class EventStore(Protocol):
         and is caught up in the background; until then none of the user's events is late. After a StorageUnavailable
         the events may or may not have been applied; append them again.
 
-        raises  StorageBusy  when too many events wait
+        raises  StorageBusy  when too many events wait, or a long log of one of the users is just being erased
         """
         ...
 
@@ -86,8 +89,13 @@ class EventStore(Protocol):
         """
         ...
 
-    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
-        """Return the items of all events that count in the user's log, except events of `unseen_types`."""
+    async def seen_items(
+        self, tenant: str, user_id: str, unseen_types: Collection[str] = (), *, limit: int = MAX_SEEN_ENTRIES
+    ) -> SeenItems:
+        """Return the items of the events that count among the newest `limit` log entries, but of no `unseen_types`.
+
+        The log is read in pages, newest first, and others' reads come between them.
+        """
         ...
 
     def log(self) -> AsyncIterator[LogPage]:
@@ -243,6 +251,14 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
 
     async def secret(self) -> bytes:
         """Return 32 random bytes, which are made once for the data and then stay the same for everybody."""
+        ...
+
+    @property
+    def failure(self) -> StorageUnavailable | None:
+        """Why the store has other data than those that it acknowledged, or none, as of the last second; else None.
+
+        It refuses everything then, until somebody has put that right.
+        """
         ...
 
     async def ping(self) -> None:

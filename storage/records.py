@@ -14,6 +14,10 @@ MAX_MERGED = 10_000
 """Entries of a visitor's log that are copied in one atomic step, in which the store does nothing else."""
 
 
+MAX_SEEN_ENTRIES = 10_000
+"""Newest entries of a user's log that are read for the items that the user has seen, unless the caller names others."""
+
+
 @dataclass(frozen=True, slots=True)
 class AppendResult:
     """The outcome of appending one event. A duplicate changed nothing and is neither late nor unknown."""

@@ -1,11 +1,14 @@
 """What the service keeps of one user: the endpoints that read, correct and erase it."""
 
+import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
+from app.catalogue.model_inputs import MAX_MISSING_EVENTS
 from app.catalogue.trained_catalogue import TrainedCatalogue
-from app.errors import InvalidRequest, UserNotFound, details_of
+from app.errors import InvalidRequest, StateNotReady, UserNotFound, details_of
 from app.schemas.users import Erasure, LoggedEvent, LoggedUndo, Merged, MergeRequest, Undone, UserEvents, UserState
 from storage.protocol import HistoryStore
 from storage.state.corrections import posted_as
@@ -13,6 +16,8 @@ from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation
 from storage.state.layout import recent_items
 
+FOLDED_WITHIN_S = 1.0  # of a long log; longer ones are refused meanwhile
+ASK_AGAIN_AFTER_S = 0.05
 ERASED_FROM_FILES_WITHIN = timedelta(hours=24)  # an archiver that runs as it should needs minutes
 
 
@@ -31,12 +36,11 @@ class UserData:
     async def state(self, user_id: str) -> UserState:
         """Return the user's state as of the newest acknowledged event.
 
-        raises  UserNotFound  when the user has no event
-                StorageError  when the store cannot be read
+        raises  UserNotFound   when the user has no event
+                StateNotReady  when a long log is still being folded
+                StorageError   when the store cannot be read
         """
-        (value,) = await self._store.states(self._tenant, [user_id], self._generation)
-        if value is None:
-            raise UserNotFound("no event of this user is known")
+        value = await self._folded_state(user_id)
         states = self._generation.decode_many([value])
         state = states[0]
         item_ids = self._catalogue.item_ids
@@ -49,6 +53,20 @@ class UserData:
             recent_items=[item_ids[row] for row in self._catalogue.known_rows_of_state_items(recent_items(state))],
             histogram=self._generation.histograms(states)[0].tolist(),
         )
+
+    async def _folded_state(self, user_id: str) -> bytes:
+        give_up_s = time.monotonic() + FOLDED_WITHIN_S
+        while True:
+            (value,) = await self._store.states(
+                self._tenant, [user_id], self._generation, max_missing=MAX_MISSING_EVENTS
+            )
+            if value is not None:
+                return value
+            if not await self._store.events(self._tenant, user_id, limit=1):
+                raise UserNotFound("no event of this user is known")
+            if time.monotonic() > give_up_s:
+                raise StateNotReady
+            await asyncio.sleep(ASK_AGAIN_AFTER_S)
 
     async def events(self, user_id: str, after: int, limit: int) -> UserEvents:
         """Return a page of the user's log, also of the part that is in the archive.

@@ -29,6 +29,7 @@ from app.errors import (
     Overloaded,
     PartlyAccepted,
     RequestError,
+    StateNotReady,
     TooManyEvents,
     TooManyNewUsers,
     TooManyRequests,
@@ -117,6 +118,7 @@ PROBLEMS: dict[type[Exception], Problem] = {
     TooManyNewUsers: Problem(429, "too_many_new_users"),
     TooManyEvents: Problem(413, "too_many_events"),
     Overloaded: Problem(503, "overloaded", "this process has more to do than it can; nothing was done, try again"),
+    StateNotReady: Problem(503, "state_not_ready", "the user's long log is being folded; ask again in some seconds"),
     Draining: Problem(503, "draining", "this process is shutting down; ask another one"),
     StorageBusy: Problem(503, "storage_busy", "too much is waiting to be written; nothing was applied, try again"),
     PartlyApplied: Problem(

@@ -10,7 +10,7 @@ from app.catalogue.trained_catalogue import NO_ROWS, Rows
 from app.recommendation import rank_fusion
 from app.recommendation.generation_context import GenerationContext
 from app.recommendation.reranking import RerankingRules, reranking_rules
-from app.recommendation.state_reader import StoredUsers
+from app.recommendation.state_reader import SeenRows, StoredUsers
 from app.schemas.recommendations import RecommendationRequest
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
@@ -21,13 +21,18 @@ from storage.state.layout import ITEM_RING, recent_items
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One user's history: the model's input, and the rows of recent and of all seen items, which requests exclude."""
+    """One user's history: the model's input, and the rows of recent and of all seen items, which requests exclude.
+
+    newest  how many of the newest log entries the seen items come from, where the log has more
+    """
 
     model_input: ModelInput | None
     recent: Rows
     seen: Rows
+    newest: int | None = None
 
 
+NOTHING_SEEN = SeenRows(NO_ROWS, None)
 NO_HISTORY = History(None, recent=NO_ROWS, seen=NO_ROWS)
 
 
@@ -73,8 +78,7 @@ class QueryBuilder:
         recents = map(self._catalogue.known_rows_of_state_items, newest)
         histories = {}
         for user_id, model_input, recent in zip(users.states, inputs, recents, strict=True):
-            seen = self._catalogue.rows(users.seen[user_id]) if user_id in users.seen else NO_ROWS
-            histories[user_id] = History(model_input, recent, seen)
+            histories[user_id] = History(model_input, recent, *users.seen.get(user_id, NOTHING_SEEN))
         return [
             self._query(
                 request,

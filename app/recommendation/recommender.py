@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from app.recommendation.generation_context import GenerationContext
 from app.recommendation.query_builder import CatalogueQuery, QueryBuilder
 from app.recommendation.ranking import PersonalRanking, PopularRanking, Ranked, Ranking, Scores
 from app.recommendation.reranking import RerankingRules
-from app.recommendation.state_reader import StateReader, StoredUsers
+from app.recommendation.state_reader import LogReader, SeenRows, StateReader, StoredUsers, users_who_exclude_all
 from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
 from app.schemas.cursor import cursor_after
 from app.schemas.recommendations import (
@@ -46,6 +47,7 @@ MAX_BATCH = 64  # requests answered by one read and one engine run; a larger bat
 MAX_CALLERS_OF_NODE = 32  # requests that may wait for one node of a cluster
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 ITEM_ID = itemgetter("item_id")
+NOBODY_SEEN: Mapping[str, SeenRows] = MappingProxyType({})
 
 
 class RankedItems(NamedTuple):
@@ -59,6 +61,21 @@ class RankedItems(NamedTuple):
     scores: Scores
     vectors: Queries
     position: int
+
+
+class Asked(NamedTuple):
+    """A request of a batch, its trace, and what its user has seen, where it needs that and it could be read."""
+
+    request: RecommendationRequest
+    trace: tracing.Trace | None
+    seen: SeenRows | None
+
+
+class Readers(NamedTuple):
+    """What reads users from the store: their states, and their logs."""
+
+    states: StateReader
+    logs: LogReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +124,7 @@ class Recommender(BaseRecommender):
     def __init__(
         self,
         context: GenerationContext,
-        reader: StateReader,
+        readers: Readers,
         engine_thread: Executor,
         metrics: Metrics,
         clicks: ClickThrough,
@@ -117,7 +134,7 @@ class Recommender(BaseRecommender):
         self._catalogue = context.catalogue
         self._engine = context.engine
         self._trending = context.trending
-        self._reader = reader
+        self._readers = readers
         self._builder = QueryBuilder(context)
         self._executor = AdaptiveExecutor(self.compute, engine_thread)
         self._explainer = Explainer(context.generation, context.catalogue, context.engine)
@@ -128,7 +145,7 @@ class Recommender(BaseRecommender):
         self._experiment_hash = hash_of(experiment)
         self._batcher = MicroBatcherByNode(
             self._answer_batch,
-            lambda asked: reader.node_of(asked[0]),
+            lambda asked: readers.states.node_of(asked.request),
             max_batch=MAX_BATCH,
             max_waiting=MAX_WAITING,
             max_callers=MAX_CALLERS_OF_NODE,
@@ -143,8 +160,31 @@ class Recommender(BaseRecommender):
         # and all users whom the store cannot read now.
         if any(request.because is not None for request in requests) and not self._engine.has_distances:
             return self._prepare_distances_and_recommend(requests, is_gone)
+        if user_ids := users_who_exclude_all(requests):
+            return self._read_logs_and_recommend(requests, user_ids, is_gone)
+        return self._submit(requests, NOBODY_SEEN, is_gone)
+
+    def _submit(
+        self, requests: Sequence[RecommendationRequest], seen: Mapping[str, SeenRows], is_gone: Callable[[], bool]
+    ) -> Awaitable[list[Recommendations]]:
         request_trace = tracing.current.get()
-        return self._batcher.submit([(request, request_trace) for request in requests], is_gone)
+        return self._batcher.submit(
+            [
+                Asked(request, request_trace, seen.get(str(request.user_id)) if request.exclude_seen == "all" else None)
+                for request in requests
+            ],
+            is_gone,
+        )
+
+    async def _read_logs_and_recommend(
+        self, requests: Sequence[RecommendationRequest], user_ids: Sequence[str], is_gone: Callable[[], bool]
+    ) -> list[Recommendations]:
+        """Read long logs outside of batches, which nobody else has to wait for."""
+        begin_s = time.perf_counter()
+        seen = await self._readers.logs.read(user_ids, self._context.generation, self._catalogue, is_gone)
+        if (request_trace := tracing.current.get()) is not None:
+            request_trace.spans["log"] = time.perf_counter() - begin_s
+        return await self._submit(requests, seen, is_gone)
 
     async def _prepare_distances_and_recommend(
         self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool]
@@ -163,12 +203,11 @@ class Recommender(BaseRecommender):
         (answer,) = await self.recommend([request])
         return answer
 
-    async def _answer_batch(
-        self, batch: Sequence[tuple[RecommendationRequest, tracing.Trace | None]]
-    ) -> list[Recommendations]:
+    async def _answer_batch(self, batch: Sequence[Asked]) -> list[Recommendations]:
         """Read the users' states, compute the answers, and record how long each stage took."""
-        requests = [request for request, _ in batch]
-        users = await self._reader.read(requests)
+        requests = [asked.request for asked in batch]
+        seen = {str(asked.request.user_id): asked.seen for asked in batch if asked.seen is not None}
+        users = await self._readers.states.read(requests, seen)
         self._metrics.engine.in_progress += 1
         try:
             async with self._computing:
@@ -179,9 +218,9 @@ class Recommender(BaseRecommender):
         if computed.ranked:
             timings |= computed.stages_s
             self._metrics.engine.observe_batch(computed.ranked, computed.stages_s["step"], computed.stages_s["scan"])
-        for _, request_trace in batch:
-            if request_trace is not None:
-                request_trace.spans.update(timings)
+        for asked in batch:
+            if asked.trace is not None:
+                asked.trace.spans.update(timings)
         for answer in computed.answers:
             self._metrics.recommendations.count(answer["source"])
             self._clicks.show(self._context.name, self._experiment, len(answer["items"]))
@@ -283,6 +322,8 @@ class Recommender(BaseRecommender):
         }
         if query.request.cursor is not None:
             answer["cursor"] = cursor
+        if query.request.exclude_seen == "all" and query.history.newest is not None:
+            answer["seen_of_newest"] = query.history.newest
         if self._experiment:
             answer["experiment"] = self._experiment
         if query.similar_to is not None:

@@ -1,16 +1,33 @@
-"""Reads the states and seen items of a batch's users from the store."""
+"""Reads users from the store: the states of a batch, and before the batch the logs of who excludes all seen items."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from starlette.requests import ClientDisconnect
+
+from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS
+from app.catalogue.trained_catalogue import Rows
+from app.errors import Overloaded
 from app.observability.metrics import StoreMetrics
 from app.schemas.recommendations import RecommendationRequest
 from storage.errors import PartlyRead, StorageError
 from storage.protocol import HistoryStore
+from storage.state.corrections import SeenItems
 from storage.state.generation import Generation
+
+READ_AT_ONCE = 2  # logs
+MAX_WAITING = 128  # logs
+
+
+class SeenRows(NamedTuple):
+    """The rows of the items that a user has seen; `newest` is how many log entries were read where there are more."""
+
+    rows: Rows
+    newest: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +35,70 @@ class StoredUsers:
     """The stored data of some requests' users.
 
     states  encoded states by user; a user without events, or whose state is still being folded, is missing
-    seen    item ids of the whole log by user, for users whose requests exclude seen items
+    seen    the seen items of users whose requests exclude all of them
     read_s  how long the store took; 0 when there was no user to read
     """
 
     states: Mapping[str, bytes]
-    seen: Mapping[str, set[str]]
+    seen: Mapping[str, SeenRows]
     read_s: float = 0.0
 
 
+class LogReader:
+    """Reads which items users have seen, by the newest events of each, for a few users of the tenant at a time.
+
+    Long logs are read page by page. So they wait for each other and hold nobody else up.
+    """
+
+    def __init__(self, store: HistoryStore, tenant: str, metrics: StoreMetrics, max_entries: int) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._metrics = metrics
+        self._max_entries = max_entries
+        self._slots = asyncio.Semaphore(READ_AT_ONCE)
+        self._waiting = 0
+
+    async def read(
+        self, user_ids: Sequence[str], generation: Generation, catalogue: LiveCatalogue, is_gone: Callable[[], bool]
+    ) -> dict[str, SeenRows]:
+        """Read the users one after the other. Users that cannot be read now are missing; this is reported.
+
+        is_gone  whether nobody waits for it any more
+        raises   Overloaded        when too many logs wait to be read already
+                 ClientDisconnect  when the caller is gone
+        """
+        if self._waiting and self._waiting + len(user_ids) > MAX_WAITING:
+            raise Overloaded
+        found: dict[str, SeenRows] = {}
+        left = len(user_ids)
+        self._waiting += left
+        try:
+            for user_id in user_ids:
+                async with self._slots:
+                    if is_gone():
+                        raise ClientDisconnect
+                    seen = await self._seen_items(user_id, generation)
+                self._waiting, left = self._waiting - 1, left - 1
+                if seen is not None:
+                    newest = None if seen.is_complete else self._max_entries
+                    found[user_id] = SeenRows(catalogue.rows(seen.item_ids), newest)
+        finally:
+            self._waiting -= left
+        return found
+
+    async def _seen_items(self, user_id: str, generation: Generation) -> SeenItems | None:
+        try:
+            with self._metrics.timed("log"):
+                return await self._store.seen_items(
+                    self._tenant, user_id, generation.unseen_types, limit=self._max_entries
+                )
+        except StorageError as exc:
+            self._metrics.failures.report(exc)
+            return None
+
+
 class StateReader:
-    """Reads states and logs of one tenant's users for one generation."""
+    """Reads states of one tenant's users for one generation."""
 
     def __init__(self, store: HistoryStore, tenant: str, generation: Generation, metrics: StoreMetrics) -> None:
         self._store = store
@@ -40,14 +110,15 @@ class StateReader:
         """Return the node that has the state of the request's user; "" where there is only one, or no user."""
         return "" if request.user_id is None else self._store.node_of(self._tenant, request.user_id)
 
-    async def read(self, requests: Sequence[RecommendationRequest]) -> StoredUsers:
-        """Read the requests' users. Users that cannot be read now are missing; this is reported."""
-        user_ids = _distinct(request.user_id for request in requests)
+    async def read(self, requests: Sequence[RecommendationRequest], seen: Mapping[str, SeenRows]) -> StoredUsers:
+        """Read the requests' users. Users that cannot be read now are missing; this is reported.
+
+        seen  what was read of the logs of those who exclude all seen items; without it they are missing too
+        """
+        user_ids = distinct(request.user_id for request in requests)
         if not user_ids:
             return StoredUsers({}, {})
-        all_seen = _distinct(request.user_id for request in requests if request.exclude_seen == "all")
-        failures: list[StorageError] = []
-        begin_s = time.perf_counter()
+        begin_s, is_failed = time.perf_counter(), False
         states: Iterable[tuple[str, bytes | None]]
         try:
             with self._metrics.timed("states"):
@@ -56,36 +127,25 @@ class StateReader:
                 )
             states = zip(user_ids, read, strict=True)
         except StorageError as exc:
-            failures.append(exc)
             states = exc.values.items() if isinstance(exc, PartlyRead) else ()
-        seen = await self._read_seen(all_seen, failures.append) if all_seen else {}
+            self._metrics.failures.report(exc)
+            is_failed = True
         read_s = time.perf_counter() - begin_s
-        if failures:
-            self._metrics.failures.report(failures[0])
+        unread = set(users_who_exclude_all(requests)).difference(seen)
+        if is_failed or unread:
             self._metrics.count_failed_read()
-        unread = set(all_seen).difference(seen)
         known: dict[str, bytes] = {}
         for user_id, state in states:
             if state is not None and user_id not in unread:
                 known[user_id] = state  # noqa: PERF403
         return StoredUsers(known, seen, read_s)
 
-    async def _read_seen(
-        self, user_ids: Sequence[str], report_failure: Callable[[StorageError], None]
-    ) -> dict[str, set[str]]:
-        """Return the item ids in each user's log, for the users that can be read."""
 
-        async def seen_items(user_id: str) -> set[str] | None:
-            try:
-                with self._metrics.timed("log"):
-                    return await self._store.seen_items(self._tenant, user_id, self._generation.unseen_types)
-            except StorageError as exc:
-                report_failure(exc)
-                return None
-
-        seen_by_user = await asyncio.gather(*map(seen_items, user_ids))
-        return {user_id: seen for user_id, seen in zip(user_ids, seen_by_user, strict=True) if seen is not None}
+def users_who_exclude_all(requests: Iterable[RecommendationRequest]) -> list[str]:
+    """Return the users of requests that exclude everything that was seen, for which their logs are needed."""
+    return distinct(request.user_id for request in requests if request.exclude_seen == "all")
 
 
-def _distinct(user_ids: Iterable[str | None]) -> list[str]:
+def distinct(user_ids: Iterable[str | None]) -> list[str]:
+    """Return each of the ids once, in order, without None."""
     return list(dict.fromkeys(user_id for user_id in user_ids if user_id is not None))

@@ -31,7 +31,11 @@ class RecommendationQuery(Closed):
     """The wishes that fit into a query string."""
 
     k: ResultCount = 10
-    exclude_seen: SeenRule = "recent"
+    exclude_seen: SeenRule = Field(
+        "recent",
+        description="leave out what the user has seen lately, or all that the newest events are about: 10,000 of them, "
+        "unless the service is set to another number, which the answer then says in `seen_of_newest`",
+    )
     categories: Categories = Field(default_factory=list, description="an item needs one of them")
     categories_all: FewCategories = Field(default_factory=list, description="an item needs all of them")
     categories_none: Categories = Field(default_factory=list, description="an item may have none of them")
@@ -125,6 +129,11 @@ class Recommendations(TypedDict):
     items: list[ScoredItem]
     cursor: NotRequired[Annotated[str | None, Field(description="of the next page; null after the last")]]
     experiment: NotRequired[str]
+    seen_of_newest: NotRequired[
+        Annotated[
+            int, Field(description="with exclude_seen=all: only so many of the user's newest events were looked at")
+        ]
+    ]
     because: NotRequired[Annotated[NamedItem, Field(description="the item that these are most like")]]
 
 

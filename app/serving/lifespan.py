@@ -12,6 +12,7 @@ from app.events.live_signals import LiveSignals
 from app.events.user_data import UserData
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
+from app.recommendation.state_reader import LogReader
 from app.recommendation.trending import Trending
 from app.schemas.operations import ServedModel
 from app.serving.item_updates import ItemUpdates
@@ -70,7 +71,8 @@ async def tenant_service(
         store = await open_store(settings, generation_of(artifact))
         stack.push_async_callback(store.close)
         signals = LiveSignals(store, settings.tenant, metrics)
-        context = TenantContext(settings, store, engine_thread, metrics, signals)
+        log_reader = LogReader(store, settings.tenant, metrics.store, settings.max_seen_events)
+        context = TenantContext(settings, store, engine_thread, metrics, signals, log_reader)
         stack.push_async_callback(context.tasks.cancel)
         switcher = GenerationSwitcher(context, artifact)
         await switcher.poll()  # so that a process which joins never serves another model first

@@ -16,8 +16,8 @@ from app.events.live_signals import LiveSignals
 from app.events.user_data import UserData
 from app.observability.metrics import Metrics
 from app.recommendation.generation_context import GenerationContext
-from app.recommendation.recommender import Recommender
-from app.recommendation.state_reader import StateReader
+from app.recommendation.recommender import Readers, Recommender
+from app.recommendation.state_reader import LogReader, StateReader
 from app.recommendation.trending import Trending
 from app.schemas.operations import ServedModel
 from app.serving.model_registry import load_named
@@ -44,6 +44,7 @@ class TenantContext:
     engine_thread: Executor
     metrics: Metrics
     signals: LiveSignals
+    log_reader: LogReader
     item_codes: ColdItemCodes = field(default_factory=ColdItemCodes)
     overrides: ItemOverrides = field(default_factory=ItemOverrides)
     tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
@@ -130,10 +131,10 @@ class ServedGeneration:
 
     def build_recommender(self, experiment: str) -> Recommender:
         """Build a recommender for an arm of the experiment of that name, "" for none."""
-        context, generation = self.context, self.generation
+        context, generation, tenant = self.context, self.generation, self.context.settings.tenant
         return Recommender(
             GenerationContext(self.named.name, generation, self.catalogue, self.engine, self.trending),
-            StateReader(context.store, context.settings.tenant, generation, context.metrics.store),
+            Readers(StateReader(context.store, tenant, generation, context.metrics.store), context.log_reader),
             context.engine_thread,
             context.metrics,
             context.signals.click_through,

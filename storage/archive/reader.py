@@ -106,13 +106,24 @@ class ArchiveSnapshot:
         self, tenant: str, user_id: str, *, after: int = 0, through: int = FOREVER, limit: int = FOREVER
     ) -> list[LogEntry]:
         """Return the user's first `limit` entries above `after` and up to `through`, in log order."""
+        wanted = (pl.col("seq") > after) & (pl.col("seq") <= through)
+        return self._entries_of(tenant, user_id, wanted, limit)
+
+    def newest_entries(self, tenant: str, user_id: str, *, through: int, limit: int) -> list[LogEntry]:
+        """Return the user's last `limit` entries up to `through`, newest first."""
+        return self._entries_of(tenant, user_id, pl.col("seq") <= through, limit, newest_first=True)
+
+    def _entries_of(
+        self, tenant: str, user_id: str, wanted: pl.Expr, limit: int, *, newest_first: bool = False
+    ) -> list[LogEntry]:
         user = hashes_of_users([user_id])
         paths = [self.path(file) for file in self._files(tenant) if contains(self._hashes(file), user)[0]]
         if not paths:
             return []
-        wanted = (pl.col("user_id") == user_id) & (pl.col("seq") > after) & (pl.col("seq") <= through)
-        found = pl.scan_parquet(paths).filter(wanted).sort("seq").head(min(limit, 2**31)).collect()
-        return [LogEntry(seq, from_row(columns)) for seq, *columns in found.select("seq", *RECORD_COLUMNS).iter_rows()]
+        found = pl.scan_parquet(paths).filter(pl.col("user_id") == user_id, wanted)
+        found = found.sort("seq", descending=newest_first).head(min(limit, 2**31))
+        rows = found.select("seq", *RECORD_COLUMNS).collect().iter_rows()
+        return [LogEntry(seq, from_row(columns)) for seq, *columns in rows]
 
     def logs(self, first: int, end: int) -> dict[int, ArchivedLog]:
         """Return the archived logs of the partitions from the first one on, as many as fit into memory at once."""

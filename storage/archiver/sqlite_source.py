@@ -14,12 +14,12 @@ from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.sqlite.database import BUSY_TIMEOUT_S, FILE_NAME
-from storage.sqlite.log import RECORD_COLUMNS
+from storage.sqlite.log import IS_ERASED, RECORD_COLUMNS
 from storage.state.event import event_hash
 from storage.state.record_encoding import from_row
 
 SELECT_LOG = f"""
-SELECT seq, tenant, {RECORD_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?
+SELECT seq, tenant, {RECORD_COLUMNS} FROM log WHERE seq > ? AND NOT {IS_ERASED} ORDER BY seq LIMIT ?
 """  # noqa: S608, the columns are a constant
 SELECT_ERASURES = "SELECT id, tenant, user, through_seq FROM erasures WHERE id > ? ORDER BY id"
 SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"

@@ -141,13 +141,19 @@ if tonumber(ARGV[3]) > 0 then redis.call('EXPIRE', KEYS[3], ARGV[3]) end
 return 1
 """)
 
-# Returns pairs of SEQ and entry. Where the archive has to be read first, returns only the SEQ through which to read it.
+# Returns pairs of SEQ and entry, in log order or newest first. Where the archive has to be read before that, in log
+# order, returns only the SEQ through which to read it.
 READ_LOG = Script("""
 -- KEYS  head, index, log
--- ARGV  after, through, limit
-local archived = string.sub(redis.call('GET', KEYS[1]) or '', 17, 32)
-if archived ~= '' and tonumber(ARGV[1]) < tonumber(archived) then return {archived} end
-local found = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
+-- ARGV  after, through, limit; where the newest come first, 'newest'
+local found
+if ARGV[4] == 'newest' then
+    found = redis.call('ZREVRANGEBYSCORE', KEYS[2], ARGV[2], '(' .. ARGV[1], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
+else
+    local archived = string.sub(redis.call('GET', KEYS[1]) or '', 17, 32)
+    if archived ~= '' and tonumber(ARGV[1]) < tonumber(archived) then return {archived} end
+    found = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
+end
 for i = 1, #found, 2 do
     local seq = found[i + 1]
     local entry = redis.call('XRANGE', KEYS[3], seq, seq)[1]

@@ -21,6 +21,7 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.protocol import GenerationRegistry, UserStore
 from storage.records import (
     MAIN_TENANT,
+    MAX_SEEN_ENTRIES,
     AppendResult,
     FoldedState,
     ItemChanges,
@@ -42,7 +43,7 @@ from storage.redis.session import RedisSession
 from storage.redis.states import RedisStates
 from storage.redis.writer import EventWriter
 from storage.state.compiled_fold import compile_fold
-from storage.state.corrections import effective_events
+from storage.state.corrections import SeenItems
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.trends import Visit
@@ -197,10 +198,13 @@ class RedisStore(UserStore):
         return await self._states.users_without_log(tenant, user_ids)
 
     @override
-    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
-        user = await self._resolve(tenant, user_id)
-        events = effective_events([entry.record async for entry in self._log.entries(user)])
-        return {event.item_id for event in events if event.type not in unseen_types}
+    async def seen_items(
+        self, tenant: str, user_id: str, unseen_types: Collection[str] = (), *, limit: int = MAX_SEEN_ENTRIES
+    ) -> SeenItems:
+        seen = SeenItems(unseen_types, limit)
+        async for page in self._log.newest(await self._resolve(tenant, user_id), limit + 1):
+            seen.add(entry.record for entry in page)
+        return seen
 
     # ---- corrections
 
@@ -275,6 +279,11 @@ class RedisStore(UserStore):
     @override
     async def secret(self) -> bytes:
         return await self._session.secret()
+
+    @property
+    @override
+    def failure(self) -> StorageUnavailable | None:
+        return None
 
     @override
     async def ping(self) -> None:

@@ -4,10 +4,12 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice
+from operator import not_
 
+from storage.errors import StorageBusy
 from storage.records import AppendResult
 from storage.sqlite.batches import execute_in_batches
-from storage.sqlite.log import RECORD_COLUMNS
+from storage.sqlite.log import ERASED, RECORD_COLUMNS
 from storage.sqlite.states import current_states, replace
 from storage.state.compiled_fold import fold_encoded
 from storage.state.corrections import readdressed
@@ -16,6 +18,7 @@ from storage.state.generation import Generation
 from storage.state.record_encoding import EVENT, UNDO, to_row
 
 DUPLICATE = AppendResult(duplicate=True)
+BEING_ERASED = "the user is being erased; try again later"
 # A state that lacks more entries of the log than this is caught up in a thread of its own: no writer waits for it.
 MAX_MISSING_ENTRIES = 1000
 
@@ -39,6 +42,8 @@ class Append:
     def __call__(self, db: sqlite3.Connection) -> "Result":
         """Append these events alone."""
         (result,) = append_all(db, [self])
+        if isinstance(result, StorageBusy):
+            raise result
         return result
 
     def combines_with(self, other: object) -> bool:
@@ -50,17 +55,22 @@ Result = tuple[list[AppendResult], list[tuple[str, Generation]]]
 """A result for each event; and the users and generations whose states are far behind, which were left as they are."""
 
 
-def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result]:
-    """Log and fold the events of requests that combine, in order, in the caller's transaction."""
+def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result | StorageBusy]:
+    """Log and fold the events of requests that combine, in order, in the caller's transaction.
+
+    A request about a user who is being erased is refused; the others are not.
+    """
     generations, tenant = appends[0].generations, appends[0].tenant
     posted = [event for one in appends for event in one.events]
     user_ids = [event.user_id for event in posted]
     before = [current_states(db, generation, tenant, user_ids, MAX_MISSING_ENTRIES) for generation in generations]
     owners = {user_id: state.stored.user_id for user_id, state in before[0].items()}
-    events, is_new = _deduplicate(db, tenant, posted, owners)
+    if ERASED in owners.values():
+        return _append_others(db, appends, {user_id for user_id, owner in owners.items() if owner == ERASED})
+    events, is_new = deduplicate(db, tenant, posted, owners)
     new = list(compress(events, is_new))
     corrected = {event.user_id for event in new if isinstance(event, Undo)}  # their next read folds their states
-    seqs = dict(zip([event.user_id for event in new], _log(db, tenant, new), strict=True))
+    seqs = dict(zip([event.user_id for event in new], log_new_events(db, tenant, new), strict=True))
     to_fold = seqs.keys() - corrected
     behind: list[tuple[str, Generation]] = []
     late: list[bool] = []
@@ -78,12 +88,19 @@ def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result
     return [(list(islice(results, len(one.events))), behind if one is appends[0] else []) for one in appends]
 
 
-def _deduplicate(
+def _append_others(db: sqlite3.Connection, appends: Sequence[Append], erased: set[str]) -> list[Result | StorageBusy]:
+    is_refused = [not erased.isdisjoint(event.user_id for event in one.events) for one in appends]
+    others = list(compress(appends, map(not_, is_refused)))
+    results = iter(append_all(db, others) if others else [])
+    return [StorageBusy(BEING_ERASED) if refused else next(results) for refused in is_refused]
+
+
+def deduplicate(
     db: sqlite3.Connection, tenant: str, posted: Sequence[Event | Undo], owners: Mapping[str, str]
 ) -> tuple[list[Event | Undo], list[bool]]:
     """Return the events as they stand in the logs of their users' owners, and whether each is new there.
 
-    An event that is twice among them is new once.
+    An event that is twice among them is new once. The caller holds the write lock.
     """
     events = [
         event if owners[event.user_id] == event.user_id else readdressed(event, owners[event.user_id])
@@ -98,8 +115,8 @@ def _deduplicate(
     return events, is_new
 
 
-def _log(db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]) -> range:
-    """Log events that the log does not have; return their sequence numbers."""
+def log_new_events(db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]) -> range:
+    """Log events that the log does not have; return their sequence numbers. The caller holds the write lock."""
     (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
     seqs = range(last + 1, last + 1 + len(events))
     rows = [(seq, tenant, *to_row(event)) for seq, event in zip(seqs, events, strict=True)]

@@ -1,31 +1,29 @@
-"""Undo, merge and erasure in the embedded store: each runs as a whole in the caller's transaction."""
+"""Undo, merge and erasure in the embedded store: each step runs as a whole in the caller's transaction."""
 
 import sqlite3
 import time
-from collections.abc import Collection
+from itertools import compress
 
-from storage.errors import MergeRefused, MergeTooLarge
+from storage.errors import MergeRefused, MergeTooLarge, StorageBusy
 from storage.records import MAX_MERGED
-from storage.sqlite.log import RECORD_COLUMNS, log_event, resolve_alias
+from storage.sqlite.append import BEING_ERASED, deduplicate, log_new_events
+from storage.sqlite.log import ERASED, RECORD_COLUMNS, log_event, resolve_alias
 from storage.state.corrections import full_id, is_already_merged, readdressed
 from storage.state.event import Merge, Undo, digest
-from storage.state.record_encoding import EVENT, UNDO, from_row
+from storage.state.record_encoding import EVENT, from_row
 
 SELECT_VISITOR = f"""
 SELECT {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? ORDER BY seq LIMIT {MAX_MERGED + 1}
 """  # noqa: S608, the columns are a constant
 
-SELECT_SEEN = f"""
-SELECT DISTINCT type, item_id FROM log
-WHERE tenant = :tenant AND user_id = :user_id AND kind = '{EVENT}'
-AND event_id NOT IN (SELECT event_id FROM log WHERE tenant = :tenant AND user_id = :user_id AND kind = '{UNDO}')
-"""  # noqa: S608, the kinds are constants
+MARK_ERASED = """
+INSERT INTO aliases (tenant, user_id, target) VALUES (?, ?, ?)
+ON CONFLICT (tenant, user_id) DO UPDATE SET target = excluded.target
+"""
 
+DELETE_SOME = "DELETE FROM log WHERE seq IN (SELECT seq FROM log WHERE tenant = ? AND user_id = ? LIMIT ?)"
 
-def seen_items(db: sqlite3.Connection, tenant: str, user_id: str, unseen_types: Collection[str]) -> set[str]:
-    """Return the items of all events that count in the user's log, except events of `unseen_types`."""
-    of_user = {"tenant": tenant, "user_id": resolve_alias(db, tenant, user_id)}
-    return {item_id for kind, item_id in db.execute(SELECT_SEEN, of_user) if kind not in unseen_types}
+ERASED_AT_ONCE = 500  # log entries, some 10 ms in which nobody else writes
 
 
 def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str) -> bool | None:
@@ -40,37 +38,62 @@ def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str)
 
 def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bool | MergeRefused:
     """Merge the visitor into the user; return whether that is new, or a refusal. A refusal changes nothing."""
-    target = resolve_alias(db, tenant, user_id)
+    target, visitors_target = resolve_alias(db, tenant, user_id), resolve_alias(db, tenant, visitor)
+    if ERASED in (target, visitors_target):
+        raise StorageBusy(BEING_ERASED)
     try:
-        if is_already_merged(target, visitor, resolve_alias(db, tenant, visitor)):
+        if is_already_merged(target, visitor, visitors_target):
             return False
     except MergeRefused as refusal:
         return refusal
     events = [from_row(row) for row in db.execute(SELECT_VISITOR, (tenant, visitor))]
     if len(events) > MAX_MERGED:
         return MergeTooLarge(f"the visitor has more than {MAX_MERGED:,} events; nothing changed")
-    for event in events:
-        assert not isinstance(event, Merge)  # the visitor has no alias
-        log_event(db, tenant, readdressed(event, target))
+    copies = [readdressed(event, target) for event in events if not isinstance(event, Merge)]  # nor has the log a merge
+    log_new_events(db, tenant, list(compress(*deduplicate(db, tenant, copies, {target: target}))))
     log_event(db, tenant, Merge(visitor, target, _now_us()))
-    db.execute("DELETE FROM states WHERE tenant = ? AND user_id = ?", (tenant, visitor))
+    _delete_states(db, tenant, visitor)
     db.execute("UPDATE aliases SET target = ? WHERE tenant = ? AND target = ?", (target, tenant, visitor))
     db.execute("INSERT INTO aliases (tenant, user_id, target) VALUES (?, ?, ?)", (tenant, visitor, target))
     return True
 
 
-def erase(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
-    """Delete logs, states and aliases of the user and of everybody who has become the user."""
-    (through_seq,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
+def begin_erasure(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
+    """Hide the logs of the user and of everybody who has become the user, and delete their states.
+
+    From then on nobody reads the logs nor appends to them, until `erase_some` has deleted them.
+    """
     target = resolve_alias(db, tenant, user_id)
+    if target == ERASED:
+        return
+    (through_seq,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
     aliases = db.execute("SELECT user_id FROM aliases WHERE tenant = ? AND target = ?", (tenant, target)).fetchall()
     for name in (*(alias for (alias,) in aliases), target):
-        of_user = (tenant, name)
-        if db.execute("DELETE FROM log WHERE tenant = ? AND user_id = ?", of_user).rowcount:
+        if db.execute("SELECT 1 FROM log WHERE tenant = ? AND user_id = ? LIMIT 1", (tenant, name)).fetchone():
             erased = (tenant, digest(name), through_seq)
             db.execute("INSERT INTO erasures (tenant, user, through_seq) VALUES (?, ?, ?)", erased)
-        db.execute("DELETE FROM states WHERE tenant = ? AND user_id = ?", of_user)
-        db.execute("DELETE FROM aliases WHERE tenant = ? AND user_id = ?", of_user)
+        _delete_states(db, tenant, name)
+        db.execute(MARK_ERASED, (tenant, name, ERASED))
+
+
+def erase_some(db: sqlite3.Connection, tenant: str) -> bool:
+    """Delete some entries of the tenant's users who are being erased; return whether that leaves any."""
+    left = ERASED_AT_ONCE
+    while left > 0:
+        found = db.execute("SELECT user_id FROM aliases WHERE tenant = ? AND target = ? LIMIT 1", (tenant, ERASED))
+        row = found.fetchone()
+        if row is None:
+            return False
+        deleted = db.execute(DELETE_SOME, (tenant, row[0], left)).rowcount
+        if deleted < left:
+            _delete_states(db, tenant, row[0])  # one may have been saved since, by who had read the log before
+            db.execute("DELETE FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, row[0]))
+        left -= max(1, deleted)
+    return True
+
+
+def _delete_states(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
+    db.execute("DELETE FROM states WHERE tenant = ? AND user_id = ?", (tenant, user_id))
 
 
 def _now_us() -> int:

@@ -1,18 +1,20 @@
-"""The connections to one SQLite file: a few that read, and one whose thread writes."""
+"""The connections to one SQLite file: some that read, and one whose thread writes."""
 
 import asyncio
 import queue
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from storage.errors import StorageUnavailable
+from storage.sqlite.connections.checkpoints import MAX_LOG_BYTES, CheckpointThread
+from storage.sqlite.connections.open_files import OpenFiles
+from storage.sqlite.connections.writer_thread import WriterThread, storage_error
 from storage.sqlite.schema import create_schema
-from storage.sqlite.writer_thread import WriterThread, storage_error
 
 FILE_NAME = "lisarec.sqlite3"
 BUSY_TIMEOUT_S = 10.0
@@ -33,11 +35,11 @@ class Database:
         with closing(self.connect()) as connection:
             _switch_to_wal(connection)
             create_schema(connection, path)
-        self._idle_readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
-        for _ in range(READERS):
-            self._idle_readers.put(self.connect())
-        self._reader_threads = ThreadPoolExecutor(READERS, thread_name_prefix="sqlite-reader")
-        self._writer = WriterThread(self.connect(), max_waiting_events)
+        self._readers = _Readers([self.connect() for _ in range(READERS)], "sqlite-reader")
+        self._long_reader = _Readers([self.connect()], "sqlite-long-reader")
+        self._files = OpenFiles(path)
+        self._writer = WriterThread(self.connect(), max_waiting_events, self._files)
+        self._checkpoints = CheckpointThread(self.connect(), self._files)
         self._closed = False
 
     def connect(self) -> sqlite3.Connection:
@@ -49,20 +51,27 @@ class Database:
         """The size of all writes that wait."""
         return self._writer.waiting
 
+    @property
+    def failure(self) -> StorageUnavailable | None:
+        """What is wrong with the files, as of the last half second; None while they are where they were opened."""
+        return self._files.failure
+
     def read(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
-        """Run the query in a reader's thread."""
+        """Run a query of some milliseconds in a reader's thread."""
+        return self._readers.run(self._require_usable(query))
+
+    def read_page(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
+        """Run a query that reads a page of something long.
+
+        All pages are read one after the other, so that they delay each other and no short query.
+        """
+        return self._long_reader.run(self._require_usable(query))
+
+    def _require_usable(self, query: Callable[[sqlite3.Connection], T]) -> Callable[[sqlite3.Connection], T]:
         self._require_open()
-
-        def run() -> T:
-            connection = self._idle_readers.get()
-            try:
-                return query(connection)
-            except sqlite3.Error as exc:
-                raise storage_error(exc) from exc
-            finally:
-                self._idle_readers.put(connection)
-
-        return asyncio.get_running_loop().run_in_executor(self._reader_threads, run)
+        if self._files.failure is not None:
+            raise storage_error(self._files.failure)
+        return query
 
     def write(self, work: Callable[[sqlite3.Connection], T], *, size: int = 1) -> "asyncio.Future[T]":
         """Run the work in the transaction of the next group; its result comes when it is durable.
@@ -80,6 +89,11 @@ class Database:
         """Refuse new reads and writes from now on; those of the store's own threads go on until `close`."""
         self._closed = True
 
+    async def empty_log(self, timeout_s: float) -> bool:
+        """Empty the write-ahead log; return whether that is done by then, else it goes on in the background."""
+        emptied = asyncio.wrap_future(self._checkpoints.empty_log())
+        return emptied in (await asyncio.wait([emptied], timeout=timeout_s))[0]
+
     async def close(self) -> None:
         """Finish and answer what was accepted, then close every connection."""
         self.refuse_calls()
@@ -90,11 +104,42 @@ class Database:
             raise StorageUnavailable("the store is closed", "closed")
 
     def _close(self) -> None:
-        self._reader_threads.shutdown()
+        self._readers.close()
+        self._long_reader.close()
+        self._checkpoints.close()
+        self._writer.close()
+
+
+class _Readers:
+    """Threads that read, each with one of the connections."""
+
+    def __init__(self, connections: Sequence[sqlite3.Connection], name: str) -> None:
+        self._idle: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
+        for connection in connections:
+            connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens the write-ahead log
+            self._idle.put(connection)
+        self._threads = ThreadPoolExecutor(len(connections), thread_name_prefix=name)
+
+    def run(self, query: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
+        """Run the query in a thread."""
+
+        def run() -> T:
+            connection = self._idle.get()
+            try:
+                return query(connection)
+            except sqlite3.Error as exc:
+                raise storage_error(exc) from exc
+            finally:
+                self._idle.put(connection)
+
+        return asyncio.get_running_loop().run_in_executor(self._threads, run)
+
+    def close(self) -> None:
+        """Finish what was begun, and close the connections."""
+        self._threads.shutdown()
         with suppress(queue.Empty):
             while True:
-                self._idle_readers.get_nowait().close()
-        self._writer.close()
+                self._idle.get_nowait().close()
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -104,18 +149,8 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA secure_delete = ON")  # what is moved or deleted leaves no copy behind in the pages
     connection.execute("PRAGMA cache_size = -32768")  # KiB
     connection.execute("PRAGMA wal_autocheckpoint = 8192")  # pages; a checkpoint syncs the whole file once more
+    connection.execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")  # of a log that is begun anew
     return connection
-
-
-def empty_write_ahead_log(db: sqlite3.Connection) -> None:
-    """Truncate the write-ahead log, so that no copy of erased pages is left in it; wait for other users of the file."""
-    give_up_at = time.monotonic() + BUSY_TIMEOUT_S
-    while time.monotonic() < give_up_at:
-        (is_busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if not is_busy:
-            return
-        time.sleep(0.01)
-    raise StorageUnavailable("the user is erased, but the write-ahead log could not be emptied; erase again", "locked")
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:

@@ -8,16 +8,27 @@ from storage.sqlite.batches import execute_in_batches
 from storage.state.event import LogRecord
 from storage.state.record_encoding import COLUMNS, from_row, to_row
 
-LOG_PAGE = 10_000  # entries of the whole log that are read at once
+LOG_PAGE = 2_000  # entries of the whole log that are read at once, some 20 ms
+NEWEST_PAGE = 500  # entries of one user
+ERASED = ""  # whom a user has become who is being erased: nobody reads or appends to what is left of the log
 NO_LIMIT = -1
 
 RECORD_COLUMNS = ", ".join(COLUMNS)
 
+IS_ERASED = f"""
+EXISTS (SELECT 1 FROM aliases AS own WHERE own.tenant = log.tenant AND own.user_id = log.user_id
+    AND own.target = '{ERASED}')
+"""  # noqa: S608, a constant
 SELECT_EVENTS = f"""
-SELECT seq, {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq > ? ORDER BY seq LIMIT ?
+SELECT seq, {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq > ? AND NOT {IS_ERASED}
+ORDER BY seq LIMIT ?
+"""  # noqa: S608, the columns are a constant
+SELECT_NEWEST_OF_USER = f"""
+SELECT seq, {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq < ? ORDER BY seq DESC LIMIT ?
 """  # noqa: S608, the columns are a constant
 SELECT_LOG = f"""
-SELECT tenant, seq, {RECORD_COLUMNS} FROM log WHERE (tenant, user_id) > (?, ?) ORDER BY tenant, user_id, seq LIMIT ?
+SELECT tenant, seq, {RECORD_COLUMNS} FROM log WHERE (tenant, user_id) > (?, ?) AND NOT {IS_ERASED}
+ORDER BY tenant, user_id, seq LIMIT ?
 """  # noqa: S608, the columns are a constant
 
 INSERT_EVENT = f"""
@@ -37,7 +48,7 @@ WHERE tenant = ? AND seq > (SELECT coalesce(max(seq), 0) FROM log) - ?
 
 
 def resolve_alias(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
-    """Return the user whom this one has become by a merge; the same id without one."""
+    """Return the user whom this one has become by a merge, ERASED while being erased, else the same id."""
     row = db.execute("SELECT target FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, user_id)).fetchone()
     return user_id if row is None else str(row[0])
 
@@ -61,6 +72,12 @@ def log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, l
     """Iterate over the first `limit` entries of the user's log with sequence numbers above `after`, in log order."""
     for seq, *columns in db.execute(SELECT_EVENTS, (tenant, user_id, after, limit)):
         yield LogEntry(seq, from_row(columns))
+
+
+def newest_log_entries(db: sqlite3.Connection, tenant: str, user_id: str, before: int, limit: int) -> list[LogEntry]:
+    """Return the last `limit` entries of the user's log with sequence numbers below `before`, newest first."""
+    rows = db.execute(SELECT_NEWEST_OF_USER, (tenant, user_id, before, limit))
+    return [LogEntry(seq, from_row(columns)) for seq, *columns in rows]
 
 
 def log_page(db: sqlite3.Connection, tenant: str, user_id: str) -> Iterator[tuple[str, LogEntry]]:

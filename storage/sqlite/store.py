@@ -4,6 +4,7 @@ Events are logged, folded and acknowledged in one transaction, synced to disk.
 """
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from storage.errors import MergeRefused, StorageError, StorageUnavailable, Unkno
 from storage.protocol import UserStore
 from storage.records import (
     MAIN_TENANT,
+    MAX_SEEN_ENTRIES,
     AppendResult,
     FoldedState,
     ItemChanges,
@@ -31,18 +33,21 @@ from storage.sqlite import corrections, items, trends
 from storage.sqlite import states as sqlite_states
 from storage.sqlite.append import Append
 from storage.sqlite.catch_up import CatchUpThread
-from storage.sqlite.database import FILE_NAME, Database, empty_write_ahead_log
+from storage.sqlite.connections.writer_thread import failure_cause
+from storage.sqlite.database import FILE_NAME, Database
 from storage.sqlite.generations import SQLiteGenerations, active
 from storage.sqlite.log import (
     LOG_PAGE,
+    NEWEST_PAGE,
     log_entries,
     log_page,
     newest_entries,
+    newest_log_entries,
     resolve_alias,
     users_without_log,
 )
-from storage.sqlite.writer_thread import failure_cause
 from storage.state.compiled_fold import compile_fold
+from storage.state.corrections import SeenItems
 from storage.state.event import Event, Undo, digest
 from storage.state.generation import Generation
 from storage.trends import Visit
@@ -50,6 +55,10 @@ from storage.trends import Visit
 SAVED_AT_ONCE = 256  # states of a rebuild in one transaction, about 1 MB
 # About half a second of work: beyond it, writes are refused with StorageBusy instead of waiting longer.
 MAX_WAITING_EVENTS = 8192
+NEWEST = 2**63 - 1  # above every sequence number
+EMPTY_LOG_WITHIN_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class SQLiteStore(UserStore):
@@ -82,15 +91,18 @@ class SQLiteStore(UserStore):
         """
         path = Path(directory) / FILE_NAME
 
-        def open_files() -> "SQLiteStore":
+        def open_database() -> Database:
             try:
                 if generations:
                     compile_fold(generations[0])
-                return cls(Database(path, max_waiting_events), generations, state_ttl_days, tenant)
+                return Database(path, max_waiting_events)
             except (OSError, sqlite3.Error) as exc:
                 raise StorageUnavailable(f"cannot open '{path}': {exc}", failure_cause(exc)) from exc
 
-        return await asyncio.to_thread(open_files)
+        database = await asyncio.to_thread(open_database)
+        with suppress(StorageError):
+            await _finish_erasures(database, tenant)  # that a killed process has begun
+        return cls(database, generations, state_ttl_days, tenant)
 
     @property
     @override
@@ -151,7 +163,7 @@ class SQLiteStore(UserStore):
     async def log(self) -> AsyncIterator[LogPage]:
         tenant, user_id = "", ""
         while True:
-            page = await self._database.read(lambda db, after=(tenant, user_id): list(log_page(db, *after)))  # type: ignore[misc]
+            page = await self._database.read_page(lambda db, after=(tenant, user_id): list(log_page(db, *after)))  # type: ignore[misc]
             is_complete = len(page) < LOG_PAGE
             yield LogPage(page, is_complete)
             if is_complete:
@@ -159,7 +171,7 @@ class SQLiteStore(UserStore):
             tenant, last = page[-1]
             user_id, seq = last.record.user_id, last.seq
             while not is_complete:  # the rest of the last user
-                rest = await self._database.read(
+                rest = await self._database.read_page(
                     lambda db, tenant=tenant, user_id=user_id, after=seq - 1: list(  # type: ignore[misc]
                         log_entries(db, tenant, user_id, after, 1 + LOG_PAGE)
                     )
@@ -192,15 +204,17 @@ class SQLiteStore(UserStore):
         def read(db: sqlite3.Connection) -> list[LogEntry]:
             return list(log_entries(db, tenant, resolve_alias(db, tenant, user_id), after, limit))
 
-        return await self._database.read(read)
+        return await self._database.read_page(read)
 
     @override
     async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
         return await self._database.read(lambda db: users_without_log(db, tenant, user_ids))
 
     @override
-    async def seen_items(self, tenant: str, user_id: str, unseen_types: Collection[str] = ()) -> set[str]:
-        return await self._database.read(lambda db: corrections.seen_items(db, tenant, user_id, unseen_types))
+    async def seen_items(
+        self, tenant: str, user_id: str, unseen_types: Collection[str] = (), *, limit: int = MAX_SEEN_ENTRIES
+    ) -> SeenItems:
+        return await _seen_items(self._database, tenant, user_id, SeenItems(unseen_types, limit), limit)
 
     @override
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
@@ -226,8 +240,7 @@ class SQLiteStore(UserStore):
 
     @override
     async def erase(self, tenant: str, user_id: str) -> None:
-        await self._database.write(lambda db: corrections.erase(db, tenant, user_id))
-        await self._database.read(empty_write_ahead_log)
+        await _erase(self._database, tenant, user_id)
 
     @override
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
@@ -247,11 +260,8 @@ class SQLiteStore(UserStore):
 
     @override
     async def item_counts(self, tenant: str, types: Collection[str]) -> dict[str, int]:
-        return await self._database.read(
-            lambda db: item_counts.count_items_of_rows(
-                newest_entries(db, tenant, item_counts.MAX_NEWEST_ENTRIES), types
-            )
-        )
+        newest = partial(newest_entries, tenant=tenant, limit=item_counts.MAX_NEWEST_ENTRIES)
+        return await self._database.read_page(lambda db: item_counts.count_items_of_rows(newest(db), types))
 
     @override
     async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
@@ -285,6 +295,11 @@ class SQLiteStore(UserStore):
     async def secret(self) -> bytes:
         return await self._database.write(items.secret)
 
+    @property
+    @override
+    def failure(self) -> StorageUnavailable | None:
+        return self._database.failure
+
     @override
     async def ping(self) -> None:
         await self._database.read(lambda db: db.execute("SELECT seq FROM log LIMIT 1").fetchone())
@@ -294,3 +309,34 @@ class SQLiteStore(UserStore):
         self._database.refuse_calls()
         await asyncio.to_thread(self._catch_up.close)
         await self._database.close()
+
+
+async def _finish_erasures(database: Database, tenant: str) -> None:
+    while await database.write(lambda db: corrections.erase_some(db, tenant)):
+        pass
+
+
+async def _erase(database: Database, tenant: str, user_id: str) -> None:
+    def begin(db: sqlite3.Connection) -> bool:
+        corrections.begin_erasure(db, tenant, user_id)
+        return corrections.erase_some(db, tenant)
+
+    if await database.write(begin):
+        await _finish_erasures(database, tenant)
+    if not await database.empty_log(EMPTY_LOG_WITHIN_S):
+        logger.info("a copy of what was erased stays in the write-ahead log while another program reads it")
+
+
+async def _seen_items(database: Database, tenant: str, user_id: str, seen: SeenItems, limit: int) -> SeenItems:
+    def read(db: sqlite3.Connection, before: int, count: int) -> list[LogEntry]:
+        return newest_log_entries(db, tenant, resolve_alias(db, tenant, user_id), before, count)
+
+    before, left = NEWEST, limit + 1
+    while left > 0:
+        count = min(left, NEWEST_PAGE)
+        page = await database.read_page(partial(read, before=before, count=count))
+        seen.add(entry.record for entry in page)
+        if len(page) < count:
+            break
+        before, left = page[-1].seq, left - count
+    return seen

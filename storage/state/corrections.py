@@ -5,7 +5,7 @@ log. So the ids of different users stay apart, and copying an event twice is a r
 outside have no slash.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Self
 
@@ -37,6 +37,38 @@ def effective_events(records: Iterable[LogRecord]) -> Iterator[Event]:
     records = list(records)
     undone = {record.event_id for record in records if isinstance(record, Undo)}
     return (record for record in records if isinstance(record, Event) and record.event_id not in undone)
+
+
+class SeenItems:
+    """The items of a user's newest events that no undo takes back, collected from the newest log entry backwards.
+
+    An undo follows its event, so it is met first.
+
+    item_ids     without those of events of `unseen_types`
+    is_complete  whether the log has no entries before the newest `limit` ones
+    """
+
+    def __init__(self, unseen_types: Collection[str], limit: int) -> None:
+        self.item_ids: set[str] = set()
+        self.is_complete = True
+        self._unseen_types = unseen_types
+        self._undone: set[str] = set()
+        self._room = limit
+
+    def add(self, records: Iterable[LogRecord]) -> None:
+        """Add the log's next older entries."""
+        for record in records:
+            if not self._room:
+                self.is_complete = False
+                return
+            self._room -= 1
+            if isinstance(record, Undo):
+                self._undone.add(record.event_id)
+            elif isinstance(record, Event) and not self._is_left_out(record):
+                self.item_ids.add(record.item_id)
+
+    def _is_left_out(self, event: Event) -> bool:
+        return event.event_id in self._undone or event.type in self._unseen_types
 
 
 def is_already_merged(target: str, visitor: str, visitors_target: str) -> bool:

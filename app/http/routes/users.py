@@ -17,7 +17,10 @@ MERGE = json_request(MergeRequest.model_json_schema(), {"a visitor who has logge
 
 @router.get("/v1/users/{user_id}", responses=errors(404), dependencies=[NO_QUERY])
 async def get_user(user_id: UserId, service: ServiceDep) -> UserState:
-    """The state that the user's recommendations are made from; 404 for a user without events."""
+    """The state that the user's recommendations are made from; 404 for a user without events.
+
+    503 `state_not_ready` for some seconds after an undo in a long log.
+    """
     return await service.users.state(user_id)
 
 

@@ -104,7 +104,9 @@ class TestMoving:
                         pages += [entry.record.entry_id for entry in page]
                         after = page[-1].seq
                     assert pages == await ids(store, user_id)
-                    assert await store.seen_items("main", user_id) == {f"item{n % 12}" for n in range(number, 3000, 50)}
+                    assert (await store.seen_items("main", user_id)).item_ids == {
+                        f"item{n % 12}" for n in range(number, 3000, 50)
+                    }
                     await assert_state_is_fold_of_log(store, user_id)
 
         asyncio.run(read())

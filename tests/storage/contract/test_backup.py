@@ -54,7 +54,7 @@ async def told(store: UserStore) -> dict[str, Any]:
             ],
             {event.entry_id for event in log if not isinstance(event, Event)},
             await store.states(tenant, [user_id], GENERATION),
-            await store.seen_items(tenant, user_id),
+            (await store.seen_items(tenant, user_id)).item_ids,
         )
     return found
 

@@ -67,10 +67,25 @@ class TestState:
                     assert [astuple(answer) for answer in answers] == expected
                     log += [event for event, (duplicate, _, _) in zip(events, expected, strict=True) if not duplicate]
                 assert [entry.record for entry in await whole_log(store, user_id)] == log
-                assert await store.seen_items("main", user_id) == {event.item_id for event in log}
+                assert (await store.seen_items("main", user_id)).item_ids == {event.item_id for event in log}
                 seen = {event.item_id for event in log if event.type not in UNSEEN}
-                assert await store.seen_items("main", user_id, UNSEEN) == seen
+                assert (await store.seen_items("main", user_id, UNSEEN)).item_ids == seen
                 assert_state_is((await store.states("main", [user_id], GENERATION))[0], naive)
+
+        asyncio.run(law())
+
+    @pytest.mark.usefixtures("small_pages")
+    def test_seen_items_are_those_of_the_newest_entries_however_many_pages_that_takes(self, address: str) -> None:
+        async def law() -> None:
+            async with opened(address, GENERATION) as store:
+                for number in range(40):
+                    await store.append("main", [click(f"e{number}", item=number), click(f"e{number}", "v", 50)])
+                for limit in (1, 2, 3, 4, 7, 39, 40, 41, 1000):
+                    seen = await store.seen_items("main", "u", limit=limit)
+                    assert seen.item_ids == {f"item{number}" for number in range(40)[-limit:]}
+                    assert seen.is_complete == (limit >= 40)
+                nobody = await store.seen_items("main", "nobody", limit=1)
+                assert (nobody.item_ids, nobody.is_complete) == (set(), True)
 
         asyncio.run(law())
 
@@ -131,7 +146,7 @@ class TestState:
                 values = await store.states("main", ["bert", "nobody", "anna", "bert"], GENERATION)
                 last = [None if value is None else int(GENERATION.decode(value)["last_item"]) for value in values]
                 assert last == [2, None, 3, 2]
-                assert await store.seen_items("shop", "anna") == {"item4"}
+                assert (await store.seen_items("shop", "anna")).item_ids == {"item4"}
                 assert await store.states("shop", ["bert"], GENERATION) == [None]
                 assert await store.states("main", [], GENERATION) == []
                 assert await store.append("main", []) == []
@@ -182,7 +197,7 @@ class TestErasing:
                 for _ in range(2):
                     await store.erase("main", "u")
                     assert await whole_log(store, "u") == []
-                    assert await store.seen_items("main", "u") == set()
+                    assert (await store.seen_items("main", "u")).item_ids == set()
                     for generation in (GENERATION, OTHER_GENERATION):
                         assert await store.states("main", ["u"], generation) == [None]
                 again = [click(f"e{n}", "u", 3) for n in range(5)]

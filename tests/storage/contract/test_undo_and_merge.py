@@ -98,7 +98,11 @@ class TestLaw:
                     entry.name for entry in expected_log
                 ]
                 items = {entry.event.item_id for entry in expected_log if not entry.is_undone}
-                assert await store.seen_items("main", user_id) == items
+                assert (await store.seen_items("main", user_id)).item_ids == items
+                for limit in (1, 4, 1 + len(log)):
+                    newest = {event.item_id for event in effective_events(log[-limit:])}
+                    seen = await store.seen_items("main", user_id, limit=limit)
+                    assert (seen.item_ids, seen.is_complete) == (newest, len(log) <= limit)
                 for generation in (GENERATION, NEWER):
                     (value,) = await store.states("main", [user_id], generation)
                     naive.assert_state_is(value, user_id, generation)

@@ -1,9 +1,10 @@
 """Group commit: a sync costs far more than an event, so one thread commits everything that waits together."""
 
+import copy
 import errno
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from storage.errors import FailureCause, StorageBusy, StorageError, StorageUnavailable
 from storage.sqlite.append import Append, append_all
+from storage.sqlite.connections.open_files import OpenFiles
 
 CAUSES: Mapping[int, FailureCause] = {  # by SQLite's primary result codes
     sqlite3.SQLITE_PERM: "refused",
@@ -47,8 +49,9 @@ class _Request:
 class WriterThread:
     """A thread that runs everything that waits in one transaction and then answers it; it owns the connection."""
 
-    def __init__(self, connection: sqlite3.Connection, max_waiting: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, max_waiting: int, files: OpenFiles) -> None:
         self._connection = connection
+        self._files = files
         self._max_waiting = max_waiting
         self._waiting: list[_Request] = []
         self._waiting_size = 0
@@ -100,17 +103,24 @@ class WriterThread:
             results = self._commit(group)
         except Exception as exc:
             # A failure of the database concerns everybody; any other may come from a single request.
-            if len(group) == 1 or isinstance(exc, sqlite3.OperationalError):
+            if len(group) == 1 or isinstance(exc, sqlite3.OperationalError | StorageUnavailable):
                 _fail(group, exc)
             else:
                 for request in group:
                     self._commit_and_answer([request])
         else:
             for request, result in zip(group, results, strict=True):
-                request.answer.set_result(result)
+                if isinstance(result, StorageError):
+                    request.answer.set_exception(result)
+                else:
+                    request.answer.set_result(result)
 
     def _commit(self, group: list[_Request]) -> list[Any]:
-        """Run the group in one transaction: all of it is durable, or nothing happened."""
+        """Run the group in one transaction: all of it is durable, or nothing happened.
+
+        raises  StorageUnavailable  where the files are no longer at their path; it may have happened in those files
+        """
+        self._files.require_same()
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             results = [result for run in _runs(group) for result in self._results(run)]
@@ -119,9 +129,10 @@ class WriterThread:
             if self._connection.in_transaction:  # SQLite has rolled back by itself after some errors
                 self._connection.execute("ROLLBACK")
             raise
+        self._files.require_same()
         return results
 
-    def _results(self, run: list[_Request]) -> list[Any]:
+    def _results(self, run: list[_Request]) -> Sequence[Any]:
         works = [request.work for request in run]
         appends = [work for work in works if isinstance(work, Append)]
         return append_all(self._connection, appends) if appends else [work(self._connection) for work in works]
@@ -149,6 +160,8 @@ def storage_error(cause: Exception) -> StorageError:
     """Translate a failure of SQLite, or of a request's work, into the store's own error."""
     if isinstance(cause, sqlite3.Error):
         return StorageUnavailable(f"SQLite failed: {cause}", failure_cause(cause))
+    if isinstance(cause, StorageError):
+        return copy.copy(cause)
     return StorageError(f"the request could not be applied: {cause!r}")
 
 

@@ -1,0 +1,155 @@
+"""Requests that need a long log: bounded, said in the answer, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.events import user_data
+from app.recommendation import state_reader
+from tests.app.conftest import ITEMS, Client, item_id
+from tests.app.support import assert_refused, item_ids, recommend
+from tests.storage.redis.servers import new_server
+
+NEWEST = 6
+
+
+@pytest.fixture(scope="module", params=["sqlite", "redis"])
+def bounded(
+    request: pytest.FixtureRequest, start: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """A service that looks at few events of each user, and two users: one has more, and one as many."""
+    server = new_server("redis-server") if request.param == "redis" else None
+    client = start(tmp_path_factory.mktemp("state"), redis_url=server.url if server else None, max_seen_events=NEWEST)
+    client.click("long", *(item_id(row) for row in range(20)))
+    client.click("short", *(item_id(row) for row in range(NEWEST)))
+    yield client
+    client.close()
+    if server:
+        server.stop()
+
+
+class TestBound:
+    def test_the_newest_events_count_and_the_answer_says_so(self, bounded: Client) -> None:
+        answer = bounded.recommend("long", k=ITEMS, exclude_seen="all")
+        newest = {item_id(row) for row in range(20 - NEWEST, 20)}
+        assert newest.isdisjoint(item_ids(answer))
+        assert len(item_ids(answer)) == ITEMS - NEWEST
+        assert answer["seen_of_newest"] == NEWEST
+
+    def test_whose_log_is_short_enough_has_nothing_said(self, bounded: Client) -> None:
+        answer = bounded.recommend("short", k=ITEMS, exclude_seen="all")
+        assert len(item_ids(answer)) == ITEMS - NEWEST
+        assert "seen_of_newest" not in answer
+        for rule in ("none", "recent"):
+            assert "seen_of_newest" not in bounded.recommend("long", exclude_seen=rule)
+
+    def test_each_request_of_a_batch_is_answered_as_alone(self, bounded: Client) -> None:
+        asked = [
+            {"user_id": user_id, "exclude_seen": rule, "k": ITEMS}
+            for user_id in ("long", "short", "nobody")
+            for rule in ("all", "none", "recent")
+        ]
+        answers = recommend(bounded, requests=asked)["results"]
+        for request, answer in zip(asked, answers, strict=True):
+            alone = recommend(bounded, **request)
+            assert item_ids(answer) == item_ids(alone)
+            assert answer.get("seen_of_newest") == alone.get("seen_of_newest")
+
+    def test_the_field_is_described(self, bounded: Client) -> None:
+        schemas = bounded.get("/openapi.json").json()["components"]["schemas"]
+        assert "newest" in schemas["Recommendations"]["properties"]["seen_of_newest"]["description"]
+
+
+class TestOthers:
+    def test_nobody_waits_for_a_log_that_is_read(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        client.click("ada", "item-1", "item-2")
+        seen_items, may_read = client.service.store.seen_items, asyncio.Event()
+
+        async def slow_seen_items(*args: Any, **options: Any) -> Any:
+            await may_read.wait()
+            return await seen_items(*args, **options)
+
+        monkeypatch.setattr(client.service.store, "seen_items", slow_seen_items)
+
+        async def law() -> None:
+            get = client.http.get
+            params = {"exclude_seen": "all", "k": "60"}
+            slow = [asyncio.ensure_future(get("/v1/users/ada/recommendations", params=params)) for _ in range(5)]
+            await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                assert (await get("/v1/users/ada/recommendations")).json()["source"] != "popular"
+            assert not any(task.done() for task in slow)
+            may_read.set()
+            for answer in await asyncio.gather(*slow):
+                assert {"item-1", "item-2"}.isdisjoint(item_ids(answer.json()))
+
+        client.runner.run(law())
+
+    def test_so_many_logs_wait_and_no_more(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(state_reader, "MAX_WAITING", 3)
+        client.click("ada", "item-1")
+        may_read, reading, most = asyncio.Event(), 0, 0
+        seen_items = client.service.store.seen_items
+
+        async def slow_seen_items(*args: Any, **options: Any) -> Any:
+            nonlocal reading, most
+            reading += 1
+            most = max(most, reading)
+            await may_read.wait()
+            reading -= 1
+            return await seen_items(*args, **options)
+
+        monkeypatch.setattr(client.service.store, "seen_items", slow_seen_items)
+
+        async def law() -> None:
+            get, params = client.http.get, {"exclude_seen": "all"}
+            asked = [asyncio.ensure_future(get("/v1/users/ada/recommendations", params=params)) for _ in range(6)]
+            while not any(task.done() for task in asked):
+                await asyncio.sleep(0.01)
+            may_read.set()
+            answers = await asyncio.gather(*asked)
+            assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 3
+            for answer in answers:
+                if answer.status_code == 503:
+                    assert_refused(answer, 503)
+                    assert answer.json()["error"]["code"] == "overloaded"
+            assert most == state_reader.READ_AT_ONCE
+            assert (await get("/v1/users/ada/recommendations", params=params)).status_code == 200
+
+        client.runner.run(law())
+
+    def test_the_state_after_an_undo_in_a_long_log_comes_when_it_is_folded(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(user_data, "MAX_MISSING_EVENTS", 5)
+        events = [{"user_id": "ada", "item_id": item_id(row), "event_id": f"e{row}"} for row in range(30)]
+        assert client.post("/v1/events", json=events).json()["accepted"] == 30
+        assert client.request("DELETE", "/v1/users/ada/events/e3").json()["changed"]
+        while (answer := client.get("/v1/users/ada")).status_code == 503:
+            assert_refused(answer, 503)
+            assert answer.json()["error"]["code"] == "state_not_ready"
+            assert "retry-after" in answer.headers
+        assert answer.json()["event_count"] == 29
+        assert_refused(client.get("/v1/users/nobody"), 404)
+
+
+def test_a_process_whose_file_was_replaced_is_no_longer_ready(client: Client, tmp_path: Path) -> None:
+    client.click("ada", "item-1")
+    assert client.get("/readyz").status_code == 200
+    (tmp_path / "lisarec.sqlite3").rename(tmp_path / "elsewhere")
+    event = {"user_id": "ada", "item_id": "item-2", "event_id": "e1"}
+    assert_refused(client.post("/v1/events", json=[event]), 503)
+    while client.get("/readyz").status_code == 200:
+        client.runner.run(asyncio.sleep(0.01))
+    assert_refused(client.get("/readyz"), 503)
+    assert client.recommend("ada")["source"] == "popular"
+    (tmp_path / "elsewhere").rename(tmp_path / "lisarec.sqlite3")
+    while client.get("/readyz").status_code == 503:
+        client.runner.run(asyncio.sleep(0.01))
+    client.post("/v1/events", json=[event])
+    assert [logged.item_id for logged in client.log("ada")] == ["item-1", "item-2"]

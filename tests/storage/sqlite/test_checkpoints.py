@@ -1,0 +1,172 @@
+"""The write-ahead log stays short and without erased copies, whoever reads, and whoever reads holds nobody up."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+import storage.sqlite.connections.checkpoints
+import storage.sqlite.database
+from storage.errors import StorageBusy
+from storage.sqlite import corrections
+from storage.sqlite.database import FILE_NAME, Database
+from storage.sqlite.store import SQLiteStore
+from storage.state.event import Event
+from tests.storage.oracles.random_events import click, make_generation
+
+GENERATION = make_generation()
+SECRET = b"SECRET-"
+
+
+@contextmanager
+def reader(directory: Path) -> Iterator[None]:
+    """Another program that reads what there is now, and does not come to an end."""
+    with closing(sqlite3.connect(directory / FILE_NAME, isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM log").fetchone()
+        yield
+
+
+def secret_events(count: int) -> list[Event]:
+    return [click(f"{SECRET.decode()}{n}", "gone", n % 12) for n in range(count)]
+
+
+def log_bytes(directory: Path) -> int:
+    return (directory / f"{FILE_NAME}-wal").stat().st_size
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_erasing_beside_a_reader_of_another_program_holds_nobody_up(tmp_path: Path) -> None:
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        await store.append("main", secret_events(50))
+        longest_s = 0.0
+        with reader(tmp_path):
+            erasing = asyncio.gather(*(store.erase("main", user_id) for user_id in ("gone", "u1", "u2", "u3")))
+            number = 0
+            while not erasing.done() or number < 20:
+                begin_s = time.monotonic()
+                await asyncio.gather(
+                    store.append("main", [click(f"e{number}", "other")]), store.states("main", ["other"], GENERATION)
+                )
+                longest_s, number = max(longest_s, time.monotonic() - begin_s), number + 1
+            await erasing
+            assert await store.events("main", "gone") == []
+        assert longest_s < storage.sqlite.database.BUSY_TIMEOUT_S / 2
+
+        def is_gone() -> bool:
+            return not any(SECRET in path.read_bytes() for path in tmp_path.iterdir())
+
+        await until(is_gone)  # the reader has ended, so its copy goes by itself
+        assert [entry.record.entry_id for entry in await store.events("main", "other")][:2] == ["e0", "e1"]
+        await store.close()
+
+    asyncio.run(law())
+
+
+def test_the_log_stays_short_where_somebody_always_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short transactions that overlap, so that no checkpoint of SQLite's own ever finds a moment without a reader."""
+    most = 1 << 20
+    monkeypatch.setattr(storage.sqlite.connections.checkpoints, "MAX_LOG_BYTES", most)
+    monkeypatch.setattr(storage.sqlite.connections.checkpoints, "TURN_S", 0.02)
+    ended, turn = threading.Event(), [threading.Event(), threading.Event()]
+
+    def read(number: int) -> None:
+        with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as connection:
+            while not ended.is_set():
+                connection.execute("BEGIN")
+                connection.execute("SELECT max(seq) FROM log").fetchone()
+                turn[1 - number].set()  # only now may the other one end
+                turn[number].wait(0.05)
+                turn[number].clear()
+                connection.execute("COMMIT")
+
+    async def law() -> None:
+        store = await SQLiteStore.open(tmp_path, [GENERATION])
+        await store.append("main", [click("first")])
+        readers = [threading.Thread(target=read, args=(number,)) for number in range(2)]
+        for thread in readers:
+            thread.start()
+        try:
+            sizes, written = [], 0
+            while written < 40 * most:  # some 5 kB of log for each of these events
+                await store.append("main", [click(f"e{written}-{n}", f"u{n}") for n in range(100)])
+                sizes.append(log_bytes(tmp_path))
+                written += 100 * 5_000
+            await until(lambda: log_bytes(tmp_path) <= most)
+        finally:
+            ended.set()
+            for thread in readers:
+                thread.join()
+        assert max(sizes) < 20 * most
+        await store.close()
+
+    asyncio.run(law())
+
+
+class TestErasingInSteps:
+    def test_events_of_whoever_is_being_erased_are_refused_and_no_others(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(corrections, "ERASED_AT_ONCE", 3)
+
+        async def law() -> None:
+            store = await SQLiteStore.open(tmp_path, [GENERATION])
+            await store.append("main", secret_events(300))
+            await store.merge("main", "gone", "visitor")
+            erasing = asyncio.ensure_future(store.erase("main", "gone"))
+            refused = 0
+            while not erasing.done():
+                of_erased, of_other = await asyncio.gather(
+                    store.append("main", [click("x", "gone")]),
+                    store.append("main", [click(f"e{refused}", "other")]),
+                    return_exceptions=True,
+                )
+                assert not isinstance(of_other, BaseException)
+                if not isinstance(of_erased, StorageBusy):
+                    break  # before the first step, or after the last one
+                refused += 1
+                assert await store.events("main", "gone") == []
+                assert await store.states("main", ["gone", "visitor"], GENERATION) == [None, None]
+                assert (await store.seen_items("main", "gone")).item_ids == set()
+                pages = [entry.record.user_id async for page in store.log() for _, entry in page.entries]
+                assert set(pages) == {"other"}
+            await erasing
+            assert refused
+            (result,) = await store.append("main", [click("SECRET-7", "gone")])
+            assert not result.duplicate
+            await store.append("main", [click("a", "visitor")])
+            assert (await store.events("main", "gone"))[-1].record.entry_id == "SECRET-7"
+            assert [entry.record.entry_id for entry in await store.events("main", "visitor")] == ["a"]
+            await store.close()
+
+        asyncio.run(law())
+
+    def test_an_erasure_that_was_interrupted_ends_when_the_store_is_opened(self, tmp_path: Path) -> None:
+        async def law() -> None:
+            store = await SQLiteStore.open(tmp_path, [GENERATION])
+            await store.append("main", [*secret_events(20), click("kept", "other")])
+            await store.merge("main", "gone", "visitor")
+            await store.close()
+            database = Database(tmp_path / FILE_NAME, 100)
+            await database.write(lambda db: corrections.begin_erasure(db, "main", "visitor"))
+            await database.close()
+            store = await SQLiteStore.open(tmp_path, [GENERATION])
+            for user_id in ("gone", "visitor"):
+                await store.append("main", [click("back", user_id)])
+                assert [entry.record.entry_id for entry in await store.events("main", user_id)] == ["back"]
+            assert len(await store.events("main", "other")) == 1
+            await store.close()
+            assert SECRET not in (tmp_path / FILE_NAME).read_bytes()
+
+        asyncio.run(law())
