@@ -67,6 +67,10 @@ class NotHttp(RequestError):
     """What came over the connection is no request."""
 
 
+class TooManyPipelined(RequestError):
+    """The client sends request after request on one connection and does not wait for answers."""
+
+
 class UnsupportedMediaType(RequestError):
     """The body says that it is not JSON."""
 

@@ -1,4 +1,4 @@
-"""The HTTP protocol of one connection, with time-outs and size limits that the server does not have itself.
+"""The HTTP protocol of one connection, with time-outs and limits that the server does not have itself.
 
 A worker process imports this module before it can answer its supervisor, which waits for 5 s. Torch takes seconds to
 import, so nothing here may import it.
@@ -8,27 +8,38 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import TimerHandle
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from httptools import HttpParserError, HttpParserUpgrade
 from typing_extensions import override
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from app.errors import HeadTooLarge, NotHttp
+from app.errors import HeadTooLarge, NotHttp, RequestError, TooManyPipelined
+from app.http.lingering_transport import LingeringTransport
 
 if TYPE_CHECKING:
     from app.http.services import Services
 
 BODY_GRACE_S = 5.0  # for the service to answer itself that a body is late
+MAX_HEADERS = 100
+MAX_PIPELINED = 16  # requests of one connection that wait for an answer
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Ends a connection whose request arrives too slowly, or whose client takes the response too slowly.
+    """Ends a connection whose request comes too slowly or is too large, or whose client takes the response too slowly.
 
-    It also ends every connection above the limit of open ones. A request's time runs from the opening of the
-    connection, or from the first byte after a response, to the request's last byte. Where the service reads the body,
-    it answers itself that the body is late; this class ends the connections whose body nobody reads.
+    A request's time runs from the opening of the connection, or from the first byte after a response, to the request's
+    last byte. Where the service reads the body, it answers itself that the body is late; this class ends the
+    connections whose body nobody reads. What a connection may have of the service's memory is bounded: the bytes of a
+    head, of a line of a chunked body and of its trailers, which nobody reads, and the requests that wait.
+
+    Above the limit of open connections the one that has waited longest for a request is closed, or else the new one:
+    clients that only connect shut nobody out.
     """
+
+    transport: LingeringTransport
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -36,13 +47,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._services = services
         self._limits = services.settings
         self._metrics = services.metrics.requests
+        self._idle = services.idle_connections
         self.app_state = {**self.app_state, "is_gone": self.is_gone}
-        self._cycle: RequestResponseCycle | None = None
+        self._cycle: RequestResponseCycle | None = None  # of the request that the app works on
         self._deadline: TimerHandle | None = None  # for the client to send the request
         self._response_deadline: TimerHandle | None = None  # for the client to take the response
-        self._heads_begun = 0
         self._in_head = False
-        self._head_bytes = 0  # received so far of a head that is not complete
+        self._in_body = False
+        self._has_advanced = False  # in this call: a head began or ended, a chunk began, or a part of a body came
+        self._standstill_bytes = 0  # received since it last advanced: of a head, a chunk's line, or trailers
+        self._refusal: bytes | None = None  # the last response, to follow those that are owed
 
     def is_gone(self) -> bool:
         """Return whether the client has gone."""
@@ -50,58 +64,101 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        patience_s = self._limits.answer_timeout_s
+        super().connection_made(LingeringTransport(transport, self._is_awaiting_rest, patience_s))
         if len(self.connections) > self._limits.max_open_connections:
-            transport.abort()
-            return
-        self._set_deadline(self._limits.head_timeout_s)
+            longest_idle = next(iter(self._idle), self.transport)
+            self._idle.pop(longest_idle, None)
+            longest_idle.abort()
+        if not self.transport.is_closing():
+            self._set_idle()
+            self._set_deadline(self._limits.head_timeout_s)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.pop(self.transport, None)
         self._clear_deadline()
         self._clear_response_deadline()
         self._disconnect_cycle()
+        self.transport.closed()
         super().connection_lost(exc)
 
     @override
     def data_received(self, data: bytes) -> None:
+        if self._refusal is not None or self.transport.is_closing():
+            self.transport.discard(data)
+            return
         if self._deadline is None:
             self._set_deadline(self._limits.head_timeout_s)
-        head = self._heads_begun if self._in_head else None
-        super().data_received(data)
-        if self._in_head and head == self._heads_begun and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > self._limits.max_head_bytes:
-                self._refuse_head()
+        self._unset_keepalive_if_required()
+        self._has_advanced = False
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade:
+            pass  # the client gets the response of HTTP/1.1
+        except HttpParserError as exc:
+            # a limit that a callback found exceeded, or else the parser's own finding
+            exceeded = exc.__context__ if isinstance(exc.__context__, RequestError) else None
+            self._refuse(exceeded or NotHttp("this is no request in HTTP/1.1; nothing was done"))
+            return
+        self._standstill_bytes = 0 if self._has_advanced else self._standstill_bytes + len(data)
+        if self._standstill_bytes > self._limits.max_head_bytes:
+            self._refuse(self._head_too_large())
 
     @override
     def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes = True, 0
-        self._heads_begun += 1
+        self._in_head = self._has_advanced = True
         super().on_message_begin()
 
     @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer
+        if len(self.headers) == MAX_HEADERS:
+            raise self._head_too_large()
+        super().on_header(name, value)
+
+    @override
     def on_headers_complete(self) -> None:
-        head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if head_bytes > self._limits.max_head_bytes:
-            self._refuse_head()
-        if self.transport.is_closing():
-            return
-        self._in_head = False
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.max_head_bytes:
+            raise self._head_too_large()
+        if len(self.pipeline) == MAX_PIPELINED:
+            raise TooManyPipelined(
+                f"at most {MAX_PIPELINED} requests of a connection may wait; take the answers, or connect again"
+            )
+        self._in_head, self._in_body, self._has_advanced = False, True, True
         self._set_deadline(self._limits.body_timeout_s + BODY_GRACE_S)
         super().on_headers_complete()
 
+    def on_chunk_header(self) -> None:
+        """Note that the line before a chunk, or before the trailers, is complete (httptools)."""
+        self._has_advanced = True
+
     @override
     def on_body(self, body: bytes) -> None:
+        self._has_advanced = True
         if not self.transport.is_closing():
             super().on_body(body)
 
     @override
     def on_message_complete(self) -> None:
+        self._in_body = False
         if self.transport.is_closing():
             return
         self._clear_deadline()
         super().on_message_complete()
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._set_idle()
+        elif self._refusal is not None:
+            self._send_refusal_after_responses()
+        elif self.pipeline:
+            self.flow.pause_reading()  # the next one is at work, and others wait
+        else:
+            self._set_idle()
 
     @override
     def pause_writing(self) -> None:
@@ -119,11 +176,33 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._close()
 
     @override
+    def shutdown(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close_both_sides()
+        super().shutdown()
+
+    @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._cycle = cycle
+        self._idle.pop(self.transport, None)
         if self._services.draining:  # the client's next connection goes to another process
             cycle.keep_alive = False
-        super()._start_asgi_task(cycle, app)
+        is_short = _has_short_body(cycle.scope["headers"], self._limits.max_body_bytes)
+        super()._start_asgi_task(cycle, app if is_short else _closing_if_unread(cycle, app))
+
+    def _abort(self) -> None:
+        self._disconnect_cycle()
+        self.transport.abort()
+
+    def _set_idle(self) -> None:
+        """Note that no response is owed from now on."""
+        if self in self.connections:
+            self._idle.pop(self.transport, None)
+            self._idle[self.transport] = None
+
+    def _is_awaiting_rest(self) -> bool:
+        """Return whether the client still sends a request that has a response already."""
+        return self._refusal is not None or (self._in_body and self.cycle.response_started)
 
     def _set_deadline(self, within_s: float) -> None:
         self._clear_deadline()
@@ -139,42 +218,75 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._response_deadline.cancel()
             self._response_deadline = None
 
-    @override
-    def send_400_response(self, msg: str) -> None:
-        """Refuse data that is not HTTP, with the same kind of body as every other error."""
-        self._refuse(NotHttp("this is no request in HTTP/1.1; nothing was done"))
-
-    @override
-    def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: a client could fill the log. It gets the response of HTTP/1.1."""
-
-    def _refuse_head(self) -> None:
+    def _head_too_large(self) -> HeadTooLarge:
         limit = self._limits.max_head_bytes
-        self._refuse(HeadTooLarge(f"address and headers of a request have at most {limit:,} bytes"))
+        return HeadTooLarge(f"address and headers of a request have at most {limit:,} bytes, {MAX_HEADERS} headers")
 
-    def _refuse(self, failure: Exception) -> None:
-        """Answer what never becomes a request of the app. The metrics count it; the log does not mention it."""
+    def _refuse(self, failure: RequestError) -> None:
+        """Answer what never becomes a request of the app, after the responses that are owed, and read no further.
+
+        The metrics count it; the log does not mention it.
+        """
         from app.http.error_responses import error_response
 
         response = error_response(failure)
         head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
         head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
-        self.transport.write(b"".join(head) + b"\r\n" + bytes(response.body))
+        self._refusal = b"".join(head) + b"\r\n" + bytes(response.body)
         self._metrics.observe("other", "unmatched", response.status_code, 0.0)
-        self._close()
+        self._clear_deadline()
+        if self._in_body:
+            self._break_off_request()
+        self._send_refusal_after_responses()
+
+    def _break_off_request(self) -> None:
+        """Let the refusal be the response to the request whose body is being received, unless it has one."""
+        if self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()
+        elif self.cycle.response_started:
+            self._refusal = b""
+        else:
+            self._disconnect_cycle()
+
+    def _send_refusal_after_responses(self) -> None:
+        cycle = self._cycle
+        is_at_work = cycle is not None and not (cycle.response_complete or cycle.disconnected)
+        if self._refusal is not None and not is_at_work and not self.pipeline:
+            self.transport.write(self._refusal)
+            self._close()
 
     def _close(self) -> None:
         """Close the connection, and give the client limited time to take what was sent."""
+        self._clear_deadline()
         self._disconnect_cycle()
+        self._set_idle()
         self.transport.close()
-        self.loop.call_later(self._limits.answer_timeout_s, self.transport.abort)
-
-    def _abort(self) -> None:
-        self._disconnect_cycle()
-        self.transport.abort()
 
     def _disconnect_cycle(self) -> None:
         """Tell the request in progress that its client has gone, also where pipelined requests follow it."""
         if self._cycle is not None and not self._cycle.response_complete:
             self._cycle.disconnected = True
             self._cycle.message_event.set()
+
+
+def _has_short_body(headers: Iterable[tuple[bytes, bytes]], limit: int) -> bool:
+    """Return whether the body is so short that reading what is left of it is cheaper than a new connection."""
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) <= limit
+        if name == b"transfer-encoding":
+            return False
+    return True
+
+
+def _closing_if_unread(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Return the app, except that the connection ends with a response that comes before the end of the request."""
+
+    async def answer(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def send_and_close(message: ASGISendEvent) -> None:
+            cycle.keep_alive = cycle.keep_alive and not cycle.more_body
+            await send(message)
+
+        await app(scope, receive, send_and_close)
+
+    return answer

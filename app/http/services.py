@@ -5,12 +5,13 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from app.http.auth.keys import Keyring
 from app.http.auth.rate_limit import RateLimiter
+from app.http.lingering_transport import LingeringTransport
 from app.observability.metrics import Metrics
 from app.serving.lifespan import Service, in_background, tenant_service
 from app.settings import Settings
@@ -22,7 +23,7 @@ SAMPLE_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class Services:
-    """A service for each tenant, and what they share. Only `draining` changes."""
+    """A service for each tenant, and what they share. Only `draining` and the idle connections change."""
 
     settings: Settings
     by_tenant: Mapping[str, Service]
@@ -30,6 +31,8 @@ class Services:
     keyring: Keyring | None  # None: no keys; every request is the only tenant's
     rate_limiter: RateLimiter
     draining: bool = False
+    # of this process that are owed no response, the one that has been so for longest first
+    idle_connections: dict[LingeringTransport, None] = field(default_factory=dict)
 
     def sample(self) -> None:
         """Write the current queue depths and buffered observations to the metrics."""

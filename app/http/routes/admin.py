@@ -6,8 +6,8 @@ from fastapi import APIRouter, Path
 
 from app.http.access import needs
 from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep, example
-from app.http.guarded_route import GuardedRoute
 from app.http.openapi import errors, json_request
+from app.http.routes.guarded_route import GuardedRoute
 from app.schemas.fields import Id
 from app.schemas.operations import Activated, Experiment, Experiments
 

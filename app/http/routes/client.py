@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.http.access import NO_SCOPE
-from app.http.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRoute
 
 # in the repository as in an installation, a sibling of the package
 SCRIPT = (Path(__file__).parents[3] / "clients" / "client.js").read_bytes()

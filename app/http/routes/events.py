@@ -5,8 +5,8 @@ from fastapi import APIRouter
 from app.http.access import needs
 from app.http.calls import append_events
 from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServicesDep
-from app.http.guarded_route import GuardedRoute
 from app.http.openapi import errors, json_request
+from app.http.routes.guarded_route import GuardedRoute
 from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
 
 router = APIRouter(route_class=GuardedRoute, tags=["events"], dependencies=[needs("events:write")])

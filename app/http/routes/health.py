@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from app.errors import Draining
 from app.http.access import NO_SCOPE, needs
 from app.http.dependencies import NO_QUERY, ServicesDep
-from app.http.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRoute
 from app.schemas.operations import Health
 
 EXAMPLE = 'lisarec_events_total{outcome="accepted"} 3.0'

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from app.http.access import needs
 from app.http.dependencies import NO_QUERY, ServiceDep
-from app.http.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRoute
 from app.schemas.operations import ServedModel, Stats
 
 router = APIRouter(route_class=GuardedRoute, tags=["model"], dependencies=[needs("recs:read")])

@@ -6,7 +6,7 @@ from fastapi import APIRouter, HTTPException
 from fastapi.responses import FileResponse, RedirectResponse
 
 from app.http.access import NO_SCOPE
-from app.http.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRoute
 
 STATIC = Path(__file__).parents[1] / "static"
 PARTS = frozenset(path.name for path in STATIC.iterdir() if path.suffix in (".css", ".js"))

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query
 
 from app.http.access import needs
 from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep, UserId
-from app.http.guarded_route import GuardedRoute
 from app.http.openapi import errors, json_request
+from app.http.routes.guarded_route import GuardedRoute
 from app.schemas.recommendations import (
     MAX_REQUESTS,
     RecommendationQuery,

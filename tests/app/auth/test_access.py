@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from app.http.access import declared_scopes
 from app.http.auth.keys import SCOPES, Scope, add, make
-from app.http.guarded_route import GuardedRoute
+from app.http.routes.guarded_route import GuardedRoute
 from app.main import create_app
 from app.settings import Settings
 from tests.app.conftest import Client, item_id, write_model

@@ -1,0 +1,92 @@
+"""A transport that is closed in such a way that its client can read the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import TimerHandle
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import override
+
+MAX_DISCARDED_BYTES = 64 << 20  # of a request that is refused while its client still sends it
+
+
+class LingeringTransport(asyncio.Transport):
+    """Reads on after `close` while the client is still sending, and discards what comes.
+
+    A socket that is closed with unread data resets the connection, and the client loses the answer that it has not
+    read yet. So only the service's side is closed at first; the client ends the other one when it has read that. This
+    takes at most `patience_s` and MAX_DISCARDED_BYTES, since nothing obliges a client to end it.
+
+    transport   of the connection
+    is_sending  says whether the client has sent a part of a request only
+    patience_s  for the client to take what was written, and to notice that the connection is closed
+    """
+
+    def __init__(self, transport: asyncio.Transport, is_sending: Callable[[], bool], patience_s: float) -> None:
+        super().__init__()
+        self._transport = transport
+        self._is_sending = is_sending
+        self._patience_s = patience_s
+        self._is_closing = False
+        self._discarded_bytes = 0
+        self._end: TimerHandle | None = None
+
+    @override
+    def close(self) -> None:
+        """Close the connection; see above. Pending writes go out."""
+        if self.is_closing():
+            return
+        self._is_closing = True
+        self._end = asyncio.get_running_loop().call_later(self._patience_s, self._transport.abort)
+        if self._is_sending():
+            self._transport.resume_reading()
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def close_both_sides(self) -> None:
+        """Close the connection without waiting for the client."""
+        self._is_closing = True
+        self._transport.close()
+
+    def discard(self, data: bytes) -> None:
+        """Count what came after `close`; it is enough at some time."""
+        self._discarded_bytes += len(data)
+        if self._discarded_bytes > MAX_DISCARDED_BYTES:
+            self._transport.abort()
+
+    def closed(self) -> None:
+        """Note that the connection is gone."""
+        self._is_closing = True
+        if self._end is not None:
+            self._end.cancel()
+
+    @override
+    def is_closing(self) -> bool:
+        return self._is_closing or self._transport.is_closing()
+
+    @override
+    def abort(self) -> None:
+        self._is_closing = True
+        self._transport.abort()
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        if not self._is_closing:
+            self._transport.write(data)
+
+    @override
+    def pause_reading(self) -> None:
+        if not self._is_closing:
+            self._transport.pause_reading()
+
+    @override
+    def resume_reading(self) -> None:
+        if not self._is_closing:
+            self._transport.resume_reading()
+
+    @override
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
