@@ -8,7 +8,6 @@ from pydantic import BaseModel, ValidationError
 from storage.errors import PartlyApplied, StorageError
 
 MAX_DETAILS = 20
-MAX_REASON_CHARS = 120  # 20 details of this length stay well below the 4 kB that an error may have
 
 
 class ErrorDetail(BaseModel):
@@ -126,10 +125,7 @@ def details_of(failure: ValidationError, index: int | None = None) -> list[Error
 
 def details_of_errors(errors: Sequence[Any], index: int | None = None) -> list[ErrorDetail]:
     """Return the first details of a list of Pydantic's errors, as `details_of` does."""
-    return [
-        ErrorDetail(index=index, field=_field(error["loc"]), reason=error["msg"][:MAX_REASON_CHARS])
-        for error in errors[:MAX_DETAILS]
-    ]
+    return [ErrorDetail(index=index, field=_field(error["loc"]), reason=error["msg"]) for error in errors[:MAX_DETAILS]]
 
 
 def _field(location: Sequence[int | str]) -> str | None:

@@ -145,6 +145,7 @@ def serve(settings: Settings) -> None:
     # Start and stop once, so that what is wrong is reported in one sentence, not in a traceback of every worker.
     asyncio.run(_start_and_stop(app))
     _warn_without_keys(settings)
+    logger.info("users are kept in %s", settings.store_name)
     options: dict[str, Any] = {
         "host": settings.host,
         "port": settings.port,

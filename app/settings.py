@@ -57,6 +57,13 @@ class StoreSettings(BaseSettings):
         return Path("models") if self.model_dir is None else self.model_dir.absolute().parent
 
     @property
+    def store_name(self) -> str:
+        """The store, as it can be shown."""
+        if self.redis_url is None:
+            return f"SQLite in '{self.data_dir}'"
+        return f"Redis at {without_password(self.redis_url)}"
+
+    @property
     def redis_url_with_password(self) -> str:
         """The URL of Redis, with the password of the other settings if it has none itself."""
         assert self.redis_url is not None
@@ -142,6 +149,11 @@ def shared_metrics() -> Path | None:
     """Return the folder that this process shares metrics in; None if it keeps its own."""
     directory = os.environ.get(SHARED_METRICS)
     return None if directory is None else Path(directory)
+
+
+def without_password(url: str) -> str:
+    """Return the URL with the word PASSWORD in the place of its password, so that it can be shown."""
+    return url if urlsplit(url).password is None else with_password(url, "PASSWORD")
 
 
 def with_password(url: str, password: str) -> str:

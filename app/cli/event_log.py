@@ -6,13 +6,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from app.cli.console import console, say
-from app.cli.options import ArchiveDirOption, DataDirOption, MetricsOption, ModelOption, RedisUrlOption, store_settings
+from app.cli.options import (
+    ArchiveDirOption,
+    DataDirOption,
+    MetricsOption,
+    ModelOption,
+    RedisUrlOption,
+    command_on,
+    store_settings,
+)
 
 if TYPE_CHECKING:
     from app.settings import StoreSettings
@@ -47,10 +56,6 @@ def archive(
     settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
     if settings.archive_dir is None:
         raise typer.BadParameter("give the archive with --archive-dir DIR, or LISAREC_ARCHIVE_DIR in the environment")
-    if redis_url is not None and data_dir is not None:
-        raise typer.BadParameter("give one of --redis-url and --data-dir")
-    if data_dir is not None:
-        settings = settings.model_copy(update={"redis_url": None})
     numbers = ArchiverMetrics()
     if metrics is not None:
         numbers.listen(metrics.host, metrics.port)
@@ -108,4 +113,5 @@ def restore(
                 settings, file, model, resume=resume, on_progress=lambda done: bar.update(task, completed=done)
             )
         )
-    say(f"{entries:,} entries restored; try 'lisarec serve --model {model}'")
+    serve = command_on(f"lisarec serve --model {quote(str(model))}", redis_url, data_dir)
+    say(f"{entries:,} entries restored; try {serve}")

@@ -18,6 +18,7 @@ from app.cli.options import (
     ModelOption,
     ModelsDirOption,
     RedisUrlOption,
+    command_on,
     known_preset,
     store_settings,
 )
@@ -42,8 +43,10 @@ def rebuild(
         done = asyncio.run(
             generations.rebuild(settings, model, lambda rebuilt: bar.update(task, completed=rebuilt.events))
         )
-    name = model.resolve().name
-    say(f"{name}: {done.events:,} events of {done.users:,} users folded; 'lisarec activate {name}' switches to it")
+    name, folder = model.resolve().name, model.resolve().parent
+    models_dir = None if settings.models_folder.resolve() == folder else model.parent
+    activate = command_on(f"lisarec activate {name}", redis_url, data_dir, models_dir)
+    say(f"{name}: {done.events:,} events of {done.users:,} users folded; {activate} switches to it")
 
 
 def activate(
@@ -63,7 +66,9 @@ def activate(
     named, before = asyncio.run(generations.activate(settings, name))
     say(f"{named.name}, generation {named.tag.hex()}, is active")
     if before is not None and before != named:
-        say(f"'lisarec activate {before.name}' goes back, 'lisarec drop {before.name}' lets go of its states")
+        back = command_on(f"lisarec activate {before.name}", redis_url, data_dir, models_dir)
+        drop = command_on(f"lisarec drop {before.name}", redis_url, data_dir)
+        say(f"{back} goes back, {drop} lets go of its states")
 
 
 def experiment(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
@@ -60,14 +62,14 @@ def known_preset_or_mechanism(name: str) -> str:
     return name if name in MECHANISMS else known_preset(name)
 
 
-def service_settings(given: dict[str, object]) -> Settings:
-    """Return the settings of a service; raise BadParameter if they are invalid."""
+def service_settings(given: Mapping[str, object]) -> Settings:
+    """Return the settings of a service, from the options that are not None; raise BadParameter if they are invalid."""
     from pydantic import ValidationError
 
     from app.settings import Settings
 
     try:
-        return Settings(**given)  # type: ignore[arg-type]
+        return Settings(**_of_one_store(given))  # type: ignore[arg-type]
     except ValidationError as exc:
         raise _bad_settings(exc) from None
 
@@ -79,9 +81,30 @@ def store_settings(**given: object) -> StoreSettings:
     from app.settings import StoreSettings
 
     try:
-        return StoreSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return StoreSettings(**_of_one_store(given))  # type: ignore[arg-type]
     except ValidationError as exc:
         raise _bad_settings(exc) from None
+
+
+def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:
+    """Return the options that are not None. A data directory among them wins over a Redis of the environment."""
+    options = {name: value for name, value in given.items() if value is not None}
+    if "redis_url" in options and "data_dir" in options:
+        raise typer.BadParameter("give one of --redis-url and --data-dir: users are kept in Redis or in SQLite")
+    return {"redis_url": None, **options} if "data_dir" in options else options
+
+
+def command_on(command: str, redis_url: str | None, data_dir: Path | None, models_dir: Path | None = None) -> str:
+    """Return a command to try next, in quotes, with the same options of the store; passwords are left out."""
+    from app.settings import without_password
+
+    options = {
+        "--redis-url": None if redis_url is None else without_password(redis_url),
+        "--data-dir": data_dir,
+        "--models-dir": models_dir,
+    }
+    given = [part for name, value in options.items() if value is not None for part in (name, quote(str(value)))]
+    return f"'{' '.join((command, *given))}'"
 
 
 def _bad_settings(exc: ValidationError) -> typer.BadParameter:

@@ -72,7 +72,7 @@ def serve(
         "playground": playground,
         "log_format": log_format,
     }
-    serve_http(service_settings({name: value for name, value in given.items() if value is not None}))
+    serve_http(service_settings(given))
 
 
 def _tenants(given: list[str]) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI
@@ -56,6 +57,7 @@ from storage.errors import (
 logger = logging.getLogger(__name__)
 
 MAX_APPLIED_RUNS = 300
+MAX_DETAILS_CHARS = 3_000  # a whole error stays below 4 kB
 
 
 class Error(BaseModel):  # a docstring would be its description in /openapi.json  # noqa: D101
@@ -242,5 +244,11 @@ def _allowed_methods(request: Request) -> str:
 
 
 def _as_json(problem: Problem, message: str, details: Sequence[ErrorDetail] = (), headers: Any = None) -> JSONResponse:
-    body = ErrorBody(error=Error(code=problem.code, message=message, details=list(details)))
+    body = ErrorBody(error=Error(code=problem.code, message=message, details=_first_details(details)))
     return JSONResponse(body.model_dump(), problem.status, headers)
+
+
+def _first_details(details: Sequence[ErrorDetail]) -> list[ErrorDetail]:
+    """Return as many details as an error has room for, at least one, each in full."""
+    ends = list(accumulate(len(detail.model_dump_json()) for detail in details))
+    return [detail for detail, end in zip(details, ends, strict=True) if end <= max(MAX_DETAILS_CHARS, ends[0])]

@@ -92,7 +92,7 @@ def _require_unserved(name: str, matching: list[KnownGeneration], known: list[Kn
         others = ", ".join(f"{one.named.name} ({one.named.tag.hex()})" for one in known) or "none"
         raise ValueError(f"the store knows no generation {name!r}; it knows: {others}")
     idle = "".join(
-        f"; 'lisarec drop {one.named.tag.hex()}' removes an older one of this name"
+        f"; {one.named.tag.hex()!r} in the place of the name removes an older one"
         for one in matching
         if not (one.is_active or one.is_live)
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from storage.protocol import HistoryStore
 from storage.state.corrections import SeenItems
 from storage.state.generation import Generation
 
-READ_AT_ONCE = 2  # logs
+READ_AT_ONCE = 2  # logs, of each node of the store
 MAX_WAITING = 128  # logs
 
 
@@ -55,7 +56,7 @@ class LogReader:
         self._tenant = tenant
         self._metrics = metrics
         self._max_entries = max_entries
-        self._slots = asyncio.Semaphore(READ_AT_ONCE)
+        self._slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(READ_AT_ONCE))  # by node
         self._waiting = 0
 
     async def read(
@@ -74,7 +75,7 @@ class LogReader:
         self._waiting += left
         try:
             for user_id in user_ids:
-                async with self._slots:
+                async with self._slots[self._store.node_of(self._tenant, user_id)]:
                     if is_gone():
                         raise ClientDisconnect
                     seen = await self._seen_items(user_id, generation)

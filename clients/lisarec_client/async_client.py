@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import httpx
 
-from .ids import new_event_id, require_id, require_number, user_path
+from .arguments import require_address, require_id, require_key, require_number, require_positive
+from .ids import new_event_id, user_path
 from .outbox import QUEUE_SIZE, Outbox
 from .responses import (
     RETRIED_STATUSES,
@@ -28,11 +29,18 @@ logger = logging.getLogger("lisarec")
 
 
 class AsyncClient:
-    """The client for asyncio: make one for each process, and use it in one event loop. See the package."""
+    """The client for asyncio: make one for each process, and use it in one event loop. See the package.
+
+    raises  ValueError  when an argument cannot be right: every recommendation would be the fallback, and no event sent
+    """
 
     def __init__(
         self, url: str, key: str | None = None, *, timeout_s: float = TIMEOUT_S, queue_size: int = QUEUE_SIZE
     ) -> None:
+        require_address(url)
+        require_key(key)
+        require_positive("timeout_s", timeout_s)
+        require_positive("queue_size", queue_size)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=None)  # noqa: S113  # asyncio.timeout has it
         self._timeout_s = timeout_s

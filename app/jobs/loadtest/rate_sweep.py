@@ -28,6 +28,7 @@ import redis
 from app.events.uuid7 import uuid7
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.load_generator import NO_RESPONSE, Address, LoadGenerator, Responses, ScheduledRequest, get, post
+from app.jobs.replay import require_http_url
 
 USERS = 2_000
 HISTORY = 20
@@ -114,8 +115,15 @@ def disk_sync_ms() -> tuple[float, float]:
 
 
 def running_target(url: str) -> BenchTarget:
-    """Return the target for a running service; its store keeps the events."""
-    popular = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}).raise_for_status().json()["items"]
+    """Return the target for a running service, whose store keeps the events.
+
+    raises  ReplayError, ValueError  when the URL is no address, or no service answers there
+    """
+    require_http_url(url)
+    try:
+        popular = httpx.get(f"{url}/v1/items/popular", params={"k": 1000}).raise_for_status().json()["items"]
+    except httpx.HTTPError as exc:
+        raise ValueError(f"{url} does not answer as a service without keys does ({exc})") from exc
     place = httpx.URL(url)
     return BenchTarget([(place.host, place.port or 80)], [item["item_id"] for item in popular])
 

@@ -17,6 +17,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.cli.main import main
+from app.cli.options import command_on
 from app.jobs.datasets.synthetic_shop import generate
 from app.settings import Settings
 from model.data.readers import read_interactions
@@ -205,6 +206,10 @@ class TestFailures:
             Outcome(capsys, "replay", "--data", shop, "--url", "http://127.0.0.1:9"), "start it with 'lisarec serve'"
         )
 
+    def test_no_service_to_measure(self, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(Outcome(capsys, "bench", "--url", "recs.shop.example"), "is not an http address")
+        refused(Outcome(capsys, "bench", "--url", "http://127.0.0.1:9"), "http://127.0.0.1:9 does not answer")
+
     def test_others_may_not_come_in_without_keys(self, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
         refused(Outcome(capsys, "serve", "--model", model, "--host", "0.0.0.0"), "this machine only")
 
@@ -246,6 +251,45 @@ def test_settings_that_do_not_go_together_exit_2_and_no_password_is_shown(
     with pytest.raises(ValidationError) as refused:
         Settings(redis_url=url, tenants={"books": Path("b")})
     assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve"],
+        ["rebuild", "--model", "m"],
+        ["activate", "june"],
+        ["experiment", "--end"],
+        ["drop", "june"],
+        ["archive", "--archive-dir", "a"],
+        ["retrain"],
+        ["backup", "--out", "file"],
+        ["restore", "file", "--model", "m"],
+    ],
+    ids=" ".join,
+)
+def test_two_stores_are_one_too_many(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Outcome(capsys, *command, "--redis-url", "redis://127.0.0.1:1", "--data-dir", "d")
+    assert shown.status == 2
+    assert "give one of --redis-url and --data-dir" in " ".join(shown.err.replace("│", " ").split())
+
+
+def test_a_data_directory_wins_over_a_redis_of_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LISAREC_REDIS_URL", "redis://127.0.0.1:1")
+    refused(Outcome(capsys, "backup", "--out", tmp_path / "f", "--data-dir", tmp_path), f"'{tmp_path}' has no users")
+    assert "lisarec: Redis failed" in Outcome(capsys, "backup", "--out", tmp_path / "f").err
+
+
+def test_a_command_to_try_next_leads_to_the_same_store_and_shows_no_password() -> None:
+    assert command_on("lisarec serve", None, None) == "'lisarec serve'"
+    assert command_on("lisarec serve", None, Path("my shop")) == "'lisarec serve --data-dir 'my shop''"
+    assert command_on("lisarec activate june", "redis://db:6379/0", None, Path("models")) == (
+        "'lisarec activate june --redis-url redis://db:6379/0 --models-dir models'"
+    )
+    shown = command_on("lisarec drop june", "redis://shop:sesame@db:6379,db2:6379/0", None)
+    assert shown == "'lisarec drop june --redis-url redis://shop:PASSWORD@db:6379,db2:6379/0'"
 
 
 @pytest.mark.parametrize(

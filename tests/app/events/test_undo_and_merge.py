@@ -209,7 +209,9 @@ def test_a_lost_store_is_503(client: Client) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (503, "storage_unavailable")
 
 
-def test_a_backup_of_one_store_fills_another_by_the_command_line(any_client: Client, tmp_path: Path) -> None:
+def test_a_backup_of_one_store_fills_another_by_the_command_line(
+    any_client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     post(any_client, "ada", 1, 2, 3)
     post(any_client, "visitor", 4, 5)
     undo(any_client, "ada", "e2")
@@ -220,6 +222,7 @@ def test_a_backup_of_one_store_fills_another_by_the_command_line(any_client: Cli
     restore = ["restore", str(file), "--model", str(any_client.settings.model_dir), "--data-dir", str(copy)]
     main_of_process(*back_up)
     main_of_process(*restore)
+    assert f"try 'lisarec serve --model {any_client.settings.model_dir} --data-dir {copy}'" in capsys.readouterr().out
     other = Client(any_client.settings.model_copy(update={"data_dir": copy, "redis_url": None}))
     assert other.get("/v1/users/visitor").json() == any_client.get("/v1/users/visitor").json()
     assert_history_is(other, "ada", 1, 3, 4, 5)

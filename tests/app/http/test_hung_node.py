@@ -81,6 +81,11 @@ def ask(http: httpx.AsyncClient, *user_ids: str) -> asyncio.Task[httpx.Response]
     return asyncio.create_task(http.post("/v1/recommendations", json={"requests": [{"user_id": u} for u in user_ids]}))
 
 
+def ask_all_unseen(http: httpx.AsyncClient, user_id: str) -> asyncio.Task[httpx.Response]:
+    request = {"user_id": user_id, "exclude_seen": "all"}
+    return asyncio.create_task(http.post("/v1/recommendations", json={"requests": [request]}))
+
+
 async def sources(answer: asyncio.Task[httpx.Response]) -> list[str]:
     response = await answer
     assert response.status_code == 200, response.text
@@ -114,12 +119,14 @@ def test_users_of_other_nodes_do_not_wait(
         waiting: list[asyncio.Task[httpx.Response]] = []
         async with finished(cluster, waiting):
             waiting += [post(http, lost), ask(http, lost), ask(http, lost, others[0]), post(http, lost, others[0])]
+            waiting += [ask_all_unseen(http, lost) for _ in range(5)]
             await asyncio.sleep(0.1)  # they are at work
             for user_id in others:
                 answers = [ask(http, user_id), post(http, user_id), ask(http, user_id, others[0])]
                 assert await sources(answers[0]) == ["personalised"]
                 assert (await answers[1]).status_code == 200
                 assert await sources(answers[2]) == ["personalised"] * 2
+                assert await sources(ask_all_unseen(http, user_id)) == ["personalised"]
             assert not any(one.done() for one in waiting)
 
     client.runner.run(law())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +11,10 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
+from app.schemas.events import PostedEvent
+from app.schemas.recommendations import RecommendationBatch, RecommendationRequest
 from tests.app.conftest import Client
 from tests.app.http.request_bodies import JSON, MALFORMED, POSTS, bodies
 from tests.app.support import SECRET, assert_refused
@@ -124,6 +128,33 @@ def test_other_paths_are_not_found(shared_client: Client, path: str) -> None:
 )
 def test_queries_of_the_catalogue_have_bounds(shared_client: Client, query: str) -> None:
     assert_refused(shared_client.get(query), 422)
+
+
+@pytest.mark.parametrize(
+    ("path", "schema", "body"),
+    [
+        ("/v1/recommendations", RecommendationRequest, {"user_id": "ada", "boosts": {}}),
+        ("/v1/recommendations", RecommendationBatch, {"requests": [{"user_id": "ada"}], "boosts": {}}),
+        ("/v1/events", PostedEvent, {"user_id": "ada", "item_id": "item-1", "items": 1}),
+    ],
+)
+def test_a_refusal_names_all_that_is_allowed(
+    shared_client: Client, path: str, schema: type[BaseModel], body: dict[str, Any]
+) -> None:
+    response = shared_client.post(path, json=body)
+    assert response.status_code == 422
+    reason = response.json()["error"]["details"][0]["reason"]
+    names = [field.alias or name for name, field in schema.model_fields.items()]
+    assert all(re.search(rf"\b{name}\b", reason) for name in names), reason
+
+
+def test_many_refusals_are_each_in_full_and_bounded_together(shared_client: Client) -> None:
+    alone = shared_client.post("/v1/recommendations", json={"user_id": "ada", "boosts": {}}).json()["error"]["details"]
+    response = shared_client.post("/v1/recommendations", json={"requests": [{"user_id": "ada", "boosts": {}}] * 100})
+    assert len(response.content) <= 4_096
+    details = response.json()["error"]["details"]
+    assert len(details) > 3
+    assert {detail["reason"] for detail in details} == {alone[0]["reason"]}
 
 
 def test_an_encoded_slash_is_no_slash(shared_client: Client) -> None:

@@ -104,14 +104,17 @@ class TestSwitching:
         clients = [begin(), begin()]
         clients[0].click("ada", *(item_id(row) for row in range(5)))
         status, printed = command("rebuild", "--model", clients[0].settings.models_folder / "june")
-        assert (status, "5 events of 1 users folded; 'lisarec activate june'" in printed) == (0, True)
+        state, models = clients[0].settings.data_dir, clients[0].settings.models_folder
+        switch = f"'lisarec activate june --data-dir {state} --models-dir {models}' switches to it"
+        assert (status, f"5 events of 1 users folded; {switch}" in printed) == (0, True)
         assert [served(client) for client in clients] == ["may", "may"]
         for name in ("june", "may"):
             status, printed = command("activate", name)
             assert (status, f"{name}, generation" in printed) == (0, True)
             for client in clients:
                 wait_until_served(client, name)
-        assert "'lisarec activate june' goes back" in printed
+        assert f"'lisarec activate june --data-dir {state} --models-dir {models}' goes back" in printed
+        assert f"'lisarec drop june --data-dir {state}' lets go of its states" in printed
         command("activate", "june")
         assert served(begin("may")) == "june"
 

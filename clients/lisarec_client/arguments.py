@@ -1,0 +1,46 @@
+"""Checks of arguments: what the service would refuse, or what could never reach it, is refused where it is written."""
+
+import math
+import re
+
+import httpx
+
+ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+KEY = re.compile(r"[!-~]+")  # what a header can carry
+
+
+def require_address(url: str) -> None:
+    """Raise ValueError unless the URL is the address of a service: http or https, a host, perhaps a path."""
+    try:
+        address = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as exc:
+        raise ValueError(f"{url!r} is no address: {exc}") from None
+    if address.scheme not in ("http", "https") or not address.host:
+        raise ValueError(f"{url!r} is no address of a service; write it with its scheme, as https://recs.shop.example")
+    if address.query or address.fragment:
+        raise ValueError(f"{url!r} is no address of a service: calls are added to it, so it ends with host or path")
+
+
+def require_key(key: str | None) -> None:
+    """Raise ValueError unless the key can be sent; the message does not show it."""
+    if key is not None and not (isinstance(key, str) and KEY.fullmatch(key)):
+        raise ValueError("the key is empty or has a character that no key has; without keys leave it out")
+
+
+def require_positive(name: str, value: float) -> None:
+    """Raise ValueError unless the value is a number above 0."""
+    require_number(name, value)
+    if value <= 0:
+        raise ValueError(f"{name} has to be above 0")
+
+
+def require_id(name: str, value: object) -> None:
+    """Raise ValueError unless the value is an id that the service accepts."""
+    if not isinstance(value, str) or not ID.fullmatch(value) or value in (".", ".."):
+        raise ValueError(f"{name} has to be 1 to 128 letters, digits or _.:@- and neither . nor ..")
+
+
+def require_number(name: str, value: object) -> None:
+    """Raise ValueError unless the value is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} has to be a finite number")

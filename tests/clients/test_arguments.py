@@ -1,0 +1,50 @@
+"""What a client could never work with is refused when it is made, not hidden behind its fallback."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from clients.lisarec_client import AsyncClient, Client
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"url": "recs.shop.example"}, "with its scheme, as https://"),
+        ({"url": "recs.shop.example:8000"}, "with its scheme"),
+        ({"url": "127.0.0.1:8000"}, "no address"),
+        ({"url": "//recs.shop.example"}, "with its scheme"),
+        ({"url": "ftp://recs.shop.example"}, "with its scheme"),
+        ({"url": "https://"}, "with its scheme"),
+        ({"url": ""}, "with its scheme"),
+        ({"url": None}, "no address"),
+        ({"url": "https://recs.shop.example:port"}, "no address"),
+        ({"url": "https://recs.shop.example/v1?a=1"}, "ends with host or path"),
+        ({"key": ""}, "the key is empty"),
+        ({"key": "lisarec_secret\n"}, "the key is empty or has a character"),
+        ({"key": "lisarec_sécret"}, "the key is empty or has a character"),
+        ({"timeout_s": 0}, "timeout_s has to be above 0"),
+        ({"timeout_s": float("nan")}, "timeout_s has to be a finite number"),
+        ({"queue_size": 0}, "queue_size has to be above 0"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_what_could_never_work_is_refused_when_the_client_is_made(
+    kind: type[Client | AsyncClient], arguments: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)) as refused:
+        kind(**{"url": "https://recs.shop.example"} | arguments)
+    assert "cret" not in str(refused.value)
+
+
+def test_addresses_with_a_path_or_a_port_are_taken() -> None:
+    for url in (
+        "http://127.0.0.1:8000",
+        "https://recs.shop.example/",
+        "https://shop.example/recs",
+        "http://[::1]:8000",
+    ):
+        Client(url, "lisarec_key").close()
