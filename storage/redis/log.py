@@ -11,8 +11,7 @@ from storage.redis.scripts import READ_LOG
 from storage.redis.session import RedisSession
 
 ENDLESS = 2**53
-LOG_PAGE = 500
-NEWEST_PAGE = 250  # some 0.5 ms of Redis, and 2 ms of the event loop
+USER_PAGE = 250  # some 0.5 ms of Redis, and 2 ms of the event loop
 ARCHIVE_SCAN_TIMEOUT_S = 600.0  # for the archive to read a part of all its files
 STREAM_PAGE = 2000  # entries of a partition, some 2 ms in which Redis does nothing else
 
@@ -29,21 +28,30 @@ class UserLog:
         self, user: User, *, after: int = 0, through: int | None = None, limit: int = ENDLESS
     ) -> AsyncIterator[LogEntry]:
         """Yield the first `limit` entries of the user's log between two sequence numbers, in log order."""
+        async for page in self.pages_of(user, after=after, through=through, limit=limit):
+            for entry in page:
+                yield entry
+
+    async def pages_of(
+        self, user: User, *, after: int = 0, through: int | None = None, limit: int = ENDLESS
+    ) -> AsyncIterator[list[LogEntry]]:
+        """Yield the same entries in pages."""
         await self._session.check()
         keys, last = [user.head, user.id_index, user.log], "+inf" if through is None else through
         while limit > 0:
-            page = min(limit, LOG_PAGE)
+            size = min(limit, USER_PAGE)
             async with self._session.background_limit(user.head):
-                found = await self._session.run(READ_LOG, keys, [after, last, page])
+                found = await self._session.run(READ_LOG, keys, [after, last, size])
             if len(found) == 1:
                 archived = int(found[0])
                 entries = await self._archived_entries(user, after, archived, through, limit)
                 after, is_last = archived, through is not None and through <= archived
             else:
                 entries = list(parse_log_entries(found))
-                after, is_last = entries[-1].seq if entries else after, len(entries) < page
-            for entry in entries:
-                yield entry
+                after, is_last = entries[-1].seq if entries else after, len(entries) < size
+            for start in range(0, len(entries), USER_PAGE):
+                yield entries[start : start + USER_PAGE]
+                await asyncio.sleep(0)  # what the archive had may be long, and others work on the event loop too
             if is_last:
                 return
             limit -= len(entries)
@@ -53,7 +61,7 @@ class UserLog:
         await self._session.check()
         keys, highest = [user.head, user.id_index, user.log], ENDLESS
         while limit > 0:
-            page = min(limit, NEWEST_PAGE)
+            page = min(limit, USER_PAGE)
             async with self._session.background_limit(user.head):
                 found = await self._session.run(READ_LOG, keys, [0, highest, page, "newest"])
             entries = list(parse_log_entries(found))

@@ -20,7 +20,6 @@ from storage.redis.scripts import SAVE_STATE, save_state_arguments
 from storage.redis.session import RedisSession
 from storage.state.corrections import LogFold
 from storage.state.generation import Generation, StateError
-from storage.state.layout import State
 
 MAX_ROUND = 512  # values
 SAVED_AT_ONCE = 64  # states of a rebuild in one transaction, about 250 kB
@@ -105,7 +104,7 @@ class RedisStates:
         if Head.of(head).merge is not None:
             return await self._read_again(await self._corrections.resolve(user), generation, max_missing)
         try:
-            state, is_fresh = await self._fold(user, generation, head, stored, max_missing)
+            value, is_fresh = await self._fold(user, generation, head, stored, max_missing)
         except _TooFarBehindError:
             if max_missing is not None:
                 self._catch_up(user, generation)
@@ -114,7 +113,6 @@ class RedisStates:
             if newest == head:
                 raise
             return await self._fresh_value(user, generation, newest, stored)  # the user was erased meanwhile
-        value = generation.encode(state)
         if not is_fresh:
             # A server that is full or read-only cannot store the state, but this process can still serve it.
             with suppress(StorageUnavailable):
@@ -140,15 +138,15 @@ class RedisStates:
         if user.state(generation) in self._catching_up:
             return None
         try:
-            state, _ = await self._fold(user, generation, head, stored, MAX_MISSING_IN_ROUND)
+            value, _ = await self._fold(user, generation, head, stored, MAX_MISSING_IN_ROUND)
         except _TooFarBehindError:
             self._catch_up(user, generation)
             return None
-        return generation.encode(state)
+        return value
 
     async def _fold(
         self, user: User, generation: Generation, head: bytes | None, stored: bytes | None, max_missing: int | None
-    ) -> tuple[State, bool]:
+    ) -> tuple[bytes, bool]:
         """Return the fold of the user's log through the head, and whether the stored value was that already.
 
         A value lacks all of the log for a new generation or layout. It lacks the rest where a process that serves
@@ -157,23 +155,23 @@ class RedisStates:
         raises  _TooFarBehindError  when the value lacks more than `max_missing` entries
         """
         if head is None:
-            return generation.empty(), True
+            return generation.encoded_empty, True
         log = Head.of(head)
-        through, state = _decode(generation, stored, newest=log.newest)
+        through, value = _decode(generation, stored, newest=log.newest)
         if through == log.newest:
-            return state, True
-        fold = LogFold(generation, state)
+            return value, True
+        fold = LogFold(generation, value)
         limit = ENDLESS if max_missing is None else max_missing
         while True:
             if through < log.archived and max_missing is not None:
                 raise _TooFarBehindError
-            async for entry in self._log.entries(user, after=through, through=log.newest, limit=limit):
-                fold.apply(entry.record)
-                through = entry.seq
+            async for page in self._log.pages_of(user, after=through, through=log.newest, limit=limit):
+                fold.apply([entry.record for entry in page])
+                through = page[-1].seq
             if log.archived < log.newest and through < log.newest:  # what is archived may be dropped one day
                 raise _TooFarBehindError
             if not fold.must_restart:
-                return fold.state, False
+                return fold.value, False
             fold, through = fold.restarted(), 0
 
     def catch_up(self, user: User, generations: Sequence[Generation]) -> None:
@@ -241,14 +239,15 @@ class _TooFarBehindError(StorageError):
         super().__init__("the log of a user could not be read to its end")
 
 
-def _decode(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, State]:
+def _decode(generation: Generation, stored: bytes | None, newest: int) -> tuple[int, bytes]:
     """Return the newest entry that a stored value holds, and its state; 0 and the empty state if it is unusable."""
     if stored is not None:
         try:
-            through, state = int(stored[:SEQ_DIGITS]), generation.decode(stored[SEQ_DIGITS:])
+            through, value = int(stored[:SEQ_DIGITS]), stored[SEQ_DIGITS:]
+            generation.decode(value)
         except (StateError, ValueError) as exc:
             logger.warning("folding a state again from the log: %s", exc)
         else:
             if through <= newest:  # else it was left over when the log was lost
-                return through, state
-    return 0, generation.empty()
+                return through, value
+    return 0, generation.encoded_empty

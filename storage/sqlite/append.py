@@ -67,10 +67,10 @@ def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result
     owners = {user_id: state.stored.user_id for user_id, state in before[0].items()}
     if ERASED in owners.values():
         return _append_others(db, appends, {user_id for user_id, owner in owners.items() if owner == ERASED})
-    events, is_new = deduplicate(db, tenant, posted, owners)
+    events, is_new = _deduplicate(db, tenant, posted, owners)
     new = list(compress(events, is_new))
     corrected = {event.user_id for event in new if isinstance(event, Undo)}  # their next read folds their states
-    seqs = dict(zip([event.user_id for event in new], log_new_events(db, tenant, new), strict=True))
+    seqs = dict(zip([event.user_id for event in new], _log(db, tenant, new), strict=True))
     to_fold = seqs.keys() - corrected
     behind: list[tuple[str, Generation]] = []
     late: list[bool] = []
@@ -95,12 +95,12 @@ def _append_others(db: sqlite3.Connection, appends: Sequence[Append], erased: se
     return [StorageBusy(BEING_ERASED) if refused else next(results) for refused in is_refused]
 
 
-def deduplicate(
+def _deduplicate(
     db: sqlite3.Connection, tenant: str, posted: Sequence[Event | Undo], owners: Mapping[str, str]
 ) -> tuple[list[Event | Undo], list[bool]]:
     """Return the events as they stand in the logs of their users' owners, and whether each is new there.
 
-    An event that is twice among them is new once. The caller holds the write lock.
+    An event that is twice among them is new once.
     """
     events = [
         event if owners[event.user_id] == event.user_id else readdressed(event, owners[event.user_id])
@@ -115,7 +115,7 @@ def deduplicate(
     return events, is_new
 
 
-def log_new_events(db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]) -> range:
+def _log(db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]) -> range:
     """Log events that the log does not have; return their sequence numbers. The caller holds the write lock."""
     (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'log'").fetchone()
     seqs = range(last + 1, last + 1 + len(events))

@@ -53,17 +53,16 @@ class CatchUpThread:
     def _catch_up(self, tenant: str, user_id: str, generation: Generation) -> None:
         (stored,) = states.stored_states(self._connection, generation, tenant, [user_id]).values()
         user_id, newest_seq, through_seq = stored.user_id, stored.newest_seq, stored.through_seq
-        fold = LogFold(generation, generation.decode(stored.value))
+        fold = LogFold(generation, stored.value)
         while through_seq < newest_seq:
             page = log_entries(self._connection, tenant, user_id, through_seq, MAX_MISSING_ENTRIES)
             # entries above newest_seq may belong to a user who was erased and came back
             entries = [entry for entry in page if entry.seq <= newest_seq]
             if self._closed or not entries:  # the log may be gone
                 return
-            for entry in entries:
-                fold.apply(entry.record)
+            fold.apply([entry.record for entry in entries])
             through_seq = entries[-1].seq
             if fold.must_restart and through_seq == newest_seq:
                 fold, through_seq = fold.restarted(), 0
-        folded = FoldedState(tenant, user_id, through_seq, generation.encode(fold.state))
+        folded = FoldedState(tenant, user_id, through_seq, fold.value)
         self._database.submit(lambda db: states.save(db, generation, [folded])).result()

@@ -2,19 +2,26 @@
 
 import sqlite3
 import time
-from itertools import compress
 
 from storage.errors import MergeRefused, MergeTooLarge, StorageBusy
 from storage.records import MAX_MERGED
-from storage.sqlite.append import BEING_ERASED, deduplicate, log_new_events
-from storage.sqlite.log import ERASED, RECORD_COLUMNS, log_event, resolve_alias
-from storage.state.corrections import full_id, is_already_merged, readdressed
+from storage.sqlite.append import BEING_ERASED
+from storage.sqlite.log import ERASED, log_event, resolve_alias
+from storage.state.corrections import full_id, is_already_merged
 from storage.state.event import Merge, Undo, digest
-from storage.state.record_encoding import EVENT, from_row
+from storage.state.record_encoding import COLUMNS, EVENT
 
-SELECT_VISITOR = f"""
-SELECT {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? ORDER BY seq LIMIT {MAX_MERGED + 1}
-"""  # noqa: S608, the columns are a constant
+OTHER_COLUMNS = ", ".join(column for column in COLUMNS if column not in ("user_id", "event_id"))
+
+COUNT_ENTRIES = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? LIMIT ?)"
+
+# As `readdressed` in storage/state/corrections.py does. One statement, in which other threads go on.
+COPY_LOG = f"""
+INSERT INTO log (tenant, user_id, event_id, {OTHER_COLUMNS})
+SELECT tenant, :target, iif(instr(event_id, '/'), event_id, :visitor || '/' || event_id), {OTHER_COLUMNS}
+FROM log WHERE tenant = :tenant AND user_id = :visitor ORDER BY seq
+ON CONFLICT DO NOTHING
+"""  # noqa: S608, the columns are constants
 
 MARK_ERASED = """
 INSERT INTO aliases (tenant, user_id, target) VALUES (?, ?, ?)
@@ -23,7 +30,7 @@ ON CONFLICT (tenant, user_id) DO UPDATE SET target = excluded.target
 
 DELETE_SOME = "DELETE FROM log WHERE seq IN (SELECT seq FROM log WHERE tenant = ? AND user_id = ? LIMIT ?)"
 
-ERASED_AT_ONCE = 500  # log entries, some 10 ms in which nobody else writes
+ERASED_AT_ONCE = 250  # log entries, some milliseconds in which nobody else writes
 
 
 def undo_event(db: sqlite3.Connection, tenant: str, user_id: str, event_id: str) -> bool | None:
@@ -46,11 +53,10 @@ def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bo
             return False
     except MergeRefused as refusal:
         return refusal
-    events = [from_row(row) for row in db.execute(SELECT_VISITOR, (tenant, visitor))]
-    if len(events) > MAX_MERGED:
+    (entries,) = db.execute(COUNT_ENTRIES, (tenant, visitor, MAX_MERGED + 1)).fetchone()
+    if entries > MAX_MERGED:
         return MergeTooLarge(f"the visitor has more than {MAX_MERGED:,} events; nothing changed")
-    copies = [readdressed(event, target) for event in events if not isinstance(event, Merge)]  # nor has the log a merge
-    log_new_events(db, tenant, list(compress(*deduplicate(db, tenant, copies, {target: target}))))
+    db.execute(COPY_LOG, {"tenant": tenant, "visitor": visitor, "target": target})
     log_event(db, tenant, Merge(visitor, target, _now_us()))
     _delete_states(db, tenant, visitor)
     db.execute("UPDATE aliases SET target = ? WHERE tenant = ? AND target = ?", (target, tenant, visitor))

@@ -95,18 +95,17 @@ def current_states(
 def _caught_up(
     db: sqlite3.Connection, generation: Generation, tenant: str, stored: StoredState, max_missing: int | None
 ) -> bytes | None:
-    after, fold = stored.through_seq, LogFold(generation, generation.decode(stored.value))
+    after, fold = stored.through_seq, LogFold(generation, stored.value)
     while after < stored.newest_seq:
         if max_missing is not None and _misses_more(db, tenant, stored.user_id, after, max_missing):
             return None
-        for entry in log_entries(db, tenant, stored.user_id, after, NO_LIMIT):
-            if entry.seq > stored.newest_seq:  # logged since newest_seq was read
-                break
-            fold.apply(entry.record)
+        entries = log_entries(db, tenant, stored.user_id, after, NO_LIMIT)
+        # others may have been logged since newest_seq was read
+        fold.apply([entry.record for entry in entries if entry.seq <= stored.newest_seq])
         if not fold.must_restart:
             break
         after, fold = 0, fold.restarted()
-    return generation.encode(fold.state)
+    return fold.value
 
 
 def _misses_more(db: sqlite3.Connection, tenant: str, user_id: str, after: int, than: int) -> bool:

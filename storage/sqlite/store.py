@@ -57,6 +57,7 @@ SAVED_AT_ONCE = 256  # states of a rebuild in one transaction, about 1 MB
 MAX_WAITING_EVENTS = 8192
 NEWEST = 2**63 - 1  # above every sequence number
 EMPTY_LOG_WITHIN_S = 1.0
+ERASE_PAUSE_S = 0.005
 
 logger = logging.getLogger(__name__)
 
@@ -313,7 +314,7 @@ class SQLiteStore(UserStore):
 
 async def _finish_erasures(database: Database, tenant: str) -> None:
     while await database.write(lambda db: corrections.erase_some(db, tenant)):
-        pass
+        await asyncio.sleep(ERASE_PAUSE_S)  # others write, too
 
 
 async def _erase(database: Database, tenant: str, user_id: str) -> None:

@@ -5,15 +5,14 @@ log. So the ids of different users stay apart, and copying an event twice is a r
 outside have no slash.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
 from storage.errors import MergeRefused
-from storage.state.event import Event, LogRecord, Merge, Undo
-from storage.state.fold import fold_event
+from storage.state.compiled_fold import fold_encoded
+from storage.state.event import Event, LogRecord, Undo
 from storage.state.generation import Generation
-from storage.state.layout import State
 
 
 def posted_as(record: Event | Undo) -> tuple[str, str]:
@@ -86,30 +85,30 @@ def is_already_merged(target: str, visitor: str, visitors_target: str) -> bool:
 
 
 class LogFold:
-    """Folds a user's entries into a state, in log order.
+    """Folds a user's entries into an encoded state, in log order.
 
     Nothing can be taken out of bins that decay. So after an undo of an event that may be folded already, the fold must
     restart, and only collects further undos. `restarted` begins another fold, at the log's first entry, without them.
     """
 
-    def __init__(self, generation: Generation, state: State, undone: Iterable[str] = ()) -> None:
-        self.state = state
+    def __init__(self, generation: Generation, value: bytes, undone: Iterable[str] = ()) -> None:
+        self.value = value
         self.must_restart = False
         self._generation = generation
         self._undone = set(undone)
 
-    def apply(self, record: LogRecord) -> None:
-        """Fold the log's next entry."""
-        match record:
-            case Event():
-                if not self.must_restart and record.event_id not in self._undone:
-                    fold_event(self._generation, self.state, record)
-            case Undo():
-                self.must_restart |= record.event_id not in self._undone
-                self._undone.add(record.event_id)
-            case Merge():
-                pass  # nobody reads the state of a merged user
+    def apply(self, records: Sequence[LogRecord]) -> None:
+        """Fold the log's next entries; more at once take less time."""
+        undone = {record.event_id for record in records if isinstance(record, Undo)}
+        self.must_restart |= not undone <= self._undone
+        self._undone |= undone
+        if self.must_restart:
+            return
+        # nobody reads the state of a merged user
+        events = [record for record in records if isinstance(record, Event) and record.event_id not in self._undone]
+        if events:
+            (self.value,), _ = fold_encoded(self._generation, [self.value], [0] * len(events), events)
 
     def restarted(self) -> Self:
         """Return a fold from the empty state that leaves out every undone event that was met."""
-        return type(self)(self._generation, self._generation.empty(), self._undone)
+        return type(self)(self._generation, self._generation.encoded_empty, self._undone)
