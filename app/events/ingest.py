@@ -10,6 +10,7 @@ from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, PartlyAccepted, 
 from app.events.cold_item_learner import prepare_events
 from app.events.live_signals import LiveSignals
 from app.events.new_users import ANYBODY, NewUsers, Sender
+from app.events.steady_clock import SteadyClock
 from app.events.uuid7 import uuid7
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
@@ -24,6 +25,7 @@ from storage.state.event import Event, id_time_us
 
 ID_NEEDED = "is required where keys are; best a UUIDv7, and the same one when the event is sent again"
 PLAIN_FIELDS = frozenset({"event_id", "user_id", "item_id", "type", "timestamp", "value", "recommendation_id"})
+FOLLOW_JUMPS_AFTER_S = 60.0
 REFUSED = "nothing was applied; correct the events named here and send them all again"
 
 
@@ -39,6 +41,7 @@ class Ingest:
         self._metrics = metrics
         self._signals = signals
         self._vocabulary = vocabulary
+        self._clock = SteadyClock(FOLLOW_JUMPS_AFTER_S)
         self._new_users = NewUsers(store, self._tenant)
 
     async def append(self, body: object, sender: Sender = ANYBODY) -> EventCounts:
@@ -49,17 +52,18 @@ class Ingest:
                 StorageError                    when the store did not take them; sending them again is safe where they
                                                 have ids
         """
-        now_us = time.time_ns() // 1_000
+        now_us = self._clock.now_us()
+        max_us = max(now_us, time.time_ns() // 1_000) + MAX_AHEAD_US
         bodies = body if isinstance(body, list) else [body]
         sender.require_few(len(bodies))
-        events = parse_plain_events(bodies, now_us, needs_ids=self._needs_ids)
+        events = parse_plain_events(bodies, now_us, max_us, needs_ids=self._needs_ids)
         if events is None:
-            events = [to_event(one, now_us) for one in validate_events(bodies, now_us, needs_ids=self._needs_ids)]
+            events = [to_event(one, now_us) for one in validate_events(bodies, max_us, needs_ids=self._needs_ids)]
         positions = await self._allowed_positions(events, sender)
         allowed = [events[position] for position in positions]
         await self._new_users.admit({event.user_id for event in allowed}, sender)
         try:
-            results = await self._append(allowed)
+            results = await self._append(allowed, now_us)
         except PartlyApplied as exc:
             # what was refused comes again
             counts = self._counts([allowed[place] for place in exc.results], list(exc.results.values()), refused=0)
@@ -75,7 +79,7 @@ class Ingest:
                 return [position for position, event in enumerate(events) if event.item_id not in unknown]
         return range(len(events))
 
-    async def _append(self, events: Sequence[Event]) -> list[AppendResult]:
+    async def _append(self, events: Sequence[Event], now_us: int) -> list[AppendResult]:
         """Append the events, and learn from those that are durable; raises PartlyApplied as the store does."""
         if not events:
             return []
@@ -84,7 +88,7 @@ class Ingest:
 
         def learn(results: Mapping[int, AppendResult]) -> None:
             durable, outcomes = [events[place] for place in results], list(results.values())
-            signals.trend_counter.count(durable, outcomes)
+            signals.trend_counter.count(durable, outcomes, now_us)
             signals.click_through.count(durable, outcomes)
             for learner, observed in zip(learners, observations, strict=True):
                 of_durable = {n: observed[place] for n, place in enumerate(results) if place in observed}
@@ -128,8 +132,13 @@ class Ingest:
         )
 
 
-def parse_plain_events(bodies: Sequence[object], now_us: int, *, needs_ids: bool = False) -> list[Event] | None:
+def parse_plain_events(
+    bodies: Sequence[object], now_us: int, max_us: int, *, needs_ids: bool = False
+) -> list[Event] | None:
     """Parse events of the form that almost all have; return None when any is of another form, or invalid.
+
+    now_us  the time of events that bring none
+    max_us  the latest time that is taken
 
     `validate_events` parses the same events to the same result, in ten times the time; tests hold the two together.
     """
@@ -154,7 +163,7 @@ def parse_plain_events(bodies: Sequence[object], now_us: int, *, needs_ids: bool
             time_us = None
         elif type(timestamp) in (int, float) and abs(timestamp) <= LAST_SECOND:
             time_us = round(timestamp * 1_000_000)
-            if time_us > now_us + MAX_AHEAD_US:
+            if time_us > max_us:
                 return None
         else:
             return None
@@ -173,7 +182,7 @@ def parse_plain_events(bodies: Sequence[object], now_us: int, *, needs_ids: bool
     return events
 
 
-def validate_events(bodies: Sequence[object], now_us: int, *, needs_ids: bool = False) -> list[PostedEvent]:
+def validate_events(bodies: Sequence[object], max_us: int, *, needs_ids: bool = False) -> list[PostedEvent]:
     """Return the events if all of them are valid; InvalidEvents names the first 20 that are not, and why."""
     if not 1 <= len(bodies) <= MAX_EVENTS:
         raise InvalidEvents(f"a request has 1 to {MAX_EVENTS:,} events; nothing was applied")
@@ -181,7 +190,7 @@ def validate_events(bodies: Sequence[object], now_us: int, *, needs_ids: bool = 
     faults: list[list[ErrorDetail]] = []
     for index, body in enumerate(bodies):
         try:
-            event = PostedEvent.model_validate(body, context={"now_us": now_us})
+            event = PostedEvent.model_validate(body, context={"max_us": max_us})
             events.append(event)
             if needs_ids and event.event_id is None:
                 faults.append([ErrorDetail(index=index, field="event_id", reason=ID_NEEDED)])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
@@ -43,9 +42,9 @@ class TrendCounter:
         """From now on, count the events of all types that have a weight."""
         self._types = frozenset(kind for kind, weight in event_weights.items() if weight > 0)
 
-    def count(self, events: Sequence[Event], results: Iterable[AppendResult]) -> None:
+    def count(self, events: Sequence[Event], results: Iterable[AppendResult], now_us: int) -> None:
         """Count the new ones of these events."""
-        waiting, types, now_us = self._waiting, self._types, time.time_ns() // 1_000
+        waiting, types = self._waiting, self._types
         for event, result in zip(events, results, strict=True):
             if event.type in types and not result.duplicate and len(waiting) < MAX_WAITING:
                 age = max(now_us - event.timestamp_us, 0) / (HALF_LIFE_S * 1e6)

@@ -57,10 +57,10 @@ def _are_ids(values: Sequence[str]) -> bool:
 
 
 def _timestamp_us(value: object, info: ValidationInfo) -> int:
-    """Return microseconds since the epoch, at most MAX_AHEAD_US after the context's ``now_us``."""
+    """Return microseconds since the epoch, at most the context's ``max_us``."""
     time_us = _rfc_3339_us(value) if isinstance(value, str) else _unix_seconds_us(value)
     assert info.context is not None
-    if time_us > info.context["now_us"] + MAX_AHEAD_US:
+    if time_us > info.context["max_us"]:
         raise PydanticCustomError("ahead", "is more than 5 minutes ahead of the server's clock (the unit is seconds)")
     return time_us
 

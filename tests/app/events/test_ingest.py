@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from app.errors import InvalidEvents
 from app.events.ingest import parse_plain_events, to_event, validate_events
+from app.schemas.fields import MAX_AHEAD_US
 from storage.state.event import Event
 
 NOW_US = 1_800_000_000_000_000
+MAX_US = NOW_US + MAX_AHEAD_US
 UUID7 = "01932c07-5e00-7d4b-a1c3-2f8e6b9d0a11"
 NOW_S = NOW_US // 1_000_000
 
@@ -56,7 +58,7 @@ good = st.fixed_dictionaries(
 
 def by_schema(bodies: list[Any], needs_ids: bool) -> list[Event] | None:
     try:
-        return [to_event(posted, NOW_US) for posted in validate_events(bodies, NOW_US, needs_ids=needs_ids)]
+        return [to_event(posted, NOW_US) for posted in validate_events(bodies, MAX_US, needs_ids=needs_ids)]
     except InvalidEvents:
         return None
 
@@ -76,7 +78,7 @@ def named(events: list[Event], bodies: list[Any]) -> list[Event]:
 @example([{"user_id": "a", "item_id": "i"}] * 1001, False)
 @settings(max_examples=200)
 def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies: list[Any], needs_ids: bool) -> None:
-    quick = parse_plain_events(bodies, NOW_US, needs_ids=needs_ids)
+    quick = parse_plain_events(bodies, NOW_US, MAX_US, needs_ids=needs_ids)
     if quick is not None:
         schema = by_schema(bodies, needs_ids)
         assert schema is not None
@@ -86,4 +88,6 @@ def test_what_the_quick_way_takes_the_schema_takes_and_makes_the_same_of(bodies:
 @given(st.lists(good, min_size=1, max_size=3), st.booleans())
 def test_the_usual_event_takes_the_quick_way(bodies: list[Any], needs_ids: bool) -> None:
     parsed = json.loads(json.dumps(bodies))
-    assert (parse_plain_events(parsed, NOW_US, needs_ids=needs_ids) is None) == (by_schema(parsed, needs_ids) is None)
+    assert (parse_plain_events(parsed, NOW_US, MAX_US, needs_ids=needs_ids) is None) == (
+        by_schema(parsed, needs_ids) is None
+    )
