@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 
 PROBE_EVERY_S = 0.25
 
@@ -25,13 +26,16 @@ class CircuitBreaker:
         self._is_open = False
         self._probing: asyncio.Task[None] | None = None
 
+    def allows_call(self) -> bool:
+        """Return whether the server is known to answer, as far as anybody has found out."""
+        if self._is_open and self._probing is None:
+            self._probing = asyncio.create_task(self._send_probe(), context=Context())  # not the context of one request
+        return not self._is_open
+
     def require_closed(self) -> None:
         """Raise TimeoutError while the server is not known to answer."""
-        if not self._is_open:
-            return
-        if self._probing is None:
-            self._probing = asyncio.create_task(self._send_probe())
-        raise TimeoutError(f"{self._name} has not answered in time, nor since")
+        if not self.allows_call():
+            raise TimeoutError(f"{self._name} has not answered in time, nor since")
 
     def open(self) -> None:
         """Fail calls from now on: one has timed out."""

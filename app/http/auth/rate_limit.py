@@ -18,10 +18,10 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from app.errors import TooManyEvents, TooManyNewUsers, TooManyRequests
 from app.http.auth.keys import Key
+from storage.circuit_breaker import CircuitBreaker
 from storage.redis.nodes import node_urls
 
 REDIS_TIMEOUT_S = 0.25  # a Redis that is slower than this must not make every request slower
-COUNT_LOCALLY_FOR_S = 5.0
 CONNECTIONS = 8
 REDIS_ERRORS = RedisError, RedisClusterException, OSError, RuntimeError
 
@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 class RateLimiter:
     """Counts what each key costs over a sliding minute, and the new users of keys and tenants over a sliding hour.
 
-    While Redis fails, each process counts for itself: a failure neither refuses everybody nor lifts the limits.
+    While Redis fails, each process counts for itself: a failure neither refuses everybody nor lifts the limits, and
+    only the requests wait for it that find it out.
     A URL with several addresses names a cluster. The address of just one node of a cluster counts as a failure.
 
     A sliding window is the current one and a share of the one before, as if that had been used evenly. Whatever the
@@ -41,7 +42,8 @@ class RateLimiter:
     def __init__(self, redis_url: str | None, prefix: str) -> None:
         self._local = SlidingWindowCounterRateLimiter(MemoryStorage())
         self._shared: SlidingWindowCounterRateLimiter | None = None
-        self._local_until_s = 0.0
+        self._circuit = CircuitBreaker("Redis, which counts the requests of all processes,", self._probe)
+        self._failed: tuple[RateLimitItem, str] | None = None
         self._close: Callable[[], Awaitable[None]] | None = None
         if redis_url is not None:
             storage, self._close = _open_storage(redis_url, f"{prefix}:rates")
@@ -86,7 +88,7 @@ class RateLimiter:
 
     async def _spend(self, limit: RateLimitItem, cost: int, name: str) -> int:
         """Take the cost from what is left under the name, and return 0; or the seconds until some will be left."""
-        if self._shared is not None and time.monotonic() >= self._local_until_s:
+        if self._shared is not None and self._circuit.allows_call():
             try:
                 async with asyncio.timeout(REDIS_TIMEOUT_S):
                     if await self._shared.hit(limit, name, cost=cost):
@@ -94,7 +96,8 @@ class RateLimiter:
                 return await self._wait_s(self._shared, limit, name)
             except REDIS_ERRORS as exc:
                 logger.warning("counting requests in this process alone for now: %s", type(exc).__name__)
-                self._local_until_s = time.monotonic() + COUNT_LOCALLY_FOR_S
+                self._failed = limit, name
+                self._circuit.open()
         return 0 if await self._local.hit(limit, name, cost=cost) else await self._wait_s(self._local, limit, name)
 
     async def _wait_s(self, limiter: SlidingWindowCounterRateLimiter, limit: RateLimitItem, name: str) -> int:
@@ -105,8 +108,16 @@ class RateLimiter:
             return 1
         return min(limit.get_expiry(), max(1, math.ceil(stats.reset_time - time.time())))
 
+    async def _probe(self) -> None:
+        """Read what could not be counted: in a cluster, the node that has it may be the only one that fails."""
+        assert self._shared is not None
+        assert self._failed is not None
+        async with asyncio.timeout(REDIS_TIMEOUT_S):
+            await self._shared.get_window_stats(*self._failed)
+
     async def close(self) -> None:
         """Close the connections to Redis."""
+        await self._circuit.close()
         if self._close is not None:
             await self._close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from app.http.auth.keys import add, make
 from app.http.auth.rate_limit import RateLimiter
 from tests.app.conftest import Client
 from tests.app.support import assert_refused, bearer
-from tests.storage.redis.servers import running_cluster
+from tests.storage.redis.servers import RedisServer, running_cluster
+from tests.waiting import PATIENCE_S
 
 
 def test_a_key_has_as_many_requests_as_it_says(
@@ -76,5 +78,40 @@ def test_without_the_cluster_each_process_counts_alone() -> None:
                 await alone.count(key)
         finally:
             await alone.close()
+
+    asyncio.run(law())
+
+
+def test_one_request_waits_for_a_redis_that_hangs_and_later_all_count_together_again(redis_server: RedisServer) -> None:
+    async def is_counted_together(processes: list[RateLimiter]) -> bool:
+        _, key = make("main", ["recs:read"], requests_per_minute=1)
+        for process in processes:
+            try:
+                await process.count(key)
+            except TooManyRequests:
+                return True
+        return False
+
+    async def law() -> None:
+        processes = [RateLimiter(redis_server.url, "lisarec") for _ in range(2)]
+        try:
+            await wait_until_counted_together(processes)
+            redis_server.freeze()
+            assert not await is_counted_together(processes)  # this one waits
+            begin_s = time.monotonic()
+            for _ in range(100):
+                assert not await is_counted_together(processes)
+            assert time.monotonic() - begin_s < 100 * rate_limit.REDIS_TIMEOUT_S
+            redis_server.thaw()
+            await wait_until_counted_together(processes)
+        finally:
+            for process in processes:
+                await process.close()
+
+    async def wait_until_counted_together(processes: list[RateLimiter]) -> None:
+        give_up_at_s = time.monotonic() + PATIENCE_S
+        while not await is_counted_together(processes):
+            assert time.monotonic() < give_up_at_s
+            await asyncio.sleep(0.01)
 
     asyncio.run(law())

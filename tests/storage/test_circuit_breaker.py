@@ -1,0 +1,83 @@
+"""What has timed out is not waited for until it answers a probe; nobody asks a server that nobody needs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import storage.circuit_breaker
+from storage.circuit_breaker import CircuitBreaker
+
+
+class Server:
+    """A server that is asked by a circuit breaker's probe, and answers when it may."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.probes = 0
+        self.answers = asyncio.Event()
+        self.fails = fails
+        self.circuit = CircuitBreaker("the server", self._probe)
+
+    async def _probe(self) -> None:
+        self.probes += 1
+        if self.fails:
+            raise ConnectionError
+        await self.answers.wait()
+
+    def is_open(self) -> bool:
+        return not self.circuit.allows_call()
+
+
+def test_calls_fail_at_once_after_a_time_out_until_one_probe_is_answered() -> None:
+    async def law() -> None:
+        server = Server()
+        assert not server.is_open()
+        server.circuit.open()
+        server.circuit.open()
+        await asyncio.sleep(0)
+        assert server.probes == 0  # nobody has asked
+        for _ in range(5):
+            assert server.is_open()
+            await asyncio.sleep(0)
+        assert server.probes == 1
+        server.answers.set()
+        while server.is_open():
+            await asyncio.sleep(0)
+        assert server.probes == 1
+        server.circuit.require_closed()
+        server.circuit.open()
+        with pytest.raises(TimeoutError, match="the server has not answered in time"):
+            server.circuit.require_closed()
+        await server.circuit.close()
+
+    asyncio.run(law())
+
+
+def test_a_probe_that_fails_is_repeated_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.circuit_breaker, "PROBE_EVERY_S", 0.01)
+
+    async def law() -> None:
+        server = Server(fails=True)
+        server.circuit.open()
+        while server.probes < 3:
+            assert server.is_open()
+            await asyncio.sleep(0.001)
+        server.fails = False
+        server.answers.set()
+        while server.is_open():
+            await asyncio.sleep(0.001)
+
+    asyncio.run(law())
+
+
+def test_closing_ends_a_probe_that_hangs() -> None:
+    async def law() -> None:
+        server = Server()
+        server.circuit.open()
+        assert server.is_open()
+        await asyncio.sleep(0)
+        await server.circuit.close()
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(law())
