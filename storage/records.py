@@ -10,6 +10,9 @@ MAIN_TENANT = "main"
 Tally = tuple[str | int, ...]
 """The name of a counter, in parts."""
 
+MAX_LIVE_S = 3_600.0
+"""The longest time for which a generation is announced; a later end is one of a clock that was ahead."""
+
 MAX_MERGED = 10_000
 """Entries of a visitor's log that are copied in one atomic step, in which the store does nothing else."""
 

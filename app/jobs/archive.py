@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
+from app.events.steady_clock import SteadyClock
 from app.settings import StoreSettings
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import TurnCounts, archive_log
@@ -20,6 +21,7 @@ from storage.archiver.sqlite_source import SQLiteSource
 from storage.errors import StorageUnavailable
 
 PAUSE_AFTER_FAILURE_S = 5.0
+FOLLOW_JUMPS_AFTER_S = 3_600.0  # a clock that is wrong for less drops nothing
 TURN_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 1800)
 
 
@@ -106,9 +108,10 @@ def _turns(settings: StoreSettings, plan: ArchiverPlan, metrics: ArchiverMetrics
     with ExitStack() as stack:
         source = stack.enter_context(_open_source(settings))
         writer = stack.enter_context(ArchiveWriter.open(settings.archive_dir))
+        clock = SteadyClock(FOLLOW_JUMPS_AFTER_S)
         while True:
             with metrics.turn(source) as count:
-                now = datetime.now(UTC)
+                now = datetime.fromtimestamp(clock.now_us() / 1e6, UTC)
                 counts = archive_log(source, writer, now, keep_tail_s=plan.keep_tail_s, keep_days=plan.keep_days)
                 writer.note_through(now.timestamp())
                 count(counts)

@@ -5,7 +5,7 @@ from typing import Any
 from typing_extensions import override
 
 from storage.protocol import GenerationRegistry
-from storage.records import KnownGeneration, NamedGeneration, TenantPointers
+from storage.records import MAX_LIVE_S, KnownGeneration, NamedGeneration, TenantPointers
 from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.session import RedisSession
 
@@ -32,7 +32,9 @@ class RedisGenerations(GenerationRegistry):
             KnownGeneration(
                 generation,
                 is_active=active is not None and active.tag == generation.tag,
-                is_live=await self._call("GET", self._keys.live(self._tenant, generation.tag)) is not None,
+                is_live=0
+                <= await self._call("PTTL", self._keys.live(self._tenant, generation.tag))
+                <= MAX_LIVE_S * 1000,
             )
             for generation in await self._named()
         ]

@@ -6,14 +6,16 @@ import time
 from typing_extensions import override
 
 from storage.protocol import GenerationRegistry
-from storage.records import KnownGeneration, NamedGeneration
+from storage.records import MAX_LIVE_S, KnownGeneration, NamedGeneration
 from storage.sqlite.database import Database
 from storage.sqlite.items import EXPERIMENT, set_named_value
 from storage.sqlite.states import drop_generation
 
 ANNOUNCE = """
 INSERT INTO generations (tenant, tag, name, live_until) VALUES (?, ?, ?, ?)
-ON CONFLICT (tenant, tag) DO UPDATE SET name = excluded.name, live_until = max(live_until, excluded.live_until)
+ON CONFLICT (tenant, tag) DO UPDATE SET
+    name = excluded.name,
+    live_until = CASE WHEN live_until > ? THEN excluded.live_until ELSE max(live_until, excluded.live_until) END
 """
 
 
@@ -60,7 +62,8 @@ def active(db: sqlite3.Connection, tenant: str) -> NamedGeneration | None:
 
 
 def _announce(db: sqlite3.Connection, tenant: str, generation: NamedGeneration, live_for_s: float) -> None:
-    db.execute(ANNOUNCE, (tenant, generation.tag, generation.name, time.time() + live_for_s))
+    now_s = time.time()
+    db.execute(ANNOUNCE, (tenant, generation.tag, generation.name, now_s + live_for_s, now_s + MAX_LIVE_S))
 
 
 def _activate(db: sqlite3.Connection, tenant: str, generation: NamedGeneration) -> None:
@@ -71,9 +74,9 @@ def _activate(db: sqlite3.Connection, tenant: str, generation: NamedGeneration) 
 def _known(db: sqlite3.Connection, tenant: str) -> list[KnownGeneration]:
     sql = "SELECT name, tag, is_active, live_until FROM generations WHERE tenant = ? ORDER BY name, tag"
     rows = db.execute(sql, (tenant,)).fetchall()
-    now = time.time()
+    now_s = time.time()
     return [
-        KnownGeneration(NamedGeneration(name, tag), bool(is_active), live_until > now)
+        KnownGeneration(NamedGeneration(name, tag), bool(is_active), now_s < live_until <= now_s + MAX_LIVE_S)
         for name, tag, is_active, live_until in rows
     ]
 

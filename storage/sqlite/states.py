@@ -37,6 +37,10 @@ DO UPDATE SET through_seq = excluded.through_seq, value = excluded.value, writte
 WHERE excluded.through_seq >= states.through_seq
 """
 
+REDATE = """
+UPDATE states SET written_day = ? WHERE rowid IN (SELECT rowid FROM states WHERE written_day > ? LIMIT ?)
+"""
+
 DROP_GENERATION = """
 DELETE FROM states
 WHERE rowid IN (SELECT rowid FROM states WHERE rowid > ? AND tenant = ? AND generation = ? ORDER BY rowid LIMIT ?)
@@ -164,7 +168,11 @@ def drop_generation(db: sqlite3.Connection, tenant: str, tag: bytes, after_row: 
 
 
 def drop_idle(db: sqlite3.Connection, before_day: int) -> int:
-    """Remove some states that were last written before that day; return how many."""
+    """Remove some states that were last written before that day; return how many.
+
+    States of a day that has not come yet, which a clock that was ahead has left, are of today from now on.
+    """
+    db.execute(REDATE, (today(), today(), DROPPED_AT_ONCE))
     sql = "DELETE FROM states WHERE rowid IN (SELECT rowid FROM states WHERE written_day < ? LIMIT ?)"
     return db.execute(sql, (before_day, DROPPED_AT_ONCE)).rowcount
 

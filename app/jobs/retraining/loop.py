@@ -62,7 +62,8 @@ def due_in_s(folder: Path, every_s: float) -> float:
         return 0.0
     waits_for_first = last["outcome"] == "waiting" and last["served"] == empty_model.TAG.hex()
     pause_s = min(POLL_EVERY_S, every_s) if waits_for_first else every_s
-    return max(0.0, datetime.fromisoformat(last["at"]).timestamp() + pause_s - time.time())
+    passed_s = time.time() - datetime.fromisoformat(last["at"]).timestamp()
+    return max(0.0, pause_s - max(0.0, passed_s))  # a clock that was ahead then must not make the pause longer
 
 
 @contextmanager

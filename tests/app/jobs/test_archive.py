@@ -16,12 +16,15 @@ import httpx
 import pytest
 
 from app.cli.main import main
+from app.jobs.archive import FOLLOW_JUMPS_AFTER_S, ArchiverMetrics, ArchiverPlan, run_archiver
 from app.jobs.datasets.synthetic_shop import generate
+from app.settings import StoreSettings
 from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions
 from storage.archive.reader import ArchiveReader
 from storage.archive.writer import ArchiveWriter
 from storage.redis.store import RedisStore
+from storage.sqlite.store import SQLiteStore
 from tests.app.service_process import is_ready
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer, free_port
@@ -218,3 +221,37 @@ async def append(server: RedisServer, event_id: str) -> None:
     store = await RedisStore.open(server.url, [make_generation()])
     await store.append("main", [click(event_id)])
     await store.close()
+
+
+def test_a_clock_that_is_ahead_for_less_than_an_hour_drops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a wrong clock would drop every event that is archived, and Redis no longer has."""
+
+    class Stopped(BaseException):
+        """The test has seen enough."""
+
+    now_ns, wrong_by_s, up_s = time.time_ns, 0, 0
+    monkeypatch.setattr("time.time_ns", lambda: now_ns() + (wrong_by_s + up_s) * 10**9)
+    monkeypatch.setattr("time.clock_gettime_ns", lambda _: now_ns() + up_s * 10**9)
+    turns: list[str] = []
+
+    def report(turn: str) -> None:
+        nonlocal wrong_by_s, up_s
+        turns.append(turn)
+        wrong_by_s = 365 * 86_400
+        if len(turns) > 2:
+            up_s = int(FOLLOW_JUMPS_AFTER_S)
+        if len(turns) > 3:
+            raise Stopped
+
+    async def fill() -> None:
+        store = await SQLiteStore.open(tmp_path, [make_generation()])
+        await store.append("main", [click(f"e{n}") for n in range(5)])
+        await store.close()
+
+    asyncio.run(fill())
+    settings = StoreSettings(data_dir=tmp_path, archive_dir=tmp_path / "archive")
+    with pytest.raises(Stopped):
+        run_archiver(settings, ArchiverPlan(0.0, 0.0, 30), report, ArchiverMetrics())
+    assert ["dropped" in turn for turn in turns] == [False, False, False, True]

@@ -295,6 +295,9 @@ def test_when_the_next_round_is_due(tmp_path: Path) -> None:
         last = {"outcome": outcome, "served": served, "at": datetime.now(UTC).isoformat()}
         TrainerReport(last).write(tmp_path)
         assert expected_s - 60 < loop.due_in_s(tmp_path, 86_400) <= expected_s
+        ahead = datetime.now(UTC) + timedelta(days=365)  # by a clock that is right again
+        TrainerReport(last | {"at": ahead.isoformat()}).write(tmp_path)
+        assert loop.due_in_s(tmp_path, 86_400) == expected_s
     (tmp_path / ".retraining").mkdir()
     (tmp_path / ".retraining" / "round.json").write_text("{}")
     assert loop.due_in_s(tmp_path, 86_400) == 0

@@ -140,6 +140,18 @@ class TestRegistry:
 
         asyncio.run(law())
 
+    def test_a_clock_that_was_ahead_keeps_nothing_live(self, address: str) -> None:
+        """An end that is a year from now is of nobody who serves it; who does says so again."""
+
+        async def law() -> None:
+            async with opened(address, OLD) as store:
+                await store.generations.announce(NAMED_OLD, 365 * 86_400)
+                assert [known.is_live for known in await store.generations.known()] == [False]
+                await store.generations.announce(NAMED_OLD, 60)
+                assert [known.is_live for known in await store.generations.known()] == [True]
+
+        asyncio.run(law())
+
     @pytest.mark.usefixtures("small_pages")
     def test_forgetting_removes_the_states_of_that_generation_only(
         self, address: str, monkeypatch: pytest.MonkeyPatch

@@ -303,8 +303,13 @@ def test_states_without_events_for_long_are_let_go_and_folded_again(
         await store.append("main", [click("old", user_id="idle"), click("old", user_id="busy")])
         monkeypatch.setattr(storage.sqlite.states, "today", lambda: today - 7)
         await store.append("main", [click("new", user_id="busy")])
+        monkeypatch.setattr(storage.sqlite.states, "today", lambda: today + 365)  # a clock that is ahead
+        await store.append("main", [click("ahead", user_id="ahead")])
         monkeypatch.undo()
         assert (await store.drop_idle_states(), await store.drop_idle_states()) == (1, 0)
+        monkeypatch.setattr(storage.sqlite.states, "today", lambda: today + 8)
+        assert await store.drop_idle_states() == 2
+        monkeypatch.undo()
         assert await store.states("main", ["idle"], GENERATION, max_missing=0) == [None]
         for user_id in ("idle", "busy"):
             log = [entry.record for entry in await store.events("main", user_id)]
