@@ -46,6 +46,10 @@ class ItemNotFound(RequestError):
     """Neither the model nor the shop has said anything of the item."""
 
 
+class TooCostly(RequestError):
+    """One call costs more than any may, or than its key has in a whole minute."""
+
+
 class TooManyEvents(RequestError):
     """One request has more events, or more new users, than its key may send at once."""
 

@@ -91,6 +91,7 @@ class Settings(StoreSettings):
     max_head_bytes: int = Field(32 << 10, ge=1)  # of a request's address and headers
     head_timeout_s: float = Field(10.0, gt=0)  # for them to arrive
     answer_timeout_s: float = Field(30.0, gt=0)  # for a client to take an answer
+    max_cost: int = Field(200, ge=1)  # of one call, in plain requests for recommendations
     new_users_per_hour: int = Field(100_000, ge=0)  # of each tenant, where keys are
     max_body_bytes: int = Field(1 << 20, ge=1)
     body_timeout_s: float = Field(10.0, gt=0)  # for a request's body to arrive; shorter than the shutdown

@@ -8,7 +8,7 @@ from fastapi.params import Depends as Dependency
 from starlette.datastructures import Headers
 from starlette.types import Scope as HTTPScope
 
-from app.errors import Forbidden, Unauthenticated
+from app.errors import Forbidden, TooCostly, Unauthenticated
 from app.http.auth.keys import Key, Keyring, Scope
 from app.http.services import Services
 
@@ -63,6 +63,19 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
         raise Forbidden("this key is for pages of other origins")
     await services.rate_limiter.count(key)
     return Caller(key.tenant, key)
+
+
+async def charge(services: Services, caller: Caller, cost: int) -> None:
+    """Count what a call costs, in plain requests, against the rate of its key.
+
+    raises  TooCostly, TooManyRequests
+    """
+    if cost == 1 or caller.key is None:
+        return  # one was counted with the call
+    rate = caller.key.requests_per_minute
+    if rate is not None and cost > rate:
+        raise TooCostly(f"this call costs {cost:,} plain requests, and this key has {rate:,} a minute")
+    await services.rate_limiter.count(caller.key, cost - 1)
 
 
 class NoScope:

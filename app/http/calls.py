@@ -1,12 +1,25 @@
 """The calls that the routes and the fast path share: each charges its caller, then does what a parsed body asks for."""
 
+import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from app.errors import TooManyEvents
+import orjson
+from pydantic import ValidationError
+
+from app.errors import InvalidRequest, TooManyEvents, details_of
 from app.events.new_users import ANYBODY, Sender
-from app.http.access import Caller
+from app.http.access import Caller, charge
 from app.http.services import Services
+from app.recommendation.batching import Asker, never_gone
+from app.recommendation.cost import charge_for
 from app.schemas.events import EventCounts
+from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
+
+LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
+LONG_ANSWER_BYTES = 1 << 16
+
+IsGone = Callable[[], bool]
 
 
 async def append_events(services: Services, caller: Caller, body: object) -> EventCounts:
@@ -25,3 +38,76 @@ async def append_events(services: Services, caller: Caller, body: object) -> Eve
         await services.rate_limiter.count(key, events - 1)  # one was counted with the request
     count = partial(services.rate_limiter.count_new_users, key, services.settings.new_users_per_hour)
     return await ingest.append(body, Sender(key.is_public, count))
+
+
+async def recommend(
+    services: Services, caller: Caller, request: RecommendationRequest, is_gone: IsGone = never_gone
+) -> bytes:
+    """Charge the caller for the request, and return the body of the answer to it.
+
+    raises  TooCostly, TooManyRequests, and as `BaseRecommender.recommend`
+    """
+    return (await _answers(services, caller, [request], is_gone))[0]
+
+
+async def recommend_body(services: Services, caller: Caller, body: object, is_gone: IsGone = never_gone) -> bytes:
+    """Do the same for the parsed body of ``POST /v1/recommendations``: one request, or several.
+
+    raises  InvalidRequest, which says what is wrong with the body; and as `recommend`
+    """
+    parsed = await asyncio.to_thread(_parse, body) if _size(body) > LONG_BODY else _parse(body)
+    if isinstance(parsed, RecommendationBatch):
+        return b'{"results":[%s]}' % b",".join(await _answers(services, caller, parsed.requests, is_gone))
+    return await recommend(services, caller, parsed, is_gone)
+
+
+async def similar(services: Services, caller: Caller, item_id: str, query: SimilarQuery) -> bytes:
+    """Charge the caller, and return the body with the items that are most similar to the item.
+
+    raises  ItemNotFound, and as `recommend`
+    """
+    await _charge(services, caller, [RecommendationRequest(history=[], **query.model_dump())])
+    recommender = services.by_tenant[caller.tenant].switcher.recommender
+    return orjson.dumps(await recommender.similar(item_id, query, _asker(caller, never_gone)))
+
+
+async def _answers(
+    services: Services, caller: Caller, requests: Sequence[RecommendationRequest], is_gone: IsGone
+) -> list[bytes]:
+    await _charge(services, caller, requests)
+    recommender = services.by_tenant[caller.tenant].switcher.recommender
+    bodies = []
+    for answer in await recommender.recommend(requests, _asker(caller, is_gone)):
+        bodies.append(orjson.dumps(answer))
+        if len(bodies[-1]) > LONG_ANSWER_BYTES:
+            await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
+    return bodies
+
+
+async def _charge(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> None:
+    await charge(services, caller, charge_for(requests, services.settings.max_cost))
+
+
+def _parse(body: object) -> RecommendationBatch | RecommendationRequest:
+    try:
+        if isinstance(body, dict) and "requests" in body:
+            return RecommendationBatch.model_validate(body)
+        return RecommendationRequest.model_validate(body)
+    except ValidationError as exc:
+        raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
+
+
+def _asker(caller: Caller, is_gone: IsGone) -> Asker:
+    return Asker(is_gone, "" if caller.key is None else caller.key.id)
+
+
+def _size(body: object) -> int:
+    """Return how long the lists and texts are that the requests of a body have."""
+    requests = body.get("requests", [body]) if isinstance(body, dict) else ()
+    return sum(
+        len(value)
+        for request in (requests if isinstance(requests, list) else ())
+        if isinstance(request, dict)
+        for value in request.values()
+        if isinstance(value, list | str)
+    )

@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Path
@@ -10,7 +12,7 @@ from fastapi.openapi.models import Example
 from starlette.requests import Request
 
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidJson, InvalidRequest, UnsupportedMediaType
-from app.http.access import Caller
+from app.http.access import Caller, charge
 from app.http.services import Services
 from app.schemas.fields import Id
 from app.schemas.items import StockedId
@@ -35,6 +37,14 @@ async def get_caller(request: Request) -> Caller:
 
 
 CallerDep = Annotated[Caller, Depends(get_caller)]
+
+
+async def get_charge(services: ServicesDep, caller: CallerDep) -> Callable[[int], Awaitable[None]]:
+    """Return what counts the cost of a call against the rate of its key."""
+    return partial(charge, services, caller)
+
+
+ChargeDep = Annotated[Callable[[int], Awaitable[None]], Depends(get_charge)]
 
 
 async def get_service(caller: CallerDep, services: ServicesDep) -> Service:

@@ -13,6 +13,7 @@ from app.http.auth.keys import Keyring
 from app.http.auth.rate_limit import RateLimiter
 from app.http.lingering_transport import LingeringTransport
 from app.observability.metrics import Metrics
+from app.recommendation.executor import EngineThreads
 from app.serving.lifespan import Service, in_background, tenant_service
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
@@ -53,11 +54,14 @@ async def open_services(
     torch.set_num_threads(1)  # processes share the cores, one request does not
     async with AsyncExitStack() as stack:
         stack.push_async_callback(rate_limiter.close)
-        # One thread: the engines are called for one batch at a time, off the event loop.
-        engine_thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine"))
+        # One thread each: the engines are called for one batch at a time, off the event loop.
+        engine_threads = EngineThreads(
+            light=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine")),
+            costly=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="costly")),
+        )
         by_tenant = {
             tenant: await stack.enter_async_context(
-                tenant_service(settings.for_tenant(tenant), artifact, engine_thread, metrics)
+                tenant_service(settings.for_tenant(tenant), artifact, engine_threads, metrics)
             )
             for tenant, artifact in artifacts.items()
         }

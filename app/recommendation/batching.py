@@ -1,17 +1,21 @@
 """Micro-batching without a timer: requests that arrive while a batch is worked on form the next one.
 
+Callers share the batches fairly, by what their requests cost: those of one key wait for each other, and hold the
+requests of other keys up by at most a batch and their share of the next one.
+
 The store's `GroupCommit` does the same. But it also retries requests, and it does not drop a request whose caller has
 gone. So the two share the idea and no code.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import Context
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, heapreplace
+from itertools import count
 from math import inf
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from starlette.requests import ClientDisconnect
 
@@ -19,6 +23,7 @@ from app.errors import Overloaded
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
+LaneT = TypeVar("LaneT", bound=Hashable)
 
 
 def never_gone() -> bool:
@@ -26,144 +31,252 @@ def never_gone() -> bool:
     return False
 
 
+class Asker(NamedTuple):
+    """Who asks.
+
+    is_gone  whether nobody takes the answers any more
+    flow     what shares one turn with all that has the same name: a key
+    """
+
+    is_gone: Callable[[], bool] = never_gone
+    flow: str = ""
+
+
+ANYBODY = Asker()
+
+
+class Limits(NamedTuple):
+    """How much a batcher works on, and how much may wait for it; each flow may have its share of what may wait.
+
+    max_batch    the most that the requests of a batch cost together, if there is more than one
+    max_waiting  the most requests that may wait
+    max_callers  the most callers that may wait or be worked for
+    """
+
+    max_batch: float
+    max_waiting: int
+    max_callers: float = inf
+
+
+class Shares:
+    """How much each flow has of what all may have together."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._by_flow: dict[str, int] = {}
+
+    def has_room(self, flow: str, more: int, most: float) -> bool:
+        """Return whether the flow may have more: `most` in all, and then its equal share of them."""
+        if self.total + more <= most:
+            return True
+        flows = len(self._by_flow) + (flow not in self._by_flow)
+        return self._by_flow.get(flow, 0) + more <= most / flows
+
+    def change(self, flow: str, by: int) -> None:
+        """Let the flow have so many more, or fewer."""
+        self.total += by
+        of_flow = self._by_flow.get(flow, 0) + by
+        if of_flow:
+            self._by_flow[flow] = of_flow
+        else:
+            self._by_flow.pop(flow, None)
+
+
 @dataclass(slots=True, eq=False)
-class _Caller(Generic[RequestT, AnswerT]):
-    """A caller and its requests, all of which are answered together."""
+class _Call(Generic[RequestT, AnswerT]):
+    """A call and its requests, which may be worked on in several batches and are answered together."""
 
     requests: Sequence[RequestT]
-    is_gone: Callable[[], bool]
-    answers: "asyncio.Future[list[AnswerT]]"
+    asker: Asker
+    waiter: "asyncio.Future[list[AnswerT]]"
+    taken: int = 0
+    answers: list[AnswerT] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for the answers."""
+        if not self.waiter.done() and self.asker.is_gone():
+            self.waiter.set_exception(ClientDisconnect())
+        return self.waiter.done()
+
+    def add(self, answer: AnswerT) -> None:
+        """Add the next answer; the last one ends the waiting."""
+        self.answers.append(answer)
+        if len(self.answers) == len(self.requests) and not self.waiter.done():  # else it was cancelled
+            self.waiter.set_result(self.answers)
+
+    def fail(self, failure: Exception) -> None:
+        """End the waiting without answers."""
+        if not self.waiter.done():
+            self.waiter.set_exception(failure)
+
+
+class FairQueue(Generic[RequestT, AnswerT]):
+    """Calls that wait, in flows that take turns by what their requests cost.
+
+    Start-time fair queueing (Goyal, Vin and Cheng, 1996): the request of the flow that has got least so far goes first.
+    A flow that begins to wait begins with as much as the one whose turn it is.
+
+    cost  what one request costs
+    """
+
+    def __init__(self, cost: Callable[[RequestT], float]) -> None:
+        self._cost = cost
+        self._flows: dict[str, deque[_Call[RequestT, AnswerT]]] = {}
+        self._turns: list[tuple[float, int, str]] = []  # a heap: what a flow has got, and a number for ties
+        self._got = 0.0  # by the flow whose turn was last
+        self._numbers = count()
+        self.requests = Shares()
+
+    def __bool__(self) -> bool:
+        """Return whether any request waits."""
+        return bool(self._turns)
+
+    def put(self, call: _Call[RequestT, AnswerT]) -> None:
+        """Add a call behind those of its flow."""
+        flow = call.asker.flow
+        waiting = self._flows.get(flow)
+        if waiting is None:
+            waiting = self._flows[flow] = deque()
+            heappush(self._turns, (self._got, next(self._numbers), flow))
+        waiting.append(call)
+        self.requests.change(flow, len(call.requests))
+
+    def take(self, most: float) -> list[tuple[_Call[RequestT, AnswerT], RequestT]]:
+        """Take the requests whose turn it is, with their calls: one, and more as long as all cost at most `most`."""
+        taken: list[tuple[_Call[RequestT, AnswerT], RequestT]] = []
+        while self._turns:
+            got, _, flow = self._turns[0]
+            waiting = self._flows[flow]
+            call = waiting[0]
+            if call.is_over:
+                self.requests.change(flow, call.taken - len(call.requests))
+                waiting.popleft()
+                self._end_turn(flow, got)
+                continue
+            request = call.requests[call.taken]
+            cost = self._cost(request)
+            if taken and cost > most:
+                break
+            most -= cost
+            self._got = got
+            call.taken += 1
+            taken.append((call, request))
+            self.requests.change(flow, -1)
+            if call.taken == len(call.requests):
+                waiting.popleft()
+            self._end_turn(flow, got + cost)
+        return taken
+
+    def _end_turn(self, flow: str, got: float) -> None:
+        if self._flows[flow]:
+            heapreplace(self._turns, (got, next(self._numbers), flow))
+        else:
+            heappop(self._turns)
+            del self._flows[flow]
 
 
 class MicroBatcher(Generic[RequestT, AnswerT]):
     """Puts the requests of several callers into one batch, and works on one batch at a time.
 
-    work         returns the answers to a batch, one for each request, in order
-    max_batch    the most requests of a batch, except that the requests of one caller stay together
-    max_waiting  the most requests that may wait
-    max_callers  the most callers that may wait or be worked for
+    work    returns the answers to a batch, one for each request, in order
+    cost    what one request costs
+    limits  of batches and of what waits
     """
 
     def __init__(
         self,
         work: Callable[[list[RequestT]], Awaitable[list[AnswerT]]],
-        *,
-        max_batch: int,
-        max_waiting: int,
-        max_callers: float = inf,
+        cost: Callable[[RequestT], float],
+        limits: Limits,
     ) -> None:
         self._work = work
-        self._max_batch = max_batch
-        self._max_waiting = max_waiting
-        self._max_callers = max_callers
-        self._served = 0  # callers that are worked for
-        self._waiting: deque[_Caller[RequestT, AnswerT]] = deque()
-        self._waiting_size = 0
+        self._limits = limits
+        self._waiting: FairQueue[RequestT, AnswerT] = FairQueue(cost)
+        self._callers = Shares()  # counted only where they have a limit
         self._running: asyncio.Task[None] | None = None
 
-    def submit(
-        self, requests: Sequence[RequestT], is_gone: Callable[[], bool] = never_gone
-    ) -> "asyncio.Future[list[AnswerT]]":
-        """Return the answers to come, in order, from one batch. If the batch fails, each caller in it gets the failure.
+    def submit(self, requests: Sequence[RequestT], asker: Asker = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
+        """Return the answers to come, in order. If a batch fails, each caller with a request in it gets the failure.
 
-        is_gone  whether the caller no longer takes answers; called before the requests are worked on
         raises   Overloaded        when too many requests wait already
                  ClientDisconnect  when the caller was gone
         """
-        self.require_room(requests)
-        caller = _Caller[RequestT, AnswerT](requests, is_gone, asyncio.get_running_loop().create_future())
-        self._waiting.append(caller)
-        self._waiting_size += len(requests)
+        self.require_room(requests, asker)
+        call = _Call[RequestT, AnswerT](requests, asker, asyncio.get_running_loop().create_future())
+        self._waiting.put(call)
+        if self._limits.max_callers < inf:
+            self._callers.change(asker.flow, 1)
+            call.waiter.add_done_callback(lambda _: self._callers.change(asker.flow, -1))
         if self._running is None:
             self._running = asyncio.create_task(self._run(), context=Context())  # not the context of one request
-        return caller.answers
+        return call.waiter
 
-    def require_room(self, requests: Sequence[RequestT]) -> None:
+    def require_room(self, requests: Sequence[RequestT], asker: Asker) -> None:
         """Raise Overloaded where `submit` would."""
-        is_full = self._waiting and self._waiting_size + len(requests) > self._max_waiting
-        if is_full or len(self._waiting) + self._served >= self._max_callers:
+        is_full = self._waiting and not self._waiting.requests.has_room(
+            asker.flow, len(requests), self._limits.max_waiting
+        )
+        if is_full or not self._callers.has_room(asker.flow, 1, self._limits.max_callers):
             raise Overloaded
 
     async def _run(self) -> None:
         while self._waiting:
-            batch = self._next_batch()
-            self._served = len(batch)
+            batch = self._waiting.take(self._limits.max_batch)
             if not batch:  # nobody waits any more
                 continue
             try:
-                answers = iter(await self._work([request for caller in batch for request in caller.requests]))
+                answers = await self._work([request for _, request in batch])
             except Exception as exc:
-                for caller in batch:
-                    if not caller.answers.done():
-                        caller.answers.set_exception(exc)
+                for call, _ in batch:
+                    call.fail(exc)
             else:
-                for caller in batch:
-                    own = list(islice(answers, len(caller.requests)))
-                    if not caller.answers.done():  # else the caller was cancelled
-                        caller.answers.set_result(own)
-        self._served, self._running = 0, None
-
-    def _next_batch(self) -> list[_Caller[RequestT, AnswerT]]:
-        batch, room = [], self._max_batch
-        while self._waiting and room > 0:
-            caller = self._waiting.popleft()
-            self._waiting_size -= len(caller.requests)
-            if caller.answers.done():
-                continue
-            if caller.is_gone():
-                caller.answers.set_exception(ClientDisconnect())
-                continue
-            room -= len(caller.requests)
-            batch.append(caller)
-        return batch
+                for (call, _), answer in zip(batch, answers, strict=True):
+                    call.add(answer)
+            if self._waiting:
+                await asyncio.sleep(0)  # work that never waits must not hold everybody else up
+        self._running = None
 
 
-class MicroBatcherByNode(Generic[RequestT, AnswerT]):
-    """Keeps a micro-batcher for each node of the store, so that a node that hangs holds up only its own requests.
+class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
+    """Keeps a micro-batcher for each lane, so that requests of one lane do not wait for those of another.
 
-    work, max_batch, max_waiting  of each node, as of MicroBatcher; `work` is called for several nodes at the same time
-    node_of                       returns the node that a request needs, "" where it needs none or there is only one
-    max_callers                   of each node that has a name: one that hangs leaves room for requests that need others
+    work       answers a batch, whose requests are of one lane; it is called for several lanes at the same time
+    cost       what one request costs
+    lane_of    returns the lane of a request
+    limits_of  returns the limits of a lane
     """
 
     def __init__(
         self,
         work: Callable[[list[RequestT]], Awaitable[list[AnswerT]]],
-        node_of: Callable[[RequestT], str],
-        *,
-        max_batch: int,
-        max_waiting: int,
-        max_callers: int,
+        cost: Callable[[RequestT], float],
+        lane_of: Callable[[RequestT], LaneT],
+        limits_of: Callable[[LaneT], Limits],
     ) -> None:
         self._work = work
-        self._node_of = node_of
-        self._max_batch = max_batch
-        self._max_waiting = max_waiting
-        self._max_callers = max_callers
-        self._nodes: dict[str, MicroBatcher[RequestT, AnswerT]] = {}
+        self._cost = cost
+        self._lane_of = lane_of
+        self._limits_of = limits_of
+        self._batchers: dict[LaneT, MicroBatcher[RequestT, AnswerT]] = {}
 
-    def submit(
-        self, requests: Sequence[RequestT], is_gone: Callable[[], bool] = never_gone
-    ) -> "asyncio.Future[list[AnswerT]]":
-        """Return the answers to come, as `MicroBatcher.submit`: of each node from one batch, or none when one fails."""
-        nodes = [self._node_of(request) for request in requests]
-        if len(names := set(nodes)) == 1:
-            return self._batcher(nodes[0]).submit(requests, is_gone)  # almost always
-        own = {name: [one for one, node in zip(requests, nodes, strict=True) if node == name] for name in names}
-        for name, of_node in own.items():
-            self._batcher(name).require_room(of_node)
-        submitted = asyncio.gather(*(self._batcher(name).submit(of_node, is_gone) for name, of_node in own.items()))
+    def submit(self, requests: Sequence[RequestT], asker: Asker = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
+        """Return the answers to come, in order, as `MicroBatcher.submit`: all of them, or none when a batch fails."""
+        lanes = [self._lane_of(request) for request in requests]
+        if len(names := set(lanes)) == 1:
+            return self._batcher(lanes[0]).submit(requests, asker)  # almost always
+        own = {name: [one for one, lane in zip(requests, lanes, strict=True) if lane == name] for name in names}
+        for name, of_lane in own.items():
+            self._batcher(name).require_room(of_lane, asker)
+        submitted = asyncio.gather(*(self._batcher(name).submit(of_lane, asker) for name, of_lane in own.items()))
 
         async def in_order() -> list[AnswerT]:
-            by_node = dict(zip(own, map(iter, await submitted), strict=True))
-            return [next(by_node[node]) for node in nodes]
+            by_lane = dict(zip(own, map(iter, await submitted), strict=True))
+            return [next(by_lane[lane]) for lane in lanes]
 
         return asyncio.ensure_future(in_order())
 
-    def _batcher(self, name: str) -> MicroBatcher[RequestT, AnswerT]:
-        if name not in self._nodes:
-            max_callers = self._max_callers if name else inf
-            self._nodes[name] = MicroBatcher(
-                self._work, max_batch=self._max_batch, max_waiting=self._max_waiting, max_callers=max_callers
-            )
-        return self._nodes[name]
+    def _batcher(self, lane: LaneT) -> MicroBatcher[RequestT, AnswerT]:
+        if lane not in self._batchers:
+            self._batchers[lane] = MicroBatcher(self._work, self._cost, self._limits_of(lane))
+        return self._batchers[lane]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 
 from typing_extensions import override
 
-from app.recommendation.batching import never_gone
+from app.recommendation.batching import ANYBODY, Asker
 from app.recommendation.recommender import BaseRecommender, Recommender
 from app.schemas.operations import Experiment
 from app.schemas.recommendations import RecommendationRequest, Recommendations, SimilarQuery
@@ -41,14 +41,14 @@ class ExperimentRecommender(BaseRecommender):
 
     @override
     async def recommend(
-        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never_gone
+        self, requests: Sequence[RecommendationRequest], asker: Asker = ANYBODY
     ) -> list[Recommendations]:
         positions_of: dict[Recommender, list[int]] = {}
         for position, request in enumerate(requests):
             positions_of.setdefault(self._recommender_for(request), []).append(position)
         answers_of_arms = await asyncio.gather(
             *(
-                recommender.recommend([requests[position] for position in positions], is_gone)
+                recommender.recommend([requests[position] for position in positions], asker)
                 for recommender, positions in positions_of.items()
             )
         )
@@ -59,9 +59,9 @@ class ExperimentRecommender(BaseRecommender):
         }
         return [answers[position] for position in range(len(requests))]
 
-    async def similar(self, item_id: str, query: SimilarQuery) -> Recommendations:
-        """Return the items that are most similar to the item, as the default recommender does."""
-        return await self._default.similar(item_id, query)
+    @override
+    async def similar(self, item_id: str, query: SimilarQuery, asker: Asker = ANYBODY) -> Recommendations:
+        return await self._default.similar(item_id, query, asker)
 
     def _recommender_for(self, request: RecommendationRequest) -> Recommender:
         return self._default if request.user_id is None else self._arms[arm_of(self._experiment, request.user_id)]

@@ -4,25 +4,25 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from operator import itemgetter
+from math import inf
+from operator import attrgetter, itemgetter
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
-from pydantic import ValidationError
 from typing_extensions import override
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
-from app.errors import InvalidRequest, ItemNotFound, details_of
+from app.errors import ItemNotFound
 from app.events.click_through import ClickThrough
 from app.events.recommendation_ids import hash_of
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation import rank_fusion
-from app.recommendation.batching import MicroBatcherByNode, never_gone
-from app.recommendation.executor import AdaptiveExecutor
+from app.recommendation.batching import ANYBODY, Asker, Limits, MicroBatcherByLane
+from app.recommendation.cost import LIGHT, cost_of
+from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.explanations import ExplainedQuery, Explainer
 from app.recommendation.generation_context import GenerationContext
 from app.recommendation.query_builder import CatalogueQuery, QueryBuilder
@@ -31,23 +31,30 @@ from app.recommendation.reranking import RerankingRules
 from app.recommendation.state_reader import LogReader, SeenRows, StateReader, StoredUsers, users_who_exclude_all
 from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
 from app.schemas.cursor import cursor_after
-from app.schemas.recommendations import (
-    RecommendationBatch,
-    RecommendationRequest,
-    RecommendationResults,
-    Recommendations,
-    SimilarQuery,
-    Source,
-)
+from app.schemas.recommendations import RecommendationRequest, Recommendations, SimilarQuery, Source
 from app.schemas.scored_items import Explanation, ScoredItem
 from model.inference.diversity import compile_loops
 from model.inference.engine import Queries
 
-MAX_BATCH = 64  # requests answered by one read and one engine run; a larger batch only makes all of them wait longer
+MAX_BATCH = 64.0  # plain requests answered by one read and one engine run; in a larger batch all would wait longer
+MAX_COSTLY_BATCH = 16.0
 MAX_CALLERS_OF_NODE = 32  # requests that may wait for one node of a cluster
 MAX_WAITING = 1024  # requests; with ten million items some 2 s of work
 ITEM_ID = itemgetter("item_id")
 NOBODY_SEEN: Mapping[str, SeenRows] = MappingProxyType({})
+
+
+class Lane(NamedTuple):
+    """What requests of one batch have in common: the node that has their states, and whether they are costly."""
+
+    node: str
+    is_costly: bool
+
+
+def limits_of(lane: Lane) -> Limits:
+    """Return the limits of a lane. A node that has a name and hangs leaves room for requests that need others."""
+    max_batch = MAX_COSTLY_BATCH if lane.is_costly else MAX_BATCH
+    return Limits(max_batch, MAX_WAITING, MAX_CALLERS_OF_NODE if lane.node else inf)
 
 
 class RankedItems(NamedTuple):
@@ -64,11 +71,18 @@ class RankedItems(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request of a batch, its trace, and what its user has seen, where it needs that and it could be read."""
+    """A request of a batch, its trace and cost, and what its user has seen, if it needs that and it could be read."""
 
     request: RecommendationRequest
     trace: tracing.Trace | None
     seen: SeenRows | None
+    cost: float
+
+    @classmethod
+    def of(cls, request: RecommendationRequest, seen: Mapping[str, SeenRows]) -> Self:
+        """Return the request as it is asked now; `seen` is what was read of users' logs."""
+        seen_by_user = seen.get(str(request.user_id)) if request.exclude_seen == "all" else None
+        return cls(request, tracing.current.get(), seen_by_user, cost_of(request))
 
 
 class Readers(NamedTuple):
@@ -92,30 +106,19 @@ class BaseRecommender(ABC):
 
     @abstractmethod
     def recommend(
-        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never_gone
+        self, requests: Sequence[RecommendationRequest], asker: Asker = ANYBODY
     ) -> Awaitable[list[Recommendations]]:
         """Return one answer for each request, in order.
 
-        is_gone  whether nobody waits for the answers any more
         raises   Overloaded, ClientDisconnect
         """
 
-    async def recommend_body(
-        self, body: object, is_gone: Callable[[], bool] = never_gone
-    ) -> Recommendations | RecommendationResults:
-        """Answer the parsed body of ``POST /v1/recommendations``: one request, or several.
+    @abstractmethod
+    async def similar(self, item_id: str, query: SimilarQuery, asker: Asker = ANYBODY) -> Recommendations:
+        """Return the items that are most similar to the item.
 
-        raises  InvalidRequest, which says what is wrong with the body; and as `recommend`
+        raises  ItemNotFound, and as `recommend`
         """
-        schema = RecommendationBatch if isinstance(body, dict) and "requests" in body else RecommendationRequest
-        try:
-            parsed = schema.model_validate(body)
-        except ValidationError as exc:
-            raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
-        if isinstance(parsed, RecommendationBatch):
-            return {"results": await self.recommend(parsed.requests, is_gone)}
-        (answer,) = await self.recommend([parsed], is_gone)
-        return answer
 
 
 class Recommender(BaseRecommender):
@@ -125,7 +128,7 @@ class Recommender(BaseRecommender):
         self,
         context: GenerationContext,
         readers: Readers,
-        engine_thread: Executor,
+        threads: EngineThreads,
         metrics: Metrics,
         clicks: ClickThrough,
         experiment: str = "",
@@ -136,71 +139,60 @@ class Recommender(BaseRecommender):
         self._trending = context.trending
         self._readers = readers
         self._builder = QueryBuilder(context)
-        self._executor = AdaptiveExecutor(self.compute, engine_thread)
+        self._executor = AdaptiveExecutor(self.compute, threads)
         self._explainer = Explainer(context.generation, context.catalogue, context.engine)
         compile_loops()
         self._metrics = metrics
         self._clicks = clicks
         self._experiment = experiment
         self._experiment_hash = hash_of(experiment)
-        self._batcher = MicroBatcherByNode(
+        self._batcher: MicroBatcherByLane[Lane, Asked, Recommendations] = MicroBatcherByLane(
             self._answer_batch,
-            lambda asked: readers.states.node_of(asked.request),
-            max_batch=MAX_BATCH,
-            max_waiting=MAX_WAITING,
-            max_callers=MAX_CALLERS_OF_NODE,
+            attrgetter("cost"),
+            lambda asked: Lane(readers.states.node_of(asked.request), asked.cost > LIGHT),
+            limits_of,
         )
-        self._computing = asyncio.Lock()  # batches of several nodes share the engine
+        self._computing = asyncio.Lock()  # light batches of several nodes share the engine
 
     @override
     def recommend(
-        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool] = never_gone
+        self, requests: Sequence[RecommendationRequest], asker: Asker = ANYBODY
     ) -> Awaitable[list[Recommendations]]:
         # Unknown users get popular items; so do users whose long history is still to be folded for this generation,
         # and all users whom the store cannot read now.
         if any(request.because is not None for request in requests) and not self._engine.has_distances:
-            return self._prepare_distances_and_recommend(requests, is_gone)
+            return self._prepare_distances_and_recommend(requests, asker)
         if user_ids := users_who_exclude_all(requests):
-            return self._read_logs_and_recommend(requests, user_ids, is_gone)
-        return self._submit(requests, NOBODY_SEEN, is_gone)
+            return self._read_logs_and_recommend(requests, user_ids, asker)
+        return self._submit(requests, NOBODY_SEEN, asker)
 
     def _submit(
-        self, requests: Sequence[RecommendationRequest], seen: Mapping[str, SeenRows], is_gone: Callable[[], bool]
+        self, requests: Sequence[RecommendationRequest], seen: Mapping[str, SeenRows], asker: Asker
     ) -> Awaitable[list[Recommendations]]:
-        request_trace = tracing.current.get()
-        return self._batcher.submit(
-            [
-                Asked(request, request_trace, seen.get(str(request.user_id)) if request.exclude_seen == "all" else None)
-                for request in requests
-            ],
-            is_gone,
-        )
+        return self._batcher.submit([Asked.of(request, seen) for request in requests], asker)
 
     async def _read_logs_and_recommend(
-        self, requests: Sequence[RecommendationRequest], user_ids: Sequence[str], is_gone: Callable[[], bool]
+        self, requests: Sequence[RecommendationRequest], user_ids: Sequence[str], asker: Asker
     ) -> list[Recommendations]:
         """Read long logs outside of batches, which nobody else has to wait for."""
         begin_s = time.perf_counter()
-        seen = await self._readers.logs.read(user_ids, self._context.generation, self._catalogue, is_gone)
+        seen = await self._readers.logs.read(user_ids, self._context.generation, self._catalogue, asker)
         if (request_trace := tracing.current.get()) is not None:
             request_trace.spans["log"] = time.perf_counter() - begin_s
-        return await self._submit(requests, seen, is_gone)
+        return await self._submit(requests, seen, asker)
 
     async def _prepare_distances_and_recommend(
-        self, requests: Sequence[RecommendationRequest], is_gone: Callable[[], bool]
+        self, requests: Sequence[RecommendationRequest], asker: Asker
     ) -> list[Recommendations]:
         await asyncio.to_thread(self._engine.prepare_distances)  # slow, and only done once
-        return await self.recommend(requests, is_gone)
+        return await self.recommend(requests, asker)
 
-    async def similar(self, item_id: str, query: SimilarQuery) -> Recommendations:
-        """Return the items that are most similar to the item.
-
-        raises  ItemNotFound, and as `recommend`
-        """
+    @override
+    async def similar(self, item_id: str, query: SimilarQuery, asker: Asker = ANYBODY) -> Recommendations:
         if item_id not in self._catalogue.row_of or not len(self._context.generation.codes):
             raise ItemNotFound("no model has learned this item, so nothing is known to be like it")
         request = RecommendationRequest(history=[], because=item_id, exclude_seen="none", **query.model_dump())
-        (answer,) = await self.recommend([request])
+        (answer,) = await self.recommend([request], asker)
         return answer
 
     async def _answer_batch(self, batch: Sequence[Asked]) -> list[Recommendations]:
@@ -210,8 +202,7 @@ class Recommender(BaseRecommender):
         users = await self._readers.states.read(requests, seen)
         self._metrics.engine.in_progress += 1
         try:
-            async with self._computing:
-                computed = await self._executor.run(requests, users)
+            computed = await self._compute_batch(batch, requests, users)
         finally:
             self._metrics.engine.in_progress -= 1
         timings = {"store": users.read_s} if users.read_s else {}
@@ -225,6 +216,14 @@ class Recommender(BaseRecommender):
             self._metrics.recommendations.count(answer["source"])
             self._clicks.show(self._context.name, self._experiment, len(answer["items"]))
         return computed.answers
+
+    async def _compute_batch(
+        self, batch: Sequence[Asked], requests: Sequence[RecommendationRequest], users: StoredUsers
+    ) -> ComputedBatch:
+        if batch[0].cost > LIGHT:  # all of them are
+            return await self._executor.run_costly(requests, users)
+        async with self._computing:
+            return await self._executor.run_light(requests, users, sum(one.cost for one in batch))
 
     def compute(self, requests: Sequence[RecommendationRequest], users: StoredUsers) -> ComputedBatch:
         """Answer requests from the stored states of their users: everything but input and output."""

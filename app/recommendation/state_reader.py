@@ -2,18 +2,15 @@
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from starlette.requests import ClientDisconnect
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS
 from app.catalogue.trained_catalogue import Rows
-from app.errors import Overloaded
 from app.observability.metrics import StoreMetrics
+from app.recommendation.batching import Asker, Limits, MicroBatcherByLane
 from app.schemas.recommendations import RecommendationRequest
 from storage.errors import PartlyRead, StorageError
 from storage.protocol import HistoryStore
@@ -45,10 +42,17 @@ class StoredUsers:
     read_s: float = 0.0
 
 
+class _Log(NamedTuple):
+    """A user's log, and the types of events in it that do not count as seen."""
+
+    user_id: str
+    unseen_types: Collection[str]
+
+
 class LogReader:
     """Reads which items users have seen, by the newest events of each, for a few users of the tenant at a time.
 
-    Long logs are read page by page. So they wait for each other and hold nobody else up.
+    Long logs are read page by page. So they wait for each other, keys taking turns, and hold nobody else up.
     """
 
     def __init__(self, store: HistoryStore, tenant: str, metrics: StoreMetrics, max_entries: int) -> None:
@@ -56,42 +60,37 @@ class LogReader:
         self._tenant = tenant
         self._metrics = metrics
         self._max_entries = max_entries
-        self._slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(READ_AT_ONCE))  # by node
-        self._waiting = 0
+        self._batcher: MicroBatcherByLane[str, _Log, SeenItems | None] = MicroBatcherByLane(
+            self._read_batch,
+            lambda _: 1.0,
+            lambda log: store.node_of(tenant, log.user_id),
+            lambda _: Limits(max_batch=READ_AT_ONCE, max_waiting=MAX_WAITING),
+        )
 
     async def read(
-        self, user_ids: Sequence[str], generation: Generation, catalogue: LiveCatalogue, is_gone: Callable[[], bool]
+        self, user_ids: Sequence[str], generation: Generation, catalogue: LiveCatalogue, asker: Asker
     ) -> dict[str, SeenRows]:
-        """Read the users one after the other. Users that cannot be read now are missing; this is reported.
+        """Read the users' logs. Users that cannot be read now are missing; this is reported.
 
-        is_gone  whether nobody waits for it any more
         raises   Overloaded        when too many logs wait to be read already
                  ClientDisconnect  when the caller is gone
         """
-        if self._waiting and self._waiting + len(user_ids) > MAX_WAITING:
-            raise Overloaded
+        logs = [_Log(user_id, generation.unseen_types) for user_id in user_ids]
         found: dict[str, SeenRows] = {}
-        left = len(user_ids)
-        self._waiting += left
-        try:
-            for user_id in user_ids:
-                async with self._slots[self._store.node_of(self._tenant, user_id)]:
-                    if is_gone():
-                        raise ClientDisconnect
-                    seen = await self._seen_items(user_id, generation)
-                self._waiting, left = self._waiting - 1, left - 1
-                if seen is not None:
-                    newest = None if seen.is_complete else self._max_entries
-                    found[user_id] = SeenRows(catalogue.rows(seen.item_ids), newest)
-        finally:
-            self._waiting -= left
+        for user_id, seen in zip(user_ids, await self._batcher.submit(logs, asker), strict=True):
+            if seen is not None:
+                newest = None if seen.is_complete else self._max_entries
+                found[user_id] = SeenRows(catalogue.rows(seen.item_ids), newest)
         return found
 
-    async def _seen_items(self, user_id: str, generation: Generation) -> SeenItems | None:
+    async def _read_batch(self, logs: Sequence[_Log]) -> list[SeenItems | None]:
+        return await asyncio.gather(*map(self._seen_items, logs))
+
+    async def _seen_items(self, log: _Log) -> SeenItems | None:
         try:
             with self._metrics.timed("log"):
                 return await self._store.seen_items(
-                    self._tenant, user_id, generation.unseen_types, limit=self._max_entries
+                    self._tenant, log.user_id, log.unseen_types, limit=self._max_entries
                 )
         except StorageError as exc:
             self._metrics.failures.report(exc)

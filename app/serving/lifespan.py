@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from app.events.live_signals import LiveSignals
 from app.events.user_data import UserData
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
+from app.recommendation.executor import EngineThreads
 from app.recommendation.state_reader import LogReader
 from app.recommendation.trending import Trending
 from app.schemas.operations import ServedModel
@@ -61,7 +61,7 @@ class Service:
 
 @asynccontextmanager
 async def tenant_service(
-    settings: Settings, artifact: Artifact, engine_thread: Executor, metrics: Metrics
+    settings: Settings, artifact: Artifact, engine_threads: EngineThreads, metrics: Metrics
 ) -> AsyncIterator[Service]:
     """Open one tenant's store and engine, and close them afterwards.
 
@@ -72,7 +72,7 @@ async def tenant_service(
         stack.push_async_callback(store.close)
         signals = LiveSignals(store, settings.tenant, metrics)
         log_reader = LogReader(store, settings.tenant, metrics.store, settings.max_seen_events)
-        context = TenantContext(settings, store, engine_thread, metrics, signals, log_reader)
+        context = TenantContext(settings, store, engine_threads, metrics, signals, log_reader)
         stack.push_async_callback(context.tasks.cancel)
         switcher = GenerationSwitcher(context, artifact)
         await switcher.poll()  # so that a process which joins never serves another model first

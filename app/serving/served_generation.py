@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from app.catalogue.background_tasks import BackgroundTasks
@@ -15,6 +14,7 @@ from app.events.cold_item_learner import ColdItemLearner
 from app.events.live_signals import LiveSignals
 from app.events.user_data import UserData
 from app.observability.metrics import Metrics
+from app.recommendation.executor import EngineThreads
 from app.recommendation.generation_context import GenerationContext
 from app.recommendation.recommender import Readers, Recommender
 from app.recommendation.state_reader import LogReader, StateReader
@@ -41,7 +41,7 @@ class TenantContext:
 
     settings: Settings
     store: UserStore
-    engine_thread: Executor
+    engine_threads: EngineThreads
     metrics: Metrics
     signals: LiveSignals
     log_reader: LogReader
@@ -95,7 +95,7 @@ class ServedGeneration:
     @classmethod
     def build(cls, context: TenantContext, artifact: Artifact, name: str) -> ServedGeneration:
         """Build everything that serves the model under that name."""
-        settings, store, engine_thread = context.settings, context.store, context.engine_thread
+        settings, store, engine_thread = context.settings, context.store, context.engine_threads.light
         generation, codes, tasks = generation_of(artifact), context.item_codes, context.tasks
         served = cls(
             context=context,
@@ -135,7 +135,7 @@ class ServedGeneration:
         return Recommender(
             GenerationContext(self.named.name, generation, self.catalogue, self.engine, self.trending),
             Readers(StateReader(context.store, tenant, generation, context.metrics.store), context.log_reader),
-            context.engine_thread,
+            context.engine_threads,
             context.metrics,
             context.signals.click_through,
             experiment,

@@ -9,20 +9,17 @@ from collections.abc import Awaitable
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-import orjson
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.access import authorise
-from app.http.auth.keys import Scope as KeyScope
-from app.http.calls import append_events
+from app.http.calls import append_events, recommend, recommend_body
 from app.http.dependencies import REPEATABLE, json_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.services import Services
 from app.recommendation.batching import never_gone
 from app.schemas.recommendations import RecommendationQuery, RecommendationRequest
-from app.serving.lifespan import Service
 
 USER_PATH = re.compile(r"/v1/users/([^/]+)/recommendations")
 SINGLE_VALUED = RecommendationQuery.model_fields.keys() - REPEATABLE
@@ -97,20 +94,19 @@ def _plain_request(scope: Scope, user_id: str) -> RecommendationRequest | None:
 
 
 async def _recommend(scope: Scope, user_id: str) -> bytes | None:
-    service = await _authorised_service(scope, "recs:read")
+    services: Services = scope["state"]["services"]
+    caller = await authorise(services, scope, "recs:read")
     request = _plain_request(scope, user_id)  # after the key: reading a cursor takes milliseconds
     if request is None:
         return None
-    (answer,) = await service.switcher.recommender.recommend([request], scope["state"].get("is_gone", never_gone))
-    return orjson.dumps(answer)
+    return await recommend(services, caller, request, scope["state"].get("is_gone", never_gone))
 
 
 async def _recommend_for_body(scope: Scope, receive: Receive) -> bytes:
-    service = await _authorised_service(scope, "recs:read")
-    body = await json_body(Request(scope, receive), scope["state"]["services"])
-    return orjson.dumps(
-        await service.switcher.recommender.recommend_body(body, scope["state"].get("is_gone", never_gone))
-    )
+    services: Services = scope["state"]["services"]
+    caller = await authorise(services, scope, "recs:read")
+    body = await json_body(Request(scope, receive), services)
+    return await recommend_body(services, caller, body, scope["state"].get("is_gone", never_gone))
 
 
 async def _append_events(scope: Scope, receive: Receive) -> bytes:
@@ -118,8 +114,3 @@ async def _append_events(scope: Scope, receive: Receive) -> bytes:
     caller = await authorise(services, scope, "events:write")
     body = await json_body(Request(scope, receive), services)
     return (await append_events(services, caller, body)).model_dump_json().encode()
-
-
-async def _authorised_service(scope: Scope, required: KeyScope) -> Service:
-    services: Services = scope["state"]["services"]
-    return services.by_tenant[(await authorise(services, scope, required)).tenant]

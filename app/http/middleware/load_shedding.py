@@ -1,8 +1,11 @@
 """Load shedding: a process works on a bounded number of requests, and refuses more with 503 at once."""
 
+from typing import NamedTuple
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import Overloaded
+from app.http.auth.keys import Keyring, claimed_id
 from app.http.error_responses import error_response
 
 # Monitoring needs its answers most when the process is overloaded.
@@ -16,50 +19,109 @@ async def _refuse(send: Send) -> None:
     await send({"type": "http.response.body", "body": REFUSAL.body})
 
 
+class Source(NamedTuple):
+    """Where a request comes from: a tenant's key, as the request claims. Only requests with a valid key take long."""
+
+    tenant: str
+    key_id: str
+
+    @classmethod
+    def of(cls, scope: Scope) -> "Source":
+        """Return the source of a request; all requests of a service without keys have the same."""
+        services = scope.get("state", {}).get("services")
+        keyring: Keyring | None = None if services is None else services.keyring
+        if keyring is None:
+            return NO_KEYS
+        key_id = claimed_id(scope["headers"])
+        return cls(keyring.tenant_of(key_id), key_id)
+
+
+NO_KEYS = Source("", "")
+
+
+class RequestsInProgress:
+    """Counts requests in progress by source, and says whether one more has room.
+
+    There is room for `most`, and beyond them for sources with less than their share: tenants have equal shares of
+    `most`, and the keys of a tenant equal shares of the tenant's. So the n-th source to come has room for `most` / n,
+    however many requests the others send.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._total = 0
+        self._by_tenant: dict[str, dict[str, int]] = {}
+
+    def has_room(self, source: Source) -> bool:
+        """Return whether a request of the source may be worked on."""
+        if self._total < self._most:
+            return True
+        keys = self._by_tenant.get(source.tenant, {})
+        tenants = len(self._by_tenant) + (source.tenant not in self._by_tenant)
+        return keys.get(source.key_id, 0) < self._most / tenants / (len(keys) + (source.key_id not in keys))
+
+    def begin(self, source: Source) -> None:
+        """Count a request."""
+        self._total += 1
+        keys = self._by_tenant.setdefault(source.tenant, {})
+        keys[source.key_id] = keys.get(source.key_id, 0) + 1
+
+    def end(self, source: Source) -> None:
+        """Count it no longer."""
+        self._total -= 1
+        keys = self._by_tenant[source.tenant]
+        if keys[source.key_id] > 1:
+            keys[source.key_id] -= 1
+            return
+        del keys[source.key_id]
+        if not keys:
+            del self._by_tenant[source.tenant]
+
+
 class LoadShedding:
     """ASGI middleware: refuses a request while `max_in_progress` others are in progress.
 
-    A request does not count while it waits for its client, to send the body or to take the response: slow clients
-    shut nobody out.
+    Tenants and keys share the room. A request does not count while it waits for its client, to send the body or to take
+    the response: slow clients shut nobody out.
     """
 
     def __init__(self, app: ASGIApp, max_in_progress: int) -> None:
         self._app = app
-        self._max_in_progress = max_in_progress
-        self._in_progress = 0
+        self._in_progress = RequestsInProgress(max_in_progress)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request (ASGI)."""
         if scope["type"] != "http" or scope["path"] in NEVER_SHED:
             await self._app(scope, receive, send)
             return
-        if self._in_progress >= self._max_in_progress:
+        in_progress, source = self._in_progress, Source.of(scope)
+        if not in_progress.has_room(source):
             await _refuse(send)
             return
         has_more_body = True
 
         async def receive_uncounted() -> Message:
             nonlocal has_more_body
-            self._in_progress -= 1
+            in_progress.end(source)
             try:
                 message = await receive()
+                if has_more_body and not message.get("more_body", False):
+                    has_more_body = False
+                    if not in_progress.has_room(source):
+                        raise Overloaded
             finally:
-                self._in_progress += 1
-            if has_more_body and not message.get("more_body", False):
-                has_more_body = False
-                if self._in_progress > self._max_in_progress:
-                    raise Overloaded
+                in_progress.begin(source)
             return message
 
         async def send_uncounted(message: Message) -> None:
-            self._in_progress -= 1
+            in_progress.end(source)
             try:
                 await send(message)
             finally:
-                self._in_progress += 1
+                in_progress.begin(source)
 
-        self._in_progress += 1
+        in_progress.begin(source)
         try:
             await self._app(scope, receive_uncounted, send_uncounted)
         finally:
-            self._in_progress -= 1
+            in_progress.end(source)

@@ -3,12 +3,23 @@
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
+from app.http import calls
 from app.http.access import needs
-from app.http.dependencies import NO_QUERY, ItemId, JsonBody, ServiceDep, StockedItemId
+from app.http.dependencies import (
+    NO_QUERY,
+    CallerDep,
+    ChargeDep,
+    ItemId,
+    JsonBody,
+    ServiceDep,
+    ServicesDep,
+    StockedItemId,
+)
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRoute
+from app.recommendation import cost
 from app.schemas.items import (
     MAX_ITEMS,
     Item,
@@ -37,31 +48,39 @@ POST = json_request(
 
 
 @router.get("/v1/items/popular", dependencies=[READS])
-async def get_popular_items(query: Annotated[PopularQuery, Query()], service: ServiceDep) -> PopularItems:
+async def get_popular_items(
+    query: Annotated[PopularQuery, Query()], service: ServiceDep, charge: ChargeDep
+) -> PopularItems:
     """The items with the most training events."""
+    await charge(1 + query.k // cost.LISTED_ITEMS)
     return PopularItems(generation=service.served_model.generation, items=service.catalogue.popular_items(query.k))
 
 
 @router.get("/v1/items/trending", dependencies=[READS])
-async def get_trending_items(query: Annotated[TrendingQuery, Query()], service: ServiceDep) -> TrendingItems:
+async def get_trending_items(
+    query: Annotated[TrendingQuery, Query()], service: ServiceDep, charge: ChargeDep
+) -> TrendingItems:
     """The items with the most live events of late, of all processes, some seconds ago; none where nothing was used."""
+    await charge(1 + query.k // cost.LISTED_ITEMS)
     items = service.trending.items(query.k, query.categories)
     return TrendingItems(generation=service.served_model.generation, items=items)
 
 
 @router.get("/v1/items", dependencies=[READS])
-async def search_items(query: Annotated[SearchQuery, Query()], service: ServiceDep) -> Items:
+async def search_items(query: Annotated[SearchQuery, Query()], service: ServiceDep, charge: ChargeDep) -> Items:
     """Items whose title or id contains the query, closest match first; all by popularity without a query."""
+    await charge(1 + query.limit // cost.FOUND_ITEMS)
     # A thread, because a large catalogue takes milliseconds to look through.
     return Items(items=await asyncio.to_thread(service.catalogue.search, query.query, query.limit))
 
 
 @router.post("/v1/items", openapi_extra=POST, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY])
-async def post_items(body: JsonBody, service: ServiceDep) -> ItemsTaken:
+async def post_items(body: JsonBody, service: ServiceDep, charge: ChargeDep) -> ItemsTaken:
     """Say something of one item, or of up to 1,000 in an array: all of it is noted, durably, or nothing.
 
     What an item leaves out stays as it was: said before, or learned with the model.
     """
+    await charge(1 + (len(body) if isinstance(body, list) else 1) // cost.UPDATED_ITEMS)
     return await service.item_updates.post(body)
 
 
@@ -79,9 +98,9 @@ async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep) 
     return await service.item_updates.put(item_id, body)
 
 
-@router.get("/v1/items/{item_id}/similar", responses=errors(404), dependencies=[READS])
+@router.get("/v1/items/{item_id}/similar", response_model=Recommendations, responses=errors(404), dependencies=[READS])
 async def get_similar_items(
-    item_id: ItemId, query: Annotated[SimilarQuery, Query()], service: ServiceDep
-) -> Recommendations:
+    item_id: ItemId, query: Annotated[SimilarQuery, Query()], services: ServicesDep, caller: CallerDep
+) -> Response:
     """The items whose codes lie nearest to this item's; minus half the squared distance is the score."""
-    return await service.switcher.recommender.similar(item_id, query)
+    return Response(await calls.similar(services, caller, item_id, query), media_type="application/json")

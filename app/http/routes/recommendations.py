@@ -2,10 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from app.http.access import needs
-from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep, UserId
+from app.http.calls import recommend, recommend_body
+from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServicesDep, UserId
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRoute
 from app.schemas.recommendations import (
@@ -53,18 +54,26 @@ BODY = json_request(
 )
 
 
-@router.get("/v1/users/{user_id}/recommendations")
+@router.get("/v1/users/{user_id}/recommendations", response_model=Recommendations)
 async def get_recommendations(
-    user_id: UserId, query: Annotated[RecommendationQuery, Query()], service: ServiceDep
-) -> Recommendations:
+    user_id: UserId, query: Annotated[RecommendationQuery, Query()], services: ServicesDep, caller: CallerDep
+) -> Response:
     """The user's best items; popular ones for who is unknown."""
-    (answer,) = await service.switcher.recommender.recommend(
-        [RecommendationRequest(user_id=user_id, **query.model_dump())]
-    )
-    return answer
+    request = RecommendationRequest(user_id=user_id, **query.model_dump(exclude_unset=True))
+    return Response(await recommend(services, caller, request), media_type="application/json")
 
 
-@router.post("/v1/recommendations", openapi_extra=BODY, responses=errors(400, 408, 413, 415), dependencies=[NO_QUERY])
-async def post_recommendations(body: JsonBody, service: ServiceDep) -> Recommendations | RecommendationResults:
-    """The best items for a user or for a history that is not stored; or for up to 100 of them at once."""
-    return await service.switcher.recommender.recommend_body(body)
+@router.post(
+    "/v1/recommendations",
+    response_model=Recommendations | RecommendationResults,
+    openapi_extra=BODY,
+    responses=errors(400, 408, 413, 415),
+    dependencies=[NO_QUERY],
+)
+async def post_recommendations(body: JsonBody, services: ServicesDep, caller: CallerDep) -> Response:
+    """The best items for a user or for a history that is not stored; or for up to 100 of them at once.
+
+    A call costs what it makes the service compute, in plain requests for ten items: it counts as so many against the
+    key's rate, and one that costs too much is refused (422 `too_costly`, which says what each part costs).
+    """
+    return Response(await recommend_body(services, caller, body), media_type="application/json")

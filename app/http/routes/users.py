@@ -5,9 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app.http.access import needs
-from app.http.dependencies import NO_QUERY, EventId, JsonBody, ServiceDep, UserId
+from app.http.dependencies import NO_QUERY, ChargeDep, EventId, JsonBody, ServiceDep, UserId
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRoute
+from app.recommendation.cost import LOGGED_EVENTS
 from app.schemas.users import Erasure, Merged, MergeRequest, Undone, UserEvents, UserEventsQuery, UserState
 
 router = APIRouter(route_class=GuardedRoute, tags=["users"], dependencies=[needs("users:admin")])
@@ -25,8 +26,11 @@ async def get_user(user_id: UserId, service: ServiceDep) -> UserState:
 
 
 @router.get("/v1/users/{user_id}/events", responses=errors(404), response_model=UserEvents)
-async def get_user_events(user_id: UserId, query: Annotated[UserEventsQuery, Query()], service: ServiceDep) -> Response:
+async def get_user_events(
+    user_id: UserId, query: Annotated[UserEventsQuery, Query()], service: ServiceDep, charge: ChargeDep
+) -> Response:
     """The user's log, oldest first, in pages."""
+    await charge(1 + query.limit // LOGGED_EVENTS)
     page = await service.users.events(user_id, query.after, query.limit)
     # The framework would go through all of it three times more, while everybody waits.
     return Response(page.model_dump_json(), media_type="application/json")

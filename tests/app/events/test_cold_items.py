@@ -326,7 +326,7 @@ def test_more_events_give_better_codes_and_fewer_never_replace_them(client: Clie
         serving.artifact,
         serving.generation,
         serving.context.item_codes,
-        serving.context.engine_thread,
+        serving.context.engine_threads.light,
         client.service.store,
         client.settings.tenant,
         serving.context.tasks,

@@ -10,17 +10,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from app.http.auth.keys import add, make, remove
-from app.http.middleware.load_shedding import LoadShedding
+from app.http.auth.keys import Keyring, add, make, remove
+from app.http.middleware.load_shedding import LoadShedding, RequestsInProgress, Source
 from tests.app.conftest import item_id
 from tests.app.service_process import ROOT, Process, raw_exchange
 from tests.app.support import assert_refused, bearer
@@ -215,7 +219,8 @@ class TestTheBound:
     SCOPE: Scope = {"type": "http", "path": "/v1/x", "method": "POST", "headers": []}  # noqa: RUF012
 
     class Bounded:
-        def __init__(self, max_in_progress: int) -> None:
+        def __init__(self, max_in_progress: int, keyring: Keyring | None = None) -> None:
+            self._state = {"services": SimpleNamespace(keyring=keyring)}
             self.at_work = self.most_at_work = 0
             self.may_end = asyncio.Event()
             self.body_comes = asyncio.Event()
@@ -229,7 +234,7 @@ class TestTheBound:
             self.at_work -= 1
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
-        async def ask(self, *, slowly: bool = False) -> int:
+        async def ask(self, *, slowly: bool = False, key: str = "") -> int:
             statuses: list[int] = []
 
             async def receive() -> Message:
@@ -240,7 +245,8 @@ class TestTheBound:
             async def send(message: Message) -> None:
                 statuses.append(message.get("status", 0))
 
-            await self._bound(dict(TestTheBound.SCOPE), receive, send)
+            headers = [(b"authorization", f"Bearer {key}".encode())]
+            await self._bound({**TestTheBound.SCOPE, "state": self._state, "headers": headers}, receive, send)
             return statuses[0]
 
     def test_works_on_no_more_than_it_may(self) -> None:
@@ -269,6 +275,64 @@ class TestTheBound:
             bounded.body_comes.set()
             await asyncio.gather(*slow, return_exceptions=True)
             assert bounded.most_at_work == 2
+
+        asyncio.run(law())
+
+
+class TestShares:
+    """The room of 12 requests, between two keys of one tenant and keys of others."""
+
+    MOST = 12
+    GREEDY, MODEST, OTHER, THIRD = Source("main", "a"), Source("main", "b"), Source("books", "c"), Source("toys", "d")
+
+    def filled(self, in_progress: RequestsInProgress, source: Source) -> int:
+        begun = 0
+        while in_progress.has_room(source):
+            in_progress.begin(source)
+            begun += 1
+        return begun
+
+    def test_one_source_has_all_of_it_and_later_ones_their_shares(self) -> None:
+        in_progress = RequestsInProgress(self.MOST)
+        assert self.filled(in_progress, self.GREEDY) == 12
+        assert self.filled(in_progress, self.OTHER) == 6  # two tenants
+        assert self.filled(in_progress, self.MODEST) == 3  # two keys of one of two tenants
+        assert self.filled(in_progress, self.THIRD) == 4  # three tenants
+        assert not any(map(in_progress.has_room, (self.GREEDY, self.OTHER, self.MODEST, self.THIRD)))
+
+    @given(st.lists(st.tuples(st.sampled_from("abcde"), st.booleans()), max_size=200))
+    def test_a_source_below_its_share_always_has_room(self, steps: list[tuple[str, bool]]) -> None:
+        in_progress, counts = RequestsInProgress(self.MOST), Counter[str]()
+        for key_id, begins in steps:
+            source = Source(key_id, key_id)
+            if begins and in_progress.has_room(source):
+                in_progress.begin(source)
+                counts[key_id] += 1
+            elif counts[key_id]:
+                in_progress.end(source)
+                counts[key_id] -= 1
+            for other in "abcde":
+                sources = sum(counts[one] > 0 for one in "abcde") + (counts[other] == 0)
+                expected = counts.total() < self.MOST or counts[other] < self.MOST / sources
+                assert in_progress.has_room(Source(other, other)) == expected
+
+    def test_a_key_that_is_at_work_on_all_there_is_leaves_others_their_share(self, tmp_path: Path) -> None:
+        """With requests, through the middleware: whoever comes second is served beside the first."""
+        texts = {}
+        for name, tenant in (("greedy", "main"), ("modest", "main"), ("other", "books")):
+            texts[name], key = make(tenant, ["recs:read"])
+            add(tmp_path / "keys", key)
+
+        async def law() -> None:
+            bounded = TestTheBound.Bounded(self.MOST, Keyring(tmp_path / "keys", ["main", "books"]))
+            greedy = [asyncio.create_task(bounded.ask(key=texts["greedy"])) for _ in range(30)]
+            await asyncio.sleep(0)
+            rest = [asyncio.create_task(bounded.ask(key=texts[name])) for name in ("modest", "other", "greedy")]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            bounded.may_end.set()
+            assert sorted(await asyncio.gather(*greedy)) == [200] * self.MOST + [503] * 18
+            assert await asyncio.gather(*rest) == [200, 200, 503]
 
         asyncio.run(law())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import chain
+from math import inf
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
 from app.errors import Overloaded
-from app.recommendation.batching import MicroBatcher, MicroBatcherByNode
+from app.recommendation.batching import Asker, Limits, MicroBatcher, MicroBatcherByLane
 
 MAX_BATCH = 4
 MAX_WAITING = 10
@@ -43,9 +44,13 @@ async def begun(answers: asyncio.Future[Any]) -> asyncio.Future[Any]:
     return answers
 
 
+def one_each(_: int) -> float:
+    return 1.0
+
+
 def new_batcher() -> tuple[Work, MicroBatcher[int, int]]:
     work = Work()
-    return work, MicroBatcher(work, max_batch=MAX_BATCH, max_waiting=MAX_WAITING)
+    return work, MicroBatcher(work, one_each, Limits(MAX_BATCH, MAX_WAITING))
 
 
 def test_what_comes_while_a_batch_runs_forms_the_next_one() -> None:
@@ -65,7 +70,7 @@ def test_what_comes_while_a_batch_runs_forms_the_next_one() -> None:
 def test_everybody_gets_the_own_answers_in_order(callers: list[list[int]]) -> None:
     async def law() -> None:
         work = Work()
-        batcher = MicroBatcher(work, max_batch=MAX_BATCH, max_waiting=1_000)
+        batcher = MicroBatcher(work, one_each, Limits(MAX_BATCH, 1_000))
         asked = [await begun(batcher.submit(asks)) for asks in callers]
         work.may_go.set()
         assert await asyncio.gather(*asked) == [[10 * ask for ask in asks] for asks in callers]
@@ -103,9 +108,9 @@ def test_nobody_works_for_who_is_gone_or_was_cancelled() -> None:
     async def law() -> None:
         work, batcher = new_batcher()
         first = await begun(batcher.submit([0]))
-        gone = await begun(batcher.submit([1], lambda: True))
+        gone = await begun(batcher.submit([1], Asker(lambda: True)))
         cancelled = await begun(batcher.submit([2]))
-        waits = await begun(batcher.submit([3], lambda: False))
+        waits = await begun(batcher.submit([3], Asker(lambda: False)))
         cancelled.cancel()
         await asyncio.sleep(0)
         work.may_go.set()
@@ -144,14 +149,13 @@ class WorkByNode:
         return [10 * ask for ask in asks]
 
 
-def new_batcher_by_node(max_callers: int = 100) -> tuple[WorkByNode, MicroBatcherByNode[int, int]]:
+def new_batcher_by_node(max_callers: int = 100) -> tuple[WorkByNode, MicroBatcherByLane[str, int, int]]:
     work = WorkByNode()
-    return work, MicroBatcherByNode(
+    return work, MicroBatcherByLane(
         work,
+        one_each,
         lambda ask: f"{ask % 10 or ''}",  # 0 needs no node
-        max_batch=MAX_BATCH,
-        max_waiting=MAX_WAITING,
-        max_callers=max_callers,
+        lambda node: Limits(MAX_BATCH, MAX_WAITING, max_callers if node else inf),
     )
 
 
@@ -194,3 +198,97 @@ def test_who_needs_no_node_is_not_bounded_by_node() -> None:
         assert await asyncio.gather(*asked) == [[100 * number] for number in range(5)]
 
     asyncio.run(law())
+
+
+FLOWS = "abc"
+
+
+class TestFairness:
+    """Callers are flows; a request is its own cost, and each batch costs at most MAX_BATCH or is one request."""
+
+    def batcher(self, max_waiting: int = 1_000) -> tuple[Work, MicroBatcher[int, int]]:
+        work = Work()
+        return work, MicroBatcher(work, float, Limits(MAX_BATCH, max_waiting))
+
+    def test_a_call_of_many_requests_does_not_hold_up_who_comes_later(self) -> None:
+        async def law() -> None:
+            work, batcher = self.batcher()
+            large = await begun(batcher.submit([1] * 100, Asker(flow="a")))
+            small = await begun(batcher.submit([2], Asker(flow="b")))
+            work.may_go.set()
+            assert await small == [20]
+            assert not large.done()
+            assert work.batches[1].count(2) == 1  # the batch after the one that was at work already
+            assert await large == [10] * 100
+
+        asyncio.run(law())
+
+    @given(
+        calls=st.lists(
+            st.tuples(st.sampled_from(FLOWS), st.lists(st.integers(1, 6), min_size=1, max_size=8)), min_size=1
+        )
+    )
+    def test_flows_that_wait_get_equal_shares_and_each_its_answers_in_order(
+        self, calls: list[tuple[str, list[int]]]
+    ) -> None:
+        """Requests are (flow, cost) pairs in disguise, so that the batches show whose turn it was."""
+        waiting = {flow: sum(sum(costs) for of, costs in calls if of == flow) for flow in FLOWS}
+
+        async def law() -> None:
+            batches: list[list[tuple[str, int]]] = []
+            may_go = asyncio.Event()
+
+            async def work(batch: list[tuple[str, int]]) -> list[tuple[str, int]]:
+                batches.append(batch)
+                await may_go.wait()
+                return batch
+
+            batcher: MicroBatcher[tuple[str, int], tuple[str, int]] = MicroBatcher(
+                work, lambda one: one[1], Limits(MAX_BATCH, 1_000)
+            )
+            first = await begun(batcher.submit([("first", 1)], Asker(flow="first")))
+            answers = [batcher.submit([(flow, cost) for cost in costs], Asker(flow=flow)) for flow, costs in calls]
+            may_go.set()
+            assert await first == [("first", 1)]
+            for (flow, costs), answer in zip(calls, answers, strict=True):
+                assert await answer == [(flow, cost) for cost in costs]
+            for batch in batches:
+                assert len(batch) == 1 or sum(cost for _, cost in batch) <= MAX_BATCH
+            got = dict.fromkeys(FLOWS, 0)
+            for flow, cost in chain(*batches[1:]):
+                behind = [one for one in FLOWS if got[one] < waiting[one]]
+                assert got[flow] == min(got[one] for one in behind)
+                got[flow] += cost
+
+        asyncio.run(law())
+
+    def test_when_many_wait_each_flow_may_still_have_its_share(self) -> None:
+        async def law() -> None:
+            work, batcher = self.batcher(max_waiting=10)
+            greedy = [await begun(batcher.submit([1] * size, Asker(flow="a"))) for size in (MAX_BATCH, 5, 5)]
+            with pytest.raises(Overloaded):
+                batcher.submit([1], Asker(flow="a"))
+            modest = batcher.submit([2] * 5, Asker(flow="b"))  # half of ten
+            with pytest.raises(Overloaded):
+                batcher.submit([2], Asker(flow="b"))
+            third = batcher.submit([3] * 3, Asker(flow="c"))
+            with pytest.raises(Overloaded):
+                batcher.submit([3], Asker(flow="c"))
+            work.may_go.set()
+            assert await modest == [20] * 5
+            assert await third == [30] * 3
+            assert await asyncio.gather(*greedy) == [[10] * MAX_BATCH, [10] * 5, [10] * 5]
+
+        asyncio.run(law())
+
+    def test_who_goes_in_the_middle_of_a_call_leaves_the_turn_to_others(self) -> None:
+        async def law() -> None:
+            work, batcher = self.batcher()
+            leaves = await begun(batcher.submit([1] * 100, Asker(flow="a")))
+            stays = batcher.submit([2] * 9, Asker(flow="a"))
+            leaves.cancel()
+            work.may_go.set()
+            assert await stays == [20] * 9
+            assert sum(batch.count(1) for batch in work.batches) == MAX_BATCH
+
+        asyncio.run(law())

@@ -90,8 +90,11 @@ class TestOthers:
 
         client.runner.run(law())
 
-    def test_so_many_logs_wait_and_no_more(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_so_many_logs_wait_and_no_more(
+        self, start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(state_reader, "MAX_WAITING", 3)
+        client = start(tmp_path)
         client.click("ada", "item-1")
         may_read, reading, most = asyncio.Event(), 0, 0
         seen_items = client.service.store.seen_items
@@ -108,20 +111,22 @@ class TestOthers:
 
         async def law() -> None:
             get, params = client.http.get, {"exclude_seen": "all"}
-            asked = [asyncio.ensure_future(get("/v1/users/ada/recommendations", params=params)) for _ in range(6)]
+            asked = [asyncio.ensure_future(get("/v1/users/ada/recommendations", params=params)) for _ in range(9)]
             while not any(task.done() for task in asked):
                 await asyncio.sleep(0.01)
             may_read.set()
             answers = await asyncio.gather(*asked)
-            assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 3
+            taken = [answer.status_code for answer in answers].count(200)
+            assert 3 <= taken <= 3 + state_reader.READ_AT_ONCE  # those that wait, and those that are read
             for answer in answers:
-                if answer.status_code == 503:
+                if answer.status_code != 200:
                     assert_refused(answer, 503)
                     assert answer.json()["error"]["code"] == "overloaded"
             assert most == state_reader.READ_AT_ONCE
             assert (await get("/v1/users/ada/recommendations", params=params)).status_code == 200
 
         client.runner.run(law())
+        client.close()
 
     def test_the_state_after_an_undo_in_a_long_log_comes_when_it_is_folded(
         self, client: Client, monkeypatch: pytest.MonkeyPatch

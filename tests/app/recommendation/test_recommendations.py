@@ -302,11 +302,11 @@ class TestWhereAnswersAreComputed:
     ) -> None:
         monkeypatch.setattr(executor, "MAX_ON_LOOP_S", 1e9)
         for body in (
-            {"history": ["item-1"]},
-            {"user_id": "ada", "candidates": ["item-1", "item-2"]},
+            {"history": ["item-1"] * 1_000},
+            {"user_id": "ada", "candidates": ["item-1", "item-2"] * 500},
             {"user_id": "ada", "exclude_seen": "all"},
             {"user_id": "ada", "k": 1000},
         ):
             recommend(client, **body)
         assert len(turns) == 4
-        assert all(turn.startswith("engine") for turn in turns)
+        assert all(turn.startswith("costly") for turn in turns)

@@ -1,0 +1,80 @@
+"""What a request costs, in plain requests: known before any work begins, and bounded for one call.
+
+A plain request is a user's ten items. The weights are measured by `benchmarks/attack/amplification.py`, and rounded up
+for a catalogue of a million items; its law is that no call takes more processor time than it costs.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import floor
+
+from app.errors import ErrorDetail, TooCostly
+from app.schemas.recommendations import RecommendationRequest
+
+PLAIN = 1.0
+LIGHT = 2.0  # up to this cost, the time of a request predicts that of the next
+PLAIN_FIELDS, PLAIN_K = frozenset({"user_id", "k"}), 10
+
+K = 1 / 250  # of an item of the answer
+EXPLAINED = 1 / 40  # of an item that is explained
+DIVERSE = 1 / 200  # of an item that is chosen for diversity
+CAPPED = 2.0  # of a limit for each category, which ranks more items than the answer has
+ITEM_ID = 1 / 350  # of an id in a list or a cursor
+PINNED = 1 / 100
+CATEGORY = 1 / 100  # of a category in a filter or a boost
+SEEN = 1.5  # of reading a log
+
+# of what is no recommendation, in whole plain requests
+LISTED_ITEMS = 250  # popular or trending items for one
+FOUND_ITEMS = 50
+LOGGED_EVENTS = 100  # that are read
+UPDATED_ITEMS = 25
+
+
+def cost_of(request: RecommendationRequest) -> float:
+    """Return what the request costs."""
+    if request.model_fields_set <= PLAIN_FIELDS and request.k <= PLAIN_K:
+        return PLAIN  # almost always
+    return PLAIN + sum(parts_of(request).values())
+
+
+def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
+    """Return what each field of the request adds to the cost of a plain one."""
+    categories = len(request.categories) + len(request.categories_all) + len(request.categories_none)
+    return {
+        "k": K * request.k,
+        "explain": EXPLAINED * request.k * request.explain,
+        "diversity": DIVERSE * request.k * bool(request.diversity),
+        "max_per_category": CAPPED * (request.max_per_category is not None),
+        "history": ITEM_ID * len(request.history or ()),
+        "candidates": ITEM_ID * len(request.candidates or ()),
+        "exclude": ITEM_ID * len(request.exclude),
+        "cursor": ITEM_ID * len(request.cursor or ()),
+        "pin": PINNED * len(request.pin),
+        "boost": CATEGORY * len(request.boost),
+        "categories": CATEGORY * categories,
+        "exclude_seen": SEEN * (request.exclude_seen == "all"),
+    }
+
+
+def charge_for(requests: Sequence[RecommendationRequest], most: int) -> int:
+    """Return what the requests of one call cost together, in whole plain requests.
+
+    raises  TooCostly  when that is more than `most`; it says what each part costs
+    """
+    cost = max(1, floor(sum(map(cost_of, requests))))
+    if cost > most:
+        raise TooCostly(
+            f"this call costs {cost:,} plain requests, and may cost {most:,}; lower what costs most, or split it",
+            _details(requests),
+        )
+    return cost
+
+
+def _details(requests: Sequence[RecommendationRequest]) -> list[ErrorDetail]:
+    """Return what each field costs in all requests together, the costliest first."""
+    totals = {"requests": PLAIN * len(requests)} if len(requests) > 1 else {}
+    for request in requests:
+        for field, cost in parts_of(request).items():
+            totals[field] = totals.get(field, 0.0) + cost
+    costly = sorted(((cost, field) for field, cost in totals.items() if cost >= PLAIN), reverse=True)
+    return [ErrorDetail(field=field, reason=f"costs {cost:,.0f}") for cost, field in costly]

@@ -1,0 +1,124 @@
+"""A service in a process of its own, with two tenants and keys, and connections that cost its clients little."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Self
+
+import httpx
+import numpy as np
+import orjson
+import psutil
+
+from app.http.auth import keys
+from app.http.auth.keys import SCOPES
+from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
+from benchmarks.attack.costly_calls import Call
+from benchmarks.harness.service_process import free_port, wait_until_ready
+
+USERS = 64
+HISTORY = 30
+POSTED_AT_ONCE = 500
+TENANT, OTHER_TENANT = "main", "books"
+KEYS = {"plain": TENANT, "neighbour": TENANT, "stranger": OTHER_TENANT}
+"""The tenant of each key: `neighbour` is of the same tenant as `plain`, `stranger` of another one."""
+
+
+@dataclass(frozen=True)
+class AttackedService:
+    """A running service, its process, and its keys by name."""
+
+    port: int
+    process: psutil.Process
+    keys: Mapping[str, str]
+
+    @property
+    def url(self) -> str:
+        """Where the service is reached."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def cpu_s(self) -> float:
+        """Return the processor time that the service has taken so far."""
+        used = self.process.cpu_times()
+        return float(used.user + used.system)
+
+
+class Connection:
+    """A connection that sends one request after the other; it only looks at statuses and lengths of the answers."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, port: int) -> Self:
+        """Connect to the service on that port."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def exchange(self, request: bytes) -> tuple[int, int]:
+        """Send a request; return the answer's status and the bytes of its body."""
+        self._writer.write(request)
+        await self._writer.drain()
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+        await self._reader.readexactly(length)
+        return int(head.split(b" ", 2)[1]), length
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+
+
+def request_bytes(call: Call, key: str, number: int = 0) -> bytes:
+    """Return the call as bytes to send; `number` is how often it was sent before."""
+    body = b"" if call.body is None else orjson.dumps(call.body(number))
+    lines = [f"{call.method} {call.path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}"]
+    lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"] if body else []
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@contextmanager
+def attacked_service(model: Path, items: int) -> Iterator[AttackedService]:
+    """Serve the model with so many items on an embedded store, for two tenants that have users with histories."""
+    with TemporaryDirectory() as directory:
+        models = {tenant: Path(directory) / "models" / tenant / "shop" for tenant in (TENANT, OTHER_TENANT)}
+        for enlarged in models.values():
+            write_enlarged(enlarged, model, items, "trained")
+        texts = {}
+        for name, tenant in KEYS.items():
+            texts[name], key = keys.make(tenant, SCOPES)
+            keys.add(Path(directory) / "keys", key)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        environment |= {"LISAREC_TENANTS": orjson.dumps({OTHER_TENANT: str(models[OTHER_TENANT])}).decode()}
+        command = [sys.executable, "-m", "app", "serve", "--model", str(models[TENANT]), "--port", str(free_port())]
+        command += ["--data-dir", f"{directory}/state", "--keys", f"{directory}/keys"]
+        service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            attacked = AttackedService(int(command[7]), psutil.Process(service.pid), texts)
+            wait_until_ready(attacked.url, service)
+            for name in ("plain", "stranger"):
+                _post_histories(attacked, texts[name], items)
+            yield attacked
+        finally:
+            service.terminate()
+            service.wait(timeout=60)
+
+
+def _post_histories(service: AttackedService, key: str, items: int) -> None:
+    """Give users some history, and `user-long` one of thousands of events."""
+    rng = np.random.default_rng(0)
+    users = [f"user-{user}" for user in range(USERS) for _ in range(HISTORY)] + ["user-long"] * (20 * POSTED_AT_ONCE)
+    events = [
+        {"event_id": f"history-{n}", "user_id": user, "item_id": item_id(int(row))}
+        for n, (user, row) in enumerate(zip(users, rng.integers(0, items, len(users)), strict=True))
+    ]
+    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
+        for start in range(0, len(events), POSTED_AT_ONCE):
+            client.post("/v1/events", json=events[start : start + POSTED_AT_ONCE]).raise_for_status()

@@ -1,0 +1,131 @@
+"""What calls cost: known beforehand, bounded for each, and charged to the key's rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import TooCostly
+from app.http.auth.keys import SCOPES, add, make
+from app.recommendation.cost import charge_for, cost_of, parts_of
+from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
+from app.settings import Settings
+from tests.app.conftest import Client, write_model
+from tests.app.support import assert_refused, bearer
+
+MOST = Settings().max_cost
+HEAVIEST = {"user_id": "ada", "k": 1_000, "explain": True}
+
+
+def request(**fields: Any) -> RecommendationRequest:
+    return RecommendationRequest.model_validate({"user_id": "ada", **fields})
+
+
+class TestTheCost:
+    def test_of_a_plain_request_is_one_however_it_is_written(self) -> None:
+        wishes: list[dict[str, Any]] = [
+            {},
+            {"k": 10},
+            {"exclude_seen": "recent"},
+            {"exclude": [], "categories": []},
+            {"because": ""},
+        ]
+        for fields in wishes:
+            assert cost_of(request(**fields)) == pytest.approx(1.0, abs=0.05)
+            assert charge_for([request(**fields)], MOST) == 1
+
+    @given(
+        k=st.integers(1, 1_000),
+        ids=st.integers(0, 50),
+        explain=st.booleans(),
+        diversity=st.sampled_from([0.0, 0.5]),
+    )
+    def test_grows_with_every_part_and_is_their_sum(self, k: int, ids: int, explain: bool, diversity: float) -> None:
+        fields: dict[str, Any] = {"k": k, "exclude": ["a"] * ids, "explain": explain, "diversity": diversity}
+        cost = cost_of(request(**fields))
+        assert cost == pytest.approx(1.0 + sum(parts_of(request(**fields)).values()), abs=0.05)
+        for more in ({"k": k + 1} if k < 1_000 else {}, {"exclude": ["a"] * (ids + 1)}, {"explain": True}):
+            assert cost_of(request(**fields | more)) >= cost
+
+    def test_of_a_call_is_bounded_and_the_refusal_names_what_costs_most(self) -> None:
+        assert charge_for([request()] * MAX_REQUESTS, MOST) == MAX_REQUESTS
+        with pytest.raises(TooCostly, match=f"may cost {MOST}") as refusal:
+            charge_for([request(k=1_000, explain=True)] * MAX_REQUESTS, MOST)
+        assert [detail.field for detail in refusal.value.details] == ["explain", "k", "requests"]
+        assert refusal.value.details[0].reason == "costs 2,500"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, dict[str, str]]]:
+    """A service and the texts of its keys: one without a rate, and some of different rates."""
+    directory = tmp_path_factory.mktemp("guarded")
+    texts = {}
+    for name, rate in (("free", None), ("small", 20), ("exact", 100), ("lists", 100)):
+        texts[name], key = make("main", SCOPES, requests_per_minute=rate)
+        add(directory / "keys", key)
+    model_dir = write_model(directory / "models" / "tiny")
+    client = Client(Settings(model_dir=model_dir, data_dir=directory, keys_file=directory / "keys"))
+    yield client, texts
+    client.close()
+
+
+class TestACall:
+    def test_that_costs_too_much_is_refused_and_the_answer_says_what_to_lower(
+        self, guarded: tuple[Client, dict[str, str]]
+    ) -> None:
+        """The reproduction: this call cost 2,600 plain requests, and counted as one."""
+        client, texts = guarded
+        refused = client.post("/v1/recommendations", json={"requests": [HEAVIEST] * 100}, headers=bearer(texts["free"]))
+        assert_refused(refused, 422)
+        error = refused.json()["error"]
+        assert error["code"] == "too_costly"
+        assert "lower what costs most, or split it" in error["message"]
+        assert error["details"][0] == {"index": None, "field": "explain", "reason": "costs 2,500"}
+        assert client.post("/v1/recommendations", json=HEAVIEST, headers=bearer(texts["free"])).status_code == 200
+
+    def test_that_costs_more_than_the_key_has_in_a_minute_is_told_so(
+        self, guarded: tuple[Client, dict[str, str]]
+    ) -> None:
+        client, texts = guarded
+        for answer in (
+            client.post("/v1/recommendations", json=HEAVIEST, headers=bearer(texts["small"])),
+            client.get("/v1/items/item-1/similar?k=1000&explain=true", headers=bearer(texts["small"])),
+        ):
+            assert_refused(answer, 422)
+            assert answer.json()["error"]["code"] == "too_costly"
+            assert "this key has 20 a minute" in answer.json()["error"]["message"]
+
+    def test_counts_against_the_rate_as_many_plain_requests_as_it_costs(
+        self, guarded: tuple[Client, dict[str, str]]
+    ) -> None:
+        client, texts = guarded
+        headers = bearer(texts["exact"])
+        half = {"requests": [{"user_id": "ada"}] * 50}
+        assert client.post("/v1/recommendations", json=half, headers=headers).status_code == 200
+        assert client.get("/v1/users/ada/recommendations?k=1000", headers=headers).status_code == 200  # 5
+        assert client.post("/v1/recommendations", json=half, headers=headers).status_code == 429
+        rest = {"requests": [{"user_id": "ada"}] * 44}  # one went with the refused call
+        assert client.post("/v1/recommendations", json=rest, headers=headers).status_code == 200
+        assert client.get("/v1/users/ada/recommendations", headers=headers).status_code == 429
+
+    def test_of_lists_logs_and_items_costs_by_its_length(self, guarded: tuple[Client, dict[str, str]]) -> None:
+        client, texts = guarded
+        headers = bearer(texts["lists"])
+        client.post("/v1/events", json={"event_id": "a", "user_id": "ada", "item_id": "item-1"}, headers=headers)  # 1
+        items = [{"item_id": f"item-{n}", "available": True} for n in range(50)]
+        assert client.post("/v1/items", json=items, headers=headers).status_code == 200  # 3
+        for path in (
+            "/v1/items/popular?k=1000",  # 5
+            "/v1/items/trending?k=1000",  # 5
+            "/v1/items?limit=1000",  # 21
+            "/v1/users/ada/events?limit=1000",  # 11
+            "/v1/items/popular",  # 1
+        ):
+            assert client.get(path, headers=headers).status_code == 200, path
+        rest = {"requests": [{"user_id": "ada"}] * (100 - 47)}
+        assert client.post("/v1/recommendations", json=rest, headers=headers).status_code == 200
+        assert client.get("/v1/items/popular", headers=headers).status_code == 429
