@@ -31,7 +31,7 @@ class GenerationRegistry(Protocol):
     """
 
     async def announce(self, generation: NamedGeneration, live_for_s: float) -> None:
-        """Note the generation, and that a process serves or builds it for so many seconds from now on, at most an hour."""
+        """Note the generation, and that a process serves or builds it for so many seconds, at most an hour."""
         ...
 
     async def known(self) -> list[KnownGeneration]:
