@@ -77,6 +77,7 @@ async def restore(
     """
     if not resume and not await _is_empty(store):
         raise StorageError("the store has users already; restore into an empty one, or go on with --resume")
+    await store.accept_loss()  # services remember what the store held before
     items = list(_read_items(path))  # reads the whole file: a torn one is refused before anything is restored
     for tenant, of_tenant in groupby(items, itemgetter(0)):
         await _put_items(store, tenant, [item for _, item in of_tenant])

@@ -15,6 +15,7 @@ FailureCause = Literal[
     "locked",  # another program holds the file
     "damaged",  # the data cannot be read as what they should be
     "wrong_store",  # other data than those that were acknowledged
+    "unsafe",  # Redis without an append-only file, or one that evicts
     "too_few_replicas",  # have confirmed a write
     "archive",  # it is needed and cannot be read
     "contention",  # others were always faster with changes of the same user

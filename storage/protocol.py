@@ -245,6 +245,19 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
         """How many reads and writes wait just now, in events and users."""
         ...
 
+    async def repair(self, *, accept_loss: bool = False) -> int:
+        """Make again, from log and archive, what is damaged of users' data; return the number of those users.
+
+        accept_loss  go on without acknowledged events that neither store nor archive have any more
+
+        raises  StorageError  when such events are lost and that is not accepted; nothing changed then
+        """
+        return 0  # a store whose rows stand for themselves
+
+    async def accept_loss(self) -> None:
+        """Let every process take what the store holds now for all that was ever acknowledged."""
+        return
+
     async def pointers(self) -> TenantPointers:
         """Return what processes poll of the store's tenant, in one round trip."""
         ...
@@ -255,9 +268,9 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
 
     @property
     def failure(self) -> StorageUnavailable | None:
-        """Why the store has other data than those that it acknowledged, or none, as of the last second; else None.
+        """Why nothing is written, or even read, until somebody has put that right, as of the last second; else None.
 
-        It refuses everything then, until somebody has put that right.
+        The store has other data than those that it acknowledged, or none, or would lose what it takes.
         """
         ...
 

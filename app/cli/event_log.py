@@ -1,4 +1,4 @@
-"""Commands about the event log: archive, backup, restore."""
+"""Commands about the event log: archive, backup, restore, repair."""
 
 from __future__ import annotations
 
@@ -115,3 +115,24 @@ def restore(
         )
     serve = command_on(f"lisarec serve --model {quote(str(model))}", redis_url, data_dir)
     say(f"{entries:,} entries restored; try {serve}")
+
+
+def repair(
+    redis_url: RedisUrlOption = None,
+    data_dir: DataDirOption = None,
+    archive_dir: ArchiveDirOption = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on without acknowledged events that the store has lost.")
+    ] = False,
+) -> None:
+    """Make again, from log and archive, what tells where users' logs are, where it is damaged.
+
+    Services may go on meanwhile. A store that has lost acknowledged events takes none until that is accepted.
+    """
+    from app.jobs import backup as backups
+
+    settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    users = asyncio.run(backups.repair(settings, accept_loss=accept_loss))
+    say(f"{users:,} users repaired")
+    if accept_loss:
+        say("what the store holds now counts; services go on within a second or so")

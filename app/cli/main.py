@@ -21,6 +21,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "retrain": generations.retrain,
     "backup": event_log.backup,
     "restore": event_log.restore,
+    "repair": event_log.repair,
     "replay": data.replay,
     "data": data.download_data,
     "demo": service.demo,

@@ -149,6 +149,7 @@ STORAGE_REASONS: dict[FailureCause, str] = {
     "locked": "the store is locked by another program",
     "damaged": "the store is damaged",
     "wrong_store": "the store has other data than before",
+    "unsafe": "the store would lose what it takes",
     "too_few_replicas": "too few copies of the store confirm it",
     "archive": "the archive of older events cannot be read",
     "contention": "the same users are changed too often at once",

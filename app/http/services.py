@@ -18,6 +18,7 @@ from app.serving.lifespan import Service, in_background, tenant_service
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
 from storage.archive.manifest import archived_through_s
+from storage.errors import StorageUnavailable
 
 SAMPLE_EVERY_S = 1.0
 
@@ -35,9 +36,16 @@ class Services:
     # of this process that are owed no response, the one that has been so for longest first
     idle_connections: dict[LingeringTransport, None] = field(default_factory=dict)
 
+    @property
+    def store_failure(self) -> StorageUnavailable | None:
+        """Why the store of a tenant takes nothing until somebody has put that right."""
+        stores = (service.store for service in self.by_tenant.values())
+        return next((failure for store in stores if (failure := store.failure) is not None), None)
+
     def sample(self) -> None:
         """Write the current queue depths and buffered observations to the metrics."""
         self.metrics.sample(sum(service.store.waiting for service in self.by_tenant.values()))
+        self.metrics.store.set_distrusted(self.store_failure is not None)
 
 
 @asynccontextmanager

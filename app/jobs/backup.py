@@ -1,4 +1,4 @@
-"""Backing up a store's log, and restoring it into an empty store."""
+"""Backing up a store's log, restoring it into an empty store, and repairing a store."""
 
 from __future__ import annotations
 
@@ -34,3 +34,12 @@ async def restore(
     loaded = await asyncio.to_thread(model_directory.load, model)
     async with opened_store(settings, generation_of(loaded), is_new=True) as store:
         return await storage_backup.restore(store, file, resume=resume, on_progress=on_progress)
+
+
+async def repair(settings: StoreSettings, *, accept_loss: bool) -> int:
+    """Make again what is damaged, from log and archive, and return for how many users.
+
+    raises  StorageError, ValueError
+    """
+    async with opened_store(settings) as store:
+        return await store.repair(accept_loss=accept_loss)

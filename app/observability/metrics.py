@@ -148,6 +148,11 @@ class StoreMetrics:
             "lisarec_failed_state_reads",
             "Recommendations answered with popular items because the store could not be read",
         )
+        self._distrusted = instruments.gauge(
+            "lisarec_store_distrusted",
+            "1 while the store has lost acknowledged events or would lose more, so that nothing is written to it",
+            mode="livemax",
+        )
         self._log_lag: Gauge | None = None
 
     def timed(self, call: StoreCall) -> "StoreCallTimer":
@@ -157,6 +162,10 @@ class StoreMetrics:
     def count_failed_read(self) -> None:
         """Count a recommendation that was answered without the user's state, since the store failed."""
         self._failed_reads.inc()
+
+    def set_distrusted(self, is_distrusted: bool) -> None:
+        """Record whether the store takes nothing until an operator has mended it."""
+        self._distrusted.set(is_distrusted)
 
     def set_log_lag(self, seconds: float) -> None:
         """Record how far the archive is behind the log. A service without an archive has no such series."""

@@ -12,9 +12,10 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,7 +97,8 @@ async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed
             sending = asyncio.create_task(load.run(lambda: is_over))
             for number in range(kills):
                 lagged = number % 2 == 0
-                console.print(str(await _kill(pairs[number % PRIMARIES], address, load, rng, lagged=lagged)))
+                pair, accept = pairs[number % PRIMARIES], None if replicas else partial(_accept_loss, url)
+                console.print(str(await _kill(pair, address, load, rng, lagged=lagged, on_takeover=accept)))
             is_over = True
             await sending
             console.print(f"answers: {counts(load.answers)}")
@@ -109,8 +111,23 @@ async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed
     return verdict
 
 
+async def _accept_loss(url: str) -> None:
+    """Do as an operator who waits for no replica: accept what the failover has lost, so that services go on."""
+    store = await RedisStore.open(url, [])
+    try:
+        await store.repair(accept_loss=True)
+    finally:
+        await store.close()
+
+
 async def _kill(
-    pair: ReplicatedPair, address: Address, load: RetryingClients, rng: random.Random, *, lagged: bool
+    pair: ReplicatedPair,
+    address: Address,
+    load: RetryingClients,
+    rng: random.Random,
+    *,
+    lagged: bool,
+    on_takeover: Callable[[], Awaitable[None]] | None = None,
 ) -> Outage:
     """Kill the primary of a pair; returns when the pair is whole again."""
     primary, replica = await asyncio.to_thread(lambda: (pair.primary(), pair.replica()))
@@ -129,6 +146,8 @@ async def _kill(
         """As the replica of the one that took over: with one that is waited for, nothing is acknowledged before."""
         await asyncio.to_thread(wait_until, lambda: pair.admin.is_primary(replica))
         outage.until_taken_over_s = time.monotonic() - begin_s
+        if on_takeover is not None:
+            await on_takeover()
         await pair.nodes[primary].start()
 
     await asyncio.gather(begin_again(), _watch(outage, pair, address))

@@ -260,7 +260,17 @@ class RedisServers:
         if all(map(_is_unreachable, replies)):
             raise storage_error(replies[0]) from replies[0]
 
-    # ---- every node
+    # ---- one node, or every one
+
+    def connected(self, url: str) -> int:
+        """Return how many connections to a node there have been: another number means that it may be another server."""
+        return self._nodes.connected(url)
+
+    async def call_node(self, url: str, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
+        """Execute commands on a node in one round trip; exceptions are in the place of failed replies."""
+        replies: list[Any] = [None] * len(commands)
+        await self._nodes.send({url: list(range(len(commands)))}, [Command("", args) for args in commands], replies)
+        return replies
 
     async def call_all_nodes(self, *args: Argument, replicas: bool = False) -> list[Any]:
         """Call all servers that own slots or import some; exceptions are in the place of failed replies.

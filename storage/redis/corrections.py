@@ -26,7 +26,7 @@ from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.reader import ArchiveSnapshot
 from storage.errors import MergeTooLarge, StorageUnavailable, UnknownEvent
 from storage.records import MAX_MERGED
-from storage.redis.layout import Entry, Head, MergeStage, User, index_member
+from storage.redis.layout import Entry, Head, MergeStage, User, compact_json, index_member
 from storage.redis.log import UserLog
 from storage.redis.scripts import (
     APPEND,
@@ -35,12 +35,11 @@ from storage.redis.scripts import (
     MARK_MERGE,
     append_arguments,
     commit_arguments,
-    erase_arguments,
     mark_merge_arguments,
 )
 from storage.redis.session import RedisSession
 from storage.state.corrections import full_id, is_already_merged, readdressed
-from storage.state.event import Event, LogRecord, Merge, Undo
+from storage.state.event import Event, LogRecord, Merge, Undo, digest
 
 RETRY_FOR_S = 5.0
 MAX_PAUSE_S = 0.01
@@ -62,6 +61,10 @@ class RedisCorrections:
             head = Head.of(value)
             match head.merge:
                 case None:
+                    if value is None and await self._session.call("EXISTS", user.id_index):
+                        if await self._head(user) is not None:
+                            continue  # the user's first events came meanwhile
+                        Head.check(value, b"")
                     return user
                 case MergeStage.PROPOSED:
                     await self._decide(user, value)
@@ -155,7 +158,9 @@ class RedisCorrections:
 
     async def _erase_alone(self, user: User) -> None:
         tags = await self._session.registered_tags()
-        await self._session.run(ERASE, *erase_arguments(user, tags))
+        keys = [user.seq, user.log, f"{user.partition}:scratch", user.aliases, user.head, user.id_index]
+        erasure = compact_json((user.tenant, digest(user.user_id).hex()))
+        await self._session.write(ERASE, [*keys, *map(user.state_of_tag, tags)], [erasure])
         late = await self._session.registered_tags() - tags  # a generation's first states were written meanwhile
         if late:
             await self._session.call("DEL", *map(user.state_of_tag, late))
@@ -245,13 +250,13 @@ class RedisCorrections:
             return False
         if not entries:
             return True
-        return bool(await self._session.run(APPEND, *append_arguments(user, value, seq, entries)))
+        return bool(await self._session.write(APPEND, *append_arguments(user, value, seq, entries)))
 
     async def _wait_for_replicas(self, user: User) -> None:
         """Return when as many replicas as required have the user's partition, whoever wrote to it."""
         if self._session.servers.acks.are_required:
             arguments = commit_arguments({user.partition: []}, 0)
-            await self._session.run(COMMIT, *arguments, wait_for_replicas=True)
+            await self._session.write(COMMIT, *arguments, wait_for_replicas=True)
 
     async def _logged_ids(self, user: User, value: bytes | None, entry_ids: Sequence[str]) -> set[str]:
         """Return which of the ids are logged, if the user's head has this value."""
@@ -282,7 +287,7 @@ class RedisCorrections:
         """Change the merge mark of a user's head; return False when the head is not as believed."""
         mark = "" if stage is None else stage.value + target
         tags = () if last is None else await self._session.registered_tags()
-        return bool(await self._session.run(MARK_MERGE, *mark_merge_arguments(user, value, mark, last, tags)))
+        return bool(await self._session.write(MARK_MERGE, *mark_merge_arguments(user, value, mark, last, tags)))
 
     async def _head(self, user: User) -> bytes | None:
         value: bytes | None = await self._session.call("GET", user.head)

@@ -48,7 +48,6 @@ class RedisItems:
     def __init__(self, session: RedisSession, archive: AsyncArchiveReader) -> None:
         self._session = session
         self._archive = archive
-        self._registered: set[str] = set()
         self._archived_counts: dict[tuple[str, Collection[str]], ArchivedItemCounts] = {}
 
     async def put(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
@@ -58,7 +57,7 @@ class RedisItems:
         for entry in entries:
             args += _encode(entry)
         keys = self._session.keys.items(tenant)
-        await self._session.run(PUT_ITEMS, [keys.version, keys.changes, *keys.parts], args, wait_for_replicas=True)
+        await self._session.write(PUT_ITEMS, [keys.version, keys.changes, *keys.parts], args, wait_for_replicas=True)
 
     async def put_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
         """Set codes of items in one step."""
@@ -68,7 +67,7 @@ class RedisItems:
             args += _encode_codes(one)
         keys = self._session.keys.items(tenant)
         of_codes = [keys.version, keys.code_changes, keys.codes]
-        await self._session.run(PUT_ITEM_CODES, of_codes, args, wait_for_replicas=True)
+        await self._session.write(PUT_ITEM_CODES, of_codes, args, wait_for_replicas=True)
 
     async def changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
         """Return the first `limit` changes whose versions are above `after`."""
@@ -92,9 +91,7 @@ class RedisItems:
     async def _register(self, tenant: str) -> None:
         """Note, before its first item, that the tenant has items."""
         await self._session.require_open()
-        if tenant not in self._registered:
-            await self._session.call("HSETNX", self._session.keys.meta, f"{ITEMS_FIELD}{tenant}", 1)
-            self._registered.add(tenant)
+        await self._session.note(f"{ITEMS_FIELD}{tenant}", "1")
 
     # ---- trends and tallies
 

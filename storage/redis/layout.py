@@ -7,6 +7,9 @@ percent-encoded, so that the first "/" ends it.
                                                 "generation:TAG" for every generation that ever had a state,
                                                 "items:TENANT" for every tenant that has ever set values of items,
                                                 "secret", 64 hex digits that are made once
+                                                "accepted", when an operator last accepted a loss of data, in ms
+                                                "lost", what servers have lost that nobody has accepted yet: a JSON
+                                                object, HOST:PORT -> reason and partitions
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
   PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", JSON as in
                                                 storage/state/record_encoding.py, or "x": an erased user, see
@@ -67,6 +70,8 @@ TIME_DIGITS = 10
 LAST_TIME_S = 9_999_999_999
 MERGE_MARK = 2 * SEQ_DIGITS + TIME_DIGITS  # position of the merge mark in a head
 
+HEAD = re.compile(rb"\d{16}(\d{16}\d{10}([?>=].*)?)?", re.DOTALL)
+
 compact_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -78,6 +83,7 @@ class Keyspace:
             raise ValueError(f"a key prefix without braces and a partition are needed, not {prefix!r} and {partitions}")
         self.meta = f"{prefix}:meta"
         self.partitions = partitions
+        self.all_states_pattern = f"{_escaped(prefix)}:{{p*}}:state:*"  # for SCAN
         self._prefix = prefix
         self._partitions = [self.partition(number) for number in range(partitions)]
 
@@ -112,6 +118,10 @@ class Keyspace:
     def log(self, partition: int) -> str:
         """Return the key of the partition's log."""
         return f"{self.partition(partition)}:log"
+
+    def seq(self, partition: int) -> str:
+        """Return the key of the number of the newest entry in the partition's log."""
+        return f"{self.partition(partition)}:seq"
 
     def user(self, tenant: str, user_id: str) -> "User":
         """Return the user with the partition of their keys; raise StorageError when the ids are not Unicode."""
@@ -276,13 +286,22 @@ class Head:
 
     @classmethod
     def of(cls, value: bytes | None) -> "Head":
-        """Parse the value of a head's key; None is a user without a log."""
-        if not value:
+        """Parse the value of a head's key; None is a user without a log. Raise StorageError for a damaged one."""
+        if value is None:
             return cls()
+        cls.check(value)
         archived, time_s = value[SEQ_DIGITS : 2 * SEQ_DIGITS], value[2 * SEQ_DIGITS : MERGE_MARK]
         merge = MergeStage(value[MERGE_MARK : MERGE_MARK + 1].decode()) if len(value) > MERGE_MARK else None
         target = value[MERGE_MARK + 1 :].decode()
         return cls(int(value[:SEQ_DIGITS]), int(archived or 0), int(time_s or 0), merge, target)
+
+    @classmethod
+    def check(cls, value: bytes | None, *states: bytes | None) -> None:
+        """Raise StorageError when a head cannot be what it should be, by itself or beside the user's states."""
+        if value is None and any(state is not None for state in states):
+            raise StorageError("a user has states and no head; 'lisarec repair' makes it again from the log", "damaged")
+        if value is not None and HEAD.fullmatch(value) is None:
+            raise StorageError("a user's head is damaged; 'lisarec repair' makes it again from the log", "damaged")
 
     def may_be_archived(self, event_id: str) -> bool:
         """Return whether only the archive can tell that the user's log does not have this id.

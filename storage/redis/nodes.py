@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -39,6 +41,7 @@ CAUSES_OF_REFUSALS: Mapping[str, FailureCause] = {
     "No space left": "disk_full",
     "MISCONF": "disk_error",
     "no permission": "refused",
+    "no head": "damaged",
 }
 
 Argument: TypeAlias = str | bytes | int
@@ -117,9 +120,15 @@ class NodeClients:
         self._pool_timeout_s = socket_timeout_s
         self._acks = acks
         self._nodes: dict[str, _Node] = {}
+        self._connected: Counter[str] = Counter()
 
     def add(self, url: str) -> None:
         """Add a node; raise ValueError when the URL cannot be used."""
+
+        async def count_and_connect(connection: Connection) -> None:
+            self._connected[url] += 1
+            await connection.on_connect()
+
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=MAX_CONNECTIONS,
@@ -128,6 +137,7 @@ class NodeClients:
             socket_timeout=self._socket_timeout_s,
             retry=Retry(NoBackoff(), 0),  # by itself redis-py sends ten times, also what timed out and may be done
             protocol=2,
+            redis_connect_func=count_and_connect,
         )
         client = Redis.from_pool(pool)
         circuit = CircuitBreaker(f"Redis at {address_of(url)}", partial(client.execute_command, "PING"))
@@ -137,6 +147,10 @@ class NodeClients:
     def urls(self) -> list[str]:
         """The nodes that were added."""
         return list(self._nodes)
+
+    def connected(self, url: str) -> int:
+        """Return how many connections to the node there have been."""
+        return self._connected[url]
 
     async def is_in_cluster(self, url: str) -> bool:
         """Ask a node whether it belongs to a cluster; one that does not tell is taken for a single server."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
-from redis.exceptions import MovedError, NoScriptError, ResponseError, TryAgainError
+from redis.exceptions import MovedError, NoScriptError, TryAgainError
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.records import AppendResult
@@ -145,6 +145,18 @@ class Part(_Waiting):
         """Settle the part with an error."""
         self.request.settle(self, storage_error(cause))
 
+    def without_unreadable(self, folds: "Mapping[User, UserFold]") -> "list[Part]":
+        """Fail the entries of users who cannot be read; return the part with the others, if there are any."""
+        failures = {user: failure for user, _ in self.entries if (failure := folds[user].failure) is not None}
+        if not failures:
+            return [self]  # almost always
+        for user, failure in failures.items():
+            for other in self.split_off({user}):
+                other.fail(failure)
+        if not self.entries:
+            self.request.settle(self, [])
+        return [self] if self.entries else []
+
     def has_merged_user(self, folds: "Mapping[User, UserFold]") -> bool:
         """Return whether one of the users was merged, or is about to be merged, into another one."""
         return any(
@@ -219,6 +231,11 @@ class UserFold:
             self.failure = values
             return
         self.head = values[0]
+        try:
+            Head.check(self.head, *values[1:])
+        except StorageError as exc:
+            self.failure = exc
+            return
         for generation, stored in zip(self.serving, values[1:], strict=True):
             if self.head is None:
                 self.states[generation.tag] = generation.encoded_empty
@@ -305,16 +322,19 @@ class Commit:
             return self._retries(self.parts, "the users' partition was elsewhere")
         if isinstance(replies, Exception):
             return self.fail(replies)
-        errors = [reply for reply in replies if isinstance(reply, bytes)]
-        if errors:
-            return self.fail(ResponseError(errors[0].decode()))
-        changed = (fold.user for fold in self.folds.values() if fold.new)
-        refused = {user for user, reply in zip(changed, replies, strict=True) if reply == 0}
+        changed = [fold.user for fold in self.folds.values() if fold.new]
+        by_user = dict(zip(changed, replies, strict=True))
+        failed = {user: reply for user, reply in by_user.items() if isinstance(reply, Exception)}
+        refused = {user for user, reply in by_user.items() if reply == 0}
         retries: list[Part] = []
         for part, is_new in zip(self.parts, self._is_new, strict=True):
-            if refused:
-                is_new = [new for new, (user, _) in zip(is_new, part.entries, strict=True) if user not in refused]
+            if refused or failed:
+                applied = [user not in refused and user not in failed for user, _ in part.entries]
+                is_new = list(compress(is_new, applied))
                 retries += part.split_off(refused)
+                for user, failure in failed.items():
+                    for other in part.split_off({user}):
+                        other.fail(failure)
             results = [
                 self.folds[user].result(entry) if new else DUPLICATE
                 for new, (user, entry) in zip(is_new, part.entries, strict=True)

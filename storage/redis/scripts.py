@@ -6,9 +6,8 @@ Every script touches the keys of one slot only, except COMMIT on a single server
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha1
 
-from storage.redis.layout import SEQ_DIGITS, Change, Entry, User, compact_json
+from storage.redis.layout import SEQ_DIGITS, Change, Entry, User
 from storage.redis.nodes import Argument, Command
-from storage.state.event import digest
 from storage.state.generation import Generation
 
 
@@ -31,9 +30,10 @@ for arg = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[arg], ARGV[arg + 1]
 return 1
 """)
 
-# Applies each user's change (1), or nothing where the user's log is not what the caller believes (0), or replies with
-# the reason of a failure. A call takes any number of partitions of a single server, in a cluster one. All of a
-# partition is checked before its first write, and a server that is full or read-only refuses that write already.
+# Applies each user's change and replies with the id of its last entry. Applies nothing and replies 0 where the user's
+# log is not what the caller believes, or an error. A call takes any number of partitions of a single server, in a
+# cluster one. All of a partition is checked before its first write, and a server that is full or read-only refuses
+# that write already.
 COMMIT = Script("""
 -- KEYS  for each partition: seq, log; for each of its users: head, index, states
 -- ARGV  seconds until a state expires, 0 = never; for each partition: number of users; for each of them: believed head,
@@ -69,6 +69,10 @@ end, heads)
 local function is_as_believed(number)
     local user = users[number]
     if heads[number] ~= user.head then return false end
+    if user.head == '' and redis.call('EXISTS', KEYS[user.key + 1]) == 1 then
+        user.lost_head = {err = 'a user has entries and no head'}
+        return false
+    end
     for new = user.first_new, user.first_new + 2 * user.new - 2, 2 do
         if redis.call('ZSCORE', KEYS[user.key + 1], ARGV[new]) then return false end
     end
@@ -103,7 +107,7 @@ local function apply(partition)
                 kept[#kept + 1] = state
             end
         end
-        replies[number] = user.applies and 1 or 0
+        replies[number] = user.applies and string.format('%.0f', seq) .. id_end or user.lost_head or 0
     end
 end
 
@@ -111,7 +115,7 @@ for _, partition in ipairs(partitions) do
     local is_done, why = pcall(apply, partition)  -- what is odd in one partition is nothing to the others
     if not is_done then
         for number = partition.first, partition.last do
-            replies[number] = type(why) == 'table' and why.err or tostring(why)
+            replies[number] = {err = type(why) == 'table' and why.err or tostring(why)}
         end
         if partition.first > partition.last then error(why) end
     end
@@ -182,17 +186,18 @@ return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
 
 # Erases a user, and logs the erasure. Entries that XDEL removes stay in the stream's memory and dumps, so the script
 # rewrites the partition's log; the numbers of the user's entries stay, since the archiver relies on them. Where nothing
-# is to erase, the partition's number grows all the same: an APPEND that began before is refused.
+# is to erase, an entry of nobody is logged all the same: an APPEND that began before is refused.
 ERASE = Script("""
 -- KEYS  seq, log, scratch, aliases, head, index; states
 -- ARGV  what to log
+local time = redis.call('TIME')
 local seq = redis.call('INCRBY', KEYS[1], 1)
-if redis.call('EXISTS', KEYS[4], KEYS[5]) == 0 then return 0 end
+local id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
+local is_there = redis.call('EXISTS', unpack(KEYS, 4)) > 0
+redis.call('XADD', KEYS[2], id, 'x', is_there and ARGV[1] or '')
+if not is_there then return id end
 local gone = {}
 for _, seq in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1, 'WITHSCORES')) do gone[seq] = true end
-local time = redis.call('TIME')
-local id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
-redis.call('XADD', KEYS[2], id, 'x', ARGV[1])
 redis.call('DEL', KEYS[3])
 local after = '-'
 repeat
@@ -206,7 +211,7 @@ repeat
 until #page == 0
 redis.call('RENAME', KEYS[3], KEYS[2])
 for key = 5, #KEYS do redis.call('DEL', KEYS[key]) end
-return 1
+return id
 """)
 
 # Appends entries whose ids a user's log lacks, without folding them, if the log is as the caller believes. A user
@@ -224,7 +229,7 @@ for new = 3, #ARGV, 2 do
     redis.call('ZADD', KEYS[4], seq, ARGV[new])
 end
 redis.call('SET', KEYS[3], string.format('%016.0f', seq) .. string.sub(head, 17))
-return 1
+return string.format('%.0f', seq) .. id_end
 """)
 
 # Changes the merge mark of a head that is as the caller believes. An entry, if given, is logged as the user's last one,
@@ -235,10 +240,11 @@ MARK_MERGE = Script("""
 local head = redis.call('GET', KEYS[3]) or ''
 if head ~= ARGV[1] then return 0 end
 head = string.sub(head .. string.rep('0', 42 - #head), 1, 42)
+local id = 1
 if ARGV[3] then
     local time = redis.call('TIME')
     local seq = redis.call('INCRBY', KEYS[1], 1)
-    local id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
+    id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
     redis.call('XADD', KEYS[2], id, 'e', ARGV[4])
     redis.call('ZADD', KEYS[4], seq, ARGV[3])
     head = string.format('%016.0f', seq) .. string.sub(head, 17)
@@ -249,6 +255,19 @@ if ARGV[2] == '' and tonumber(string.sub(head, 1, 16)) == 0 then
 else
     redis.call('SET', KEYS[3], head .. ARGV[2])
 end
+return id
+""")
+
+# Sets a head that is missing or damaged and makes the index again, if the partition's log is as the caller has read it.
+REPAIR = Script("""
+-- KEYS  seq, log, head, index; states
+-- ARGV  what was read of head and seq, the id of the log's first entry, the right head; SEQ and id hash of each entry
+local first = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
+local read = redis.call('MGET', KEYS[3], KEYS[1])  -- false for a head of another type
+if (read[1] or '') ~= ARGV[1] or read[2] ~= ARGV[2] or (first and first[1] or '') ~= ARGV[3] then return 0 end
+for key = 3, #KEYS do redis.call('DEL', KEYS[key]) end
+redis.call('SET', KEYS[3], ARGV[4])
+for arg = 5, #ARGV, 2 do redis.call('ZADD', KEYS[4], ARGV[arg], ARGV[arg + 1]) end
 return 1
 """)
 
@@ -331,19 +350,8 @@ return 1
 """)
 
 # TRIM is the archiver's.
-STORE_SCRIPTS = (
-    COMMIT,
-    SAVE_STATE,
-    READ_LOG,
-    ERASE,
-    APPEND,
-    MARK_MERGE,
-    PUT_ITEMS,
-    PUT_ITEM_CODES,
-    READ_ITEMS,
-    ADD_VISITS,
-    ADD_TALLIES,
-)
+LOG_SCRIPTS = (COMMIT, SAVE_STATE, READ_LOG, ERASE, APPEND, MARK_MERGE, REPAIR)
+STORE_SCRIPTS = (*LOG_SCRIPTS, PUT_ITEMS, PUT_ITEM_CODES, READ_ITEMS, ADD_VISITS, ADD_TALLIES)
 
 
 def commit_arguments(changes: Mapping[str, Sequence[Change]], ttl_s: int) -> tuple[list[str], list[Argument]]:
@@ -369,12 +377,6 @@ def save_state_arguments(
 ) -> tuple[list[str], list[Argument]]:
     """Return KEYS and ARGV of SAVE_STATE."""
     return [user.head, user.id_index, user.state(generation)], [f"{through_seq:0{SEQ_DIGITS}}", value, ttl_s]
-
-
-def erase_arguments(user: User, tags: Iterable[str]) -> tuple[list[str], list[Argument]]:
-    """Return KEYS and ARGV of ERASE."""
-    keys = [user.seq, user.log, f"{user.partition}:scratch", user.aliases, user.head, user.id_index]
-    return [*keys, *map(user.state_of_tag, tags)], [compact_json((user.tenant, digest(user.user_id).hex()))]
 
 
 def append_arguments(

@@ -97,6 +97,7 @@ class RedisStates:
 
         It is None without a log, and for now if more than `max_missing` entries are missing.
         """
+        Head.check(head, stored)
         if head is None:
             return None
         if len(head) <= MERGE_MARK and (value := fresh_state(generation, stored, head)) is not None:
@@ -222,7 +223,7 @@ class RedisStates:
         await self._session.register([generation])
         arguments = save_state_arguments(user, generation, Head.of(head).newest, value, self._ttl_s)
         async with self._session.background_limit(user.head):
-            await self._session.run(SAVE_STATE, *arguments)
+            await self._session.write(SAVE_STATE, *arguments)
 
     async def close(self) -> None:
         """Answer the reads that were accepted; stop folding what nobody waits for."""

@@ -37,7 +37,7 @@ from storage.redis.corrections import RedisCorrections
 from storage.redis.generations import RedisGenerations
 from storage.redis.items import RedisItems
 from storage.redis.layout import Keyspace, User
-from storage.redis.log import UserLog
+from storage.redis.log import LogRepair, UserLog
 from storage.redis.nodes import ReplicaAcks
 from storage.redis.session import RedisSession
 from storage.redis.states import RedisStates
@@ -91,6 +91,7 @@ class RedisStore(UserStore):
         self._session = session
         self._archive = archive
         self._log = UserLog(session, archive)
+        self._repair = LogRepair(session, self._log)
         self._corrections = RedisCorrections(session, self._log, archive)
         self._states = RedisStates(session, self._log, self._corrections, max_waiting=max_waiting, ttl_s=ttl_s)
         self._writer = EventWriter(
@@ -131,8 +132,9 @@ class RedisStore(UserStore):
         if generations:
             await asyncio.to_thread(compile_fold, generations[0])
         lacks_archive = bool(generations) and archive_dir is None
-        session = RedisSession(servers, Keyspace(prefix, partitions), lacks_archive=lacks_archive)
-        store = cls(session, AsyncArchiveReader(archive_dir, options.archive_timeout_s), generations, tenant, options)
+        archive = AsyncArchiveReader(archive_dir, options.archive_timeout_s)
+        session = RedisSession(servers, Keyspace(prefix, partitions), archive, lacks_archive=lacks_archive)
+        store = cls(session, archive, generations, tenant, options)
         try:
             await session.check()
             with suppress(StorageUnavailable):  # a read-only server; a later write registers them again
@@ -274,7 +276,21 @@ class RedisStore(UserStore):
 
     @override
     async def pointers(self) -> TenantPointers:
-        return await self._generations.pointers()
+        pointers = await self._generations.pointers()
+        self._session.trust.watch()
+        return pointers
+
+    @override
+    async def repair(self, *, accept_loss: bool = False) -> int:
+        repaired = await self._repair.run(accept_loss=accept_loss)
+        if accept_loss:
+            await self.accept_loss()
+        return repaired
+
+    @override
+    async def accept_loss(self) -> None:
+        await self._session.require_open()
+        await self._session.trust.accept_loss()
 
     @override
     async def secret(self) -> bytes:
@@ -283,7 +299,7 @@ class RedisStore(UserStore):
     @property
     @override
     def failure(self) -> StorageUnavailable | None:
-        return None
+        return self._session.trust.failure
 
     @override
     async def ping(self) -> None:
@@ -294,5 +310,5 @@ class RedisStore(UserStore):
         self._session.refuse_calls()
         await self._states.close()
         await self._writer.close()
-        await self._session.servers.close()
+        await self._session.close()
         self._archive.close()

@@ -11,16 +11,17 @@ from redis.exceptions import TryAgainError
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.reader import ArchiveSnapshot
-from storage.errors import StorageBusy
+from storage.errors import StorageBusy, StorageError
 from storage.group_commit import GroupCommitByNode
 from storage.records import AppendResult
 from storage.redis.client import PAUSE_S
 from storage.redis.corrections import RedisCorrections
 from storage.redis.layout import Entry, User
-from storage.redis.nodes import Command, storage_error
+from storage.redis.nodes import Command
 from storage.redis.requests import DUPLICATE, Commit, Part, Request, UserFold, commits_of, fold_new_entries
 from storage.redis.scripts import COMMIT, commit_arguments
 from storage.redis.session import RedisSession
+from storage.redis.session.trust import ServerTrust
 from storage.redis.states import RedisStates
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
@@ -114,8 +115,9 @@ class EventWriter:
         """Commit each partition in one step; return the parts whose commits another store has overtaken."""
         serving = self._serving
         await self._session.prepare_writes(serving)
-        parts = [part for part in parts if part.is_waiting()]
+        parts = await trusted_parts(self._session.trust, [part for part in parts if part.is_waiting()])
         folds = await self._read_folds(parts, serving)
+        parts = [one for part in parts for one in part.without_unreadable(folds)]
         merged = [part for part in parts if part.has_merged_user(folds)]
         if merged:
             self._append_as_others(merged)
@@ -137,7 +139,8 @@ class EventWriter:
         if undecided:
             self._look_up(undecided)
         fold_new_entries(serving, commits)
-        return self._settle(commits, await self._commit(commits))
+        replies = await trusted_replies(self._session.trust, commits, await self._commit(commits))
+        return self._settle(commits, replies)
 
     async def _read_folds(self, parts: Sequence[Part], serving: Sequence[Generation]) -> dict[User, UserFold]:
         """Read the parts' users; where a commit was refused, also which of their event ids are logged."""
@@ -160,8 +163,6 @@ class EventWriter:
     async def _fold_stale_states(self, folds: Iterable[UserFold]) -> None:
         """Bring the users' states up to date, save those that are far behind: a later reader needs them, no event."""
         for fold in folds:
-            if fold.failure is not None:
-                raise storage_error(fold.failure)
             for generation, stored in fold.stale:
                 value = await self._states.fold_in_round(fold.user, generation, fold.head, stored)
                 if value is not None:
@@ -273,3 +274,28 @@ class EventWriter:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def trusted_parts(trust: ServerTrust, parts: Sequence[Part]) -> list[Part]:
+    """Return the parts on servers that may be written to; fail the others."""
+    trusted: list[Part] = []
+    for part in parts:
+        try:
+            await trust.require(part.partition)
+        except StorageError as exc:
+            part.fail(exc)
+        else:
+            trusted.append(part)
+    return trusted
+
+
+async def trusted_replies(trust: ServerTrust, commits: Sequence[Commit], replies: Sequence[Any]) -> list[Any]:
+    """Return the replies to the commits, or why those of a server that is not trusted any more do not count."""
+    trusted = list(replies)
+    for place, (commit, of_changes) in enumerate(zip(commits, replies, strict=True)):
+        logged = [reply for reply in of_changes if isinstance(reply, bytes)] if isinstance(of_changes, list) else []
+        try:
+            await trust.acknowledge(commit.partition, logged[-1] if logged else None)
+        except StorageError as exc:
+            trusted[place] = exc
+    return trusted

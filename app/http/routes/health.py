@@ -27,16 +27,15 @@ async def get_health() -> Health:
 @router.head("/readyz", include_in_schema=False, dependencies=[NO_SCOPE])
 @router.get("/readyz", dependencies=[NO_SCOPE])
 async def get_readiness(services: ServicesDep) -> Health:
-    """The model is loaded, and the process is not shutting down.
+    """The model is loaded, the process is not shutting down, and its store is the right one.
 
-    A store that cannot be reached does not matter: popular items flow. One that was replaced or removed does: 503 until
-    somebody has put that right.
+    A store that cannot be reached does not matter: popular items flow. One that was replaced, removed or has lost
+    events that it acknowledged does: 503 until somebody has put that right.
     """
     if services.draining:
         raise Draining
-    for service in services.by_tenant.values():
-        if service.store.failure is not None:
-            raise service.store.failure
+    if (failure := services.store_failure) is not None:
+        raise failure
     return Health(status="ready")
 
 

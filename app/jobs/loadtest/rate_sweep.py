@@ -39,7 +39,7 @@ ITEMS_USED = 10_000
 SYNCS = 50
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
-REDIS_CONFIG = Path(__file__).parents[3] / "docker" / "redis" / "redis.conf"
+REDIS_FILES = Path(__file__).parents[3] / "docker" / "redis"
 RECOMMENDATIONS, EVENTS = "recommendations", "events"
 
 
@@ -90,7 +90,7 @@ def enlarged_service(
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="lisarec-bench-")))
         synthetic_catalogue.write_enlarged(directory / "model", model, items, codes)
-        redis_url = stack.enter_context(_redis(directory)) if on_redis else None
+        redis_url = stack.enter_context(running_redis(directory)) if on_redis else None
         store = ["--data-dir", str(directory)] if redis_url is None else ["--redis-url", redis_url]
         addresses = [
             stack.enter_context(_process(directory, [*store, "--model", str(directory / "model")]))
@@ -222,17 +222,27 @@ class RateSweep:
 
 
 @contextmanager
-def _redis(directory: Path) -> Iterator[str]:
+def running_redis(directory: Path) -> Iterator[str]:
+    """Run a Redis as docker-compose.yml does, with the same start, configuration and users, and give its URL.
+
+    raises  BenchError  where it cannot be started
+    """
     program = shutil.which("redis-server", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
-    if program is None or not REDIS_CONFIG.is_file():
-        raise BenchError("a Redis needs redis-server and docker/redis/redis.conf of the repository; leave out --redis")
-    port = _free_port()
-    command = [program, str(REDIS_CONFIG), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)]
+    if program is None or not (REDIS_FILES / "redis.conf").is_file():
+        raise BenchError("a Redis needs redis-server and docker/redis of the repository; leave out --redis")
+    port, data = _free_port(), directory / "redis"
+    for folder in (data, data / "secrets", data / "acl"):
+        folder.mkdir()
+    subprocess.run([REDIS_FILES / "make-secrets", data / "secrets", data / "acl"], check=True, timeout=STOP_TIMEOUT_S)  # noqa: S603
+    listen = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(data)]
+    server = [program, str(REDIS_FILES / "redis.conf"), *listen, "--aclfile", str(data / "acl" / "users.acl")]
+    command = [str(REDIS_FILES / "redis-start"), str(data), *server]
     with _running(command, directory / "redis.log") as process:
         _wait_until_ready(
             process, directory / "redis.log", lambda: socket.create_connection(("127.0.0.1", port), 1).close()
         )
-        yield f"redis://127.0.0.1:{port}/0"
+        password = (data / "secrets" / "redis_password").read_text()
+        yield f"redis://lisarec:{password}@127.0.0.1:{port}/0"
 
 
 @contextmanager

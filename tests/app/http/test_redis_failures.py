@@ -105,6 +105,51 @@ def test_nothing_is_acknowledged_popular_items_flow_and_it_passes(
     assert client.get("/v1/users/ada").json()["event_count"] == len(logged)
 
 
+class TestLostData:
+    """A Redis that comes back with less than was acknowledged, or would lose what it takes."""
+
+    def assert_refused(self, client: Client, cause: FailureCause) -> None:
+        wait_until(lambda: client.get("/readyz").status_code == 503)
+        for event_id in ("a", "b"):
+            answer = client.post("/v1/events", json=click("bob", event_id))
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"] == f"{STORAGE_REASONS[cause]}; send the same again later"
+        assert client.request("PUT", "/v1/items/item-1", json={"title": "Tea"}).status_code == 503
+        assert client.request("DELETE", "/v1/users/ada").status_code == 503
+        assert client.recommend("ada")["source"] in ("personalised", "popular")
+        numbers = client.get("/metrics").text
+        assert "lisarec_store_distrusted 1.0" in numbers
+        assert f'lisarec_store_errors_total{{cause="{cause}"}} 0.0' not in numbers
+
+    def test_a_redis_without_its_data_is_refused_until_it_has_them(
+        self, client: Client, redis_server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        client.click("ada", "item-1", "item-2")
+        copy = redis_server.copy_data(tmp_path / "copy")
+        redis_server.restart_with(None)
+        self.assert_refused(client, "wrong_store")
+        (line,) = [one.getMessage() for one in caplog.records if one.name.endswith("trust")]
+        assert "lisarec repair --accept-loss" in line
+        redis_server.restart_with(copy)
+        wait_until_taken(client, click("ada", "a"))
+        assert client.get("/readyz").status_code == 200
+        assert len(client.log("ada")) == 3
+
+    @pytest.mark.parametrize(
+        ("setting", "unsafe", "safe"),
+        [("appendonly", "no", "yes"), ("maxmemory-policy", "allkeys-lru", "noeviction")],
+    )
+    def test_a_redis_that_would_lose_events_gets_none(
+        self, client: Client, redis_server: RedisServer, setting: str, unsafe: str, safe: str
+    ) -> None:
+        client.click("ada", "item-1", "item-2")
+        redis_server.client.config_set(setting, unsafe)
+        self.assert_refused(client, "unsafe")
+        redis_server.client.config_set(setting, safe)
+        wait_until_taken(client, click("ada", "a"))
+        assert client.get("/readyz").status_code == 200
+
+
 def test_the_service_starts_without_redis_and_finds_it_later(
     start: Callable[..., Client], redis_server: RedisServer, tmp_path: Path
 ) -> None:

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from redis import Redis
+from redis.exceptions import AuthenticationError, NoPermissionError
 
 from app.cli.main import main
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.load_generator import NO_RESPONSE, Address, LoadGenerator, Responses, ScheduledRequest
+from app.jobs.loadtest.rate_sweep import running_redis
 from model.artifact import model_directory
 from tests.app.conftest import ITEMS
 
@@ -152,3 +155,14 @@ def test_the_bench_ends_where_the_service_does_not_keep_up(model_dir: Path, tmp_
     assert [row["errors"] for row in rows] == [{}]
     assert rows[0]["p99_ms"] >= rows[0]["p90_ms"] > 0.1
     assert rows[0]["service_us"] > 0
+
+
+def test_the_redis_of_the_bench_has_the_users_of_the_compose_file(tmp_path: Path) -> None:
+    with running_redis(tmp_path) as url, Redis.from_url(url) as client:
+        assert client.acl_whoami() == "lisarec"
+        assert client.config_get("appendfsync") == {"appendfsync": "always"}
+        with pytest.raises(NoPermissionError):
+            client.flushall()
+        address = url.rpartition("@")[2]
+        with Redis.from_url(f"redis://{address}") as anybody, pytest.raises(AuthenticationError):
+            anybody.ping()

@@ -21,6 +21,7 @@ from storage.protocol import UserStore
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
+from tests.storage.contract.stores import opened
 from tests.storage.oracles.random_events import START_US, make_generation
 from tests.storage.redis.servers import RedisServer, expected_servers, new_server
 from tests.waiting import until, wait_until
@@ -224,3 +225,15 @@ async def rewritten(server: RedisServer) -> None:
         return not found["aof_rewrite_in_progress"] and found["aof_last_rewrite_time_sec"] >= 0
 
     await until(is_rewritten)
+
+
+def test_erasing_nobody_leaves_the_log_whole(address: str) -> None:
+    async def law() -> None:
+        async with opened(address, GENERATION) as store:
+            await store.append("main", events_of(GONE, 2))
+            await store.erase("main", "nobody")
+            await store.append("main", events_of("person-8", 2))
+            logged = [entry.record.user_id async for page in store.log() for _, entry in page.entries]
+            assert sorted(logged) == [f"{GONE}:"] * 2 + ["person-8:"] * 2
+
+    asyncio.run(law())

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def quick_server() -> Iterator[RedisServer]:
     """One that syncs nothing."""
-    server = new_server("redis-server", "--appendonly", "no")
+    server = new_server("redis-server", "--appendfsync", "no")
     yield server
     server.stop()
 

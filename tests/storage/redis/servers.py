@@ -162,6 +162,23 @@ class RedisServer:
         self._process.send_signal(number)
         self._process.wait()
 
+    def copy_data(self, copy: Path) -> Path:
+        """Copy the files of the data, while nobody writes."""
+        shutil.copytree(self.directory, copy, ignore=shutil.ignore_patterns(self._log.name, ".redis-start.*"))
+        return copy
+
+    def restart_with(self, copy: Path | None) -> None:
+        """Kill the server, and start it on a copy of its data, or on none."""
+        self.kill()
+        for path in self.directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path != self._log:
+                path.unlink()
+        if copy is not None:
+            shutil.copytree(copy, self.directory, dirs_exist_ok=True)
+        self.start()
+
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
 

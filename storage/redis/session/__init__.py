@@ -9,11 +9,13 @@ from typing import Any
 
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
 
+from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
 from storage.redis.layout import GENERATION_FIELD, LAYOUT_VERSION, Keyspace
 from storage.redis.nodes import MAX_CONNECTIONS, Argument, storage_error
 from storage.redis.scripts import STORE_SCRIPTS, Script
+from storage.redis.session.trust import ServerTrust
 from storage.state.generation import Generation
 
 OLDEST_SERVER = (6, 2)
@@ -31,17 +33,21 @@ logger = logging.getLogger(__name__)
 class RedisSession:
     """Servers whose version, data layout and settings are checked once they can be reached.
 
+    trust          whether they still hold what was acknowledged, checked again for every write
     lacks_archive  whether to warn if older parts of the log are in an archive
     """
 
-    def __init__(self, servers: RedisServers, keys: Keyspace, *, lacks_archive: bool) -> None:
+    def __init__(
+        self, servers: RedisServers, keys: Keyspace, archive: AsyncArchiveReader, *, lacks_archive: bool
+    ) -> None:
         self.servers = servers
         self.keys = keys
         self._is_closed = False
         self._lacks_archive = lacks_archive
         self._is_checked = False
         self._archive_id = ""
-        self._registered: set[bytes] = set()
+        self._fields: dict[str, str] = {}  # of PREFIX:meta that this process has made sure of
+        self.trust = ServerTrust(servers, keys, archive, self._fields)
         # Folding missing states must not take the connections to a node that the rounds of all users need.
         self._background = defaultdict[str | None, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_CONNECTIONS // 2))
 
@@ -97,6 +103,18 @@ class RedisSession:
             raise storage_error(reply) from reply
         return reply
 
+    async def write(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, wait_for_replicas: bool = False
+    ) -> Any:
+        """Run a script that writes, on a server that is trusted before and after.
+
+        A script that logs something returns the id of its last entry.
+        """
+        await self.trust.require(keys[0])
+        reply = await self.run(script, keys, args, wait_for_replicas=wait_for_replicas)
+        await self.trust.acknowledge(keys[0], reply if isinstance(reply, bytes) else None)
+        return reply
+
     async def reload_lost_scripts(self, replies: Sequence[Any]) -> bool:
         """Load the scripts again if a reply says that a server has lost one; return whether one does."""
         is_lost = any(isinstance(reply, NoScriptError) for reply in replies)
@@ -115,18 +133,27 @@ class RedisSession:
             if isinstance(reply, Exception):
                 raise storage_error(reply) from reply
 
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.trust.close()
+        await self.servers.close()
+
     # ---- what is stored once
 
     async def register(self, generations: Sequence[Generation]) -> None:
         """Note the generations before their first state is written: erasing a user relies on it."""
         for generation in generations:
-            if generation.tag not in self._registered:
-                await self.call("HSETNX", self.keys.meta, f"{GENERATION_FIELD}{generation.tag.hex()}", 1)
-                self._registered.add(generation.tag)
+            await self.note(f"{GENERATION_FIELD}{generation.tag.hex()}", "1")
+
+    async def note(self, field: str, value: str) -> None:
+        """Set a field of PREFIX:meta, unless it is set already; also where a server comes back without it."""
+        if field not in self._fields:
+            await self.call("HSETNX", self.keys.meta, field, value)
+            self._fields[field] = value
 
     async def registered_tags(self) -> set[str]:
         """Return the tags, in hex, of all generations that ever had a state."""
-        fields = [field.decode() for field in await self.call("HKEYS", self.keys.meta)]
+        fields = [*self._fields, *(field.decode() for field in await self.call("HKEYS", self.keys.meta))]
         return {field.removeprefix(GENERATION_FIELD) for field in fields if field.startswith(GENERATION_FIELD)}
 
     async def archive_id(self) -> str:
@@ -145,7 +172,8 @@ class RedisSession:
         """Return the 32 random bytes that are made once for the data."""
         await self.require_open()
         await self.call("HSETNX", self.keys.meta, "secret", secrets.token_hex(32))
-        return bytes.fromhex((await self.call("HGET", self.keys.meta, "secret")).decode())
+        self._fields["secret"] = (await self.call("HGET", self.keys.meta, "secret")).decode()
+        return bytes.fromhex(self._fields["secret"])
 
     # ---- checks
 

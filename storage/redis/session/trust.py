@@ -1,0 +1,371 @@
+"""Whether the servers of a Redis store still hold what was acknowledged, and would keep what they take.
+
+A process remembers the newest entry that it knows of in the log of each partition. The archive is a second witness: it
+remembers the newest entry that it holds. A server that lacks one of these entries has lost others too: it came back
+empty or from older files, or a replica took over that was behind. Nothing is written to it until it has them again, or
+until an operator accepts the loss with `lisarec repair --accept-loss`. What a server has lost is also noted in the
+store, for processes that start later.
+
+A server is examined before its first write, once a second, and after every new connection to it: also between a write
+and its acknowledgement. Reading goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from redis.exceptions import ResponseError
+
+from storage.archive.async_reader import AsyncArchiveReader
+from storage.errors import FailureCause, StorageError, StorageUnavailable
+from storage.redis.client import RedisServers
+from storage.redis.layout import Keyspace, entry_seq
+from storage.redis.nodes import CONNECTION_ERRORS, Argument, storage_error
+
+EXAMINE_EVERY_S = 1.0
+REQUIRED_SETTINGS = {"appendonly": "yes", "maxmemory-policy": "noeviction"}
+HARMLESS = "volatile-"  # evicts states with a time to live, which are folded again
+UNSAFE = (
+    "Redis at {server} would lose events: its {name} is {value}. Set it to {safe}, with CONFIG SET and in the "
+    "configuration of the server; until then nothing is written"
+)
+LOST = (
+    "Redis at {server} has lost events that were acknowledged: {what}. Nothing is written until it has its data again. "
+    "If they are gone, 'lisarec repair --accept-loss' restores what log and archive have, and goes on without the rest"
+)
+
+logger = logging.getLogger(__name__)
+
+
+class _Reason(NamedTuple):
+    """Why nothing may be written."""
+
+    text: str
+    cause: FailureCause
+
+
+@dataclass(slots=True)
+class _Server:
+    """What is known of a server.
+
+    process     its run and replication ids, as far as it tells them
+    reason      why nothing may be written to it; None: all is well
+    is_noted    whether this process has noted a loss of it in the store
+    """
+
+    connected: int = -1
+    examine_at_s: float = 0.0
+    process: tuple[str, str] | None = None
+    reason: _Reason | None = None
+    is_noted: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class ServerTrust:
+    """What the servers have to hold, and the check that they do.
+
+    fields  of PREFIX:meta, which this process has set and a server that came back from older files may lack
+    """
+
+    def __init__(
+        self, servers: RedisServers, keys: Keyspace, archive: AsyncArchiveReader, fields: Mapping[str, str]
+    ) -> None:
+        self._servers = servers
+        self._keys = keys
+        self._archive = archive
+        self._fields = fields
+        self._known: dict[str, _Server] = {}
+        self._newest: dict[int, str] = {}  # by partition: the id of the newest entry that has to be there
+        self._meta: _Meta | None = None
+        self._lost: dict[str, tuple[_Reason, frozenset[int]]] = {}  # by server, as noted in the store
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def failure(self) -> StorageUnavailable | None:
+        """Why nothing at all may be written; None while there is a server that may be written to."""
+        reasons = [self._known[url].reason if url in self._known else None for url in self._servers.slots.primaries()]
+        if not reasons or not all(reasons):
+            lost = frozenset[int]().union(*(partitions for _, partitions in self._lost.values()))
+            reasons = [reason for reason, _ in self._lost.values() if len(lost) == self._keys.partitions]
+        return next((StorageUnavailable(*reason) for reason in reasons if reason is not None), None)
+
+    async def require(self, key: str) -> None:
+        """Raise StorageUnavailable unless the server of the key may be written to."""
+        url = self._servers.slots.node_of(key)
+        if url is None:
+            return  # the command will say so
+        server = await self._examined(url)
+        reason = server.reason or (self._noted_loss(key) if self._lost else None)
+        if reason is not None:
+            raise StorageUnavailable(*reason)
+
+    async def acknowledge(self, key: str, entry_id: bytes | None) -> None:
+        """Raise StorageUnavailable unless what was written to the key's server may be acknowledged.
+
+        entry_id  of the last entry that was logged in the key's partition
+        """
+        number, url = _partition_of(key), self._servers.slots.node_of(key)
+        if number is None or entry_id is None:
+            await self.require(key)
+            return
+        if self._is_known(number, entry_id) and url in self._known:
+            # another call was faster, or the log went on from less than it had
+            self._known[url].process, self._known[url].examine_at_s = None, 0.0
+        await self.require(key)
+        if not self._is_known(number, entry_id):
+            self._newest[number] = entry_id.decode()
+
+    def _is_known(self, partition: int, entry_id: bytes) -> bool:
+        """Return whether an entry is known that is as new as this one."""
+        known = self._newest.get(partition)
+        return known is not None and entry_seq(entry_id) <= entry_seq(known.encode())
+
+    async def accept_loss(self) -> None:
+        """Let every process take what the servers hold now for all that was ever acknowledged."""
+        meta, now_ms = self._keys.meta, time.time_ns() // 1_000_000
+        accepted = int(await self._servers.call("HGET", meta, "accepted") or 0)
+        await self._servers.call("HSET", meta, "accepted", max(now_ms, accepted + 1))
+        await self._servers.call("HDEL", meta, "lost")
+        for server in self._known.values():
+            server.examine_at_s = 0.0
+
+    def watch(self) -> None:
+        """Examine all servers in the background, so that it is known soon what they have lost."""
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._examine_all())
+
+    async def close(self) -> None:
+        """End the work in the background."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+
+    async def _examine_all(self) -> None:
+        urls = self._servers.slots.primaries()
+        for failure in await asyncio.gather(*map(self._examined, urls), return_exceptions=True):
+            if isinstance(failure, Exception) and not isinstance(failure, StorageError):
+                logger.error("a server could not be examined", exc_info=failure)
+
+    def _noted_loss(self, key: str) -> _Reason | None:
+        number = _partition_of(key)
+        return next((reason for reason, lost in self._lost.values() if number is None or number in lost), None)
+
+    # ---- one server
+
+    async def _examined(self, url: str) -> _Server:
+        server = self._known.setdefault(url, _Server())
+        if self._is_due(url, server):
+            async with server.lock:
+                if self._is_due(url, server):
+                    await self._examine(url, server)
+        return server
+
+    def _is_due(self, url: str, server: _Server) -> bool:
+        is_late = asyncio.get_running_loop().time() >= server.examine_at_s
+        return is_late or server.connected != self._servers.connected(url)
+
+    async def _examine(self, url: str, server: _Server) -> None:
+        """Find out whether the server may be written to; raise StorageUnavailable when it does not answer."""
+        connected = self._servers.connected(url)
+        info, replication, *settings = await self._call(
+            url, ("INFO", "server"), ("INFO", "replication"), *(("CONFIG GET", name) for name in REQUIRED_SETTINGS)
+        )
+        process = _process(info, replication, connected)
+        if not _is_replica(replication):  # that one takes no writes, whatever it holds
+            reason = _unsafe_setting(_address(url), settings) or await self._loss(url, server, process)
+            if reason != server.reason:
+                logger.warning("%s", f"Redis at {_address(url)} is written to again" if reason is None else reason.text)
+            server.reason, server.process = reason, process
+        server.connected = connected
+        server.examine_at_s = asyncio.get_running_loop().time() + EXAMINE_EVERY_S
+
+    async def _loss(self, url: str, server: _Server, process: tuple[str, str]) -> _Reason | None:
+        """Return what the server has lost; only one that may have changed is asked for entries."""
+        what = await self._read_meta() if self._is_meta_on(url) else None
+        if what is None and (process != server.process or server.reason is not None):
+            what = await self._missing_data(url)
+        if what is not None:
+            reason = LOST.format(server=_address(url), what=what)
+            await self._note(_address(url), (reason, self._partitions(url)))
+            server.is_noted = True
+            return _Reason(reason, "wrong_store")
+        if server.is_noted:
+            await self._note(_address(url), None)
+            server.is_noted = False
+        return None
+
+    async def _missing_data(self, url: str) -> str | None:
+        """Return what the server has to hold and lacks; where it lacks nothing, remember what it holds."""
+        archived = await self._archived_entries()
+        if isinstance(archived, str):
+            return archived
+        for number, entry_id in archived.items():
+            if not self._is_known(number, entry_id.encode()):
+                self._newest[number] = entry_id
+        partitions = self._partitions(url)
+        missing = await self._missing_entries(url, partitions)
+        if not missing:
+            await self._learn(url, partitions)
+            return None
+        (number, entry_id), *others = missing
+        rest = f" and those of {len(others)} other partitions" if others else ""
+        return f"entry {entry_id} of partition {number}{rest}"
+
+    async def _missing_entries(self, url: str, partitions: Sequence[int]) -> list[tuple[int, str]]:
+        """Return partitions of the server with entries that they have to have and lack."""
+        known = [(number, self._newest[number]) for number in partitions if number in self._newest]
+        found = await self._call(
+            url,
+            *(
+                ("XRANGE", self._keys.log(number), entry_seq(entry_id.encode()), "+", "COUNT", 1)
+                for number, entry_id in known
+            ),
+        )
+        # An entry that was trimmed has later ones behind it: the newest archived one always stays.
+        return [
+            (number, entry_id)
+            for (number, entry_id), entries in zip(known, found, strict=True)
+            if isinstance(entries, list) and not _has(entries, entry_id)
+        ]
+
+    async def _learn(self, url: str, partitions: Sequence[int]) -> None:
+        """Remember the newest entries of all processes, and set again what an older copy may lack."""
+        found = await self._call(
+            url, *(("XREVRANGE", self._keys.log(number), "+", "-", "COUNT", 1) for number in partitions)
+        )
+        for number, entries in zip(partitions, found, strict=True):
+            if isinstance(entries, list) and entries and not self._is_known(number, entries[0][0]):
+                self._newest[number] = entries[0][0].decode()
+        if self._is_meta_on(url):
+            await self._call(url, *(("HSETNX", self._keys.meta, name, value) for name, value in self._fields.items()))
+
+    # ---- what is stored once
+
+    async def _read_meta(self) -> str | None:
+        """Read what other processes have noted; return what is wrong with it."""
+        layout, archive_id, accepted, lost = await self._servers.call(
+            "HMGET", self._keys.meta, "layout", "archive", "accepted", "lost"
+        )
+        if layout is None:
+            return "it has no data of lisarec any more"
+        meta = _Meta((archive_id or b"").decode(), int(accepted or 0))
+        if self._meta is not None and meta.accepted_ms > self._meta.accepted_ms:
+            logger.warning("a loss of events was accepted, so what Redis has now counts")
+            self._newest.clear()
+            for server in self._known.values():
+                server.process = None
+        self._meta = meta
+        noted = {
+            address: (_Reason(text, "wrong_store"), frozenset(partitions))
+            for address, (text, partitions) in json.loads(lost or b"{}").items()
+        }
+        for address in (
+            noted.keys() - self._lost.keys() - {_address(url) for url, one in self._known.items() if one.reason}
+        ):
+            logger.warning("%s", noted[address][0].text)
+        self._lost = noted
+        return None
+
+    async def _archived_entries(self) -> Mapping[int, str] | str:
+        """Return the newest archived entries by partition, or what is wrong with all of the log."""
+        if not self._archive.is_configured or self._meta is None:
+            return {}
+        try:
+            manifest = await self._archive.read(lambda snapshot: snapshot.manifest)
+        except StorageError as exc:
+            logger.warning("the archive does not tell what Redis has to hold: %s", exc)
+            return {}
+        if self._meta.archive_id == manifest.archive_id:
+            return manifest.positions
+        if not self._meta.archive_id and manifest.positions and not self._meta.accepted_ms:
+            return "the archive holds events of it, and it knows of no archive"
+        return {}
+
+    # ---- commands
+
+    def _is_meta_on(self, url: str) -> bool:
+        return self._servers.slots.node_of(self._keys.meta) == url
+
+    def _partitions(self, url: str) -> list[int]:
+        node_of, log = self._servers.slots.node_of, self._keys.log
+        return [number for number in range(self._keys.partitions) if node_of(log(number)) == url]
+
+    async def _note(self, address: str, loss: tuple[str, Sequence[int]] | None) -> None:
+        """Note what the server has lost, or that it has lost nothing, if that can be written.
+
+        It is noted again with every look at a server that lacks something, in case two processes note at once.
+        """
+        with suppress(StorageError):
+            noted = json.loads(await self._servers.call("HGET", self._keys.meta, "lost") or b"{}")
+            if loss is None:
+                noted.pop(address, None)
+            else:
+                noted[address] = loss
+            await self._servers.call("HSET", self._keys.meta, "lost", json.dumps(noted))
+
+    async def _call(self, url: str, *commands: tuple[Argument, ...]) -> list[Any]:
+        """Execute commands; a reply that is an error is in its place, a failed connection is raised."""
+        replies = await self._servers.call_node(url, commands) if commands else []
+        for reply in replies:
+            if isinstance(reply, CONNECTION_ERRORS) and not isinstance(reply, ResponseError):
+                raise storage_error(reply) from reply
+        return replies
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """Fields of PREFIX:meta."""
+
+    archive_id: str
+    accepted_ms: int
+
+
+def _process(info: Any, replication: Any, connected: int) -> tuple[str, str]:
+    """Return what tells a server from the same one after a restart; where it does not tell, each connection counts."""
+    if isinstance(info, Exception) or isinstance(replication, Exception):
+        return "", str(connected)
+    return str(info["run_id"]), str(replication.get("master_replid", ""))
+
+
+def _is_replica(replication: Any) -> bool:
+    return not isinstance(replication, Exception) and replication.get("role") == "slave"
+
+
+def _unsafe_setting(server: str, replies: Sequence[Any]) -> _Reason | None:
+    """Return why the server would lose events; one that does not tell its settings is believed."""
+    settings: dict[str, str] = {}
+    for reply in replies:
+        settings |= {} if isinstance(reply, Exception) else reply
+    for name, safe in REQUIRED_SETTINGS.items():
+        value = settings.get(name, safe)
+        if value != safe and not value.startswith(HARMLESS):
+            return _Reason(UNSAFE.format(server=server, name=name, value=value, safe=safe), "unsafe")
+    return None
+
+
+def _has(entries: Sequence[tuple[bytes, Any]], entry_id: str) -> bool:
+    """Return whether the first entry is that one, or one behind it."""
+    return bool(entries) and (
+        entries[0][0].decode() == entry_id or entry_seq(entries[0][0]) > entry_seq(entry_id.encode())
+    )
+
+
+def _partition_of(key: str) -> int | None:
+    """Return the number of the partition that has the key; None where none has."""
+    found = re.search(r":\{p(\d+)\}", key)
+    return None if found is None else int(found[1])
+
+
+def _address(url: str) -> str:
+    """Return the address without user and password."""
+    parts = urlsplit(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"

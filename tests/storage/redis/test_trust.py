@@ -1,0 +1,225 @@
+"""A Redis server that comes back with less than was acknowledged, or would lose what it takes, gets no events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from storage.errors import PartlyRead, StorageError, StorageUnavailable
+from storage.redis.store import RedisStore
+from tests.storage.oracles.random_events import click, make_generation
+from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import GENERATION, ids, in_other_partitions, opened, until_applied, user_of
+from tests.waiting import PATIENCE_S
+
+
+async def poll_until(store: RedisStore, condition: Callable[[], object]) -> None:
+    """Poll as a service does."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await store.pointers()
+            await asyncio.sleep(0.05)
+
+
+async def until_distrusted(store: RedisStore) -> str:
+    await poll_until(store, lambda: store.failure is not None)
+    return str(store.failure)
+
+
+async def refusal(store: RedisStore, user_id: str) -> str:
+    """Post an event until the store says why it takes none; it never takes it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with pytest.raises(StorageUnavailable) as refused:
+                await store.append("main", [click("never", user_id)])
+            if not str(refused.value).startswith("Redis failed"):  # the connection that the restart broke
+                return str(refused.value)
+
+
+class TestLostData:
+    def test_a_server_that_comes_back_empty_takes_no_event_of_anybody(
+        self, server: RedisServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def law() -> None:
+            known, *others = in_other_partitions(30)
+            async with opened(server.url) as store:
+                await store.append("main", [click("e", known)])
+                server.restart_with(None)
+                for user_id in (*others, known):  # the first one opens the connection
+                    assert "has lost events" in await refusal(store, user_id)
+                assert (await store.states("main", [known], GENERATION)) == [None]
+                assert "accept-loss" in await until_distrusted(store)
+                assert len([one for one in caplog.records if "has lost events" in one.getMessage()]) <= 2
+            async with opened(server.url) as later:  # another process, which remembers nothing
+                with pytest.raises(StorageUnavailable, match="has lost events"):
+                    await later.append("main", [click("f", others[0])])
+
+        asyncio.run(law())
+
+    def test_older_files_are_noticed_before_anything_is_acknowledged(self, server: RedisServer, tmp_path: Path) -> None:
+        async def law() -> None:
+            ada, bob = in_other_partitions(2)
+            async with opened(server.url) as store:
+                await store.append("main", [click("1", ada), click("1", bob)])
+                older = server.copy_data(tmp_path / "older")
+                await store.append("main", [click("2", ada)])
+                newer = server.copy_data(tmp_path / "newer")
+                server.restart_with(older)
+                for user_id in (bob, ada):
+                    assert "has lost events" in await refusal(store, user_id)
+                assert await ids(store, ada) == ["1"]
+                server.restart_with(newer)  # the right ones: nobody has to say so
+                await until_applied(store, [click("3", ada), click("3", bob)])
+                assert (await ids(store, ada), await ids(store, bob)) == (["1", "2", "3"], ["1", "3"])
+                assert store.failure is None
+
+        asyncio.run(law())
+
+    def test_numbers_that_another_process_used_again_are_no_excuse(
+        self, any_server: RedisServer, tmp_path: Path
+    ) -> None:
+        """Another process goes on from the older files, further than this one had come."""
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("1")])
+                older = any_server.copy_data(tmp_path / "older")
+                await store.append("main", [click("2")])
+                any_server.restart_with(older)
+                async with opened(any_server.url) as forgetful:
+                    await forgetful.append("main", [click("3"), click("4"), click("5")])
+                assert "has lost events" in await refusal(store, "u")
+                assert (await ids(store))[:4] == ["1", "3", "4", "5"]
+
+        asyncio.run(law())
+
+    def test_a_store_emptied_by_a_command_is_noticed(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("1")])
+                any_server.client.flushall()
+                assert "has lost events" in await until_distrusted(store)
+                with pytest.raises(StorageUnavailable):
+                    await store.append("main", [click("2")])
+                assert any_server.client.dbsize() <= 1
+
+        asyncio.run(law())
+
+    def test_erasing_finds_states_of_generations_that_older_files_do_not_name(
+        self, any_server: RedisServer, tmp_path: Path
+    ) -> None:
+        later = make_generation(tag=b"gen two\0")
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("1")])
+                older = any_server.copy_data(tmp_path / "older")
+                store.serve_generations([GENERATION, later])
+                await store.append("main", [click("2")])
+                any_server.restart_with(older)
+                await refusal(store, "u")
+                async with opened(any_server.url) as command:
+                    await command.repair(accept_loss=True)
+                await until_applied(store, [click("3")])
+                state = user_of(any_server.url, "u").state(later)
+                assert any_server.client.exists(state)
+                async with opened(any_server.url) as other:
+                    await other.erase("main", "u")
+                assert not any_server.client.exists(state)
+
+        asyncio.run(law())
+
+    def test_a_restart_with_everything_needs_nobody(self, server: RedisServer) -> None:
+        async def law() -> None:
+            users = in_other_partitions(5)
+            async with opened(server.url) as store:
+                for number in range(4):
+                    await until_applied(store, [click(str(number), user_id) for user_id in users])
+                    server.kill()
+                    server.start()
+                await until_applied(store, [click("last", users[0])])
+                assert store.failure is None
+                for user_id in users[1:]:
+                    assert await ids(store, user_id) == ["0", "1", "2", "3"]
+
+        asyncio.run(law())
+
+
+class TestUnsafeSettings:
+    @pytest.mark.parametrize(
+        ("setting", "unsafe", "safe"),
+        [("appendonly", "no", "yes"), ("maxmemory-policy", "allkeys-lru", "noeviction")],
+    )
+    def test_nothing_is_taken_until_they_are_right(
+        self, server: RedisServer, setting: str, unsafe: str, safe: str
+    ) -> None:
+        async def law() -> None:
+            async with opened(server.url) as store:
+                await store.append("main", [click("1")])
+                server.client.config_set(setting, unsafe)
+                assert f"its {setting} is {unsafe}. Set it to {safe}" in await until_distrusted(store)
+                for call in (
+                    lambda: store.append("main", [click("2")]),
+                    lambda: store.undo("main", "u", "1"),
+                    lambda: store.erase("main", "u"),
+                ):
+                    with pytest.raises(StorageUnavailable, match=setting):
+                        await call()
+                assert (await store.states("main", ["u"], GENERATION)) != [None]
+                server.client.config_set(setting, safe)
+                await poll_until(store, lambda: store.failure is None)
+                await store.append("main", [click("2")])
+                assert await ids(store) == ["1", "2"]
+
+        asyncio.run(law())
+
+    def test_they_are_refused_from_the_start(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            any_server.client.config_set("maxmemory-policy", "allkeys-lfu")
+            async with opened(any_server.url) as store:
+                with pytest.raises(StorageUnavailable, match="maxmemory-policy is allkeys-lfu"):
+                    await store.append("main", [click("1")])
+                any_server.client.config_set("maxmemory-policy", "volatile-lru")  # never takes an event
+                await until_applied(store, [click("1")])
+
+        asyncio.run(law())
+
+
+class TestDamagedUsers:
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda client, key: client.set(key, "not a head"),
+            lambda client, key: client.set(key, b"\xff" * 16),
+            lambda client, key: client.delete(key),
+        ],
+        ids=["text", "bytes", "deleted"],
+    )
+    def test_a_damaged_head_fails_only_its_user(
+        self, server: RedisServer, damage: Callable[[object, str], object]
+    ) -> None:
+        async def law() -> None:
+            broken = user_of(server.url, "broken")
+            sound = next(name for name in map(str, count()) if user_of("", name).partition == broken.partition)
+            async with opened(server.url) as store:
+                await store.append("main", [click("1", "broken"), click("1", sound)])
+                damage(server.client, broken.head)
+                requests = [store.append("main", [click("2", user_id)]) for user_id in ("broken", sound)]
+                failed, applied = await asyncio.gather(*requests, return_exceptions=True)
+                assert isinstance(failed, StorageError), failed
+                assert "lisarec repair" in str(failed) or "no head" in str(failed)
+                assert not isinstance(applied, BaseException)
+                with pytest.raises(StorageError, match=r"lisarec repair"):
+                    await store.events("main", "broken")
+                with pytest.raises(StorageError, match=r"lisarec repair"):
+                    await store.undo("main", "broken", "1")
+                with pytest.raises(PartlyRead) as partly:
+                    await store.states("main", [sound, "broken"], GENERATION)
+                assert list(partly.value.values) == [sound]
+                assert await ids(store, sound) == ["1", "2"]
+
+        asyncio.run(law())
