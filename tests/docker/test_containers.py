@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,13 @@ def test_haproxy_takes_its_configuration() -> None:
     completed = run(haproxy, "-c", "-V", "-f", str(HAPROXY_CONFIG))
     assert "valid" in completed
     assert "WARNING" not in completed
+
+
+def test_the_balancer_has_the_same_defaults_with_compose_and_without() -> None:
+    """So that tests, which start it without, test what is shipped."""
+    environment = COMPOSE["services"]["haproxy"]["environment"]
+    of_compose = dict(re.findall(r"\$\{(LISAREC_MAX_\w+):-(\w+)\}", " ".join(environment.values())))
+    assert of_compose == dict(re.findall(r"\$\{(LISAREC_MAX_\w+)-(\w+)\}", HAPROXY_CONFIG.read_text()))
 
 
 def test_what_the_image_compiles_is_what_a_service_uses() -> None:
