@@ -21,8 +21,10 @@ from storage.redis.session import RedisSession
 from storage.state.corrections import LogFold
 from storage.state.generation import Generation, StateError
 
+UNOWNED = "none"  # the node of slots that no node has, as far as is known
 MAX_ROUND = 512  # values
 SAVED_AT_ONCE = 64  # states of a rebuild in one transaction, about 250 kB
+MAX_KNOWN_TARGETS = 10_000
 MAX_MISSING_IN_ROUND = 500  # entries; states that lack more are folded in the background, so that no round waits
 
 logger = logging.getLogger(__name__)
@@ -42,12 +44,18 @@ class RedisStates:
         self._reads: GroupCommitByNode[Read] = GroupCommitByNode(
             self._read_round, lambda read: node_of(read.keys[0]) or "", max_size=MAX_ROUND, max_waiting=max_waiting
         )
+        self._targets: dict[str, User] = {}  # whom users were merged into, by their heads, as far as is known
         self._catching_up: dict[str, asyncio.Task[None]] = {}  # by the keys of the states
 
     @property
     def waiting(self) -> int:
         """How many reads wait, in values."""
         return self._reads.waiting_size
+
+    def node_of(self, tenant: str, user_id: str) -> str:
+        """Return the node that has the user's state, or that of whom the user is known to have become."""
+        slots, user = self._session.servers.slots, self._session.keys.user(tenant, user_id)
+        return slots.node_of(self._targets.get(user.head, user).head) or UNOWNED if slots.is_cluster else ""
 
     async def read(
         self, tenant: str, user_ids: Sequence[str], generation: Generation, max_missing: int | None
@@ -103,7 +111,11 @@ class RedisStates:
         if len(head) <= MERGE_MARK and (value := fresh_state(generation, stored, head)) is not None:
             return value  # almost always
         if Head.of(head).merge is not None:
-            return await self._read_again(await self._corrections.resolve(user), generation, max_missing)
+            target = await self._corrections.resolve(user)
+            if len(self._targets) >= MAX_KNOWN_TARGETS:
+                del self._targets[next(iter(self._targets))]
+            self._targets[user.head] = target
+            return await self._read_again(target, generation, max_missing)
         try:
             value, is_fresh = await self._fold(user, generation, head, stored, max_missing)
         except _TooFarBehindError:

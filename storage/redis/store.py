@@ -50,7 +50,6 @@ from storage.trends import Visit
 
 PARTITIONS = 256
 NO_ACKS = ReplicaAcks()
-UNOWNED = "none"  # of slots that no node has, as far as is known
 DAY_S = 86_400
 
 logger = logging.getLogger(__name__)
@@ -159,8 +158,7 @@ class RedisStore(UserStore):
 
     @override
     def node_of(self, tenant: str, user_id: str) -> str:
-        slots = self._session.servers.slots
-        return slots.node_of(self._session.keys.user(tenant, user_id).head) or UNOWNED if slots.is_cluster else ""
+        return self._states.node_of(tenant, user_id)
 
     @override
     def serve_generations(self, generations: Sequence[Generation]) -> None:

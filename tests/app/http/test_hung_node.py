@@ -33,16 +33,16 @@ def cluster() -> Iterator[RedisCluster]:
     cluster.stop()
 
 
+def users_on(cluster: RedisCluster, place: int, prefix: str) -> Iterator[str]:
+    keys = Keyspace("lisarec", PARTITIONS)
+    names = (f"{prefix}-{number}" for number in count())
+    return (name for name in names if cluster.owner(keys.user("main", name).head) is cluster.primaries[place])
+
+
 @pytest.fixture
 def users(cluster: RedisCluster) -> dict[int, list[str]]:
     """Users of each node, by its place."""
-    keys = Keyspace("lisarec", PARTITIONS)
-
-    def is_on(place: int, user_id: str) -> bool:
-        return cluster.owner(keys.user("main", user_id).head) is cluster.primaries[place]
-
-    names = [f"user-{number}" for number in range(300)]
-    return {place: list(islice((n for n in names if is_on(place, n)), 20)) for place in range(3)}
+    return {place: list(islice(users_on(cluster, place, "user"), 20)) for place in range(3)}
 
 
 @pytest.fixture
@@ -127,6 +127,30 @@ def test_users_of_other_nodes_do_not_wait(
                 assert (await answers[1]).status_code == 200
                 assert await sources(answers[2]) == ["personalised"] * 2
                 assert await sources(ask_all_unseen(http, user_id)) == ["personalised"]
+            assert not any(one.done() for one in waiting)
+
+    client.runner.run(law())
+
+
+def test_a_visitor_who_has_become_a_user_of_it_holds_up_nobody(
+    cluster: RedisCluster, users: dict[int, list[str]], serve: Callable[[float], Client]
+) -> None:
+    client = serve(NOBODY_GIVES_UP_S)
+
+    async def law() -> None:
+        http, neighbours = client.http, users[1]
+        user_id, visitor = next(users_on(cluster, 0, "known")), next(users_on(cluster, 1, "visitor"))
+        for one in (user_id, visitor, *neighbours):
+            assert (await post(http, one)).status_code == 200
+        assert (await http.post(f"/v1/users/{user_id}/merge", json={"from": visitor})).status_code == 200
+        assert await sources(ask(http, visitor)) == ["personalised"]
+        waiting: list[asyncio.Task[httpx.Response]] = []
+        async with finished(cluster, waiting):
+            waiting += [ask(http, visitor), post(http, visitor)]
+            await asyncio.sleep(0.1)  # they are at work
+            for neighbour in neighbours:
+                assert await sources(ask(http, neighbour)) == ["personalised"]
+                assert (await post(http, neighbour)).status_code == 200
             assert not any(one.done() for one in waiting)
 
     client.runner.run(law())
