@@ -17,8 +17,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
@@ -67,6 +68,10 @@ class Caller:
         self._address = urlsplit(url).netloc
         self._connection = http.client.HTTPConnection(self._address, timeout=TIMEOUT_S)
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
     def call(self, method: str, path: str, body: object = None) -> tuple[int, float, bytes]:
         """Return status, milliseconds and body of the answer."""
         begin_s = time.perf_counter()
@@ -84,19 +89,24 @@ def main(
     seconds: Annotated[float, typer.Option(min=0.1, help="Of each turn.")] = 10.0,
 ) -> None:
     """Print the latencies of short users' requests beside each request on a long log."""
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(TemporaryDirectory()))
-        redis_url = stack.enter_context(redis_server(directory)) if store == "redis" else None
-        settings = StoreSettings(data_dir=directory / "state", redis_url=redis_url)
-        item_ids = asyncio.run(fill(settings, model, events))
-        url = stack.enter_context(_service(settings, model))
-        turns = [turn(url, settings, item_ids, name, ask, seconds) for name, ask in requests_on_long_log(item_ids)]
+    turns = measure(model, store, events, seconds)
     console.print(table_of(f"{store}, {events:,} events of one user", turns))
     missed = list(misses(turns))
     for miss in missed:
         console.print(miss, style="red")
     if missed:
         raise typer.Exit(1)
+
+
+def measure(model: Path, store: Literal["sqlite", "redis"], events: int, seconds: float) -> list[Turn]:
+    """Serve a user with so many events, and repeat each kind of request for so long; the first turn is quiet."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory()))
+        redis_url = stack.enter_context(redis_server(directory)) if store == "redis" else None
+        settings = StoreSettings(data_dir=directory / "state", redis_url=redis_url)
+        item_ids = asyncio.run(fill(settings, model, events))
+        url = stack.enter_context(_service(settings, model))
+        return [turn(url, settings, item_ids, name, ask, seconds) for name, ask in requests_on_long_log(item_ids)]
 
 
 async def fill(settings: StoreSettings, model: Path, events: int) -> list[str]:
@@ -166,15 +176,14 @@ def turn(
     wal = settings.data_dir / f"{FILE_NAME}-wal"
 
     def repeat(ask_one: Callable[[Caller, int], int], latencies: list[float], least_s: float = 0.0) -> None:
-        caller, number = Caller(url), 0
-        while time.monotonic() < ends_s:
-            begin_s = time.perf_counter()
-            status = ask_one(caller, number)
-            latencies.append((time.perf_counter() - begin_s) * 1e3)
-            found.statuses[status] = found.statuses.get(status, 0) + 1
-            found.wal_mb = max(found.wal_mb, wal.stat().st_size / 1e6 if wal.exists() else 0.0)
-            number += 1
-            time.sleep(least_s)
+        with closing(Caller(url)) as caller:
+            for number in takewhile(lambda _: time.monotonic() < ends_s, count()):
+                begin_s = time.perf_counter()
+                status = ask_one(caller, number)
+                latencies.append((time.perf_counter() - begin_s) * 1e3)
+                found.statuses[status] = found.statuses.get(status, 0) + 1
+                found.wal_mb = max(found.wal_mb, wal.stat().st_size / 1e6 if wal.exists() else 0.0)
+                time.sleep(least_s)
 
     def plain(caller: Caller, number: int) -> int:
         return caller.call("GET", f"/v1/users/short-{number % SHORT_USERS}/recommendations")[0]

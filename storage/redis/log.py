@@ -33,7 +33,7 @@ from storage.redis.session import RedisSession
 from storage.state.event import Merge, digest, uuid7_time_us
 
 ENDLESS = 2**53
-USER_PAGE = 250  # some 0.5 ms of Redis, and 2 ms of the event loop
+USER_PAGE = 128  # some 0.3 ms of Redis, and 1 ms of the event loop
 ARCHIVE_SCAN_TIMEOUT_S = 600.0  # for the archive to read a part of all its files
 REPAIR_ATTEMPTS = 20
 HEADS_PAGE = 500

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from app.jobs.loadtest.rate_sweep import Row
 from benchmarks.inference import attention, constant_cost, scan, worker_memory
 from benchmarks.quality import mechanisms, served_equals_offline
 from benchmarks.rollout import model_switch
-from benchmarks.service import overload, throughput
+from benchmarks.service import long_logs, overload, throughput
 from benchmarks.storage import exactly_once, rebuild, redis_memory
 from model.artifact import model_directory
 from model.config import (
@@ -51,6 +52,17 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = Config(model=ModelConfig(width=32), training=TrainConfig(epochs=2))
     train(data, directory, config, progress=Silent())
     return directory
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_users_with_few_events_are_answered_beside_whatever_is_asked_of_a_long_log(
+    model: Path, store: Literal["sqlite", "redis"]
+) -> None:
+    """What they wait is for a quiet machine to say."""
+    for turn in long_logs.measure(model, store, events=3_000, seconds=0.5):
+        assert turn.plain, turn
+        assert turn.posts, turn
+        assert set(turn.statuses) <= {200, 202, 503}, turn  # 503: a state that is still being folded
 
 
 @pytest.mark.parametrize("exclude_seen", ["none", "recent", "all"])
