@@ -185,6 +185,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._cycle = cycle
         self._idle.pop(self.transport, None)
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport = ResponseTransport(cycle)
         if self._services.draining:  # the client's next connection goes to another process
             cycle.keep_alive = False
         is_short = _has_short_body(cycle.scope["headers"], self._limits.max_body_bytes)
@@ -267,6 +269,40 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._cycle is not None and not self._cycle.response_complete:
             self._cycle.disconnected = True
             self._cycle.message_event.set()
+
+
+class ResponseTransport(asyncio.Transport):
+    """Sends the head of a response in one write with the first part of the body.
+
+    The server writes them one after the other. A process that is killed in between leaves a response that a load
+    balancer has begun to pass on: it cannot send the request to another process any more, and the client gets half.
+
+    cycle  the request and its response, which has a body
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        super().__init__()
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._head: bytes | None = None
+
+    @override
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        if not self._cycle.response_started:  # an answer to Expect: 100-continue
+            self._transport.write(data)
+        elif self._head is None:
+            self._head = data
+        else:
+            self._transport.write(self._head + data)
+            self._head = b""
+
+    @override
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    @override
+    def close(self) -> None:
+        self._transport.close()
 
 
 def _has_short_body(headers: Iterable[tuple[bytes, bytes]], limit: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import threading
@@ -103,6 +104,26 @@ def test_sigterm_answers_what_was_accepted_and_loses_nothing(
         assert logged[: len(clicker.acknowledged)] == clicker.acknowledged
         assert len(logged) <= len(clicker.acknowledged) + 1  # the one whose answer did not arrive
     assert "Traceback" not in process.log()
+
+
+def test_a_process_that_is_killed_leaves_no_half_of_a_response(server: Process) -> None:
+    """Head and body leave the process in one write, or a kill between them would leave a client with the head alone."""
+    event = b'{"user_id": "whole", "item_id": "item-1"}'
+    requests = [
+        b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(event), event),
+        b"GET /v1/users/whole/recommendations HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/model HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n",
+    ]
+    with socket.create_connection(server.address, timeout=PATIENCE_S) as connection:
+        for request in requests * 50:
+            connection.sendall(request)
+            head, _, body = connection.recv(1 << 20).partition(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head)
+            assert length is not None
+            assert len(body) == int(length[1])
+        connection.sendall(b"HEAD /v1/model HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(1 << 20).endswith(b"\r\n\r\n")
 
 
 @pytest.mark.usefixtures("interpreter_starts")
