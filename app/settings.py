@@ -2,6 +2,7 @@
 
 import json
 import os
+from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
@@ -16,6 +17,13 @@ from storage.records import MAIN_TENANT, MAX_SEEN_ENTRIES
 
 PREFIX = "LISAREC_"
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
+
+# Variables with the same prefix that other programs read: the compose file, the load balancer, clients, tests.
+NAMES_OF_OTHERS = (
+    "APP APP_MEMORY APP_PORT BIND CPUS DATA DNS GRAFANA_PUBLISH HAPROXY_MEMORY KEEP_EVERY_S KEEP_TAIL KEY MAXMEMORY "
+    "MAX_CONNECTIONS MAX_CONNECTIONS_PER_SOURCE MAX_REPLICAS MAX_REQUESTS_PER_REPLICA METRICS_BIND METRICS_DAYS MODEL "
+    "OWN_REDIS PUBLISH REDIS_MAXMEMORY REDIS_MEMORY REDIS_SERVERS RETRAIN_EVERY TRAINER_MEMORY TRAIN_MEMORY URL VERSION"
+)
 
 
 class StoreSettings(BaseSettings):
@@ -131,6 +139,23 @@ class Settings(StoreSettings):
         """Put these settings into the environment of the worker processes that are started next."""
         for name, value in self.model_dump(mode="json", exclude_none=True).items():
             os.environ[PREFIX + name.upper()] = value if isinstance(value, str) else json.dumps(value)
+
+
+def problem_of_unknown_variables() -> str | None:
+    """Return what is wrong with variables that are named like settings and are none; None where there are no such.
+
+    They would be ignored, and who misspells a limit would not have it.
+    """
+    settings = {name.upper() for name in Settings.model_fields}
+    known = settings.union(NAMES_OF_OTHERS.split())
+    found = {name for name, value in os.environ.items() if name.upper().startswith(PREFIX) and value}
+    unknown = sorted(name for name in found if name.upper().removeprefix(PREFIX) not in known)
+    problems = []
+    for name in unknown:
+        similar = get_close_matches(name.upper().removeprefix(PREFIX), sorted(settings), 1)
+        meant = f"; is {PREFIX}{similar[0]} meant?" if similar else ""
+        problems.append(f"{name} in the environment is no setting{meant}")
+    return ". ".join(problems) or None
 
 
 def is_loopback(host: str) -> bool:

@@ -88,6 +88,10 @@ def store_settings(**given: object) -> StoreSettings:
 
 def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:
     """Return the options that are not None. A data directory among them wins over a Redis of the environment."""
+    from app.settings import problem_of_unknown_variables
+
+    if problem := problem_of_unknown_variables():
+        raise typer.BadParameter(problem)
     options = {name: value for name, value in given.items() if value is not None}
     if "redis_url" in options and "data_dir" in options:
         raise typer.BadParameter("give one of --redis-url and --data-dir: users are kept in Redis or in SQLite")

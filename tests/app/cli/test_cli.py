@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from app.cli.main import main
 from app.cli.options import command_on
 from app.jobs.datasets.synthetic_shop import generate
-from app.settings import Settings
+from app.settings import Settings, problem_of_unknown_variables
 from model.data.readers import read_interactions
 from tests.app.service_process import is_ready
 from tests.waiting import PATIENCE_S, wait_until
@@ -251,6 +252,33 @@ def test_settings_that_do_not_go_together_exit_2_and_no_password_is_shown(
     with pytest.raises(ValidationError) as refused:
         Settings(redis_url=url, tenants={"books": Path("b")})
     assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.parametrize("command", [["serve"], ["archive", "--archive-dir", "a"], ["activate", "june"]], ids=" ".join)
+def test_a_misspelt_setting_is_refused_and_the_right_one_named(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISAREC_MAX_REQUEST", "1")
+    monkeypatch.setenv("LISAREC_XYZZY", "sesame")
+    shown = Outcome(capsys, *command)
+    printed = " ".join(shown.err.replace("│", " ").split())
+    assert shown.status == 2
+    assert "LISAREC_MAX_REQUEST in the environment is no setting; is LISAREC_MAX_REQUESTS meant?" in printed
+    assert "LISAREC_XYZZY in the environment is no setting" in printed
+    assert "sesame" not in printed
+
+
+def test_every_variable_of_the_documents_and_the_compose_file_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in ("README.md", "Makefile", "docker-compose.yml"))]
+    files += [file for file in (ROOT / "docker").rglob("*") if file.is_file()]
+    text = "".join(file.read_text() for file in files if file.suffix in ("", ".md", ".yml", ".cfg", ".env"))
+    names = set(re.findall(r"\bLISAREC_[A-Z_]*[A-Z]\b", text)) - {"LISAREC_MAX_REQUEST"}  # an example of a wrong one
+    assert len(names) > 50
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    assert problem_of_unknown_variables() is None
+    monkeypatch.setenv("LISAREC_MAX_REQUEST", "")  # as good as not set, like every empty one
+    assert problem_of_unknown_variables() is None
 
 
 @pytest.mark.parametrize(
