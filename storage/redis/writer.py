@@ -26,7 +26,7 @@ from storage.redis.states import RedisStates
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 
-MAX_CALLS_OF_NODE = 32  # of a cluster, at a time: one that hangs leaves room for requests that need others
+MAX_CALLS_OF_NODE = 64  # of a cluster, at a time: one that hangs leaves room for requests that need others
 MAX_ROUND = 512  # events, folded and encoded in one go: 30 to 160 ms in which the event loop does nothing else
 
 
