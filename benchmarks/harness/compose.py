@@ -22,6 +22,7 @@ MAKE_SECRETS = ROOT / "docker" / "redis" / "make-secrets"
 REDIS_CONFIG = ROOT / "docker" / "redis" / "redis.conf"
 CLUSTER_CONFIG = ROOT / "docker" / "redis" / "redis-cluster.conf"
 REDIS_START = ROOT / "docker" / "redis" / "redis-start"
+REDIS_LOAD_USERS = ROOT / "docker" / "redis" / "redis-load-users"
 
 DEFAULT_OF_VARIABLE = re.compile(r"\$\{\w+:?-([^}]*)\}")
 

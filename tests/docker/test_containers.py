@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import resource
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +16,9 @@ import yaml
 
 from app.settings import Settings
 from benchmarks.harness.compose import REDIS_CONFIG
+from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import HAPROXY_CONFIG, program
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
@@ -59,9 +64,58 @@ def test_the_balancer_has_the_same_defaults_with_compose_and_without() -> None:
     assert of_compose == dict(re.findall(r"\$\{(LISAREC_MAX_\w+)-(\w+)\}", HAPROXY_CONFIG.read_text()))
 
 
-def test_what_the_image_compiles_is_what_a_service_uses() -> None:
-    """It runs; that a second start compiles nothing is seen by the times in docs/performance.md."""
-    run(sys.executable, str(ROOT / "docker" / "compile.py"))
+def test_haproxy_needs_no_more_open_files_than_engines_allow(tmp_path: Path) -> None:
+    """It asks the kernel for what its connections take, so an engine that may not raise the limit starts it, too."""
+    assert "ulimits" not in COMPOSE["services"]["haproxy"]
+    try:
+        haproxy = program("haproxy")
+    except FileNotFoundError as exc:
+        pytest.skip(str(exc))
+    log = tmp_path / "log"
+    address = f"127.0.0.1:{free_port()}"
+    environment = {"LISAREC_BIND": address, "LISAREC_METRICS_BIND": f"127.0.0.1:{free_port()}"}
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 20_000))
+
+    with log.open("w") as output:
+        command = [haproxy, "-db", "-f", str(HAPROXY_CONFIG)]
+        balancer = subprocess.Popen(command, env=environment, stdout=output, stderr=output, preexec_fn=limit)
+    try:
+        wait_until(lambda: answers(address) or balancer.poll() is not None, log.read_text)
+        assert balancer.poll() is None, log.read_text()
+        assert "limit" not in log.read_text()
+    finally:
+        balancer.kill()
+        balancer.wait()
+
+
+def answers(address: str) -> bool:
+    """Say whether something listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def test_what_the_image_compiles_is_compiled_once(tmp_path: Path) -> None:
+    """The build fails where a second run writes; that containers find it is seen in tests/containers."""
+    (step,) = (part for part in DOCKERFILE.read_text().split("\nRUN ") if " compile.py &&" in part)
+    assert step.count("python -P compile.py") == 2
+    assert "-newer" in step
+    compiled = tmp_path / "compiled"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(compiled), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", str(ROOT / "docker" / "compile.py")]
+
+    def written() -> dict[Path, int]:
+        subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, timeout=600)
+        return {file: file.stat().st_mtime_ns for file in compiled.rglob("*") if file.is_file()}
+
+    first = written()
+    assert first
+    assert written() == first
 
 
 def test_a_container_starts_with_a_copy_of_what_was_compiled(tmp_path: Path) -> None:
@@ -80,6 +134,49 @@ def test_a_container_starts_with_a_copy_of_what_was_compiled(tmp_path: Path) -> 
         completed = subprocess.run(["sh", str(start), "serve", "a b"], env=environment, capture_output=True, check=True)
         assert completed.stdout == b"serve,a b,"
         assert [file.name for file in cache.iterdir()] == ["kernels.nbi"]
+
+
+def test_one_service_builds_each_image() -> None:
+    """Engines that build several services of one tag at the same time fail to name the second."""
+    built = [service["image"] for service in COMPOSE["services"].values() if "build" in service]
+    assert len(built) == len(set(built))
+    assert set(built) == {
+        service["image"] for service in COMPOSE["services"].values() if "lisarec:" in service["image"]
+    }
+    assert "profiles" not in COMPOSE["services"]["app"]
+    assert "build" in COMPOSE["services"]["app"]
+
+
+def test_the_number_of_replicas_stands_in_the_environment() -> None:
+    """Else every `up` without `--scale` goes back to one."""
+    assert COMPOSE["services"]["app"]["scale"] == "${LISAREC_REPLICAS:-1}"
+
+
+def test_up_can_wait_for_every_service_that_stays() -> None:
+    """A service whose healthcheck is disabled is one that `up --wait` takes for broken, unless it ends."""
+    silent = {
+        name for name, service in COMPOSE["services"].items() if (service.get("healthcheck") or {}).get("disable")
+    }
+    assert {name for name in silent if "restart" in COMPOSE["services"][name]} == set()
+    awaited = {
+        dependency: condition["condition"]
+        for service in COMPOSE["services"].values()
+        for dependency, condition in service.get("depends_on", {}).items()
+    }
+    assert awaited == {"secrets": "service_completed_successfully"}
+    for name in ("archive", "trainer"):
+        command, environment = COMPOSE["services"][name]["command"], COMPOSE["services"][name]["environment"]
+        assert command[command.index("--metrics") + 1] == f"0.0.0.0:{environment['LISAREC_PORT']}"
+
+
+def test_no_service_leaves_a_volume_without_a_name() -> None:
+    """The image of Redis declares one at /data, that of Prometheus one at /prometheus."""
+    declared = {"redis:": "/data", "prom/": "/prometheus"}
+    for name, service in COMPOSE["services"].items():
+        for image, place in declared.items():
+            if service["image"].startswith(image):
+                mounted = [volume.split(":")[1] for volume in service.get("volumes", [])]
+                assert place in [*mounted, *service.get("tmpfs", [])], name
 
 
 def test_images_are_pinned() -> None:

@@ -17,7 +17,7 @@ from redis.retry import Retry
 from app.jobs.archive import ArchiverMetrics, ArchiverPlan
 from app.jobs.archive import run_archiver as archive
 from app.settings import StoreSettings
-from benchmarks.harness.compose import MAKE_SECRETS, ROOT, make_users, node_command, redis_command
+from benchmarks.harness.compose import MAKE_SECRETS, REDIS_LOAD_USERS, ROOT, make_users, node_command, redis_command
 from benchmarks.harness.redis_cluster import free_node_port
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.topology import answers_ping, program, redis_server
@@ -53,6 +53,55 @@ def test_passwords_are_made_once_or_taken(folders: tuple[Path, Path, Path], tmp_
     assert users_of_given != users
     admin, replica = ((folders[1] / f"{user}_password").read_text() for user in ("admin", "replica"))
     assert len({admin, replica, password, given}) == 4
+
+
+@pytest.mark.parametrize("given", ["", "\n", "\r\n", "  ", " blank before", "a directory", "unreadable"])
+def test_a_password_that_would_let_everybody_in_is_refused(folders: tuple[Path, Path, Path], given: str) -> None:
+    file = folders[2] / "redis_password"
+    if given == "a directory":
+        file.mkdir()
+    else:
+        file.write_text(given)
+        file.chmod(0 if given == "unreadable" else 0o444)
+    powerless = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []  # root reads all
+    done = subprocess.run([*powerless, MAKE_SECRETS, *folders], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode != 0
+    assert str(file) in done.stderr
+    assert list(folders[1].iterdir()) == []  # Redis does not start without its users
+
+
+def test_the_password_is_changed_while_connections_and_services_go_on_with_the_old_one(tmp_path: Path) -> None:
+    port, users, log = free_port(), make_users(tmp_path), tmp_path / "redis.log"
+    folders = tmp_path / "secrets", tmp_path / "acl", tmp_path / "given"
+    folders[2].mkdir()
+
+    def may_log_in(password: str) -> bool:
+        try:
+            with redis.Redis(port=port, username="lisarec", password=password, retry=Retry(NoBackoff(), 0)) as client:
+                return bool(client.ping())
+        except redis.AuthenticationError:
+            return False
+
+    def make_and_load() -> None:
+        make_secrets(folders)
+        subprocess.run([REDIS_LOAD_USERS, users.acl_file, "-p", str(port)], check=True, timeout=PATIENCE_S)
+
+    server = start_redis(redis_command(program("redis-server"), data_directory(tmp_path), users, port), log)
+    try:
+        wait_until(lambda: answers_ping(users, port), log.read_text)
+        with redis.Redis.from_url(users.url(port), retry=Retry(NoBackoff(), 0)) as lasting:
+            connection = lasting.client_id()
+            (folders[2] / "redis_password").write_text("another one\n")
+            make_and_load()
+            assert may_log_in("another one")
+            assert may_log_in(users.password)
+            make_and_load()
+            assert may_log_in("another one")
+            assert not may_log_in(users.password)
+            assert lasting.client_id() == connection
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Client], tmp_path: Path) -> None:
