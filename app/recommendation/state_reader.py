@@ -115,7 +115,7 @@ class StateReader:
 
         seen  what was read of the logs of those who exclude all seen items; without it they are missing too
         """
-        user_ids = distinct(request.user_id for request in requests)
+        user_ids = _distinct(request.user_id for request in requests)
         if not user_ids:
             return StoredUsers({}, {})
         begin_s, is_failed = time.perf_counter(), False
@@ -143,9 +143,8 @@ class StateReader:
 
 def users_who_exclude_all(requests: Iterable[RecommendationRequest]) -> list[str]:
     """Return the users of requests that exclude everything that was seen, for which their logs are needed."""
-    return distinct(request.user_id for request in requests if request.exclude_seen == "all")
+    return _distinct(request.user_id for request in requests if request.exclude_seen == "all")
 
 
-def distinct(user_ids: Iterable[str | None]) -> list[str]:
-    """Return each of the ids once, in order, without None."""
+def _distinct(user_ids: Iterable[str | None]) -> list[str]:
     return list(dict.fromkeys(user_id for user_id in user_ids if user_id is not None))
