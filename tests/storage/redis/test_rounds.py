@@ -182,17 +182,17 @@ def test_a_state_that_is_read_while_its_user_is_erased_is_of_what_came_since(
     async def law(then: list[Event]) -> None:
         async with opened(any_server.url) as store, opened(any_server.url) as other:
             await store.append("main", [click(f"e{number}") for number in range(5)])
-            read_log = UserLog.entries
+            read_log = UserLog.pages_of
 
             async def erased_first(log: UserLog, *place: Any, **bounds: Any) -> AsyncIterator[Any]:
                 monkeypatch.undo()
                 await other.erase("main", "u")
                 if then:
                     await other.append("main", then)
-                async for entry in read_log(log, *place, **bounds):
-                    yield entry
+                async for page in read_log(log, *place, **bounds):
+                    yield page
 
-            monkeypatch.setattr(UserLog, "entries", erased_first)
+            monkeypatch.setattr(UserLog, "pages_of", erased_first)
             (value,) = await store.states("main", ["u"], newer)
             assert_state_is(value, fold(newer, then))
 
