@@ -191,7 +191,9 @@ class RedisStore(UserStore):
     @override
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
         user = await self._resolve(tenant, user_id)
-        return [entry async for entry in self._log.entries(user, after=after, limit=limit)]
+        entries = [entry async for entry in self._log.entries(user, after=after, limit=limit)]
+        await self._session.trust.require_whole(user.log)
+        return entries
 
     @override
     async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:

@@ -7,7 +7,7 @@ until an operator accepts the loss with `lisarec repair --accept-loss`. What a s
 store, for processes that start later.
 
 A server is examined before its first write, once a second, and after every new connection to it: also between a write
-and its acknowledgement. Reading goes on meanwhile.
+and its acknowledgement. Recommendations go on meanwhile; a user's log is not shown from a server that lacks data.
 """
 
 from __future__ import annotations
@@ -100,13 +100,22 @@ class ServerTrust:
 
     async def require(self, key: str) -> None:
         """Raise StorageUnavailable unless the server of the key may be written to."""
-        url = self._servers.slots.node_of(key)
-        if url is None:
-            return  # the command will say so
-        server = await self._examined(url)
-        reason = server.reason or (self._noted_loss(key) if self._lost else None)
+        reason = await self._reason(key)
         if reason is not None:
             raise StorageUnavailable(*reason)
+
+    async def require_whole(self, key: str) -> None:
+        """Raise StorageUnavailable where the server of the key lacks data: what was read from it may be too little."""
+        reason = await self._reason(key)
+        if reason is not None and reason.cause == "wrong_store":
+            raise StorageUnavailable(*reason)
+
+    async def _reason(self, key: str) -> _Reason | None:
+        url = self._servers.slots.node_of(key)
+        if url is None:
+            return None  # the command will say so
+        server = await self._examined(url)
+        return server.reason or (self._noted_loss(key) if self._lost else None)
 
     async def acknowledge(self, key: str, entry_id: bytes | None) -> None:
         """Raise StorageUnavailable unless what was written to the key's server may be acknowledged.
@@ -195,11 +204,11 @@ class ServerTrust:
             what = await self._missing_data(url)
         if what is not None:
             reason = LOST.format(server=_address(url), what=what)
-            await self._note(_address(url), (reason, self._partitions(url)))
+            await _note(self._servers, self._keys.meta, _address(url), (reason, self._partitions(url)))
             server.is_noted = True
             return _Reason(reason, "wrong_store")
         if server.is_noted:
-            await self._note(_address(url), None)
+            await _note(self._servers, self._keys.meta, _address(url), None)
             server.is_noted = False
         return None
 
@@ -299,19 +308,6 @@ class ServerTrust:
         node_of, log = self._servers.slots.node_of, self._keys.log
         return [number for number in range(self._keys.partitions) if node_of(log(number)) == url]
 
-    async def _note(self, address: str, loss: tuple[str, Sequence[int]] | None) -> None:
-        """Note what the server has lost, or that it has lost nothing, if that can be written.
-
-        It is noted again with every look at a server that lacks something, in case two processes note at once.
-        """
-        with suppress(StorageError):
-            noted = json.loads(await self._servers.call("HGET", self._keys.meta, "lost") or b"{}")
-            if loss is None:
-                noted.pop(address, None)
-            else:
-                noted[address] = loss
-            await self._servers.call("HSET", self._keys.meta, "lost", json.dumps(noted))
-
     async def _call(self, url: str, *commands: tuple[Argument, ...]) -> list[Any]:
         """Execute commands; a reply that is an error is in its place, a failed connection is raised."""
         replies = await self._servers.call_node(url, commands) if commands else []
@@ -319,6 +315,20 @@ class ServerTrust:
             if isinstance(reply, CONNECTION_ERRORS) and not isinstance(reply, ResponseError):
                 raise storage_error(reply) from reply
         return replies
+
+
+async def _note(servers: RedisServers, meta: str, address: str, loss: tuple[str, Sequence[int]] | None) -> None:
+    """Note what the server has lost, or that it has lost nothing, if that can be written.
+
+    It is noted again with every look at a server that lacks something, in case two processes note at once.
+    """
+    with suppress(StorageError):
+        noted = json.loads(await servers.call("HGET", meta, "lost") or b"{}")
+        if loss is None:
+            noted.pop(address, None)
+        else:
+            noted[address] = loss
+        await servers.call("HSET", meta, "lost", json.dumps(noted))
 
 
 @dataclass(frozen=True, slots=True)
