@@ -1,5 +1,6 @@
 """ASGI middleware that measures every request, gives it an id, and logs the slow and the failed ones."""
 
+import asyncio
 import logging
 import os
 import re
@@ -8,6 +9,8 @@ from itertools import count
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.errors import Draining
+from app.http.error_responses import error_response
 from app.observability import tracing
 from app.observability.log_format import MAX_LINES_PER_SECOND
 from app.observability.metrics import RequestMetrics
@@ -27,6 +30,8 @@ class RequestTimer:
 
     A time is recorded under the route's template, so that user ids make no new series. A slow or failed request is
     logged with its id, at most MAX_LINES_PER_SECOND of them, since an overloaded process should not write much.
+
+    A request that takes longer than the server's shutdown, which cancels it, gets a 503.
     """
 
     def __init__(self, app: ASGIApp, metrics: RequestMetrics, slow_s: float) -> None:
@@ -43,7 +48,7 @@ class RequestTimer:
             return
         request_trace = Trace(_request_id(scope))
         tracing.current.set(request_trace)  # in the request's own task
-        status = 500
+        status: int | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -60,7 +65,12 @@ class RequestTimer:
         begin = time.perf_counter()
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            if status is not None:
+                raise
+            await error_response(Draining())(scope, receive, send_with_id)
         finally:
+            status = status or 500
             seconds = time.perf_counter() - begin
             metrics.in_progress -= 1
             method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"

@@ -89,7 +89,9 @@ def test_sigterm_answers_what_was_accepted_and_loses_nothing(
     assert (draining.status_code, draining.json()["error"]["code"]) == (503, "draining")
     assert draining.headers["connection"] == "close"
     assert httpx.get(f"{process.url}/healthz").status_code == 200
+    process.terminate()  # whoever supervises it may tell it again
     wait_until_refused(process.address)
+    process.terminate()
     slow.sendall(body[10:])
     assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
     slow.close()
@@ -124,6 +126,18 @@ def test_a_process_that_is_killed_leaves_no_half_of_a_response(server: Process) 
             assert len(body) == int(length[1])
         connection.sendall(b"HEAD /v1/model HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connection.recv(1 << 20).endswith(b"\r\n\r\n")
+
+
+def test_what_takes_longer_than_the_shutdown_gets_503(launch: Callable[..., Process]) -> None:
+    process = launch(drain_s=0, shutdown_timeout_s=1, body_timeout_s=PATIENCE_S)
+    with accepted_without_body(process.address, 100) as slow:
+        process.terminate()
+        head, _, body = slow.recv(65_536).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in head
+    assert json.loads(body)["error"]["code"] == "draining"
+    assert process.exit_code() == 0
+    assert "Traceback" not in process.log()
 
 
 @pytest.mark.usefixtures("interpreter_starts")
