@@ -9,7 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -80,8 +80,8 @@ def test_idle_connections_of_one_source_stop_nobody_else(running: Topology) -> N
         seconds = time.monotonic() - begin_s
         print(f"50 others were answered within {seconds:.2f} s")
         assert set(answers) == {200}
-        one_more = stack.enter_context(connect(running, "127.0.0.2"))
-        assert status(one_more) == 0
+        with suppress(ConnectionError):  # refused while it connects, or right after
+            assert status(stack.enter_context(connect(running, "127.0.0.2"))) == 0
     assert "DOWN" not in running.balancer_log()
 
 
