@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ from model.artifact import model_directory
 
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 LARGE_BYTES = 1 << 17
+SWITCH_INTERVAL_S = 0.001  # so long a thread that computes keeps the event loop waiting, at each of its steps
 
 logger = logging.getLogger(__name__)
 
@@ -225,6 +227,7 @@ def _draining_on_sigterm(services: Services, drain_s: float) -> Iterator[None]:
         return
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     _return_freed_memory()
     loop = asyncio.get_running_loop()
 

@@ -11,7 +11,7 @@ from app.errors import ErrorDetail, TooCostly
 from app.schemas.recommendations import RecommendationRequest
 
 PLAIN = 1.0
-LIGHT = 2.0  # up to this cost, the time of a request predicts that of the next
+LIGHT = 2.0  # below this cost, the time of a request predicts that of the next
 PLAIN_FIELDS, PLAIN_K = frozenset({"user_id", "k"}), 10
 
 K = 1 / 250  # of an item of the answer
@@ -21,7 +21,7 @@ CAPPED = 2.0  # of a limit for each category, which ranks more items than the an
 ITEM_ID = 1 / 350  # of an id in a list or a cursor
 PINNED = 1 / 100
 CATEGORY = 1 / 100  # of a category in a filter or a boost
-SEEN = 1.5  # of reading a log
+SEEN = 1.0  # of reading a log of usual length; one at LISAREC_MAX_SEEN_EVENTS takes longer, few at a time
 
 # of what is no recommendation, in whole plain requests
 LISTED_ITEMS = 250  # popular or trending items for one

@@ -149,7 +149,7 @@ class Recommender(BaseRecommender):
         self._batcher: MicroBatcherByLane[Lane, Asked, Recommendations] = MicroBatcherByLane(
             self._answer_batch,
             attrgetter("cost"),
-            lambda asked: Lane(readers.states.node_of(asked.request), asked.cost > LIGHT),
+            lambda asked: Lane(readers.states.node_of(asked.request), asked.cost >= LIGHT),
             limits_of,
         )
         self._computing = asyncio.Lock()  # light batches of several nodes share the engine
@@ -220,7 +220,7 @@ class Recommender(BaseRecommender):
     async def _compute_batch(
         self, batch: Sequence[Asked], requests: Sequence[RecommendationRequest], users: StoredUsers
     ) -> ComputedBatch:
-        if batch[0].cost > LIGHT:  # all of them are
+        if batch[0].cost >= LIGHT:  # all of them are
             return await self._executor.run_costly(requests, users)
         async with self._computing:
             return await self._executor.run_light(requests, users, sum(one.cost for one in batch))

@@ -80,7 +80,7 @@ class LogReader:
         for user_id, seen in zip(user_ids, await self._batcher.submit(logs, asker), strict=True):
             if seen is not None:
                 newest = None if seen.is_complete else self._max_entries
-                found[user_id] = SeenRows(catalogue.rows(seen.item_ids), newest)
+                found[user_id] = SeenRows(await asyncio.to_thread(catalogue.rows, seen.item_ids), newest)
         return found
 
     async def _read_batch(self, logs: Sequence[_Log]) -> list[SeenItems | None]:
