@@ -8,8 +8,8 @@ percent-encoded, so that the first "/" ends it.
                                                 "items:TENANT" for every tenant that has ever set values of items,
                                                 "secret", 64 hex digits that are made once
                                                 "accepted", when an operator last accepted a loss of data, in ms
-                                                "lost", what servers have lost that nobody has accepted yet: a JSON
-                                                object, HOST:PORT -> reason and partitions
+                                                "lost", entries that are missing and that nobody has accepted the loss
+                                                of: a JSON object, partition -> id of the newest one
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
   PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", JSON as in
                                                 storage/state/record_encoding.py, or "x": an erased user, see

@@ -226,9 +226,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.parametrize("store", ["sqlite", "redis", "cluster"])
 def test_nothing_acknowledged_is_lost_doubled_or_wrong(store: ChaosStore, models: list[Path], tmp_path: Path) -> None:
     require_servers()
-    chaos_settings = ChaosSettings(
-        models, store, seconds=10.0, seed=3, left_out=(), directory=tmp_path
-    )
+    chaos_settings = ChaosSettings(models, store, seconds=10.0, seed=3, left_out=(), directory=tmp_path)
     verdict, workload = asyncio.run(chaos(chaos_settings))
     assert {name: faults for name, faults in verdict.faults().items() if faults} == {}
     assert list(violations(list_operations(workload))) == []

@@ -32,6 +32,7 @@ from storage.redis.layout import Keyspace, entry_seq
 from storage.redis.nodes import CONNECTION_ERRORS, Argument, storage_error
 
 EXAMINE_EVERY_S = 1.0
+ARCHIVE_TIMEOUT_S = 1.0  # of a witness that writes do not need
 REQUIRED_SETTINGS = {"appendonly": "yes", "maxmemory-policy": "noeviction"}
 HARMLESS = "volatile-"  # evicts states with a time to live, which are folded again
 UNSAFE = (
@@ -59,14 +60,12 @@ class _Server:
 
     process     its run and replication ids, as far as it tells them
     reason      why nothing may be written to it; None: all is well
-    is_noted    whether this process has noted a loss of it in the store
     """
 
     connected: int = -1
     examine_at_s: float = 0.0
     process: tuple[str, str] | None = None
     reason: _Reason | None = None
-    is_noted: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -86,17 +85,14 @@ class ServerTrust:
         self._known: dict[str, _Server] = {}
         self._newest: dict[int, str] = {}  # by partition: the id of the newest entry that has to be there
         self._meta: _Meta | None = None
-        self._lost: dict[str, tuple[_Reason, frozenset[int]]] = {}  # by server, as noted in the store
+        self._lost: dict[str, str] = {}  # by partition: an entry that a process has missed, as noted in the store
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def failure(self) -> StorageUnavailable | None:
         """Why nothing at all may be written; None while there is a server that may be written to."""
         reasons = [self._known[url].reason if url in self._known else None for url in self._servers.slots.primaries()]
-        if not reasons or not all(reasons):
-            lost = frozenset[int]().union(*(partitions for _, partitions in self._lost.values()))
-            reasons = [reason for reason, _ in self._lost.values() if len(lost) == self._keys.partitions]
-        return next((StorageUnavailable(*reason) for reason in reasons if reason is not None), None)
+        return StorageUnavailable(*reasons[0]) if reasons and reasons[0] is not None and all(reasons) else None
 
     async def require(self, key: str) -> None:
         """Raise StorageUnavailable unless the server of the key may be written to."""
@@ -115,7 +111,7 @@ class ServerTrust:
         if url is None:
             return None  # the command will say so
         server = await self._examined(url)
-        return server.reason or (self._noted_loss(key) if self._lost else None)
+        return server.reason
 
     async def acknowledge(self, key: str, entry_id: bytes | None) -> None:
         """Raise StorageUnavailable unless what was written to the key's server may be acknowledged.
@@ -130,8 +126,11 @@ class ServerTrust:
             # another call was faster, or the log went on from less than it had
             self._known[url].process, self._known[url].examine_at_s = None, 0.0
         await self.require(key)
-        if not self._is_known(number, entry_id):
-            self._newest[number] = entry_id.decode()
+        self._remember(number, entry_id.decode())
+
+    def _remember(self, partition: int, entry_id: str) -> None:
+        if not self._is_known(partition, entry_id.encode()):
+            self._newest[partition] = entry_id
 
     def _is_known(self, partition: int, entry_id: bytes) -> bool:
         """Return whether an entry is known that is as new as this one."""
@@ -163,10 +162,6 @@ class ServerTrust:
         for failure in await asyncio.gather(*map(self._examined, urls), return_exceptions=True):
             if isinstance(failure, Exception) and not isinstance(failure, StorageError):
                 logger.error("a server could not be examined", exc_info=failure)
-
-    def _noted_loss(self, key: str) -> _Reason | None:
-        number = _partition_of(key)
-        return next((reason for reason, lost in self._lost.values() if number is None or number in lost), None)
 
     # ---- one server
 
@@ -200,17 +195,9 @@ class ServerTrust:
     async def _loss(self, url: str, server: _Server, process: tuple[str, str]) -> _Reason | None:
         """Return what the server has lost; only one that may have changed is asked for entries."""
         what = await self._read_meta() if self._is_meta_on(url) else None
-        if what is None and (process != server.process or server.reason is not None):
-            what = await self._missing_data(url)
-        if what is not None:
-            reason = LOST.format(server=_address(url), what=what)
-            await _note(self._servers, self._keys.meta, _address(url), (reason, self._partitions(url)))
-            server.is_noted = True
-            return _Reason(reason, "wrong_store")
-        if server.is_noted:
-            await _note(self._servers, self._keys.meta, _address(url), None)
-            server.is_noted = False
-        return None
+        if what is not None or process != server.process or server.reason is not None:
+            what = await self._missing_data(url) or what
+        return None if what is None else _Reason(LOST.format(server=_address(url), what=what), "wrong_store")
 
     async def _missing_data(self, url: str) -> str | None:
         """Return what the server has to hold and lacks; where it lacks nothing, remember what it holds."""
@@ -218,10 +205,10 @@ class ServerTrust:
         if isinstance(archived, str):
             return archived
         for number, entry_id in archived.items():
-            if not self._is_known(number, entry_id.encode()):
-                self._newest[number] = entry_id
+            self._remember(number, entry_id)
         partitions = self._partitions(url)
         missing = await self._missing_entries(url, partitions)
+        await self._note(partitions, {str(number): entry_id for number, entry_id in missing})
         if not missing:
             await self._learn(url, partitions)
             return None
@@ -252,8 +239,8 @@ class ServerTrust:
             url, *(("XREVRANGE", self._keys.log(number), "+", "-", "COUNT", 1) for number in partitions)
         )
         for number, entries in zip(partitions, found, strict=True):
-            if isinstance(entries, list) and entries and not self._is_known(number, entries[0][0]):
-                self._newest[number] = entries[0][0].decode()
+            if isinstance(entries, list) and entries:
+                self._remember(number, entries[0][0].decode())
         if self._is_meta_on(url):
             await self._call(url, *(("HSETNX", self._keys.meta, name, value) for name, value in self._fields.items()))
 
@@ -273,14 +260,12 @@ class ServerTrust:
             for server in self._known.values():
                 server.process = None
         self._meta = meta
-        noted = {
-            address: (_Reason(text, "wrong_store"), frozenset(partitions))
-            for address, (text, partitions) in json.loads(lost or b"{}").items()
-        }
-        for address in (
-            noted.keys() - self._lost.keys() - {_address(url) for url, one in self._known.items() if one.reason}
-        ):
-            logger.warning("%s", noted[address][0].text)
+        noted: dict[str, str] = json.loads(lost or b"{}")
+        for number, entry_id in noted.items():
+            if self._lost.get(number) != entry_id:
+                self._remember(int(number), entry_id)
+                if (url := self._servers.slots.node_of(self._keys.log(int(number)))) in self._known:
+                    self._known[url].process = None
         self._lost = noted
         return None
 
@@ -289,7 +274,7 @@ class ServerTrust:
         if not self._archive.is_configured or self._meta is None:
             return {}
         try:
-            manifest = await self._archive.read(lambda snapshot: snapshot.manifest)
+            manifest = await self._archive.read(lambda snapshot: snapshot.manifest, ARCHIVE_TIMEOUT_S)
         except StorageError as exc:
             logger.warning("the archive does not tell what Redis has to hold: %s", exc)
             return {}
@@ -308,6 +293,20 @@ class ServerTrust:
         node_of, log = self._servers.slots.node_of, self._keys.log
         return [number for number in range(self._keys.partitions) if node_of(log(number)) == url]
 
+    async def _note(self, partitions: Sequence[int], missing: Mapping[str, str]) -> None:
+        """Note which entries these partitions lack, for processes that do not know of them, if that can be written.
+
+        It is noted again with every look at a server that lacks something, in case two processes note at once.
+        """
+        own = set(map(str, partitions))
+        if not missing and own.isdisjoint(self._lost):
+            return
+        with suppress(StorageError):
+            noted = json.loads(await self._servers.call("HGET", self._keys.meta, "lost") or b"{}")
+            others = {number: entry_id for number, entry_id in noted.items() if number not in own}
+            self._lost = {**others, **missing}
+            await self._servers.call("HSET", self._keys.meta, "lost", json.dumps(self._lost))
+
     async def _call(self, url: str, *commands: tuple[Argument, ...]) -> list[Any]:
         """Execute commands; a reply that is an error is in its place, a failed connection is raised."""
         replies = await self._servers.call_node(url, commands) if commands else []
@@ -315,20 +314,6 @@ class ServerTrust:
             if isinstance(reply, CONNECTION_ERRORS) and not isinstance(reply, ResponseError):
                 raise storage_error(reply) from reply
         return replies
-
-
-async def _note(servers: RedisServers, meta: str, address: str, loss: tuple[str, Sequence[int]] | None) -> None:
-    """Note what the server has lost, or that it has lost nothing, if that can be written.
-
-    It is noted again with every look at a server that lacks something, in case two processes note at once.
-    """
-    with suppress(StorageError):
-        noted = json.loads(await servers.call("HGET", meta, "lost") or b"{}")
-        if loss is None:
-            noted.pop(address, None)
-        else:
-            noted[address] = loss
-        await servers.call("HSET", meta, "lost", json.dumps(noted))
 
 
 @dataclass(frozen=True, slots=True)
