@@ -55,7 +55,6 @@ class Ingest:
         now_us = self._clock.now_us()
         max_us = max(now_us, time.time_ns() // 1_000) + MAX_AHEAD_US
         bodies = body if isinstance(body, list) else [body]
-        sender.require_few(len(bodies))
         events = parse_plain_events(bodies, now_us, max_us, needs_ids=self._needs_ids)
         if events is None:
             events = [to_event(one, now_us) for one in validate_events(bodies, max_us, needs_ids=self._needs_ids)]

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from app.errors import TooManyEvents
-from app.schemas.events import MAX_PUBLIC_EVENTS, MAX_PUBLIC_NEW_USERS
+from app.schemas.events import MAX_PUBLIC_NEW_USERS
 from storage.protocol import EventStore
 
 MAX_REMEMBERED = 50_000  # users, in each of two sets; some 10 MB
@@ -20,13 +20,6 @@ class Sender:
 
     is_public: bool = False
     count_new_users: Callable[[int], Awaitable[None]] | None = None
-
-    def require_few(self, events: int) -> None:
-        """Raise TooManyEvents when the sender may not send so many events at once."""
-        if self.is_public and events > MAX_PUBLIC_EVENTS:
-            raise TooManyEvents(
-                f"a request with a key of pages has at most {MAX_PUBLIC_EVENTS} events; nothing was applied, split it"
-            )
 
 
 ANYBODY = Sender()  # where there are no keys

@@ -13,7 +13,7 @@ from app.http.access import Caller, charge
 from app.http.services import Services
 from app.recommendation.batching import Asker, never_gone
 from app.recommendation.cost import charge_for
-from app.schemas.events import EventCounts
+from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
 from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
 
 LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
@@ -36,6 +36,10 @@ async def append_events(services: Services, caller: Caller, body: object) -> Eve
         raise TooManyEvents(f"this key may send {rate:,} events a minute; nothing was applied, split the request")
     if events > 1:
         await services.rate_limiter.count(key, events - 1)  # one was counted with the request
+    if key.is_public and events > MAX_PUBLIC_EVENTS:
+        raise TooManyEvents(
+            f"a request with a key of pages has at most {MAX_PUBLIC_EVENTS} events; nothing was applied, split it"
+        )
     count = partial(services.rate_limiter.count_new_users, key, services.settings.new_users_per_hour)
     return await ingest.append(body, Sender(key.is_public, count))
 
