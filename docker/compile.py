@@ -37,6 +37,7 @@ def main(place: Path) -> None:
     item_ids = read_interactions(place / "shop").item_ids[:3]
     settings = Settings(model_dir=place / "model", data_dir=place / "state")
     asyncio.run(use(settings, item_ids))
+    asyncio.run(use(Settings(data_dir=place / "empty"), item_ids))  # a service that has no model yet
     asyncio.run(rebuild(settings, place / "model", lambda _: None))
 
 

@@ -63,6 +63,7 @@ SLOW_PATHS = (
     "tests/app/jobs/test_quality_page.py",
     "tests/benchmarks/",
     "tests/clients/",
+    "tests/containers/",
     "tests/docker/",
     "tests/model/evaluation/test_neural_baselines.py",
     "tests/model/test_mechanism_training.py",
@@ -160,7 +161,8 @@ def is_slow(item: pytest.Item) -> bool:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a skip into a failure in CI, save for tests of hardware that a machine may lack."""
     report = yield
-    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and item.get_closest_marker("gpu") is None:
+    may_lack = any(item.get_closest_marker(marker) for marker in ("engine", "gpu"))
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and not may_lack:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "no reason"
         report.outcome = "failed"
         report.longrepr = f"in CI nothing is skipped: {reason}"

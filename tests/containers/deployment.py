@@ -1,0 +1,129 @@
+"""A checkout of the project, deployed with its docker-compose.yml as docs/operations.md tells operators to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.harness.compose import ROOT
+from benchmarks.harness.service_process import free_port
+from tests.containers.engine import Engine, EngineFailed, torch_index
+
+PATIENCE_S = 900.0  # a first model on a busy machine
+POLL_EVERY_S = 0.5
+IMAGE = "lisarec:local"
+CLUSTER = ("--env-file", ".env", "--env-file", "docker/cluster.env")
+
+
+class Deployment:
+    """What `docker compose` runs in a folder of its own; the project is called `lisarec`."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self.engine = engine
+        self.folder = folder
+        self.port = free_port()
+        self.files: tuple[str, ...] = ()  # options that name environments
+        shutil.rmtree(folder, ignore_errors=True)
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for name in listed.stdout.splitlines():
+            if (ROOT / name).exists():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, folder / name)
+        (folder / "secrets").mkdir()
+        self.set(
+            LISAREC_PUBLISH=f"127.0.0.1:{self.port}",
+            LISAREC_GRAFANA_PUBLISH=f"127.0.0.1:{free_port()}",
+            LISAREC_RETRAIN_EVERY="20s",
+            LISAREC_REPLICAS="2",
+        )
+
+    def set(self, **variables: str) -> None:
+        """Add lines to the file .env; the last one of a name counts."""
+        with (self.folder / ".env").open("a") as file:
+            file.writelines(f"{name}={value}\n" for name, value in variables.items())
+
+    def compose(self, *command: str) -> str:
+        """Run a command of Docker Compose, and return what it prints."""
+        return self.engine.run("docker-compose", *self.files, *command, cwd=self.folder).strip()
+
+    def build(self) -> None:
+        """Build the image as the compose file says."""
+        with torch_index(self.engine) as index:
+            command = ["docker-compose", "--progress", "plain", "build"]
+            self.engine.run(*command, cwd=self.folder, environment={"TORCH_INDEX": index})
+
+    def containers(self, service: str) -> list[str]:
+        """Return the ids of the service's containers that run."""
+        return self.compose("ps", "--quiet", service).split()
+
+    def container(self, service: str) -> str:
+        """Return the id of the service's container, or of one of them."""
+        return self.containers(service)[0]
+
+    def execute(self, container: str, *command: str) -> str:
+        """Run a command in a container, and return what it prints."""
+        return self.engine.docker("exec", container, *command)
+
+    def state(self, container: str, field: str) -> str:
+        """Return a field of the container's state, as `Health.Status`."""
+        return self.engine.inspect("container", container, f"{{{{.State.{field}}}}}")
+
+    def wait_for_state(self, container: str, field: str, wanted: str) -> None:
+        """Wait until a field of the container's state is so."""
+        self.wait_for(lambda: self.state(container, field) == wanted)
+
+    def wait_until_healthy(self, service: str, containers: int = 1) -> None:
+        """Wait until so many containers of the service are."""
+
+        healthy = ["healthy"] * containers
+        self.wait_for(lambda: [self.state(one, "Health.Status") for one in self.containers(service)] == healthy)
+
+    def rolling_restart(self, service: str = "app") -> None:
+        """Restart the service's containers one by one, as docs/operations.md does."""
+        for container in self.containers(service):
+            self.engine.docker("restart", container)
+            self.wait_for_state(container, "Health.Status", "healthy")
+
+    def add_key(self, *scopes: str) -> str:
+        """Make a key, and return it."""
+        options = [word for scope in scopes for word in ("--scope", scope)]
+        return self.compose("run", "--rm", "keys", "add", *options).splitlines()[-1].strip()
+
+    def generation(self, key: str) -> str:
+        """Return the name of the model that a replica serves, `none` before the first."""
+        return str(self.ask_replica("/v1/model", key)["generation"])
+
+    def ask_replica(self, path: str, key: str = "") -> dict[str, object]:
+        """Ask one of the replicas itself."""
+        code = (
+            "import sys, urllib.request as r;"
+            "h = {'Authorization': 'Bearer ' + sys.argv[2]} if sys.argv[2] else {};"
+            "print(r.urlopen(r.Request(sys.argv[1], headers=h)).read().decode())"
+        )
+        answer = self.execute(self.container("app"), "python", "-c", code, f"http://127.0.0.1:8000{path}", key)
+        found: dict[str, object] = json.loads(answer)
+        return found
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition that may fail while containers come and go."""
+
+        def holds() -> bool:
+            try:
+                return condition()
+            except EngineFailed:
+                return False
+
+        give_up_at_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < give_up_at_s, self.compose("ps", "--all")
+            time.sleep(POLL_EVERY_S)

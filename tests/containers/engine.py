@@ -1,0 +1,218 @@
+"""An engine of containers of its own, with the images that the project's files name, where no registry is reached."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import yaml
+from typing_extensions import override
+
+from benchmarks.harness.compose import COMPOSE_FILE, ROOT
+from tests.waiting import wait_until
+
+HERE = Path(__file__).parent
+PROGRAMS = {
+    "dockerd": "docker.io",
+    "docker": "docker.io",
+    "docker-compose": "docker-compose",
+    "mmdebstrap": "mmdebstrap",
+    "iptables": "iptables",
+}
+DEBIAN = "lisarec-debian"
+PYTHON_NEEDS = (
+    "ca-certificates,libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libnsl2,libreadline8,libsqlite3-0,libssl3,"
+    "libuuid1,netbase,tzdata,zlib1g"
+)
+NOT_IN_PYTHON = ("site-packages", "test", "__pycache__", "config-3.11-x86_64-linux-gnu", "idlelib", "tkinter")
+COMMAND_TIMEOUT_S = 1200.0
+
+
+def what_is_missing() -> str:
+    """Return why no engine can be started on this machine; empty if nothing speaks against it."""
+    if os.geteuid() != 0:
+        return "only root starts an engine of containers"
+    missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
+    if missing:
+        return f"an engine of containers needs Debian's packages {', '.join(missing)}"
+    if not (3, 11, 3) <= sys.version_info < (3, 12):
+        return "the image of Python is made of a Python 3.11.3 or newer of this machine"
+    return ""
+
+
+class EngineFailed(RuntimeError):
+    """A command of the engine ended with an error; the message has its output."""
+
+
+class Engine:
+    """A running dockerd, reached by its own socket."""
+
+    def __init__(self, folder: Path, socket: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "DOCKER_HOST": f"unix://{socket}", "DOCKER_CONFIG": str(folder / "config")}
+
+    def run(self, *command: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+        """Return what the command writes to standard output; EngineFailed where it ends with an error."""
+        done = subprocess.run(
+            command,
+            env={**self.environment, **(environment or {})},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+        )
+        if done.returncode != 0:
+            raise EngineFailed(f"{' '.join(command)}: {done.stdout[-4000:]}{done.stderr[-4000:]}")
+        return done.stdout
+
+    def docker(self, *command: str) -> str:
+        """Run a command of docker, and return what it prints."""
+        return self.run("docker", *command).strip()
+
+    def inspect(self, kind: str, name: str, template: str) -> str:
+        """Return a field of an image, a container or a volume."""
+        return self.docker(kind, "inspect", "--format", template, name)
+
+    def has_image(self, name: str) -> bool:
+        """Return whether the image is there."""
+        return bool(self.docker("image", "ls", "--quiet", name))
+
+    @property
+    def gateway(self) -> str:
+        """The address of this machine, as containers that are built see it."""
+        return self.docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
+
+
+@contextmanager
+def running_engine(folder: Path) -> Iterator[Engine]:
+    """Start dockerd with its data in the folder, which keeps images from run to run; EngineFailed where it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="lisarec-engine-") as name:  # a socket's path has to be short
+        place, log = Path(name), folder / "dockerd.log"
+        options = ["--data-root", folder / "data", "--exec-root", place / "exec", "--pidfile", folder / "dockerd.pid"]
+        forwarding = forward_policy()
+        with log.open("w") as output:
+            dockerd = subprocess.Popen(
+                ["dockerd", *map(str, options), "--host", f"unix://{place}/docker.sock"],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        engine = Engine(folder, place / "docker.sock")
+        try:
+            wait_until(lambda: is_up(engine) or dockerd.poll() is not None, log.read_text)
+            if dockerd.poll() is not None:
+                raise EngineFailed(f"dockerd ended: {log.read_text()[-2000:]}")
+            set_forward_policy(forwarding)  # dockerd forbids what others on this machine may need
+            yield engine
+        finally:
+            dockerd.terminate()
+            dockerd.wait()
+
+
+def is_up(engine: Engine) -> bool:
+    """Return whether the engine answers."""
+    try:
+        return bool(engine.docker("version", "--format", "{{.Server.Version}}"))
+    except EngineFailed:
+        return False
+
+
+def forward_policy() -> str:
+    """Return what the kernel does with packets that no rule of forwarding is about."""
+    rules = subprocess.run(["iptables", "-S", "FORWARD"], capture_output=True, text=True, check=True).stdout
+    return rules.split()[2]
+
+
+def set_forward_policy(policy: str) -> None:
+    """Set it."""
+    subprocess.run(["iptables", "-P", "FORWARD", policy], check=True)
+
+
+def make_images_of_others(engine: Engine) -> None:
+    """Make every image that docker/Dockerfile and docker-compose.yml name, but lisarec's, unless they are there."""
+    services = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
+    base = next(
+        line.split()[1] for line in (ROOT / "docker" / "Dockerfile").read_text().splitlines() if line[:5] == "FROM "
+    )
+    images = {"python": base} | {
+        name: services[name]["image"] for name in ("redis", "haproxy", "prometheus", "grafana")
+    }
+    if all(map(engine.has_image, images.values())):
+        return
+    context = engine.folder / "images"
+    context.mkdir(exist_ok=True)
+    if not engine.has_image(DEBIAN):
+        sources = "/etc/apt/sources.list.d/debian.sources"
+        tar = context / "debian.tar"
+        engine.run(
+            "mmdebstrap", "--quiet", "--variant=minbase", f"--include={PYTHON_NEEDS}", "bookworm", str(tar), sources
+        )
+        engine.docker("import", str(tar), DEBIAN)
+        tar.unlink()
+    with tarfile.open(context / "python.tar", "w") as tar_file:
+        tar_file.add(Path(sys.base_prefix) / "bin" / "python3.11", "bin/python3.11")
+        tar_file.add(Path(sys.base_prefix) / "lib", "lib", filter=without_tests)
+    certificates = os.environ.get("PIP_CERT", "/etc/ssl/certs/ca-certificates.crt")
+    shutil.copy(certificates, context / "certificates.crt")
+    (context / "pip.conf").write_text(pip_configuration(engine.gateway))
+    shutil.copy(HERE / "Dockerfile", context / "Dockerfile")
+    for target, image in images.items():
+        engine.run(
+            "docker", "build", "--target", target, "--tag", image, str(context), environment={"DOCKER_BUILDKIT": "0"}
+        )
+
+
+def without_tests(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out of Python what its official slim image has not either."""
+    path = Path(entry.name)
+    return None if path.suffix == ".a" or set(path.parts) & set(NOT_IN_PYTHON) else entry
+
+
+def pip_configuration(torch_host: str) -> str:
+    """Return the configuration of pip for builds: the machine's index, and the server of `torch_index`."""
+    lines = ["[global]", "cert = /etc/ssl/certs/ca-certificates.crt", f"trusted-host = {torch_host}"]
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    configured = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    if index := os.environ.get("PIP_INDEX_URL", configured):
+        lines.append(f"index-url = {index}")
+    return "\n".join([*lines, ""])
+
+
+@contextmanager
+def torch_index(engine: Engine) -> Iterator[str]:
+    """Serve the wheel of torch for CPUs that this machine's pip finds; `default`, gigabytes of CUDA, without one.
+
+    torch's own index of CPU builds may be out of reach. The hash of the wheel is in docker/requirements/torch.txt.
+    """
+    wheels = engine.folder / "index" / "simple" / "torch"
+    wheels.mkdir(parents=True, exist_ok=True)
+    if not list(wheels.glob("*+cpu-*.whl")):
+        pinned = (ROOT / "docker" / "requirements" / "torch.txt").read_text().split()[0]
+        engine.run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels), pinned)
+    if not list(wheels.glob("*+cpu-*.whl")):
+        yield "default"
+        return
+    handler = partial(QuietFiles, directory=str(engine.folder / "index"))
+    with ThreadingHTTPServer((engine.gateway, 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{engine.gateway}:{server.server_port}/simple"
+        server.shutdown()
+
+
+class QuietFiles(SimpleHTTPRequestHandler):
+    """Files of a directory, without a line for each request."""
+
+    @override
+    def log_message(self, format: str, *args: object) -> None: ...

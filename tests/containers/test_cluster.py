@@ -1,0 +1,44 @@
+"""The profile `cluster` of docker-compose.yml in a real engine: six nodes of Redis, of which primaries are killed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.containers.deployment import CLUSTER, Deployment
+from tests.containers.shoppers import Shoppers, failed
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+
+NODES = [f"redis-{number}" for number in range(1, 7)]
+
+
+def primaries(deployment: Deployment) -> list[str]:
+    """Return the nodes that say that they are primaries."""
+    ask = "REDISCLI_AUTH=$(cat /acl/admin_password) redis-cli --user admin role"
+    roles = {node: deployment.compose("exec", "-T", node, "sh", "-c", ask).splitlines()[0] for node in NODES}
+    return [node for node, role in roles.items() if "master" in role]
+
+
+def test_up_waits_until_every_slot_has_a_node(deployment: Deployment) -> None:
+    deployment.files = CLUSTER
+    deployment.compose("up", "--wait")
+    assert len(primaries(deployment)) == 3
+    assert deployment.compose("ps", "--all", "--quiet", "redis") == ""
+
+
+def test_a_killed_primary_loses_nothing(deployment: Deployment, long: bool, measured: list[tuple[str, str]]) -> None:
+    shoppers = Shoppers(deployment.port, deployment.add_key("events:write", "recs:read", "users:admin"))
+    with shoppers.shop() as outcomes:
+        for _ in range(5 if long else 1):
+            node = primaries(deployment)[0]
+            deployment.engine.docker("kill", deployment.container(node))
+            deployment.wait_for(lambda: failed(shoppers.shop_for(1)) == {})
+            deployment.compose("up", "--wait", "--no-recreate")
+    measured.append(("cluster: requests while primaries were killed", f"{outcomes.total()}, {failed(outcomes)}"))
+    assert set(failed(outcomes)) <= {"events 503"}
+    assert shoppers.compare() == (0, 0), f"lost and doubled, of {shoppers.events} events"
+
+
+def test_no_volume_is_left_that_has_no_name(deployment: Deployment) -> None:
+    names = deployment.engine.docker("volume", "ls", "--quiet").split()
+    assert [name for name in names if not name.startswith("lisarec_")] == []

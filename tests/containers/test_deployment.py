@@ -1,0 +1,275 @@
+"""docker-compose.yml in a real engine, from an empty host on. Each test goes on where the one before it ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.containers.deployment import IMAGE, Deployment
+from tests.containers.engine import Engine, EngineFailed
+from tests.containers.shoppers import Shoppers, failed
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+
+MAX_IMAGE_BYTES = 1_400_000_000
+Measured = list[tuple[str, str]]
+STAY = ("app", "archive", "trainer", "redis", "haproxy", "prometheus", "grafana")
+
+
+@pytest.fixture(scope="module")
+def key(deployment: Deployment) -> str:
+    return deployment.add_key("events:write", "recs:read", "users:admin")
+
+
+@pytest.fixture(scope="module")
+def shoppers(deployment: Deployment, key: str) -> Shoppers:
+    return Shoppers(deployment.port, key)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_lost(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hold, after each test of requests, that every acknowledged event is there once."""
+    yield
+    if "shoppers" in request.fixturenames:
+        shoppers: Shoppers = request.getfixturevalue("shoppers")
+        assert shoppers.compare() == (0, 0), f"lost and doubled, of {shoppers.events} events"
+
+
+def test_the_image_is_small_and_its_user_is_not_root(deployment: Deployment, measured: Measured) -> None:
+    size = int(deployment.engine.inspect("image", IMAGE, "{{.Size}}"))
+    measured.append(("size of the image, MB", f"{size / 1e6:.0f}"))
+    assert size <= MAX_IMAGE_BYTES
+    assert deployment.engine.inspect("image", IMAGE, "{{.Config.User}}") == "10001:10001"
+    unwanted = "( -path */torch/include -o -path */torch/test -o -name tests -o -perm -4000 )"
+    found = deployment.engine.docker("run", "--rm", "--entrypoint", "find", IMAGE, "/opt/lisarec", *unwanted.split())
+    assert found == ""
+
+
+def test_up_waits_until_all_is_ready_without_a_model(deployment: Deployment, key: str, measured: Measured) -> None:
+    begin_s = time.monotonic()
+    deployment.compose("up", "--wait")
+    measured.append(("first start until everything is healthy, s", f"{time.monotonic() - begin_s:.1f}"))
+    assert len(deployment.containers("app")) == 2
+    assert deployment.generation(key) == "none"
+    for service in STAY:
+        assert deployment.state(deployment.container(service), "Status") == "running"
+
+
+def test_a_second_up_changes_nothing(deployment: Deployment) -> None:
+    before = {service: deployment.containers(service) for service in STAY}
+    deployment.compose("up", "--wait")
+    assert {service: deployment.containers(service) for service in STAY} == before
+
+
+@pytest.mark.parametrize("service", STAY)
+def test_no_container_runs_as_root_or_writes_to_its_image(deployment: Deployment, service: str) -> None:
+    container = deployment.container(service)
+    processes = deployment.engine.docker("top", container, "-eo", "uid,pid,comm").splitlines()[1:]
+    assert [line for line in processes if line.split()[0] == "0"] == []
+    assert deployment.engine.inspect("container", container, "{{.HostConfig.ReadonlyRootfs}}") == "true"
+    assert deployment.engine.inspect("container", container, "{{.HostConfig.CapDrop}}") == "[ALL]"
+    assert deployment.engine.inspect("container", container, "{{.HostConfig.Privileged}}") == "false"
+
+
+def test_passwords_belong_to_the_service_and_redis_asks_for_them(deployment: Deployment) -> None:
+    app = deployment.container("app")
+    assert deployment.execute(app, "stat", "-c", "%u %a", "/secrets/redis_password") == "10001 444"
+    assert deployment.execute(app, "ls", "/acl") == ""  # the folder of the image: the volume is Redis's
+    for place in ("/secrets/x", "/models/x", "/archive/x", "/keys/x", "/x", "/opt/lisarec/x"):
+        with pytest.raises(EngineFailed, match=r"Read-only|Permission"):
+            deployment.execute(app, "touch", place)
+    ping = "import socket; s = socket.create_connection(('redis', 6379)); s.send(b'PING\\r\\n'); print(s.recv(99))"
+    assert "NOAUTH" in deployment.execute(app, "python", "-c", ping)
+
+
+def test_requests_are_answered_without_a_model(deployment: Deployment, shoppers: Shoppers, long: bool) -> None:
+    with shoppers.shop() as outcomes:
+        deployment.wait_for(lambda: shoppers.events > (20_000 if long else 5_000))
+    assert failed(outcomes) == {}
+    assert set(shoppers.sources) == {"popular"}
+
+
+def test_the_first_model_comes_by_itself(deployment: Deployment, key: str, shoppers: Shoppers) -> None:
+    deployment.wait_for(lambda: deployment.generation(key) != "none")
+    with shoppers.shop() as outcomes:
+        deployment.wait_for(lambda: "personalised" in shoppers.sources)
+    assert failed(outcomes) == {}
+
+
+@pytest.mark.parametrize("service", ["app", "archive"])
+def test_neither_a_start_nor_a_switch_compiles_anything(deployment: Deployment, service: str) -> None:
+    """What a container has used is what the image brought. (The trainer's first round compiles one function.)"""
+    for container in deployment.containers(service):
+        assert deployment.execute(container, "diff", "-rq", "/opt/lisarec/compiled", "/tmp/numba") == ""
+
+
+def test_prometheus_finds_every_part_and_nothing_is_amiss(deployment: Deployment) -> None:
+    def ask(path: str) -> dict[str, list[dict[str, dict[str, str]]]]:
+        code = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
+        url = f"http://prometheus:9090/api/v1/{path}"
+        answer = deployment.execute(deployment.container("app"), "python", "-c", code, url)
+        found: dict[str, list[dict[str, dict[str, str]]]] = json.loads(answer)["data"]
+        return found
+
+    def up() -> set[str]:
+        return {each["labels"]["job"] for each in ask("targets")["activeTargets"] if str(each["health"]) == "up"}
+
+    deployment.wait_for(lambda: {"app", "archive", "trainer", "haproxy", "prometheus"} <= up())
+    alerts = {alert["labels"]["alertname"] for alert in ask("alerts")["alerts"]}
+    assert alerts & {"ManyUnknownItems", "NoReplica", "NoArchiver", "NoTrainer", "StoreFails"} == set()
+
+
+def test_nothing_fails_while_replicas_come_restart_and_go(
+    deployment: Deployment, shoppers: Shoppers, long: bool, measured: Measured
+) -> None:
+    most = 8 if long else 4
+    with shoppers.shop() as outcomes:
+        for _ in range(3 if long else 1):
+            deployment.compose("up", "--detach", "--no-recreate", "--scale", f"app={most}")
+            deployment.wait_until_healthy("app", most)
+            deployment.rolling_restart()
+            deployment.compose("up", "--detach", "--no-recreate")
+    measured.append(("requests while replicas came, restarted and went", f"{outcomes.total()}, {failed(outcomes)}"))
+    assert failed(outcomes) == {}
+    assert len(deployment.containers("app")) == 2
+
+
+def test_the_password_is_changed_without_a_failed_request(deployment: Deployment, shoppers: Shoppers) -> None:
+    redis = deployment.container("redis")
+    old = deployment.execute(deployment.container("app"), "cat", "/secrets/redis_password")
+    given = deployment.folder / "secrets" / "redis_password"
+    with shoppers.shop() as outcomes:
+        given.write_text("another one\n")
+        _make_and_load_users(deployment)
+        deployment.rolling_restart()
+        deployment.compose("restart", "archive", "trainer")
+        _make_and_load_users(deployment)
+    assert failed(outcomes) == {}
+    assert deployment.container("redis") == redis
+    for service in ("archive", "trainer"):
+        deployment.wait_until_healthy(service)
+    log_in = ["redis-cli", "--user", "lisarec", "--no-auth-warning", "--pass"]
+    assert deployment.execute(redis, *log_in, "another one", "PING") == "PONG"
+    assert "WRONGPASS" in deployment.execute(redis, *log_in, old, "PING")
+
+
+def _make_and_load_users(deployment: Deployment) -> None:
+    deployment.compose("run", "--rm", "secrets")
+    deployment.compose("exec", "-T", "redis", "redis-load-users", "/acl/users.acl")
+
+
+def test_an_unreadable_password_is_refused_and_nothing_changes(deployment: Deployment, shoppers: Shoppers) -> None:
+    given = deployment.folder / "secrets" / "redis_password"
+    for content, mode in (("", 0o444), ("x", 0)):
+        given.chmod(0o644)
+        given.write_text(content)
+        given.chmod(mode)
+        with pytest.raises(EngineFailed, match="make-secrets"):
+            deployment.compose("run", "--rm", "secrets")
+    given.unlink()
+    assert failed(shoppers.shop_for(2)) == {}
+
+
+def test_a_restarted_redis_has_every_event(deployment: Deployment, shoppers: Shoppers) -> None:
+    users = deployment.compose("exec", "-T", "redis", "cat", "/acl/users.acl")
+    deployment.compose("restart", "redis")
+    deployment.wait_until_healthy("redis")
+    assert deployment.compose("exec", "-T", "redis", "cat", "/acl/users.acl") == users
+    deployment.wait_for(lambda: failed(shoppers.shop_for(0.5)) == {})
+
+
+def test_what_is_killed_comes_back_and_nothing_acknowledged_is_lost(
+    deployment: Deployment, shoppers: Shoppers, long: bool, measured: Measured
+) -> None:
+    with shoppers.shop() as outcomes:
+        for _ in range(10 if long else 1):
+            for service in ("app", "redis", "archive", "trainer", "haproxy"):
+                container = deployment.container(service)
+                _kill(deployment, container)
+                deployment.wait_for_state(container, "Status", "running")
+                time.sleep(2)
+            deployment.wait_until_healthy("redis")
+            deployment.wait_until_healthy("app", 2)
+    measured.append(("requests while everything was killed in turn", f"{outcomes.total()}, {failed(outcomes)}"))
+
+
+def _kill(deployment: Deployment, container: str) -> None:
+    """Kill the service, as a crash would; what `docker kill` ends stays so."""
+    leader = int(deployment.state(container, "Pid"))
+    children = Path(f"/proc/{leader}/task/{leader}/children").read_text().split()
+    deployment.engine.run("kill", "-KILL", *(children or [str(leader)]))
+
+
+@pytest.mark.parametrize("service", ["app", "archive", "trainer", "redis", "haproxy"])
+def test_a_stopped_container_ends_by_itself(deployment: Deployment, service: str) -> None:
+    """Its process takes the signal; nothing has to be killed after the grace period (137)."""
+    container = deployment.container(service)
+    deployment.engine.docker("stop", container)
+    assert deployment.state(container, "ExitCode") in ("0", "143")
+    deployment.engine.docker("start", container)
+    deployment.wait_until_healthy("app", 2)
+    deployment.wait_until_healthy("redis")
+
+
+def test_logs_are_lines_of_json_on_the_output_and_nowhere_else(deployment: Deployment) -> None:
+    for service in ("app", "archive"):
+        container = deployment.container(service)
+        done = deployment.engine.run("docker", "logs", container)
+        lines = done.splitlines()
+        for line in lines:
+            assert {"time", "level", "message"} <= json.loads(line).keys()
+        assert deployment.execute(container, "find", "/tmp", "-name", "*.log") == ""
+
+
+def test_a_new_image_leaves_redis_alone_and_no_request_fails(
+    deployment: Deployment, shoppers: Shoppers, tmp_path: Path
+) -> None:
+    redis, begun = deployment.container("redis"), deployment.state(deployment.container("redis"), "StartedAt")
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nLABEL release=next\n")
+    deployment.engine.run(
+        "docker", "build", "--tag", IMAGE, str(tmp_path), environment={"DOCKER_BUILDKIT": "0"}
+    )  # as `docker compose build` after `git pull` does
+    old = deployment.containers("app")
+    with shoppers.shop() as outcomes:
+        deployment.compose("up", "--detach", "--no-recreate", "--scale", f"app={2 * len(old)}")
+        deployment.wait_until_healthy("app", 2 * len(old))
+        deployment.engine.docker("stop", *old)
+        deployment.engine.docker("rm", *old)
+        deployment.compose("up", "--detach", "--no-deps", "archive", "trainer")
+        deployment.compose("up", "--wait")
+    assert failed(outcomes) == {}
+    assert (deployment.container("redis"), deployment.state(redis, "StartedAt")) == (redis, begun)
+    new = deployment.engine.inspect("image", IMAGE, "{{.Id}}")
+    for service in ("app", "archive", "trainer"):
+        for container in deployment.containers(service):
+            assert deployment.engine.inspect("container", container, "{{.Image}}") == new
+
+
+def test_a_back_up_is_restored_into_an_empty_redis(deployment: Deployment, key: str, shoppers: Shoppers) -> None:
+    backups = deployment.folder / "backups"
+    backups.mkdir()
+    deployment.engine.run("chown", "10001", str(backups))
+    mounted = ["run", "--rm", "--no-deps", "--volume", f"{backups}:/backups", "app"]
+    deployment.compose(*mounted, "backup", "--out", "/backups/log.jsonl.gz")
+    generation = deployment.generation(key)
+    deployment.compose("down")
+    deployment.engine.docker("volume", "rm", "lisarec_redis", "lisarec_archive")
+    deployment.compose("up", "--wait", "redis")
+    deployment.compose(*mounted, "restore", "/backups/log.jsonl.gz", "--model", f"/models/{generation}")
+    deployment.compose("up", "--wait")
+    deployment.compose("run", "--rm", "--no-deps", "app", "activate", generation)
+    deployment.wait_for(lambda: deployment.generation(key) == generation)
+    before = shoppers.sources["personalised"]
+    assert failed(shoppers.shop_for(3)) == {}
+    assert shoppers.sources["personalised"] > before
+
+
+def test_nothing_is_left_behind(deployment: Deployment) -> None:
+    engine: Engine = deployment.engine
+    deployment.compose("--profile", "*", "down", "--volumes")
+    assert engine.docker("ps", "--all", "--quiet") == ""
+    assert engine.docker("volume", "ls", "--quiet") == ""
