@@ -24,7 +24,7 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.redis.client import NO_CLUSTER
 from storage.redis.layout import LAYOUT_VERSION, TIME_DIGITS, Keyspace, User, parse_erasure, rounded_up_s
 from storage.redis.nodes import Argument, is_cluster_mode, node_urls
-from storage.redis.scripts import TRIM
+from storage.redis.scripts.events import TRIM
 from storage.state.event import LogRecord, uuid7_time_us
 from storage.state.record_encoding import from_json
 

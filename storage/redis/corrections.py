@@ -28,15 +28,8 @@ from storage.errors import MergeTooLarge, StorageUnavailable, UnknownEvent
 from storage.records import MAX_MERGED
 from storage.redis.layout import Entry, Head, MergeStage, User, compact_json, index_member
 from storage.redis.log import UserLog
-from storage.redis.scripts import (
-    APPEND,
-    COMMIT,
-    ERASE,
-    MARK_MERGE,
-    append_arguments,
-    commit_arguments,
-    mark_merge_arguments,
-)
+from storage.redis.scripts.corrections import APPEND, ERASE, MARK_MERGE, append_arguments, mark_merge_arguments
+from storage.redis.scripts.events import COMMIT, commit_arguments
 from storage.redis.session import RedisSession
 from storage.state.corrections import full_id, is_already_merged, readdressed
 from storage.state.event import Event, LogRecord, Merge, Undo, digest

@@ -17,7 +17,7 @@ from storage.errors import StorageError
 from storage.records import ItemChanges, ItemCodes, ItemEntry, Tally
 from storage.redis.layout import ITEMS_FIELD, compact_json, parse_stream_page
 from storage.redis.nodes import Argument, Command, storage_error
-from storage.redis.scripts import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
+from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
 from storage.redis.session import RedisSession
 from storage.trends import (
     HALF_LIFE_S,

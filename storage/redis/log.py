@@ -28,7 +28,8 @@ from storage.redis.layout import (
     parse_stream_page,
     rounded_up_s,
 )
-from storage.redis.scripts import READ_LOG, REPAIR
+from storage.redis.scripts.corrections import REPAIR
+from storage.redis.scripts.events import READ_LOG
 from storage.redis.session import RedisSession
 from storage.state.event import Merge, digest, uuid7_time_us
 

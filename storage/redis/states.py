@@ -16,7 +16,7 @@ from storage.redis.layout import MERGE_MARK, SEQ_DIGITS, Head, User
 from storage.redis.log import ENDLESS, UserLog
 from storage.redis.nodes import storage_error
 from storage.redis.requests import Read, fresh_state
-from storage.redis.scripts import SAVE_STATE, save_state_arguments
+from storage.redis.scripts.events import SAVE_STATE, save_state_arguments
 from storage.redis.session import RedisSession
 from storage.state.corrections import LogFold
 from storage.state.generation import Generation, StateError

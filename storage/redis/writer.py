@@ -19,7 +19,7 @@ from storage.redis.corrections import RedisCorrections
 from storage.redis.layout import Entry, User
 from storage.redis.nodes import Command
 from storage.redis.requests import DUPLICATE, Commit, Part, Request, UserFold, commits_of, fold_new_entries
-from storage.redis.scripts import COMMIT, commit_arguments
+from storage.redis.scripts.events import COMMIT, commit_arguments
 from storage.redis.session import RedisSession
 from storage.redis.session.trust import ServerTrust
 from storage.redis.states import RedisStates

@@ -14,7 +14,8 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
 from storage.redis.layout import GENERATION_FIELD, LAYOUT_VERSION, Keyspace
 from storage.redis.nodes import MAX_CONNECTIONS, Argument, storage_error
-from storage.redis.scripts import STORE_SCRIPTS, Script
+from storage.redis.scripts import STORE_SCRIPTS
+from storage.redis.scripts.script import Script
 from storage.redis.session.trust import ServerTrust
 from storage.state.generation import Generation
 

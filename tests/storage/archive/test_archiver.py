@@ -18,7 +18,7 @@ from storage.archive.async_reader import AsyncArchiveReader
 from storage.archiver.archiver import TurnCounts
 from storage.archiver.redis_source import trim_arguments
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis.scripts import COMMIT
+from storage.redis.scripts.events import COMMIT
 from storage.state.event import Event
 from tests.storage.archive.archived_redis import (
     NOW_MS,

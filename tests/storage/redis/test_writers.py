@@ -14,7 +14,7 @@ import storage.redis.requests
 import storage.redis.session
 import storage.redis.writer
 from storage.errors import StorageUnavailable
-from storage.redis.scripts import COMMIT
+from storage.redis.scripts.events import COMMIT
 from storage.redis.store import RedisStore
 from storage.state.event import Event
 from tests.storage.oracles.random_events import click

@@ -1,0 +1,187 @@
+"""The scripts that append, read and trim events, and keep their states."""
+
+from collections.abc import Mapping, Sequence
+
+from storage.redis.layout import SEQ_DIGITS, Change, User
+from storage.redis.nodes import Argument
+from storage.redis.scripts.script import Script
+from storage.state.generation import Generation
+
+# Applies each user's change and replies with the id of its last entry. Applies nothing and replies 0 where the user's
+# log is not what the caller believes, or an error. A call takes any number of partitions of a single server, in a
+# cluster one. All of a partition is checked before its first write, and a server that is full or read-only refuses
+# that write already.
+COMMIT = Script("""
+-- KEYS  for each partition: seq, log; for each of its users: head, index, states
+-- ARGV  seconds until a state expires, 0 = never; for each partition: number of users; for each of them: believed head,
+--       number of states and of new entries, states, id hash and entry of each
+local PAGE = 1000
+local ttl_s, time = tonumber(ARGV[1]), redis.call('TIME')
+local id_end = string.format('-%s%03d', time[1], math.floor(time[2] / 1000))
+
+local function in_pages(work, list)
+    for from = 1, #list, PAGE do work(from, unpack(list, from, math.min(from + PAGE - 1, #list))) end
+end
+
+local partitions, users, heads = {}, {}, {}
+local key, arg = 1, 2
+while key < #KEYS do
+    local partition = {key = key, first = #users + 1}
+    local count = tonumber(ARGV[arg])
+    key, arg = key + 2, arg + 1
+    for _ = 1, count do
+        local user = {key = key, head = ARGV[arg], states = tonumber(ARGV[arg + 1]), new = tonumber(ARGV[arg + 2])}
+        user.first_state = arg + 3
+        user.first_new = user.first_state + user.states
+        users[#users + 1], heads[#heads + 1] = user, KEYS[key]
+        key, arg = key + 2 + user.states, user.first_new + 2 * user.new
+    end
+    partition.last = #users
+    partitions[#partitions + 1] = partition
+end
+in_pages(function(from, ...)
+    for i, head in ipairs(redis.call('MGET', ...)) do heads[from + i - 1] = head or '' end
+end, heads)
+
+local function is_as_believed(number)
+    local user = users[number]
+    if heads[number] ~= user.head then return false end
+    if user.head == '' and redis.call('EXISTS', KEYS[user.key + 1]) == 1 then
+        user.lost_head = {err = 'a user has entries and no head'}
+        return false
+    end
+    for new = user.first_new, user.first_new + 2 * user.new - 2, 2 do
+        if redis.call('ZSCORE', KEYS[user.key + 1], ARGV[new]) then return false end
+    end
+    return true
+end
+
+local replies, values, kept = {}, {}, {}
+local function apply(partition)
+    local total = 0
+    for number = partition.first, partition.last do
+        users[number].applies = is_as_believed(number)
+        if users[number].applies then total = total + users[number].new end
+    end
+    local seq = redis.call('INCRBY', KEYS[partition.key], total) - total
+    for number = partition.first, partition.last do
+        local user = users[number]
+        if user.applies then
+            local head = user.head
+            for new = user.first_new, user.first_new + 2 * user.new - 2, 2 do
+                seq = seq + 1
+                redis.call('XADD', KEYS[partition.key + 1], string.format('%.0f', seq) .. id_end, 'e', ARGV[new + 1])
+                redis.call('ZADD', KEYS[user.key + 1], seq, ARGV[new])
+            end
+            if user.new > 0 then
+                head = string.format('%016.0f', seq) .. string.sub(head, 17)
+                values[#values + 1], values[#values + 2] = KEYS[user.key], head
+            end
+            for i = 0, user.states - 1 do
+                local state = KEYS[user.key + 2 + i]
+                values[#values + 1] = state
+                values[#values + 1] = string.sub(head, 1, 16) .. ARGV[user.first_state + i]
+                kept[#kept + 1] = state
+            end
+        end
+        replies[number] = user.applies and string.format('%.0f', seq) .. id_end or user.lost_head or 0
+    end
+end
+
+for _, partition in ipairs(partitions) do
+    local is_done, why = pcall(apply, partition)  -- what is odd in one partition is nothing to the others
+    if not is_done then
+        for number = partition.first, partition.last do
+            replies[number] = {err = type(why) == 'table' and why.err or tostring(why)}
+        end
+        if partition.first > partition.last then error(why) end
+    end
+end
+in_pages(function(_, ...) redis.call('MSET', ...) end, values)
+if ttl_s > 0 then
+    for _, state in ipairs(kept) do redis.call('EXPIRE', state, ttl_s) end
+end
+return replies
+""")
+
+# Stores the fold of a user's log through an entry that is still in it, unless one further on is stored already. An
+# archived entry counts only as the newest: it might be of a user who was erased and came back.
+SAVE_STATE = Script("""
+-- KEYS  head, index, state
+-- ARGV  the entry, as 16 digits, the state, and seconds until it expires, 0 = never
+local newest = string.sub(redis.call('GET', KEYS[1]) or '', 1, 16)
+local function is_logged(seq)
+    return seq == newest or #redis.call('ZRANGEBYSCORE', KEYS[2], seq, seq) > 0
+end
+if not is_logged(ARGV[1]) then return 0 end
+local kept = redis.call('GETRANGE', KEYS[3], 0, 15)
+local is_further_on = tonumber(kept) and tonumber(kept) > tonumber(ARGV[1])
+if is_further_on and is_logged(kept) then return 0 end
+redis.call('SET', KEYS[3], ARGV[1] .. ARGV[2])
+if tonumber(ARGV[3]) > 0 then redis.call('EXPIRE', KEYS[3], ARGV[3]) end
+return 1
+""")
+
+# Returns pairs of SEQ and entry, in log order or newest first. Where the archive has to be read before that, in log
+# order, returns only the SEQ through which to read it.
+READ_LOG = Script("""
+-- KEYS  head, index, log
+-- ARGV  after, through, limit; where the newest come first, 'newest'
+local found
+if ARGV[4] == 'newest' then
+    found = redis.call('ZREVRANGEBYSCORE', KEYS[2], ARGV[2], '(' .. ARGV[1], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
+else
+    local archived = string.sub(redis.call('GET', KEYS[1]) or '', 17, 32)
+    if archived ~= '' and tonumber(ARGV[1]) < tonumber(archived) then return {archived} end
+    found = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
+end
+for i = 1, #found, 2 do
+    local seq = found[i + 1]
+    local entry = redis.call('XRANGE', KEYS[3], seq, seq)[1]
+    found[i], found[i + 1] = seq, entry and entry[2][2] or ''
+end
+return found
+""")
+
+# Removes a partition's entries through one that is archived, as are all before it. Doing it again changes nothing. A
+# user who was erased since the entries were read, and came back, has none of them, and nothing in the archive.
+TRIM = Script("""
+-- KEYS  log; for each user who has such entries: head, index
+-- ARGV  SEQ of the entry and of the one after it; for each user: newest time of a UUIDv7 among the ids, 10 digits
+local through = string.format('%016.0f', tonumber(ARGV[1]))
+for user = 1, #ARGV - 2 do
+    local head, time = redis.call('GET', KEYS[2 * user]), ARGV[user + 2]
+    if head and redis.call('ZREMRANGEBYSCORE', KEYS[2 * user + 1], '-inf', ARGV[1]) > 0 then
+        local archived, known_time, moved = string.sub(head, 17, 32), string.sub(head, 33, 42), string.sub(head, 43)
+        if archived < through then archived = through end
+        if known_time > time then time = known_time end
+        redis.call('SET', KEYS[2 * user], string.sub(head, 1, 16) .. archived .. time .. moved)
+    end
+end
+return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
+""")
+
+
+def commit_arguments(changes: Mapping[str, Sequence[Change]], ttl_s: int) -> tuple[list[str], list[Argument]]:
+    """Return KEYS and ARGV of COMMIT for changes by partition, PREFIX:{p17}.
+
+    The replies are in the order of the changes. A partition without changes gets a write that changes nothing.
+    """
+    keys: list[str] = []
+    args: list[Argument] = [ttl_s]
+    for partition, of_users in changes.items():
+        keys += (f"{partition}:seq", f"{partition}:log")
+        args.append(len(of_users))
+        for change in of_users:
+            keys += (change.head_key, change.id_index, *change.states)
+            args += (change.head, len(change.states), len(change.entries), *change.states.values())
+            for entry in change.entries:
+                args += (entry.member, entry.encoded)
+    return keys, args
+
+
+def save_state_arguments(
+    user: User, generation: Generation, through_seq: int, value: bytes, ttl_s: int
+) -> tuple[list[str], list[Argument]]:
+    """Return KEYS and ARGV of SAVE_STATE."""
+    return [user.head, user.id_index, user.state(generation)], [f"{through_seq:0{SEQ_DIGITS}}", value, ttl_s]

@@ -1,0 +1,88 @@
+"""The scripts of items and their statistics."""
+
+from storage.redis.scripts.script import Script
+
+# A value that is set begins with "="; an empty argument leaves the value as it was.
+PUT_ITEMS = Script("""
+-- KEYS  version, changes, title, categories, available
+-- ARGV  of each item: id, title, categories, available
+for arg = 1, #ARGV, 4 do
+    redis.call('ZADD', KEYS[2], redis.call('INCR', KEYS[1]), ARGV[arg])
+    for part = 1, 3 do
+        local value = ARGV[arg + part]
+        if value ~= '' then redis.call('HSET', KEYS[part + 2], ARGV[arg], string.sub(value, 2)) end
+    end
+end
+return 1
+""")
+
+PUT_ITEM_CODES = Script("""
+-- KEYS  version, code-changes, codes
+-- ARGV  of each: item and generation, codes
+for arg = 1, #ARGV, 2 do
+    redis.call('ZADD', KEYS[2], redis.call('INCR', KEYS[1]), ARGV[arg])
+    redis.call('HSET', KEYS[3], ARGV[arg], ARGV[arg + 1])
+end
+return 1
+""")
+
+# Returns a list for items and one for codes, up to the limit each: versions, members, and a list of values for each
+# part.
+READ_ITEMS = Script("""
+-- KEYS  changes, code-changes, codes, title, categories, available
+-- ARGV  after, limit
+local function changed(key, parts)
+    local found = redis.call('ZRANGEBYSCORE', key, '(' .. ARGV[1], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[2])
+    local members, versions = {}, {}
+    for i = 1, #found, 2 do
+        members[#members + 1], versions[#versions + 1] = found[i], found[i + 1]
+    end
+    local answer = {versions, members}
+    for _, part in ipairs(parts) do
+        answer[#answer + 1] = #members > 0 and redis.call('HMGET', part, unpack(members)) or {}
+    end
+    return answer
+end
+return {changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6]}), changed(KEYS[2], {KEYS[3]})}
+""")
+
+# Does as `TrendClock`, `visitors_with` and `sum_of_trends` in storage/trends.py do.
+ADD_VISITS = Script("""
+-- KEYS  trends, trend-clock, visitors
+-- ARGV  seconds of a half-life and of the longest step; half-lives by which trends may be behind and ahead; bytes of an
+--       item's visitors; of each visit: item id, visitor, weight
+local half_life_s, now_s = tonumber(ARGV[1]), tonumber(redis.call('TIME')[1])
+local position, read_s = string.match(redis.call('GET', KEYS[2]) or '', '(%S+) (%S+)')
+local before = tonumber(position or now_s / half_life_s)
+position = before + math.min(math.max(now_s - (read_s or now_s), 0), ARGV[2]) / half_life_s
+redis.call('SET', KEYS[2], string.format('%.17g %d', position, now_s))
+if math.floor(position) > math.floor(before) then redis.call('UNLINK', KEYS[3]) end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. position - ARGV[3])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. position + ARGV[4], '+inf')
+
+local function is_recent(visitors, visitor)
+    for at = 1, #visitors, #visitor do
+        if string.sub(visitors, at, at + #visitor - 1) == visitor then return true end
+    end
+end
+for arg = 6, #ARGV, 3 do
+    local item, visitor, visitors = ARGV[arg], ARGV[arg + 1], redis.call('HGET', KEYS[3], ARGV[arg]) or ''
+    if not is_recent(visitors, visitor) then
+        redis.call('HSET', KEYS[3], item, string.sub(visitor .. visitors, 1, ARGV[5]))
+        local trend, sum = position + math.log(ARGV[arg + 2]) / math.log(2), redis.call('ZSCORE', KEYS[1], item)
+        if sum then
+            local high, low = math.max(sum, trend), math.min(sum, trend)
+            trend = high + math.log(1 + 2 ^ (low - high)) / math.log(2)
+        end
+        redis.call('ZADD', KEYS[1], string.format('%.17g', trend), item)
+    end
+end
+return 1
+""")
+
+ADD_TALLIES = Script("""
+-- KEYS  tallies
+-- ARGV  of each: name, how many
+for arg = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[arg], ARGV[arg + 1]) end
+return 1
+""")
