@@ -22,7 +22,8 @@ from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.client import NO_CLUSTER
-from storage.redis.layout import LAYOUT_VERSION, TIME_DIGITS, Keyspace, User, parse_erasure, rounded_up_s
+from storage.redis.layout import LAYOUT_VERSION, TIME_DIGITS, Keyspace, User, rounded_up_s
+from storage.redis.layout.stream_entries import parse_erasure
 from storage.redis.nodes import Argument, is_cluster_mode, node_urls
 from storage.redis.scripts.events import TRIM
 from storage.state.event import LogRecord, uuid7_time_us

@@ -22,12 +22,10 @@ from storage.redis.layout import (
     Keyspace,
     MergeStage,
     User,
-    entry_seq,
     index_member,
-    parse_log_entries,
-    parse_stream_page,
     rounded_up_s,
 )
+from storage.redis.layout.stream_entries import entry_seq, parse_log_entries, parse_stream_page
 from storage.redis.scripts.corrections import REPAIR
 from storage.redis.scripts.events import READ_LOG
 from storage.redis.session import RedisSession

@@ -28,7 +28,8 @@ from redis.exceptions import ResponseError
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
-from storage.redis.layout import Keyspace, entry_seq
+from storage.redis.layout import Keyspace
+from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.nodes import CONNECTION_ERRORS, Argument, storage_error
 
 EXAMINE_EVERY_S = 1.0

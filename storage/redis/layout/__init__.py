@@ -48,7 +48,7 @@ changes the head, so a commit that relied on what the archive held before is ref
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -57,10 +57,10 @@ from urllib.parse import quote, unquote
 from zlib import crc32
 
 from storage.errors import StorageError
-from storage.records import MAIN_TENANT, LogEntry, LogPage
+from storage.records import MAIN_TENANT
 from storage.state.event import Event, LogRecord, event_hash, uuid7_time_us
 from storage.state.generation import Generation
-from storage.state.record_encoding import from_json, to_json
+from storage.state.record_encoding import to_json
 
 LAYOUT_VERSION = 4
 GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as does the next
@@ -260,7 +260,7 @@ class User(NamedTuple):
 
 
 class MergeStage(Enum):
-    """The merge mark in a head: how far the user's merge into another user is, see storage/redis/corrections.py."""
+    """The merge mark in a head: how far the user's merge into another user is, see storage/redis/corrections/."""
 
     PROPOSED = "?"
     DECIDED = ">"
@@ -359,42 +359,3 @@ class Change:
     head: bytes  # through which the states held the log before; empty without a log
     entries: Sequence[Entry]
     states: Mapping[str, bytes]
-
-
-def parse_erasure(value: bytes) -> tuple[str, bytes] | None:
-    """Return tenant and digest of the erased user that an "x" of the log names; None for an entry of such a user."""
-    if not value:
-        return None
-    tenant, user = json.loads(value)
-    return tenant, bytes.fromhex(user)
-
-
-def parse_log_entries(reply: Iterable[bytes]) -> Iterator[LogEntry]:
-    """Yield the entries in a reply of READ_LOG."""
-    fields = iter(reply)
-    for seq, encoded in zip(fields, fields, strict=True):
-        if not encoded:
-            raise StorageError(f"a user's log has lost its entry {int(seq)}")
-        _tenant, record = from_json(json.loads(encoded))
-        yield LogEntry(int(seq), record)
-
-
-def parse_stream_page(reply: Sequence[tuple[bytes, Mapping[bytes, bytes]]], *, is_complete: bool) -> LogPage:
-    """Return a page of a partition's log from a reply of XRANGE.
-
-    An erased user has no entries before the erasure in the same reply.
-    """
-    entries: list[tuple[str, LogEntry]] = []
-    erased: list[tuple[str, bytes]] = []
-    for entry_id, fields in reply:
-        if b"e" in fields:
-            tenant, record = from_json(json.loads(fields[b"e"]))
-            entries.append((tenant, LogEntry(entry_seq(entry_id), record)))
-        elif (user := parse_erasure(fields[b"x"])) is not None:
-            erased.append(user)
-    return LogPage(entries, is_complete, erased)
-
-
-def entry_seq(entry_id: bytes) -> int:
-    """Return the SEQ in the id of a stream entry."""
-    return int(entry_id.partition(b"-")[0])
