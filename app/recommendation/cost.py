@@ -1,7 +1,8 @@
 """What a request costs, in plain requests: known before any work begins, and bounded for one call.
 
 A plain request is a user's ten items. The weights are measured by `benchmarks/attack/amplification.py`, and rounded up
-for a catalogue of a million items; its law is that no call takes more processor time than it costs.
+for a catalogue of a million items. Its law is that no call takes more than four times the processor time that it costs;
+what reads a long log is bounded by how many logs are read at a time.
 """
 
 from collections.abc import Mapping, Sequence
