@@ -35,7 +35,7 @@ def test_a_killed_primary_loses_nothing(deployment: Deployment, long: bool, meas
             deployment.wait_for(lambda: failed(shoppers.shop_for(1)) == {})
             deployment.compose("up", "--wait", "--no-recreate")
     measured.append(("cluster: requests while primaries were killed", f"{outcomes.total()}, {failed(outcomes)}"))
-    assert set(failed(outcomes)) <= {"events 503"}
+    assert set(failed(outcomes)) <= {"events 503 storage_unavailable", "events 503 storage_busy"}
     assert shoppers.compare() == (0, 0), f"lost and doubled, of {shoppers.events} events"
 
 
