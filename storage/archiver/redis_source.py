@@ -22,9 +22,10 @@ from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.client import NO_CLUSTER
-from storage.redis.layout import LAYOUT_VERSION, TIME_DIGITS, Keyspace, User, rounded_up_s
+from storage.redis.layout import LAYOUT_VERSION, TIME_DIGITS, Keyspace, User, erasing_key, rounded_up_s
 from storage.redis.layout.stream_entries import parse_erasure
 from storage.redis.nodes import Argument, is_cluster_mode, node_urls
+from storage.redis.scripts.corrections import REWRITE_LOG, rewrite_arguments
 from storage.redis.scripts.events import TRIM
 from storage.state.event import LogRecord, uuid7_time_us
 from storage.state.record_encoding import from_json
@@ -140,9 +141,19 @@ class RedisSource(LogSource):
 
     @override
     def scrub(self) -> None:
+        for number in range(self._keys.partitions):
+            self._finish_erasures(self._keys.partition(number))
         # A server that does not let this user rewrite its append-only file does so by itself one day.
         for server in self._servers():
             _rewrite(server)
+
+    def _finish_erasures(self, partition: str) -> None:
+        """Return when the partition's log has no content of what was erased before this call."""
+        awaited = erasures = self._redis.zrange(erasing_key(partition), 0, -1)
+        while set(awaited).intersection(erasures):
+            keys, args = rewrite_arguments(partition, erasures)
+            self._redis.eval(REWRITE_LOG.text, len(keys), *keys, *args)
+            erasures = self._redis.zrange(erasing_key(partition), 0, -1)
 
     @override
     def memory_usage(self) -> Sequence[tuple[str, int, int]]:

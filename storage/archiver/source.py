@@ -42,7 +42,7 @@ class LogSource(Protocol):
         ...
 
     def scrub(self) -> None:
-        """Remove what the log's own files still hold of users who were erased."""
+        """Remove what the log and its files still hold of users who were erased."""
         ...
 
     def memory_usage(self) -> Sequence[tuple[str, int, int]]:

@@ -34,6 +34,7 @@ from storage.records import (
 )
 from storage.redis.client import RedisServers
 from storage.redis.corrections import RedisCorrections
+from storage.redis.corrections.erasure import RedisErasure
 from storage.redis.generations import RedisGenerations
 from storage.redis.items import RedisItems
 from storage.redis.layout import Keyspace, User
@@ -92,6 +93,7 @@ class RedisStore(UserStore):
         self._log = UserLog(session, archive)
         self._repair = LogRepair(session, self._log)
         self._corrections = RedisCorrections(session, self._log, archive)
+        self._erasure = RedisErasure(session, self._corrections)
         self._states = RedisStates(session, self._log, self._corrections, max_waiting=max_waiting, ttl_s=ttl_s)
         self._writer = EventWriter(
             session, self._states, self._corrections, archive, max_waiting=max_waiting, ttl_s=ttl_s
@@ -227,7 +229,7 @@ class RedisStore(UserStore):
     @override
     async def erase(self, tenant: str, user_id: str) -> None:
         await self._session.require_open()
-        await self._corrections.erase(self._session.keys.user(tenant, user_id))
+        await self._erasure.erase(self._session.keys.user(tenant, user_id))
 
     async def _resolve(self, tenant: str, user_id: str) -> User:
         """Return the user, or the one whom they were merged into."""

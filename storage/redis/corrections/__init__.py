@@ -1,4 +1,4 @@
-"""Undo, merge and erasure in Redis, where the two users of a merge may lie in different partitions.
+"""Undo and merge in Redis, where the two users of a merge may lie in different partitions.
 
 A merge is a sequence of steps, each of them one script in one partition. A process that dies between them leaves a mark
 in the visitor's head, and the next process that comes across it takes the remaining steps.
@@ -26,13 +26,13 @@ from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.reader import ArchiveSnapshot
 from storage.errors import MergeTooLarge, StorageUnavailable, UnknownEvent
 from storage.records import MAX_MERGED
-from storage.redis.layout import Entry, Head, MergeStage, User, compact_json, index_member
+from storage.redis.layout import Entry, Head, MergeStage, User, index_member
 from storage.redis.log import UserLog
-from storage.redis.scripts.corrections import APPEND, ERASE, MARK_MERGE, append_arguments, mark_merge_arguments
+from storage.redis.scripts.corrections import APPEND, MARK_MERGE, append_arguments, mark_merge_arguments
 from storage.redis.scripts.events import COMMIT, commit_arguments
 from storage.redis.session import RedisSession
 from storage.state.corrections import full_id, is_already_merged, readdressed
-from storage.state.event import Event, LogRecord, Merge, Undo, digest
+from storage.state.event import Event, LogRecord, Merge, Undo
 
 RETRY_FOR_S = 5.0
 MAX_PAUSE_S = 0.01
@@ -78,7 +78,7 @@ class RedisCorrections:
                 raise UnknownEvent("the user's log has no event of this id")
             is_new = entry.event.entry_id not in known
             if not is_new or await self._append(target, value, None, [entry]):
-                await self._wait_for_replicas(target)
+                await self.wait_for_replicas(target)
                 return is_new
             await _pause()
         raise StorageUnavailable(CONTENTION, "contention")
@@ -89,7 +89,7 @@ class RedisCorrections:
         for _ in _attempts():
             target, visitors_target = await self.resolve(user), await self.resolve(visitor)
             if is_already_merged(target.user_id, visitor.user_id, visitors_target.user_id):
-                await self._wait_for_replicas(visitor)
+                await self.wait_for_replicas(visitor)
                 return is_proposed
             value = await self._head(visitor)
             if Head.of(value).merge is None:
@@ -116,67 +116,10 @@ class RedisCorrections:
             first = {record.entry_id: place for place, record in reversed(list(enumerate(own)))}
             new = {place for entry_id, place in first.items() if entry_id not in known}
             if await self._append(target, value, seq, [Entry.of(target.tenant, own[place]) for place in sorted(new)]):
-                await self._wait_for_replicas(target)
+                await self.wait_for_replicas(target)
                 return [place in new for place in range(len(own))]
             await _pause()
         raise StorageUnavailable(CONTENTION)
-
-    async def erase(self, user: User) -> None:
-        """Erase the user, the one whom they were merged into, and everybody else who was merged into that one.
-
-        The heads that lead from the user to the others go last. So erasing the same user again, after a process died in
-        between, finds what is left. What was posted for the user meanwhile may stand with the others, who are erased
-        once more.
-        """
-        chain = await self._merge_chain(user)
-        for link in reversed(chain):
-            await self._erase_with_aliases(link, chain)
-        for link in reversed(chain[1:]):
-            await self._erase_alone(link)
-            await self._wait_for_replicas(link)
-
-    async def _erase_with_aliases(self, user: User, chain: Sequence[User]) -> None:
-        """Erase the user, and before that everybody who was or is being merged into them; not those of the chain."""
-        while True:
-            for alias in await self._aliases(user):
-                if alias not in chain and await self._is_merged_into(alias, user):
-                    await self._erase_with_aliases(alias, chain)
-            await self._erase_alone(user)
-            erased = await self._aliases(user)
-            if not any([alias not in chain and await self._is_merged_into(alias, user) for alias in erased]):
-                break
-        if erased:
-            await self._session.call("SREM", user.aliases, *(alias.user_id for alias in erased))
-        await self._wait_for_replicas(user)
-
-    async def _erase_alone(self, user: User) -> None:
-        tags = await self._session.registered_tags()
-        keys = [user.seq, user.log, f"{user.partition}:scratch", user.aliases, user.head, user.id_index]
-        erasure = compact_json((user.tenant, digest(user.user_id).hex()))
-        await self._session.write(ERASE, [*keys, *map(user.state_of_tag, tags)], [erasure])
-        late = await self._session.registered_tags() - tags  # a generation's first states were written meanwhile
-        if late:
-            await self._session.call("DEL", *map(user.state_of_tag, late))
-
-    async def _merge_chain(self, user: User) -> list[User]:
-        """Return the users from this one to the one whom they were merged into; all merges between them are done."""
-        chain = [user]
-        last = await self.resolve(user)
-        while chain[-1] != last:
-            head = Head.of(await self._head(chain[-1]))
-            if head.merge is not MergeStage.DONE:  # erased meanwhile
-                return [*chain, last]
-            chain.append(self._target(chain[-1], head))
-        return chain
-
-    async def _aliases(self, user: User) -> list[User]:
-        """Return the users who were merged into this one, or are about to be."""
-        user_ids = sorted(await self._session.call("SMEMBERS", user.aliases))
-        return [self._session.keys.user(user.tenant, user_id.decode()) for user_id in user_ids]
-
-    async def _is_merged_into(self, alias: User, user: User) -> bool:
-        head = Head.of(await self._head(alias))
-        return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and self._target(alias, head) == user
 
     # ---- the steps of a merge
 
@@ -222,7 +165,7 @@ class RedisCorrections:
                 return
             if await self._append_missing(target, value, seq, log):
                 # Otherwise a failover could leave a visitor who is done, and no copies of the visitor's entries.
-                await self._wait_for_replicas(target)
+                await self.wait_for_replicas(target)
                 await self._mark(visitor, visitors_value, MergeStage.DONE, head.merge_target)
                 return
             await _pause()
@@ -245,7 +188,7 @@ class RedisCorrections:
             return True
         return bool(await self._session.write(APPEND, *append_arguments(user, value, seq, entries)))
 
-    async def _wait_for_replicas(self, user: User) -> None:
+    async def wait_for_replicas(self, user: User) -> None:
         """Return when as many replicas as required have the user's partition, whoever wrote to it."""
         if self._session.servers.acks.are_required:
             arguments = commit_arguments({user.partition: []}, 0)

@@ -22,6 +22,10 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
   PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state;
                                                 expires if the store was opened with a time to live of states
+  PREFIX:{p17}:erasing                  zset    names of erasures whose entries may still have their content in the log;
+                                                scored 1 if the scratch lacks it from its beginning on, otherwise 0
+  PREFIX:{p17}:erased:NAME              zset    the index of the user whom that erasure has erased
+  PREFIX:{p17}:scratch                  stream  a copy of the log's first entries, which takes its place when complete
   PREFIX:{items:TENANT}:version         string  how often values of the tenant's items, or codes, were set
   PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version of their last change
   PREFIX:{items:TENANT}:title           hash    item id -> the value set last; the same for :categories, a JSON array,
@@ -131,6 +135,16 @@ class Keyspace:
         except UnicodeEncodeError as exc:
             raise StorageError(f"an id cannot be stored: {exc}") from exc
         return User(self._partitions[partition], name)
+
+
+def erasing_key(partition: str) -> str:
+    """Return the key of the erasures that are to be finished in a partition, PREFIX:{p17}."""
+    return f"{partition}:erasing"
+
+
+def erased_index_key(partition: str, erasure: str) -> str:
+    """Return the key of the index of what that erasure has erased."""
+    return f"{partition}:erased:{erasure}"
 
 
 @cache

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from storage.errors import StorageError
 from storage.records import LogEntry, LogPage
+from storage.state.event import digest
 from storage.state.record_encoding import from_json
 
 
@@ -29,7 +30,7 @@ def parse_log_entries(reply: Iterable[bytes]) -> Iterator[LogEntry]:
 def parse_stream_page(reply: Sequence[tuple[bytes, Mapping[bytes, bytes]]], *, is_complete: bool) -> LogPage:
     """Return a page of a partition's log from a reply of XRANGE.
 
-    An erased user has no entries before the erasure in the same reply.
+    Entries of an erased user that stand before the erasure are left out: their content may not be removed yet.
     """
     entries: list[tuple[str, LogEntry]] = []
     erased: list[tuple[str, bytes]] = []
@@ -39,6 +40,7 @@ def parse_stream_page(reply: Sequence[tuple[bytes, Mapping[bytes, bytes]]], *, i
             entries.append((tenant, LogEntry(entry_seq(entry_id), record)))
         elif (user := parse_erasure(fields[b"x"])) is not None:
             erased.append(user)
+            entries = [(owner, one) for owner, one in entries if (owner, digest(one.record.user_id)) != user]
     return LogPage(entries, is_complete, erased)
 
 

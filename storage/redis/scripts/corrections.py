@@ -1,39 +1,79 @@
 """The scripts that change which events count, and for whom."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from storage.redis.layout import Entry, User
+from storage.redis.layout import Entry, User, compact_json, erased_index_key, erasing_key
 from storage.redis.nodes import Argument
 from storage.redis.scripts.script import Script
+from storage.state.event import digest
 
-# Erases a user, and logs the erasure. Entries that XDEL removes stay in the stream's memory and dumps, so the script
-# rewrites the partition's log; the numbers of the user's entries stay, since the archiver relies on them. Where nothing
-# is to erase, an entry of nobody is logged all the same: an APPEND that began before is refused.
+REWRITTEN_AT_ONCE = 250  # entries, some 2 ms in which Redis does nothing else
+
+# Erases a user, and logs the erasure. The content of the user's entries is still in the partition's log then; the index
+# that names them is set aside until REWRITE_LOG has removed it. Where nothing is to erase, an entry of nobody is logged
+# all the same: an APPEND that began before is refused.
 ERASE = Script("""
--- KEYS  seq, log, scratch, aliases, head, index; states
--- ARGV  what to log
+-- KEYS  seq, log, erasing, erased index, aliases, head, index; states
+-- ARGV  what to log, name of the erasure
 local time = redis.call('TIME')
 local seq = redis.call('INCRBY', KEYS[1], 1)
 local id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
-local is_there = redis.call('EXISTS', unpack(KEYS, 4)) > 0
+local is_there = redis.call('EXISTS', unpack(KEYS, 5)) > 0
 redis.call('XADD', KEYS[2], id, 'x', is_there and ARGV[1] or '')
 if not is_there then return id end
-local gone = {}
-for _, seq in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1, 'WITHSCORES')) do gone[seq] = true end
-redis.call('DEL', KEYS[3])
-local after = '-'
-repeat
-    local page = redis.call('XRANGE', KEYS[2], after, '+', 'COUNT', 500)
-    for _, entry in ipairs(page) do
-        local field, value = entry[2][1], entry[2][2]
-        if gone[string.match(entry[1], '^%d+')] then field, value = 'x', '' end
-        redis.call('XADD', KEYS[3], entry[1], field, value)
-        after = '(' .. entry[1]
-    end
-until #page == 0
-redis.call('RENAME', KEYS[3], KEYS[2])
-for key = 5, #KEYS do redis.call('DEL', KEYS[key]) end
+redis.call('ZADD', KEYS[3], 0, ARGV[2])
+if redis.call('EXISTS', KEYS[7]) == 1 then redis.call('RENAME', KEYS[7], KEYS[4]) end
+redis.call('UNLINK', unpack(KEYS, 6))
 return id
+""")
+
+# Copies one more page of a partition's log without the content of erased entries. After the last page the copy takes
+# the log's place: entries that XDEL removes would stay in the stream's memory and dumps. Entries keep their numbers,
+# since the archiver relies on them. An erasure that comes while a copy is under way needs another one. Does nothing
+# where there are other erasures than the caller believes.
+REWRITE_LOG = Script("""
+-- KEYS  log, scratch, erasing; erased index of each erasure
+-- ARGV  entries of a page; erasures
+if table.concat(redis.call('ZRANGE', KEYS[3], 0, -1), ' ') ~= table.concat(ARGV, ' ', 2) then return 0 end
+local function edge(command, key, from, to)
+    local entry = redis.call(command, key, from, to, 'COUNT', 1)[1]
+    return entry and entry[1]
+end
+local after = edge('XREVRANGE', KEYS[2], '+', '-')
+if not after then
+    for arg = 2, #ARGV do redis.call('ZADD', KEYS[3], 1, ARGV[arg]) end
+end
+local page = redis.call('XRANGE', KEYS[1], after and '(' .. after or '-', '+', 'COUNT', ARGV[1])
+local is_erased = {}
+for key = 4, page[1] and #KEYS or 0 do
+    local first, last = string.match(page[1][1], '^%d+'), string.match(page[#page][1], '^%d+')
+    local found = redis.call('ZRANGEBYSCORE', KEYS[key], first, last, 'WITHSCORES')
+    for i = 2, #found, 2 do is_erased[found[i]] = true end
+end
+for _, entry in ipairs(page) do
+    local field, value = entry[2][1], entry[2][2]
+    if is_erased[string.match(entry[1], '^%d+')] then field, value = 'x', '' end
+    redis.call('XADD', KEYS[2], entry[1], field, value)
+end
+if #page == tonumber(ARGV[1]) then return 1 end
+
+local first = edge('XRANGE', KEYS[1], '-', '+')
+if first and edge('XREVRANGE', KEYS[1], '+', '-') ~= edge('XREVRANGE', KEYS[2], '+', '-') then
+    redis.call('UNLINK', KEYS[2])  -- somebody has put another log in the place of the one that was copied
+    return 0
+end
+if first then
+    redis.call('XTRIM', KEYS[2], 'MINID', '=', first)  -- what was trimmed in the meantime
+    redis.call('UNLINK', KEYS[1])
+    redis.call('RENAME', KEYS[2], KEYS[1])
+end
+for arg = 2, #ARGV do
+    if redis.call('ZSCORE', KEYS[3], ARGV[arg]) == '1' then
+        redis.call('ZREM', KEYS[3], ARGV[arg])
+        redis.call('UNLINK', KEYS[arg + 2])
+    end
+end
+return 1
 """)
 
 # Appends entries whose ids a user's log lacks, without folding them, if the log is as the caller believes. A user
@@ -92,6 +132,22 @@ redis.call('SET', KEYS[3], ARGV[4])
 for arg = 5, #ARGV, 2 do redis.call('ZADD', KEYS[4], ARGV[arg], ARGV[arg + 1]) end
 return 1
 """)
+
+
+def erase_arguments(user: User, erasure: str, tags: Iterable[str]) -> tuple[list[str], list[Argument]]:
+    """Return KEYS and ARGV of ERASE."""
+    logged = compact_json((user.tenant, digest(user.user_id).hex()))
+    keys = [user.seq, user.log, erasing_key(user.partition), erased_index_key(user.partition, erasure)]
+    return [*keys, user.aliases, user.head, user.id_index, *map(user.state_of_tag, tags)], [logged, erasure]
+
+
+def rewrite_arguments(partition: str, erasures: Sequence[bytes]) -> tuple[list[str], list[Argument]]:
+    """Return KEYS and ARGV of REWRITE_LOG for the erasures that a partition, PREFIX:{p17}, has to finish."""
+    indexes = [erased_index_key(partition, erasure.decode()) for erasure in erasures]
+    return [f"{partition}:log", f"{partition}:scratch", erasing_key(partition), *indexes], [
+        REWRITTEN_AT_ONCE,
+        *erasures,
+    ]
 
 
 def append_arguments(

@@ -5,25 +5,32 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
 import pytest
 
+import storage.redis.scripts.corrections
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import archive_log
 from storage.archiver.redis_source import RedisSource
 from storage.archiver.sqlite_source import SQLiteSource
 from storage.errors import StorageUnavailable
 from storage.protocol import UserStore
+from storage.redis.scripts.corrections import REWRITTEN_AT_ONCE
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
 from tests.storage.contract.stores import opened
 from tests.storage.oracles.random_events import START_US, make_generation
+from tests.storage.redis.overtaken import BetweenCalls, DyingAfter, OvertakenAt
 from tests.storage.redis.servers import RedisServer, expected_servers, new_server
+from tests.storage.redis.stores import opened as opened_redis
 from tests.waiting import until, wait_until
 
 GENERATION = make_generation()
@@ -168,6 +175,140 @@ class TestRedis:
             await store.close()
 
         asyncio.run(law())
+
+
+class TestPagesOfRedis:
+    """The log of the partition is rewritten in pages, between which everything else goes on."""
+
+    @pytest.fixture
+    def server(self) -> Iterator[RedisServer]:
+        server = new_server("redis-server", "--appendfsync", "no")
+        yield server
+        server.stop()
+
+    def test_no_command_copies_more_than_a_page_and_others_run_between_them(self, server: RedisServer) -> None:
+        """Counted by the server, where the erased user and another one have 4,000 entries."""
+
+        def written() -> int:
+            return int(server.client.info("commandstats")["cmdstat_xadd"]["calls"])
+
+        async def law() -> None:
+            async with one_partition(server) as store, one_partition(server) as other:
+                for user_id in (GONE, "person-8"):
+                    for start in range(0, 2000, 500):
+                        await store.append("main", events_of(user_id, 2000)[start : start + 500])
+                between = [Event(f"new-{n}", "person-9:", "item1", "click", n, n) for n in range(100)]
+                counts = [written()]
+
+                async def append_one() -> None:
+                    await other.append("main", [between[len(counts) - 1]])
+                    counts.append(written())
+
+                with BetweenCalls(append_one):
+                    await store.erase("main", f"{GONE}:")
+                pages = [after - before - 1 for before, after in pairwise(counts)]  # one is what was appended
+                assert max(pages) == REWRITTEN_AT_ONCE
+                assert sum(pages) >= 4000
+                assert len(await store.events("main", "person-8:", limit=10_000)) == 2000
+                appended = await store.events("main", "person-9:", limit=10_000)
+                assert [entry.record for entry in appended] == between[: len(counts) - 1]
+                assert_is_rewritten(server)
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize("finished_by", ["erasing again", "erasing nobody", "the archiver"])
+    def test_an_erasure_that_ends_before_any_step_hides_the_user_and_is_finished(
+        self, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_by: str
+    ) -> None:
+        monkeypatch.setattr(storage.redis.scripts.corrections, "REWRITTEN_AT_ONCE", 7)
+        gone, kept = events_of(GONE, 10), events_of("person-8", 10)
+
+        async def finish(store: UserStore, directory: Path) -> None:
+            if finished_by == "the archiver":
+                await asyncio.to_thread(archive, server, directory, keep_tail_s=3600)
+            else:
+                await store.erase("main", f"{GONE}:" if finished_by == "erasing again" else "nobody")
+
+        async def law() -> None:
+            for step in range(100):
+                server.client.flushdb()
+                async with one_partition(server) as store:
+                    await store.append("main", [one for both in zip(gone, kept, strict=True) for one in both])
+                    with DyingAfter(step) as died, suppress(StorageUnavailable):
+                        await store.erase("main", f"{GONE}:")
+                async with one_partition(server) as store:
+                    if not await store.events("main", f"{GONE}:"):
+                        assert {user_id async for user_id in logged_users(store)} == {"person-8:"}
+                        await finish(store, tmp_path / str(step))
+                        assert_is_rewritten(server)
+                    assert [entry.record for entry in await store.events("main", "person-8:")] == kept
+                if not died:
+                    assert step > 6
+                    return
+            raise AssertionError("there is no end to the steps")
+
+        asyncio.run(law())
+
+    def test_what_is_appended_trimmed_and_erased_between_the_pages_is_so_afterwards(
+        self, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(storage.redis.scripts.corrections, "REWRITTEN_AT_ONCE", 7)
+        gone, kept, new = events_of(GONE, 10), events_of("person-8", 10), events_of("person-9", 3)
+        also_gone = [replace(one, user_id="person-7/") for one in gone]
+
+        async def met(step: int, store: UserStore, other: UserStore, directory: Path) -> bool:
+            await store.append("main", [one for some in zip(gone, kept, also_gone, strict=True) for one in some])
+
+            async def meanwhile() -> None:
+                await other.append("main", new[:1])
+                await asyncio.to_thread(archive, server, directory, keep_tail_s=0)
+                await other.append("main", new[1:])
+                await other.erase("main", "person-7/")
+
+            with OvertakenAt(step, meanwhile) as overtaken:
+                await store.erase("main", f"{GONE}:")
+            if overtaken:
+                assert_is_rewritten(server)
+                assert [entry.record for entry in await other.events("main", "person-9:")] == new
+            assert [entry.record for entry in await other.events("main", "person-8:")] == kept
+            ids = [int(name.split(b"-")[0]) for name, _ in server.client.xrange("lisarec:{p0}:log")]
+            assert ids == list(range(ids[0], int(server.client.get("lisarec:{p0}:seq")) + 1))
+            return bool(overtaken)
+
+        async def law() -> None:
+            for step in range(100):
+                server.client.flushdb()
+                directory = tmp_path / str(step)
+                async with one_partition(server, directory) as store, one_partition(server, directory) as other:
+                    if not await met(step, store, other, directory):
+                        assert step > 6
+                        return
+            raise AssertionError("there is no end to the steps")
+
+        asyncio.run(law())
+
+
+def one_partition(server: RedisServer, archive_dir: Path | None = None) -> AbstractAsyncContextManager[RedisStore]:
+    return opened_redis(server.url, [GENERATION], partitions=1, archive_dir=archive_dir)
+
+
+async def logged_users(store: UserStore) -> AsyncIterator[str]:
+    async for page in store.log():
+        for _, entry in page.entries:
+            yield entry.record.user_id
+
+
+def archive(server: RedisServer, directory: Path, *, keep_tail_s: float) -> None:
+    with RedisSource.open(server.url) as log, ArchiveWriter.open(directory) as writer:
+        now = datetime.now(UTC) + timedelta(seconds=1)
+        archive_log(log, writer, now, keep_tail_s=keep_tail_s, keep_days=None)
+
+
+def assert_is_rewritten(server: RedisServer) -> None:
+    """Nothing has a trace of the user any more, and nothing is left of the rewriting."""
+    assert not any(trace in value for value in dumped(server) for trace in TRACES)
+    kinds = {key.split(b":")[2] for key in server.client.scan_iter("lisarec:{p0}:*")}
+    assert kinds <= {b"seq", b"log", b"head", b"index", b"state"}
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ class TestKilled:
                     for name in users:
                         assert await log_of(store, name) == []
                         assert await store.states("main", [name], GENERATION) == [None]
-                    left = [key + quick_server.client.dump(key) for key in quick_server.client.keys("*:main/*")]
+                    left = [key + quick_server.client.dump(key) for key in quick_server.client.scan_iter()]
                     assert not any(name.encode() in one for one in left for name in users)
                 if not died:
                     assert step > 8

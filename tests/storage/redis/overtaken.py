@@ -76,3 +76,16 @@ class OvertakenAt(InterruptedCalls):
     async def interrupt(self) -> None:
         self._left -= 1  # or the work would interrupt itself
         await self._work()
+
+
+class BetweenCalls(InterruptedCalls):
+    """Somebody else's work is done before every call of the servers."""
+
+    def __init__(self, work: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(0)
+        self._work = work
+
+    async def interrupt(self) -> None:
+        self._left = -1  # or the work would interrupt itself
+        await self._work()
+        self._left = 1  # the call that was interrupted is counted down

@@ -1,0 +1,95 @@
+"""Erasure in Redis: one step hides a user, and many short ones remove the content of the user's entries.
+
+A user has no head, index or states after the first step, and the erasure is logged. The user's entries are then still
+in the log of the partition, which is copied without them, a page at a time; other commands run in between. Who dies in
+between leaves a mark in the partition, and the copy: the next erasure in that partition goes on with it, also of the
+same user or of nobody, and so does the archiver before it has Redis rewrite its append-only file.
+"""
+
+import secrets
+from collections.abc import Sequence
+
+from storage.redis.corrections import RedisCorrections
+from storage.redis.layout import Head, MergeStage, User, erasing_key
+from storage.redis.scripts.corrections import ERASE, REWRITE_LOG, erase_arguments, rewrite_arguments
+from storage.redis.session import RedisSession
+
+
+class RedisErasure:
+    """Erases users, and everybody who became them."""
+
+    def __init__(self, session: RedisSession, corrections: RedisCorrections) -> None:
+        self._session = session
+        self._corrections = corrections
+
+    async def erase(self, user: User) -> None:
+        """Erase the user, the one whom they were merged into, and everybody else who was merged into that one.
+
+        The heads that lead from the user to the others go last. So erasing the same user again, after a process died in
+        between, finds what is left. What was posted for the user meanwhile may stand with the others, who are erased
+        once more.
+        """
+        chain = await self._merge_chain(user)
+        for link in reversed(chain):
+            await self._erase_with_aliases(link, chain)
+        for link in reversed(chain[1:]):
+            await self._erase_alone(link)
+            await self._corrections.wait_for_replicas(link)
+
+    async def _erase_with_aliases(self, user: User, chain: Sequence[User]) -> None:
+        """Erase the user, and before that everybody who was or is being merged into them; not those of the chain."""
+        while True:
+            for alias in await self._aliases(user):
+                if alias not in chain and await self._is_merged_into(alias, user):
+                    await self._erase_with_aliases(alias, chain)
+                elif alias not in chain:
+                    await self._rewrite_log(alias)  # an erasure that was interrupted may have left it
+            await self._erase_alone(user)
+            erased = await self._aliases(user)
+            if not any([alias not in chain and await self._is_merged_into(alias, user) for alias in erased]):
+                break
+        if erased:
+            await self._session.call("SREM", user.aliases, *(alias.user_id for alias in erased))
+        await self._corrections.wait_for_replicas(user)
+
+    async def _erase_alone(self, user: User) -> None:
+        tags = await self._session.registered_tags()
+        await self._session.write(ERASE, *erase_arguments(user, secrets.token_hex(8), tags))
+        late = await self._session.registered_tags() - tags  # a generation's first states were written meanwhile
+        if late:
+            await self._session.call("DEL", *map(user.state_of_tag, late))
+        await self._rewrite_log(user)
+
+    async def _rewrite_log(self, user: User) -> None:
+        """Return when the log of the user's partition has no content of what was erased before this call."""
+        key = erasing_key(user.partition)
+        awaited = erasures = await self._session.call("ZRANGE", key, 0, -1)
+        while set(awaited).intersection(erasures):
+            await self._session.write(REWRITE_LOG, *rewrite_arguments(user.partition, erasures))
+            erasures = await self._session.call("ZRANGE", key, 0, -1)
+
+    async def _merge_chain(self, user: User) -> list[User]:
+        """Return the users from this one to the one whom they were merged into; all merges between them are done."""
+        chain = [user]
+        last = await self._corrections.resolve(user)
+        while chain[-1] != last:
+            head = await self._head(chain[-1])
+            if head.merge is not MergeStage.DONE:  # erased meanwhile
+                return [*chain, last]
+            chain.append(self._target(chain[-1], head))
+        return chain
+
+    async def _aliases(self, user: User) -> list[User]:
+        """Return the users who were merged into this one, or are about to be."""
+        user_ids = sorted(await self._session.call("SMEMBERS", user.aliases))
+        return [self._session.keys.user(user.tenant, user_id.decode()) for user_id in user_ids]
+
+    async def _is_merged_into(self, alias: User, user: User) -> bool:
+        head = await self._head(alias)
+        return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and self._target(alias, head) == user
+
+    async def _head(self, user: User) -> Head:
+        return Head.of(await self._session.call("GET", user.head))
+
+    def _target(self, user: User, head: Head) -> User:
+        return self._session.keys.user(user.tenant, head.merge_target)
