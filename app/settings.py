@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,8 +23,12 @@ SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 NAMES_OF_OTHERS = (
     "APP APP_MEMORY APP_PORT BIND CPUS DATA DNS GRAFANA_PUBLISH HAPROXY_MEMORY KEEP_EVERY_S KEEP_TAIL KEY MAXMEMORY "
     "MAX_CONNECTIONS MAX_CONNECTIONS_PER_SOURCE MAX_REPLICAS MAX_REQUESTS_PER_REPLICA METRICS_BIND METRICS_DAYS MODEL "
-    "OWN_REDIS PUBLISH REDIS_MAXMEMORY REDIS_MEMORY REDIS_SERVERS RETRAIN_EVERY TRAINER_MEMORY TRAIN_MEMORY URL VERSION"
+    "OWN_REDIS PUBLISH REDIS_MAXMEMORY REDIS_MEMORY REDIS_SERVERS REPLICAS RETRAIN_EVERY TRAINER_MEMORY TRAIN_MEMORY "
+    "URL VERSION"
 )
+
+# Variables that Kubernetes gives every container for a Service whose name begins with "lisarec".
+OF_KUBERNETES = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)")
 
 
 class StoreSettings(BaseSettings):
@@ -149,7 +154,8 @@ def problem_of_unknown_variables() -> str | None:
     settings = {name.upper() for name in Settings.model_fields}
     known = settings.union(NAMES_OF_OTHERS.split())
     found = {name for name, value in os.environ.items() if name.upper().startswith(PREFIX) and value}
-    unknown = sorted(name for name in found if name.upper().removeprefix(PREFIX) not in known)
+    names = {name: name.upper().removeprefix(PREFIX) for name in found}
+    unknown = sorted(name for name, own in names.items() if own not in known and not OF_KUBERNETES.fullmatch(own))
     problems = []
     for name in unknown:
         similar = get_close_matches(name.upper().removeprefix(PREFIX), sorted(settings), 1)
