@@ -1,7 +1,7 @@
 """Appending to the embedded store: the events of many requests are logged, folded and saved in a few statements."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice
 from operator import not_
@@ -84,8 +84,12 @@ def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result
         folded, late_here = _fold(generation, values, new)
         late = late or late_here
         replace(db, generation, tenant, folded, seqs)
-    results = _results(generations[0], events, is_new, iter(late))
-    return [(list(islice(results, len(one.events))), behind if one is appends[0] else []) for one in appends]
+    results = iter(_results(generations[0], events, is_new, late))
+    answers: list[Result | StorageBusy] = []
+    for one in appends:
+        answers.append((list(islice(results, len(one.events))), behind))
+        behind = []  # the first one tells
+    return answers
 
 
 def _append_others(db: sqlite3.Connection, appends: Sequence[Append], erased: set[str]) -> list[Result | StorageBusy]:
@@ -139,12 +143,14 @@ def _fold(
 
 
 def _results(
-    first: Generation, events: Sequence[Event | Undo], is_new: Sequence[bool], late: Iterator[bool]
-) -> Iterator[AppendResult]:
+    first: Generation, events: Sequence[Event | Undo], is_new: Sequence[bool], late: Sequence[bool]
+) -> list[AppendResult]:
     """The result of each event; `late` says of each new one whether it was late."""
+    results, late_of_new = [], iter(late)
     for event, new in zip(events, is_new, strict=True):
         if new:
             is_unknown = isinstance(event, Event) and not first.knows_item_of(event)
-            yield AppendResult(unknown_item=is_unknown, late=next(late))
+            results.append(AppendResult(unknown_item=is_unknown, late=next(late_of_new)))
         else:
-            yield DUPLICATE
+            results.append(DUPLICATE)
+    return results

@@ -64,10 +64,10 @@ class EventColumns(NamedTuple):
         count = len(events)
         row_of = generation.item_index.get
         weights = {kind: max(0.0, weight) for kind, weight in generation.event_weights.items()}
+        kinds, item_ids = [event.type for event in events], [event.item_id for event in events]
         if id_hashes is None:
-            id_hashes = (event_hash(event.event_id) for event in events)
-        kinds = [event.type for event in events]
-        rows = np.fromiter(map(row_of, (event.item_id for event in events), repeat(UNKNOWN)), np.int32, count)
+            id_hashes = [event_hash(event.event_id) for event in events]
+        rows = np.fromiter(map(row_of, item_ids, repeat(UNKNOWN)), np.int32, count)
         cold_codes = np.zeros((0, generation.codes.shape[1]), np.uint8)  # the one type that is compiled for
         if any(event.codes for event in events):
             cold_codes = _cold_codes(generation, events, rows)

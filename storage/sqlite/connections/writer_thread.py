@@ -120,10 +120,10 @@ class WriterThread:
 
         raises  StorageUnavailable  where the files are no longer at their path; it may have happened in those files
         """
-        self._files.require_same()
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             results = [result for run in _runs(group) for result in self._results(run)]
+            self._files.require_same()  # where they are gone already, nothing happens
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:  # SQLite has rolled back by itself after some errors
