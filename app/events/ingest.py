@@ -60,7 +60,8 @@ class Ingest:
             events = [to_event(one, now_us) for one in validate_events(bodies, max_us, needs_ids=self._needs_ids)]
         positions = await self._allowed_positions(events, sender)
         allowed = [events[position] for position in positions]
-        await self._new_users.admit({event.user_id for event in allowed}, sender)
+        if sender.count_new_users is not None:
+            await self._new_users.admit({event.user_id for event in allowed}, sender)
         try:
             results = await self._append(allowed, now_us)
         except PartlyApplied as exc:
@@ -87,11 +88,11 @@ class Ingest:
 
         def learn(results: Mapping[int, AppendResult]) -> None:
             durable, outcomes = [events[place] for place in results], list(results.values())
-            signals.trend_counter.count(durable, outcomes, now_us)
-            signals.click_through.count(durable, outcomes)
             for learner, observed in zip(learners, observations, strict=True):
                 of_durable = {n: observed[place] for n, place in enumerate(results) if place in observed}
                 learner.observe_after(durable, outcomes, of_durable)
+            signals.trend_counter.count(durable, outcomes, now_us)
+            signals.click_through.count(durable, outcomes)
 
         try:
             with self._metrics.store.timed("append"):
@@ -104,7 +105,7 @@ class Ingest:
 
     def _counts(self, events: Sequence[Event], results: Sequence[AppendResult], refused: int) -> EventCounts:
         """Count the outcomes of durable events, also in the metrics."""
-        types = self._vocabulary.event_types()
+        types = self._signals.event_types
         duplicates = unknown_items = unknown_types = late = 0
         for event, result in zip(events, results, strict=True):
             duplicates += result.duplicate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from app.events.click_through import ClickThrough
@@ -19,13 +19,15 @@ SYNC_EVERY_S = 5.0
 class LiveSignals:
     """Counts and learns from the events of one tenant.
 
-    learners  learn codes of new items, one for each served generation
+    learners     learn codes of new items, one for each served generation
+    event_types  that some served generation has a weight for, be it 0, or whose items it calls unseen
     """
 
     def __init__(self, store: UserStore, tenant: str, metrics: Metrics) -> None:
         self.trend_counter = TrendCounter(store, tenant)
         self.click_through = ClickThrough(store, tenant, metrics)
         self.learners: Sequence[ColdItemLearner] = ()
+        self.event_types: Collection[str] = ()
 
     async def sync_forever(self) -> None:
         """Synchronise with the other processes until cancelled."""

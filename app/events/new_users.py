@@ -43,8 +43,7 @@ class NewUsers:
         raises  TooManyEvents, TooManyNewUsers  when they are too many
                 StorageError                    when nobody can tell who is new
         """
-        if sender.count_new_users is None:
-            return
+        assert sender.count_new_users is not None  # else nobody asks
         unknown = {user_id for user_id in user_ids if user_id not in self._recent and user_id not in self._older}
         if not unknown:
             return

@@ -1,4 +1,4 @@
-"""The event types and items that a tenant's served models and shop know."""
+"""The items that a tenant's served models and shop know."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from typing import Protocol
 
 from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.live_catalogue import LiveCatalogue
-from storage.state.generation import Generation
 
 
 class Served(Protocol):
     """A served generation, with its catalogue."""
-
-    @property
-    def generation(self) -> Generation:
-        """How it folds events."""
-        ...
 
     @property
     def catalogue(self) -> LiveCatalogue:
@@ -25,7 +19,7 @@ class Served(Protocol):
 
 
 class Vocabulary:
-    """Tells which types and items of events are known, as things are now.
+    """Tells which items of events are known, as things are now.
 
     overrides      the items that the shop has set
     served         returns the served generations
@@ -41,13 +35,6 @@ class Vocabulary:
         self._overrides = overrides
         self._served = served
         self._refresh_items = refresh_items
-
-    def event_types(self) -> set[str]:
-        """Return the types that some served generation has a weight for, be it 0, or whose items it calls unseen."""
-        types: set[str] = set()
-        for served in self._served():
-            types.update(served.generation.event_weights, served.generation.unseen_types)
-        return types
 
     async def unknown_items(self, item_ids: Collection[str]) -> set[str]:
         """Return those of the items that no served catalogue has and the shop has not set.

@@ -70,12 +70,12 @@ async def charge(services: Services, caller: Caller, cost: int) -> None:
 
     raises  TooCostly, TooManyRequests
     """
-    if cost == 1 or caller.key is None:
-        return  # one was counted with the call
+    if caller.key is None:
+        return
     rate = caller.key.requests_per_minute
     if rate is not None and cost > rate:
         raise TooCostly(f"this call costs {cost:,} plain requests, and this key has {rate:,} a minute")
-    await services.rate_limiter.count(caller.key, cost - 1)
+    await services.rate_limiter.count(caller.key, cost - 1)  # one was counted with the call
 
 
 class NoScope:

@@ -78,10 +78,11 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
 async def _answers(
     services: Services, caller: Caller, requests: Sequence[RecommendationRequest], is_gone: IsGone
 ) -> list[bytes]:
+    asker = _asker(caller, is_gone)
     await _charge(services, caller, requests)
     recommender = services.by_tenant[caller.tenant].switcher.recommender
     bodies = []
-    for answer in await recommender.recommend(requests, _asker(caller, is_gone)):
+    for answer in await recommender.recommend(requests, asker):
         bodies.append(orjson.dumps(answer))
         if len(bodies[-1]) > LONG_ANSWER_BYTES:
             await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
@@ -89,7 +90,9 @@ async def _answers(
 
 
 async def _charge(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> None:
-    await charge(services, caller, charge_for(requests, services.settings.max_cost))
+    cost = charge_for(requests, services.settings.max_cost)
+    if cost > 1:  # almost never, and one was counted with the call
+        await charge(services, caller, cost)
 
 
 def _parse(body: object) -> RecommendationBatch | RecommendationRequest:

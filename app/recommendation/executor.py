@@ -38,17 +38,19 @@ class AdaptiveExecutor(Generic[InputT, ResultT]):
     ) -> None:
         self._compute = compute
         self._threads = threads
+        self._running_light = asyncio.Lock()  # batches of several nodes share the engine
         self._light_batches = 0
         self._unit_s = MAX_ON_LOOP_S  # the estimated processor time of what costs as much as a plain request
 
     async def run_light(self, requests: Sequence[RecommendationRequest], data: InputT, cost: float) -> ResultT:
         """Return the result of the function for one batch of light requests, which cost so much together."""
-        self._light_batches += 1
-        is_timed = self._light_batches % BATCHES_PER_TIMING == 0
-        compute = partial(self._compute_timed, cost) if is_timed else self._compute
-        if cost * self._unit_s <= MAX_ON_LOOP_S:
-            return compute(requests, data)
-        return await asyncio.get_running_loop().run_in_executor(self._threads.light, compute, requests, data)
+        async with self._running_light:
+            self._light_batches += 1
+            is_timed = self._light_batches % BATCHES_PER_TIMING == 0
+            compute = partial(self._compute_timed, cost) if is_timed else self._compute
+            if cost * self._unit_s <= MAX_ON_LOOP_S:
+                return compute(requests, data)
+            return await asyncio.get_running_loop().run_in_executor(self._threads.light, compute, requests, data)
 
     async def run_costly(self, requests: Sequence[RecommendationRequest], data: InputT) -> ResultT:
         """Return the result of the function for one batch of costly requests."""

@@ -71,18 +71,20 @@ class RankedItems(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request of a batch, its trace and cost, and what its user has seen, if it needs that and it could be read."""
+    """A request of a batch, its trace, lane and cost, and what its user has seen, if needed and readable."""
 
     request: RecommendationRequest
     trace: tracing.Trace | None
     seen: SeenRows | None
+    lane: Lane
     cost: float
 
     @classmethod
-    def of(cls, request: RecommendationRequest, seen: Mapping[str, SeenRows]) -> Self:
+    def of(cls, request: RecommendationRequest, seen: Mapping[str, SeenRows], states: StateReader) -> Self:
         """Return the request as it is asked now; `seen` is what was read of users' logs."""
         seen_by_user = seen.get(str(request.user_id)) if request.exclude_seen == "all" else None
-        return cls(request, tracing.current.get(), seen_by_user, cost_of(request))
+        node, cost = states.node_of(request), cost_of(request)
+        return cls(request, tracing.current.get(), seen_by_user, Lane(node, cost >= LIGHT), cost)
 
 
 class Readers(NamedTuple):
@@ -149,10 +151,9 @@ class Recommender(BaseRecommender):
         self._batcher: MicroBatcherByLane[Lane, Asked, Recommendations] = MicroBatcherByLane(
             self._answer_batch,
             attrgetter("cost"),
-            lambda asked: Lane(readers.states.node_of(asked.request), asked.cost >= LIGHT),
+            attrgetter("lane"),
             limits_of,
         )
-        self._computing = asyncio.Lock()  # light batches of several nodes share the engine
 
     @override
     def recommend(
@@ -169,7 +170,8 @@ class Recommender(BaseRecommender):
     def _submit(
         self, requests: Sequence[RecommendationRequest], seen: Mapping[str, SeenRows], asker: Asker
     ) -> Awaitable[list[Recommendations]]:
-        return self._batcher.submit([Asked.of(request, seen) for request in requests], asker)
+        states = self._readers.states
+        return self._batcher.submit([Asked.of(request, seen, states) for request in requests], asker)
 
     async def _read_logs_and_recommend(
         self, requests: Sequence[RecommendationRequest], user_ids: Sequence[str], asker: Asker
@@ -199,10 +201,14 @@ class Recommender(BaseRecommender):
         """Read the users' states, compute the answers, and record how long each stage took."""
         requests = [asked.request for asked in batch]
         seen = {str(asked.request.user_id): asked.seen for asked in batch if asked.seen is not None}
+        cost = sum(asked.cost for asked in batch)
         users = await self._readers.states.read(requests, seen)
         self._metrics.engine.in_progress += 1
         try:
-            computed = await self._compute_batch(batch, requests, users)
+            if batch[0].lane.is_costly:
+                computed = await self._executor.run_costly(requests, users)
+            else:
+                computed = await self._executor.run_light(requests, users, cost)
         finally:
             self._metrics.engine.in_progress -= 1
         timings = {"store": users.read_s} if users.read_s else {}
@@ -216,14 +222,6 @@ class Recommender(BaseRecommender):
             self._metrics.recommendations.count(answer["source"])
             self._clicks.show(self._context.name, self._experiment, len(answer["items"]))
         return computed.answers
-
-    async def _compute_batch(
-        self, batch: Sequence[Asked], requests: Sequence[RecommendationRequest], users: StoredUsers
-    ) -> ComputedBatch:
-        if batch[0].cost >= LIGHT:  # all of them are
-            return await self._executor.run_costly(requests, users)
-        async with self._computing:
-            return await self._executor.run_light(requests, users, sum(one.cost for one in batch))
 
     def compute(self, requests: Sequence[RecommendationRequest], users: StoredUsers) -> ComputedBatch:
         """Answer requests from the stored states of their users: everything but input and output."""

@@ -118,6 +118,7 @@ class StateReader:
         user_ids = _distinct(request.user_id for request in requests)
         if not user_ids:
             return StoredUsers({}, {})
+        unread = set(users_who_exclude_all(requests)).difference(seen)
         begin_s, is_failed = time.perf_counter(), False
         states: Iterable[tuple[str, bytes | None]]
         try:
@@ -131,7 +132,6 @@ class StateReader:
             self._metrics.failures.report(exc)
             is_failed = True
         read_s = time.perf_counter() - begin_s
-        unread = set(users_who_exclude_all(requests)).difference(seen)
         if is_failed or unread:
             self._metrics.count_failed_read()
         known: dict[str, bytes] = {}

@@ -265,7 +265,11 @@ class GenerationSwitcher:
             one.category_codes.set_catalogue(one.catalogue, one.engine)
             signals.click_through.add_generation(one.named.tag, one.named.name, self._arms.name, counted)
         signals.learners = [one.learner for one in served if len(one.artifact.items)]
-        self._context.store.serve_generations([one.generation for one in served])
+        generations = [one.generation for one in served]
+        signals.event_types = frozenset(
+            kind for generation in generations for kind in (*generation.event_weights, *generation.unseen_types)
+        )
+        self._context.store.serve_generations(generations)
         self.recommender: Recommender | ExperimentRecommender = self._arms.build_recommender(self.current.recommender)
 
     def _record_current(self) -> None:

@@ -81,8 +81,8 @@ class RequestsInProgress:
 class LoadShedding:
     """ASGI middleware: refuses a request while `max_in_progress` others are in progress.
 
-    Tenants and keys share the room. A request does not count while it waits for its client, to send the body or to take
-    the response: slow clients shut nobody out.
+    Tenants and keys share the room. A request does not count while it waits for its client to send the body, and from
+    when its response begins, which is complete by then: slow clients shut nobody out.
     """
 
     def __init__(self, app: ASGIApp, max_in_progress: int) -> None:
@@ -98,10 +98,12 @@ class LoadShedding:
         if not in_progress.has_room(source):
             await _refuse(send)
             return
-        has_more_body = True
+        has_more_body = is_counted = True
 
         async def receive_uncounted() -> Message:
             nonlocal has_more_body
+            if not is_counted:
+                return await receive()
             in_progress.end(source)
             try:
                 message = await receive()
@@ -114,14 +116,15 @@ class LoadShedding:
             return message
 
         async def send_uncounted(message: Message) -> None:
-            in_progress.end(source)
-            try:
-                await send(message)
-            finally:
-                in_progress.begin(source)
+            nonlocal is_counted
+            if is_counted:
+                is_counted = False
+                in_progress.end(source)
+            await send(message)
 
         in_progress.begin(source)
         try:
             await self._app(scope, receive_uncounted, send_uncounted)
         finally:
-            in_progress.end(source)
+            if is_counted:
+                in_progress.end(source)
