@@ -34,7 +34,7 @@ from model.evaluation.evaluate import evaluate
 from model.metrics import metrics
 
 TOLERANCE = 0.002
-ASKED_AT_ONCE = 100
+ASKED_AT_ONCE = 50
 METRICS = ("hr_at_10", "ndcg_at_10")
 
 console = Console()
