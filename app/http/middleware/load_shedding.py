@@ -98,33 +98,35 @@ class LoadShedding:
         if not in_progress.has_room(source):
             await _refuse(send)
             return
-        has_more_body = is_counted = True
+        has_more_body, is_counted, is_answered = True, True, False
+
+        def count(is_counted_now: bool) -> None:
+            nonlocal is_counted
+            if is_counted_now != is_counted:
+                is_counted = is_counted_now
+                (in_progress.begin if is_counted else in_progress.end)(source)
 
         async def receive_uncounted() -> Message:
             nonlocal has_more_body
-            if not is_counted:
-                return await receive()
-            in_progress.end(source)
+            count(False)
             try:
                 message = await receive()
                 if has_more_body and not message.get("more_body", False):
                     has_more_body = False
-                    if not in_progress.has_room(source):
+                    if not is_answered and not in_progress.has_room(source):
                         raise Overloaded
             finally:
-                in_progress.begin(source)
+                count(not is_answered)  # a response may have begun meanwhile
             return message
 
         async def send_uncounted(message: Message) -> None:
-            nonlocal is_counted
-            if is_counted:
-                is_counted = False
-                in_progress.end(source)
+            nonlocal is_answered
+            is_answered = True
+            count(False)
             await send(message)
 
         in_progress.begin(source)
         try:
             await self._app(scope, receive_uncounted, send_uncounted)
         finally:
-            if is_counted:
-                in_progress.end(source)
+            count(False)

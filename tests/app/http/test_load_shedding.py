@@ -224,7 +224,7 @@ class TestTheBound:
             self.at_work = self.most_at_work = 0
             self.may_end = asyncio.Event()
             self.body_comes = asyncio.Event()
-            self._bound = LoadShedding(self._work, max_in_progress)
+            self.bound = LoadShedding(self._work, max_in_progress)
 
         async def _work(self, _scope: Scope, receive: Receive, send: Send) -> None:
             await receive()
@@ -246,7 +246,7 @@ class TestTheBound:
                 statuses.append(message.get("status", 0))
 
             headers = [(b"authorization", f"Bearer {key}".encode())]
-            await self._bound({**TestTheBound.SCOPE, "state": self._state, "headers": headers}, receive, send)
+            await self.bound({**TestTheBound.SCOPE, "state": self._state, "headers": headers}, receive, send)
             return statuses[0]
 
     def test_works_on_no_more_than_it_may(self) -> None:
@@ -275,6 +275,24 @@ class TestTheBound:
             bounded.body_comes.set()
             await asyncio.gather(*slow, return_exceptions=True)
             assert bounded.most_at_work == 2
+
+        asyncio.run(law())
+
+    def test_counts_a_response_once_while_its_app_waits_for_the_client_to_go(self) -> None:
+        """As responses with files do: they receive and send at the same time."""
+
+        async def respond(_scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            gone = asyncio.ensure_future(receive())
+            await asyncio.sleep(0)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            await gone
+
+        async def law() -> None:
+            bounded = self.Bounded(1)
+            bounded.bound = LoadShedding(respond, 1)
+            assert [await bounded.ask() for _ in range(3)] == [200] * 3
 
         asyncio.run(law())
 

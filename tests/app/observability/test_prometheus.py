@@ -28,7 +28,7 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 DRAWN = [target["expr"].replace("$__rate_interval", "1m") for panel in PANELS for target in panel["targets"]]
 PROMETHEUS_OWN = {"up", "ALERTS"}
-OPERATORS = {"or", "and", "unless", "bool", "by", "without"}
+OPERATORS = {"or", "and", "unless", "bool", "by", "offset", "without"}
 
 
 def metrics_of(expression: str) -> set[str]:
