@@ -97,7 +97,7 @@ async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed
             sending = asyncio.create_task(load.run(lambda: is_over))
             for number in range(kills):
                 lagged = number % 2 == 0
-                pair, accept = pairs[number % PRIMARIES], None if replicas else partial(_accept_loss, url)
+                pair, accept = pairs[number % PRIMARIES], None if replicas else partial(accept_loss, url)
                 console.print(str(await _kill(pair, address, load, rng, lagged=lagged, on_takeover=accept)))
             is_over = True
             await sending
@@ -109,15 +109,6 @@ async def failover(model: Path, kills: int, replicas: int, timeout_ms: int, seed
                 await store.close()
     console.print(f"{ledger.acknowledgements:,} events acknowledged, waiting for {replicas} replicas; {verdict}")
     return verdict
-
-
-async def _accept_loss(url: str) -> None:
-    """Do as an operator who waits for no replica: accept what the failover has lost, so that services go on."""
-    store = await RedisStore.open(url, [])
-    try:
-        await store.repair(accept_loss=True)
-    finally:
-        await store.close()
 
 
 async def _kill(

@@ -223,3 +223,12 @@ async def _start_all(stack: AsyncExitStack, *processes: SupervisedProcess) -> No
     for process in processes:
         stack.push_async_callback(process.close)
     await asyncio.gather(*(process.start() for process in processes))
+
+
+async def accept_loss(url: str) -> None:
+    """Do as an operator would: accept what Redis has lost, so that services go on."""
+    store = await RedisStore.open(url, [])
+    try:
+        await store.repair(accept_loss=True)
+    finally:
+        await store.close()

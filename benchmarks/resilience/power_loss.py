@@ -8,7 +8,7 @@ import signal
 
 from benchmarks.harness.faulty_machine import FaultyMachine
 from benchmarks.harness.ledger import StoreVerdict
-from benchmarks.resilience.environment import EnvironmentOptions, ScenarioSettings
+from benchmarks.resilience.environment import EnvironmentOptions, ScenarioSettings, accept_loss
 from benchmarks.resilience.scenario import Scenario, console, scenario
 
 SYNC_S = 0.02  # between a write and the end of its sync there is something to lose
@@ -33,13 +33,16 @@ async def power_cuts(settings: ScenarioSettings, cuts: int, *, everysec: bool) -
         assert machine is not None
         machine.slow_syncs(SYNC_S)
         async with run.under_load():
-            changed = sum([await _cut(run, machine, rng) for _ in range(cuts)])
+            changed = sum([await _cut(run, machine, rng, loses=everysec) for _ in range(cuts)])
         console.print(f"{machine.syncs:,} syncs; power cuts changed {changed:,} files")
         return await run.verdict()
 
 
-async def _cut(run: Scenario, machine: FaultyMachine, rng: random.Random) -> int:
-    """Returns how many files were not on the disk as the process had them."""
+async def _cut(run: Scenario, machine: FaultyMachine, rng: random.Random, *, loses: bool) -> int:
+    """Return how many files were not on the disk as the process had them.
+
+    loses  a Redis may come back without acknowledged events, which the operator accepts then
+    """
     await run.next_acknowledgement()
     await asyncio.sleep(rng.uniform(*MOMENT_S))
     store_process = run.environment.store_process
@@ -49,4 +52,6 @@ async def _cut(run: Scenario, machine: FaultyMachine, rng: random.Random) -> int
     changed = machine.cut_power(rng)
     run.faults.note(f"{store_process.kind}: power cut")
     await store_process.start()
+    if loses and run.environment.redis is not None:
+        await accept_loss(run.environment.store_address)
     return changed
