@@ -33,6 +33,7 @@ from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
 from benchmarks.harness.tcp_proxy import Address
 from benchmarks.harness.topology import program
+from benchmarks.resilience.environment import accept_loss
 from benchmarks.resilience.scenario import console, counts
 from model.artifact import model_directory
 from storage.redis.layout import Keyspace

@@ -227,7 +227,8 @@ class TestAvailability:
     @pytest.mark.slow
     def test_holds_without_a_model_too(self, tmp_path: Path) -> None:
         client = Client(Settings(data_dir=tmp_path))
-        client.click("ada", "lamp", "cup", "lamp")
+        client.click("ada", "lamp", "cup")
+        client.click("ben", "lamp")
         wait_until(lambda: shown(client, "nobody") == ["lamp", "cup"])
         put(client, "lamp", available=False)
         assert shown(client, "nobody") == ["cup"]
