@@ -26,7 +26,7 @@ from model.artifact import model_directory
 
 WARM_UP = 2
 MAX_CALLS = 400  # of one kind
-TIMES = 2  # the plain request is measured before and after all others
+AGAIN = 3  # times that a call which cost too much is measured once more
 
 console = Console(width=120)
 
@@ -52,21 +52,30 @@ def main(
     item_ids = [item_id(number) for number in range(items)]
     calls = recommendations(item_ids, categories) + other_reads(item_ids, categories) + writes(item_ids)
     with attacked_service(model, items) as service:
-        plains, measured = asyncio.run(_measure(service, calls, cpu_s))
-    plain_s = sum(plains) / len(plains)
-    console.print(f"a plain request: {plain_s * 1e3:.2f} ms of processor time ({len(plains)} times)")
-    console.print(_table(measured, plain_s, items))
-    if costly := [one.call.name for one in measured if one.cpu_s / one.call.charge > one.call.bound * plain_s]:
-        console.print(f"a unit takes more plain requests than it may: {', '.join(costly)}", style="red")
+        plain_s, measured = asyncio.run(_measure(service, calls, cpu_s))
+        console.print(f"a plain request: {plain_s * 1e3:.2f} ms of processor time")
+        console.print(_table(measured, plain_s, items))
+        costly = _costly(plain_s, measured)
+        for _ in range(AGAIN):  # what looked costly because the machine was busy
+            if costly:
+                costly = _costly(*asyncio.run(_measure(service, costly, cpu_s)))
+    if costly:
+        names = ", ".join(call.name for call in costly)
+        console.print(f"a unit takes more plain requests than it may: {names}", style="red")
         raise typer.Exit(1)
 
 
-async def _measure(service: AttackedService, calls: Sequence[Call], cpu_s: float) -> tuple[list[float], list[Measured]]:
-    """Return the processor seconds of a plain request, before and after, and what each call took."""
+def _costly(plain_s: float, measured: Sequence[Measured]) -> list[Call]:
+    """Return the calls of which a unit took more than its bound."""
+    return [one.call for one in measured if one.cpu_s / one.call.charge > one.call.bound * plain_s]
+
+
+async def _measure(service: AttackedService, calls: Sequence[Call], cpu_s: float) -> tuple[float, list[Measured]]:
+    """Return the processor seconds of a plain request, the mean of before and after, and what each call took."""
     plains = [(await _take(service, plain(), cpu_s)).cpu_s]
     measured = [await _take(service, call, cpu_s) for call in calls]
     plains.append((await _take(service, plain(), cpu_s)).cpu_s)
-    return plains, measured
+    return sum(plains) / len(plains), measured
 
 
 async def _take(service: AttackedService, call: Call, cpu_s: float) -> Measured:
