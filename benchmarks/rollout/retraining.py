@@ -157,7 +157,11 @@ class RetrainingLoop:
         begin_s = time.monotonic()
         await self._until(lambda: self._serves(outcome["name"]), FOLLOW_WITHIN_S)
         outcome["followed within s"] = round(time.monotonic() - begin_s, 2)
+        await self._until(lambda: self._has_personalised(outcome["name"]), FOLLOW_WITHIN_S)
         return str(outcome["name"])
+
+    async def _has_personalised(self, name: str) -> bool:
+        return self.tally.generations[f"{name} personalised"] > 0
 
     async def _run_trainer(self, kills: int = 0) -> dict[str, Any]:
         """Return the outcome of a round that is killed so many times, or fewer if it ends before."""
