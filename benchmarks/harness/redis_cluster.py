@@ -21,7 +21,9 @@ BUS = 10_000  # from a node's port to that of its bus
 PORTS = range(21_000, 32_000)  # below those that the system gives out
 FORM_WITHIN_S = 60.0
 
-_next_port: Iterator[int] = iter([*PORTS[os.getpid() % len(PORTS) :], *PORTS])
+# Processes that start one after the other begin far from each other: nobody holds a port between looking and starting.
+_first = os.getpid() * 211 % len(PORTS)
+_next_port: Iterator[int] = iter([*PORTS[_first:], *PORTS])
 
 
 def free_node_port() -> int:
