@@ -34,12 +34,12 @@ async def append_events(services: Services, caller: Caller, body: object) -> Eve
     rate = key.requests_per_minute
     if rate is not None and events > rate:
         raise TooManyEvents(f"this key may send {rate:,} events a minute; nothing was applied, split the request")
-    if events > 1:
-        await services.rate_limiter.count(key, events - 1)  # one was counted with the request
     if key.is_public and events > MAX_PUBLIC_EVENTS:
         raise TooManyEvents(
             f"a request with a key of pages has at most {MAX_PUBLIC_EVENTS} events; nothing was applied, split it"
         )
+    if events > 1:
+        await services.rate_limiter.count(key, events - 1)  # one was counted with the request
     count = partial(services.rate_limiter.count_new_users, key, services.settings.new_users_per_hour)
     return await ingest.append(body, Sender(key.is_public, count))
 

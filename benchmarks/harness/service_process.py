@@ -25,11 +25,11 @@ def free_port() -> int:
 
 @contextmanager
 def running_service(model: Path, *options: str) -> Iterator[str]:
-    """Serve a model directory, on SQLite unless the options name a Redis; yields the URL once the service is ready."""
+    """Serve a model directory, on an empty SQLite unless the options name a store; yields the URL once it is ready."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     with TemporaryDirectory() as store:
         command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port), *options]
-        store_options = [] if "--redis-url" in options else ["--data-dir", store]
+        store_options = [] if {"--redis-url", "--data-dir"} & set(options) else ["--data-dir", store]
         service = subprocess.Popen([*command, *store_options], stdout=subprocess.DEVNULL)
         try:
             wait_until_ready(url, service)

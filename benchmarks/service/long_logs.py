@@ -12,12 +12,10 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
@@ -33,7 +31,7 @@ from rich.table import Table
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
-from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.harness.service_process import running_service
 from benchmarks.harness.topology import redis_server
 from model.artifact import model_directory
 from storage.sqlite.database import FILE_NAME
@@ -105,7 +103,7 @@ def measure(model: Path, store: Literal["sqlite", "redis"], events: int, seconds
         redis_url = stack.enter_context(redis_server(directory)) if store == "redis" else None
         settings = StoreSettings(data_dir=directory / "state", redis_url=redis_url)
         item_ids = asyncio.run(fill(settings, model, events))
-        url = stack.enter_context(_service(settings, model))
+        url = stack.enter_context(running_service(model, *_store_options(settings)))
         return [turn(url, settings, item_ids, name, ask, seconds) for name, ask in requests_on_long_log(item_ids)]
 
 
@@ -230,19 +228,8 @@ def _percentile(times: list[float], q: float) -> float:
     return float(np.percentile(times, q)) if times else 0.0
 
 
-@contextmanager
-def _service(settings: StoreSettings, model: Path) -> Iterator[str]:
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    store = ["--redis-url", settings.redis_url] if settings.redis_url else ["--data-dir", str(settings.data_dir)]
-    service = subprocess.Popen(
-        [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", str(port), *store]
-    )
-    try:
-        wait_until_ready(url, service)
-        yield url
-    finally:
-        service.terminate()
-        service.wait(timeout=30)
+def _store_options(settings: StoreSettings) -> list[str]:
+    return ["--redis-url", settings.redis_url] if settings.redis_url else ["--data-dir", str(settings.data_dir)]
 
 
 if __name__ == "__main__":

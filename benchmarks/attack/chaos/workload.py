@@ -90,7 +90,7 @@ class Workload:
             )
             return
         read = self._begin("read", -1, user_id)
-        answer = await self._answered(read, rng, connections, "GET", f"/v1/users/{user_id}/events?limit={PAGE}")
+        answer = await self._answered([read], rng, connections, "GET", f"/v1/users/{user_id}/events?limit={PAGE}")
         if answer is not None:
             read.event_ids = [event["event_id"] for event in answer["events"]]
         elif read.outcome == "refused":  # nothing was posted for the user yet
@@ -100,19 +100,21 @@ class Workload:
         if self._posted:
             family, (user_id, event_id) = rng.choice(self._posted)
             undo = self._begin("undo", family, user_id, [event_id])
-            await self._answered(undo, rng, connections, "DELETE", f"/v1/users/{user_id}/events/{event_id}")
+            await self._answered([undo], rng, connections, "DELETE", f"/v1/users/{user_id}/events/{event_id}")
 
     async def _merge(self, rng: random.Random, connections: Sequence[HttpConnection]) -> None:
         family, number = _any_user(rng)
         user_id = _user_of(family, number)
         visitor = _user_of(family, (number + rng.randrange(1, USERS_OF_A_FAMILY)) % USERS_OF_A_FAMILY)
         merge = self._begin("merge", family, user_id, visitor=visitor)
-        await self._answered(merge, rng, connections, "POST", f"/v1/users/{user_id}/merge", {"from": visitor})
+        await self._answered([merge], rng, connections, "POST", f"/v1/users/{user_id}/merge", {"from": visitor})
 
     async def _erase(self, rng: random.Random, connections: Sequence[HttpConnection]) -> None:
         family, number = _any_user(rng)
         user_id = _user_of(family, number)
-        await self._answered(self._begin("erase", family, user_id), rng, connections, "DELETE", f"/v1/users/{user_id}")
+        await self._answered(
+            [self._begin("erase", family, user_id)], rng, connections, "DELETE", f"/v1/users/{user_id}"
+        )
 
     async def _recommend(self, rng: random.Random, connections: Sequence[HttpConnection]) -> None:
         path = f"/v1/users/{_user_of(*_any_user(rng))}/recommendations?exclude_seen=all"
@@ -132,7 +134,7 @@ class Workload:
         for body in bodies:
             ids_of[str(body["user_id"])].append(str(body["event_id"]))
         appends = [self._begin("append", _family_of(user_id), user_id, ids) for user_id, ids in ids_of.items()]
-        answer = await self._answered_together(appends, rng, connections, "POST", "/v1/events", bodies)
+        answer = await self._answered(appends, rng, connections, "POST", "/v1/events", bodies)
         if answer is None:
             return
         if answer["accepted"] + answer["duplicates"] != len(bodies):
@@ -145,17 +147,6 @@ class Workload:
         ]
 
     async def _answered(
-        self,
-        operation: Operation,
-        rng: random.Random,
-        connections: Sequence[HttpConnection],
-        method: str,
-        path: str,
-        body: object = None,
-    ) -> dict | None:  # type: ignore[type-arg]
-        return await self._answered_together([operation], rng, connections, method, path, body)
-
-    async def _answered_together(
         self,
         operations: Sequence[Operation],
         rng: random.Random,

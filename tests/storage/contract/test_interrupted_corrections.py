@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -165,15 +165,7 @@ class TestOvertaken:
                 assert traces(user_id, visitor) == []
             return bool(overtaken)
 
-        async def law() -> None:
-            async with opened(address, GENERATION) as slow, opened(address, GENERATION) as fast:
-                for step in range(100):
-                    if not await meet(step, slow, fast):
-                        assert step > 4
-                        return
-            raise AssertionError("there is no end to the steps")
-
-        asyncio.run(law())
+        asyncio.run(meet_at_every_step(address, meet))
 
     @pytest.mark.parametrize("erased", ["visitor", "between", "user"])
     @pytest.mark.parametrize("slower", ["append", "erase"])
@@ -213,15 +205,7 @@ class TestOvertaken:
                 assert not any(name.encode() in one for one in left for name in names.values())
             return bool(overtaken)
 
-        async def law() -> None:
-            async with opened(address, GENERATION) as slow, opened(address, GENERATION) as fast:
-                for step in range(100):
-                    if not await meet(step, slow, fast):
-                        assert step > 4
-                        return
-            raise AssertionError("there is no end to the steps")
-
-        asyncio.run(law())
+        asyncio.run(meet_at_every_step(address, meet))
 
     def test_a_visitor_who_was_erased_and_comes_back_brings_nothing_along(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -248,6 +232,16 @@ class TestOvertaken:
                 assert await posted(fast, "u") == [("visitor", "new")]
 
         asyncio.run(law())
+
+
+async def meet_at_every_step(address: str, meet: Callable[[int, UserStore, UserStore], Awaitable[bool]]) -> None:
+    """Let a slow and a fast store meet at one step after the other, until the slow one has no more."""
+    async with opened(address, GENERATION) as slow, opened(address, GENERATION) as fast:
+        for step in range(100):
+            if not await meet(step, slow, fast):
+                assert step > 4
+                return
+    raise AssertionError("there is no end to the steps")
 
 
 async def posted(store: UserStore, user_id: str) -> list[tuple[str, str]]:
