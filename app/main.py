@@ -114,9 +114,9 @@ class Application(FastAPI):
     @override
     def build_middleware_stack(self) -> ASGIApp:
         settings = self._settings
-        bounded = LoadShedding(FastPath(super().build_middleware_stack()), max_in_progress=settings.max_requests)
-        checked = RequestPath(CrossOriginPolicy(bounded))
-        return RequestTimer(checked, self._metrics.requests, slow_s=settings.slow_request_s)
+        answered = FastPath(RequestPath(super().build_middleware_stack()))
+        bounded = LoadShedding(answered, max_in_progress=settings.max_requests)
+        return RequestTimer(CrossOriginPolicy(bounded), self._metrics.requests, slow_s=settings.slow_request_s)
 
 
 def create_worker_app() -> FastAPI:

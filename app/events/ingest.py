@@ -5,20 +5,20 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from pydantic import ValidationError
+from uuid_utils import uuid7
 
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidEvents, PartlyAccepted, details_of
 from app.events.cold_item_learner import prepare_events
 from app.events.live_signals import LiveSignals
 from app.events.new_users import ANYBODY, NewUsers, Sender
 from app.events.steady_clock import SteadyClock
-from app.events.uuid7 import uuid7
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
 from app.schemas.events import MAX_EVENTS, EventCounts, PostedEvent
 from app.schemas.fields import MAX_AHEAD_US, is_id
 from app.settings import Settings
 from model.data.table import LAST_SECOND
-from storage.errors import PartlyApplied
+from storage.errors import PartlyApplied, StorageError
 from storage.protocol import EventStore
 from storage.records import AppendResult
 from storage.state.event import Event, id_time_us
@@ -94,12 +94,16 @@ class Ingest:
             signals.trend_counter.count(durable, outcomes, now_us)
             signals.click_through.count(durable, outcomes)
 
+        begin_s, is_failed = time.perf_counter(), False
         try:
-            with self._metrics.store.timed("append"):
-                results = await self._store.append(self._tenant, logged)
-        except PartlyApplied as exc:
-            learn(exc.results)
+            results = await self._store.append(self._tenant, logged)
+        except StorageError as exc:
+            is_failed = True
+            if isinstance(exc, PartlyApplied):
+                learn(exc.results)
             raise
+        finally:
+            self._metrics.store.observe("append", time.perf_counter() - begin_s, is_failed=is_failed)
         learn(dict(enumerate(results)))
         return results
 
@@ -169,7 +173,7 @@ def parse_plain_events(
             return None
         events.append(
             Event(
-                event_id or uuid7(),
+                event_id or str(uuid7()),
                 user_id,
                 item_id,
                 kind,
@@ -208,7 +212,7 @@ def validate_events(bodies: Sequence[object], max_us: int, *, needs_ids: bool = 
 def to_event(posted: PostedEvent, now_us: int) -> Event:
     """Return the event as it is logged. An id made here has no id-time: a resend would come with another id anyway."""
     return Event(
-        event_id=posted.event_id or uuid7(),
+        event_id=posted.event_id or str(uuid7()),
         user_id=posted.user_id,
         item_id=posted.item_id,
         type=posted.type,

@@ -155,9 +155,11 @@ class StoreMetrics:
         )
         self._log_lag: Gauge | None = None
 
-    def timed(self, call: StoreCall) -> "StoreCallTimer":
-        """Return a context manager that measures one call of the store, and counts it if it fails."""
-        return StoreCallTimer(self._seconds[call], self._failures[call])
+    def observe(self, call: StoreCall, seconds: float, *, is_failed: bool) -> None:
+        """Record one call of the store."""
+        self._seconds[call].observe(seconds)
+        if is_failed:
+            self._failures[call].inc()
 
     def count_failed_read(self) -> None:
         """Count a recommendation that was answered without the user's state, since the store failed."""
@@ -197,24 +199,6 @@ class StoreFailures:
         if now_s >= self._silent_until_s[cause]:
             self._silent_until_s[cause] = now_s + 1.0
             logger.error("the store fails (%s): %s", cause, failure)
-
-
-class StoreCallTimer:
-    """A context manager for one call of the store; a class, since a generator would cost more than it measures."""
-
-    __slots__ = ("_begin_s", "_failures", "_seconds")
-
-    def __init__(self, seconds: BufferedHistogram, failures: Counter) -> None:
-        self._seconds = seconds
-        self._failures = failures
-
-    def __enter__(self) -> None:
-        self._begin_s = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._seconds.observe(time.perf_counter() - self._begin_s)
-        if kind is not None and issubclass(kind, StorageError):
-            self._failures.inc()
 
 
 class EngineMetrics:

@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS
-from app.catalogue.trained_catalogue import Rows
 from app.observability.metrics import StoreMetrics
 from app.recommendation.batching import Asker, Limits, MicroBatcherByLane
+from app.recommendation.ranking.stored_users import SeenRows, StoredUsers
 from app.schemas.recommendations import RecommendationRequest
 from storage.errors import PartlyRead, StorageError
 from storage.protocol import HistoryStore
@@ -19,27 +19,6 @@ from storage.state.generation import Generation
 
 READ_AT_ONCE = 2  # logs, of each node of the store
 MAX_WAITING = 128  # logs
-
-
-class SeenRows(NamedTuple):
-    """The rows of the items that a user has seen; `newest` is how many log entries were read where there are more."""
-
-    rows: Rows
-    newest: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredUsers:
-    """The stored data of some requests' users.
-
-    states  encoded states by user; a user without events, or whose state is still being folded, is missing
-    seen    the seen items of users whose requests exclude all of them
-    read_s  how long the store took; 0 when there was no user to read
-    """
-
-    states: Mapping[str, bytes]
-    seen: Mapping[str, SeenRows]
-    read_s: float = 0.0
 
 
 class _Log(NamedTuple):
@@ -87,28 +66,29 @@ class LogReader:
         return await asyncio.gather(*map(self._seen_items, logs))
 
     async def _seen_items(self, log: _Log) -> SeenItems | None:
+        begin_s, is_failed = time.perf_counter(), False
         try:
-            with self._metrics.timed("log"):
-                return await self._store.seen_items(
-                    self._tenant, log.user_id, log.unseen_types, limit=self._max_entries
-                )
+            return await self._store.seen_items(self._tenant, log.user_id, log.unseen_types, limit=self._max_entries)
         except StorageError as exc:
+            is_failed = True
             self._metrics.failures.report(exc)
             return None
+        finally:
+            self._metrics.observe("log", time.perf_counter() - begin_s, is_failed=is_failed)
 
 
 class StateReader:
-    """Reads states of one tenant's users for one generation."""
+    """Reads states of one tenant's users for one generation.
+
+    node_of  returns the node that has a user's state, "" where there is only one
+    """
 
     def __init__(self, store: HistoryStore, tenant: str, generation: Generation, metrics: StoreMetrics) -> None:
         self._store = store
         self._tenant = tenant
         self._generation = generation
         self._metrics = metrics
-
-    def node_of(self, request: RecommendationRequest) -> str:
-        """Return the node that has the state of the request's user; "" where there is only one, or no user."""
-        return "" if request.user_id is None else self._store.node_of(self._tenant, request.user_id)
+        self.node_of = partial(store.node_of, tenant)
 
     async def read(self, requests: Sequence[RecommendationRequest], seen: Mapping[str, SeenRows]) -> StoredUsers:
         """Read the requests' users. Users that cannot be read now are missing; this is reported.
@@ -122,10 +102,7 @@ class StateReader:
         begin_s, is_failed = time.perf_counter(), False
         states: Iterable[tuple[str, bytes | None]]
         try:
-            with self._metrics.timed("states"):
-                read = await self._store.states(
-                    self._tenant, user_ids, self._generation, max_missing=MAX_MISSING_EVENTS
-                )
+            read = await self._store.states(self._tenant, user_ids, self._generation, max_missing=MAX_MISSING_EVENTS)
             states = zip(user_ids, read, strict=True)
         except StorageError as exc:
             states = exc.values.items() if isinstance(exc, PartlyRead) else ()
@@ -138,7 +115,7 @@ class StateReader:
         for user_id, state in states:
             if state is not None and user_id not in unread:
                 known[user_id] = state  # noqa: PERF403
-        return StoredUsers(known, seen, read_s)
+        return StoredUsers(known, seen, read_s, is_failed)
 
 
 def users_who_exclude_all(requests: Iterable[RecommendationRequest]) -> list[str]:

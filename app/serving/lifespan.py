@@ -12,8 +12,8 @@ from app.events.user_data import UserData
 from app.events.vocabulary import Vocabulary
 from app.observability.metrics import Metrics
 from app.recommendation.executor import EngineThreads
+from app.recommendation.ranking.trending import Trending
 from app.recommendation.state_reader import LogReader
-from app.recommendation.trending import Trending
 from app.schemas.operations import ServedModel
 from app.serving.item_updates import ItemUpdates
 from app.serving.served_generation import TenantContext, generation_of

@@ -15,10 +15,10 @@ from app.events.live_signals import LiveSignals
 from app.events.user_data import UserData
 from app.observability.metrics import Metrics
 from app.recommendation.executor import EngineThreads
-from app.recommendation.generation_context import GenerationContext
+from app.recommendation.ranking.generation_context import GenerationContext
+from app.recommendation.ranking.trending import Trending
 from app.recommendation.recommender import Readers, Recommender
 from app.recommendation.state_reader import LogReader, StateReader
-from app.recommendation.trending import Trending
 from app.schemas.operations import ServedModel
 from app.serving.model_registry import load_named
 from app.settings import Settings

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from app.recommendation.trending import PRIOR_EVENTS
+from app.recommendation.ranking.trending import PRIOR_EVENTS
 from benchmarks.machine import cpu
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact

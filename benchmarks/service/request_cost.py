@@ -32,7 +32,7 @@ from app.main import create_app
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation.batching import MicroBatcher
-from app.recommendation.state_reader import StoredUsers
+from app.recommendation.ranking.stored_users import StoredUsers
 from app.schemas.recommendations import RecommendationRequest
 from app.settings import Settings
 
@@ -104,7 +104,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
             stored = StoredUsers(dict(zip(users[:size], states, strict=False)), {})
 
             async def answers(size: int = size, stored: StoredUsers = stored) -> None:
-                recommender.compute(requests[:size], stored)
+                recommender.ranker.rank(requests[:size], stored)
 
             found[f"state to ranked items, each of a batch of {size}"] = await median_us(answers) / size
             if size == 1:
@@ -133,9 +133,9 @@ async def _observation_costs() -> dict[str, float]:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def recommendation(scope: Any, receive: Any, send: Any) -> None:
-        with metrics.store.timed("states"):
-            begin_s = time.perf_counter()
+        begin_s = time.perf_counter()
         store_s = time.perf_counter() - begin_s
+        metrics.store.observe("states", store_s, is_failed=False)
         metrics.engine.in_progress += 1
         metrics.engine.in_progress -= 1
         metrics.engine.observe_batch(1, 0.0003, 0.0004)
@@ -145,8 +145,8 @@ async def _observation_costs() -> dict[str, float]:
         await answer(scope, receive, send)
 
     async def event(scope: Any, receive: Any, send: Any) -> None:
-        with metrics.store.timed("append"):
-            pass
+        begin_s = time.perf_counter()
+        metrics.store.observe("append", time.perf_counter() - begin_s, is_failed=False)
         metrics.events.count({"accepted": 1, "duplicate": 0, "unknown_item": 0, "late": 0})
         await answer(scope, receive, send)
 

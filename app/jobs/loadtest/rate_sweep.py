@@ -24,8 +24,8 @@ from typing import Any
 import httpx
 import numpy as np
 import redis
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from app.jobs.loadtest import synthetic_catalogue
 from app.jobs.loadtest.load_generator import NO_RESPONSE, Address, LoadGenerator, Responses, ScheduledRequest, get, post
 from app.jobs.replay import require_http_url
@@ -202,7 +202,7 @@ class RateSweep:
             yield [self._event(user) for user in users for _ in range(HISTORY)]
 
     def _event(self, user: str) -> dict[str, str]:
-        return {"event_id": uuid7(), "user_id": user, "item_id": self._random.choice(self._service.item_ids)}
+        return {"event_id": str(uuid7()), "user_id": user, "item_id": self._random.choice(self._service.item_ids)}
 
     def _cpu_s(self) -> tuple[float, float, float]:
         """Return the CPU time so far of service, Redis and this process."""

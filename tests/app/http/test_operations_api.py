@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from pydantic import ValidationError
 
-from app.events.uuid7 import uuid7
 from app.settings import Settings
 from model.artifact.model_directory import load
 from tests.app.conftest import ITEMS, Client
@@ -138,12 +135,3 @@ def test_exported_settings_are_what_another_process_reads(monkeypatch: pytest.Mo
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Settings(model_dir=Path("models/a"), **wrong)
-
-
-def test_uuid7_is_of_its_time_and_unique() -> None:
-    begin_ms = time.time_ns() // 1_000_000
-    ids = [uuid7() for _ in range(1_000)]
-    assert len(set(ids)) == 1_000
-    for made in map(UUID, ids):
-        assert (made.version, made.variant) == (7, "specified in RFC 4122")
-        assert begin_ms <= made.int >> 80 <= time.time_ns() // 1_000_000

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.recommendation.explanations import _fill_contributions
+from app.recommendation.ranking.explanations import _fill_contributions
 from app.serving.empty_model import NAME as NO_MODEL
 from app.settings import Settings
 from model.artifact import model_directory

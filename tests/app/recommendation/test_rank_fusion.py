@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.recommendation import trending
-from app.recommendation.rank_fusion import SMOOTHING, fuse
+from app.recommendation.ranking import trending
+from app.recommendation.ranking.rank_fusion import SMOOTHING, fuse
 from tests.app.conftest import ITEMS, Client, categories_of, item_id
 
 RANKINGS = st.lists(st.integers(0, 12), unique=True, max_size=10)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from app.recommendation import reranking
+from app.recommendation.ranking import reranking
 from app.schemas.fields import MAX_BOOSTS, MAX_K
 from model.artifact import model_directory
 from model.inference.diversity import WINDOW

@@ -7,10 +7,10 @@ import numpy as np
 
 from app.catalogue.model_inputs import ModelInput, model_inputs
 from app.catalogue.trained_catalogue import NO_ROWS, Rows
-from app.recommendation import rank_fusion
-from app.recommendation.generation_context import GenerationContext
-from app.recommendation.reranking import RerankingRules, reranking_rules
-from app.recommendation.state_reader import SeenRows, StoredUsers
+from app.recommendation.ranking import rank_fusion
+from app.recommendation.ranking.generation_context import GenerationContext
+from app.recommendation.ranking.reranking import RerankingRules, reranking_rules
+from app.recommendation.ranking.stored_users import SeenRows, StoredUsers
 from app.schemas.recommendations import RecommendationRequest
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap

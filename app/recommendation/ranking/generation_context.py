@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from app.catalogue.live_catalogue import LiveCatalogue
-from app.recommendation.trending import Trending
+from app.recommendation.ranking.trending import Trending
 from model.inference.engine import Engine
 from storage.state.generation import Generation
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from app.catalogue.trained_catalogue import Rows
-from app.recommendation.trending import Trending
+from app.recommendation.ranking.trending import Trending
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 from model.inference.diversity import TargetCodes

@@ -1,0 +1,1 @@
+"""From the stored states of users to their ranked items: everything but input and output."""
