@@ -7,13 +7,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-
-from benchmarks.harness.compose import RedisUsers
 
 HOST = "127.0.0.1"
 SLOTS = 16384
@@ -44,10 +42,17 @@ def slots_of(number: int, count: int) -> range:
     return range(number * SLOTS // count, (number + 1) * SLOTS // count)
 
 
+class Admin(Protocol):
+    """Who knows how an operator logs in."""
+
+    def admin_url(self, port: int) -> str:
+        """Return the URL by which an operator logs in to the server on this port."""
+
+
 class ClusterAdmin:
     """Makes a cluster of the nodes on this machine as the operator, and asks how it is."""
 
-    def __init__(self, users: RedisUsers) -> None:
+    def __init__(self, users: Admin) -> None:
         self._users = users
 
     def form(self, primaries: Sequence[int], replicas: Sequence[int] = ()) -> None:

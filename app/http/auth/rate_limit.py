@@ -4,14 +4,15 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from limits import RateLimitItem, RateLimitItemPerHour, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisClusterStorage, RedisStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from redis.asyncio import BlockingConnectionPool
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException, RedisError
@@ -136,14 +137,14 @@ def _open_storage(url: str, prefix: str) -> tuple[RedisStorage, Callable[[], Awa
         pool: Any = BlockingConnectionPool.from_url(url, timeout=REDIS_TIMEOUT_S, **options)
         storage = RedisStorage("async+redis://", implementation="redispy", key_prefix=prefix, connection_pool=pool)
         return storage, pool.disconnect
-    first = urlsplit(nodes[0])
     hosts = ",".join(urlsplit(node).netloc.rpartition("@")[2] for node in nodes)
-    options |= {"username": unquote(first.username or "default"), "password": unquote(first.password or "")}
+    first: Mapping[str, Any] = parse_url(nodes[0])
+    options |= {name: first[name] for name in first if name in ("username", "password") or name.startswith("ssl_")}
     storage = RedisClusterStorage(
         f"async+redis+cluster://{hosts}",
         implementation="redispy",
         key_prefix=prefix,
-        ssl=first.scheme == "rediss",
+        ssl=nodes[0].startswith("rediss://"),
         **options,
     )
     bridge: Any = storage.bridge

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from app.http.auth.keys import add, make
 from app.http.auth.rate_limit import RateLimiter
 from tests.app.conftest import Client
 from tests.app.support import assert_refused, bearer
-from tests.storage.redis.servers import RedisServer, running_cluster
+from tests.storage.redis.servers import RedisServer, running_cluster, tls_cluster
 from tests.waiting import PATIENCE_S
 
 
@@ -44,14 +45,16 @@ def test_a_key_has_as_many_requests_as_it_says(
 
 
 @pytest.mark.slow
-def test_processes_on_a_cluster_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "tls"])
+def test_processes_on_a_cluster_count_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, has_tls: bool
+) -> None:
     monkeypatch.setattr(rate_limit, "REDIS_TIMEOUT_S", 60.0)  # on a machine with other things to do
-    cluster = running_cluster()
     _, key = make("main", ["recs:read"], requests_per_minute=5)
     _, other = make("main", ["recs:read"], requests_per_minute=5)
 
     async def law() -> None:
-        processes = [RateLimiter(cluster.url, "lisarec") for _ in range(2)]
+        processes = [RateLimiter(url, "lisarec") for _ in range(2)]
         try:
             for n in range(5):
                 await processes[n % 2].count(key)
@@ -63,7 +66,8 @@ def test_processes_on_a_cluster_count_together(monkeypatch: pytest.MonkeyPatch) 
             for process in processes:
                 await process.close()
 
-    asyncio.run(law())
+    with tls_cluster(tmp_path) if has_tls else nullcontext(running_cluster().url) as url:
+        asyncio.run(law())
 
 
 def test_without_the_cluster_each_process_counts_alone() -> None:

@@ -15,7 +15,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import count
@@ -63,10 +65,20 @@ def new_server(name: str, *options: str) -> RedisServer:
     return RedisServer(_binary(name), *options)
 
 
-def new_node(timeout_ms: int) -> RedisServer:
+def new_node(timeout_ms: int, *options: str) -> RedisServer:
     """Start a server that can be a node of a cluster, and that the caller stops."""
-    options = ("--cluster-node-timeout", str(timeout_ms))
+    options = ("--cluster-node-timeout", str(timeout_ms), *options)
     return RedisServer(_binary("redis-server"), *options, make_command=node_command, port=free_node_port())
+
+
+def make_certificate(directory: Path) -> tuple[Path, list[str]]:
+    """Make a certificate of this machine that signs itself; return it, and the options of a server that shows it."""
+    certificate, key = directory / "cert.pem", directory / "key.pem"
+    new_key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*new_key.split(), *names], check=True, capture_output=True)
+    files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]
+    return certificate, [*files, "--tls-auth-clients", "no"]
 
 
 def new_replica(name: str, primary: RedisServer) -> RedisServer:
@@ -189,6 +201,38 @@ class RedisServer:
         self.client.close()
         self.kill()
         self._directory.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
+class TLSUsers:
+    """The URLs of users, by TLS."""
+
+    users: RedisUsers
+    certificate: Path
+
+    def admin_url(self, port: int) -> str:
+        return self._with_tls(self.users.admin_url(port))
+
+    def cluster_url(self, ports: Iterable[int]) -> str:
+        return self._with_tls(self.users.cluster_url(ports))
+
+    def _with_tls(self, url: str) -> str:
+        return f"{url.replace('redis://', 'rediss://')}?ssl_ca_certs={self.certificate}"
+
+
+@contextmanager
+def tls_cluster(directory: Path) -> Iterator[str]:
+    """Three nodes that speak TLS with services and with each other; yields their URL."""
+    certificate, options = make_certificate(directory)
+    users = TLSUsers(redis_users(), certificate)
+    ports = [free_node_port() for _ in range(3)]
+    nodes = [new_node(15_000, "--tls-port", str(port), "--tls-cluster", "yes", *options) for port in ports]
+    try:
+        ClusterAdmin(users).form(ports)
+        yield users.cluster_url(ports)
+    finally:
+        for node in nodes:
+            node.stop()
 
 
 class RedisCluster:

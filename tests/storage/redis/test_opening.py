@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.redis.layout import LAYOUT_VERSION
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
-from tests.storage.redis.servers import RedisServer, free_port, new_server, redis_users
+from tests.storage.redis.servers import RedisServer, free_port, make_certificate, new_server, redis_users, tls_cluster
 from tests.storage.redis.stores import GENERATION, PREFIX, opened
 
 
@@ -84,21 +83,9 @@ class TestOpening:
         asyncio.run(law())
 
     def test_tls_is_used_and_verified(self, tmp_path: Path) -> None:
-        certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-        new_key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-        names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-        subprocess.run([*new_key.split(), *names], check=True, capture_output=True)
-        tls = [
-            "--tls-port",
-            port := free_port(),
-            "--tls-cert-file",
-            certificate,
-            "--tls-key-file",
-            key,
-            "--tls-auth-clients",
-            "no",
-        ]
-        server = new_server("redis-server", *map(str, tls), "--tls-ca-cert-file", str(certificate))
+        certificate, options = make_certificate(tmp_path)
+        port = free_port()
+        server = new_server("redis-server", "--tls-port", str(port), *options)
 
         async def law() -> None:
             url = redis_users().url(port).replace("redis://", "rediss://")
@@ -114,6 +101,17 @@ class TestOpening:
             asyncio.run(law())
         finally:
             server.stop()
+
+    def test_a_cluster_may_speak_tls(self, tmp_path: Path) -> None:
+        async def law() -> None:
+            store = await RedisStore.open(url, [GENERATION])
+            users = [f"user-{number}" for number in range(20)]  # on every node
+            await store.append("main", [click("e", user_id) for user_id in users])
+            assert all(await store.states("main", users, GENERATION))
+            await store.close()
+
+        with tls_cluster(tmp_path) as url:
+            asyncio.run(law())
 
     @pytest.mark.parametrize(
         ("url", "options"),
