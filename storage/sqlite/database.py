@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from storage.errors import StorageUnavailable
 from storage.sqlite.connections.checkpoints import MAX_LOG_BYTES, CheckpointThread
-from storage.sqlite.connections.open_files import OpenFiles
+from storage.sqlite.connections.open_files import OpenFiles, require_log_of_database
 from storage.sqlite.connections.writer_thread import WriterThread, storage_error
 from storage.sqlite.schema import create_schema
 
@@ -32,12 +32,16 @@ class Database:
     def __init__(self, path: Path, max_waiting_events: int) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        require_log_of_database(path)
         with closing(self.connect()) as connection:
             _switch_to_wal(connection)
             create_schema(connection, path)
-        self._readers = _Readers([self.connect() for _ in range(READERS)], "sqlite-reader")
-        self._long_reader = _Readers([self.connect()], "sqlite-long-reader")
+        readers, long_reader = [self.connect() for _ in range(READERS)], [self.connect()]
+        for connection in (*readers, *long_reader):
+            connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens the write-ahead log
         self._files = OpenFiles(path)
+        self._readers = _Readers(readers, self._files, "sqlite-reader")
+        self._long_reader = _Readers(long_reader, self._files, "sqlite-long-reader")
         self._writer = WriterThread(self.connect(), max_waiting_events, self._files)
         self._checkpoints = CheckpointThread(self.connect(), self._files)
         self._closed = False
@@ -108,15 +112,17 @@ class Database:
         self._long_reader.close()
         self._checkpoints.close()
         self._writer.close()
+        if self._files.failure is None:
+            self._files.close()
 
 
 class _Readers:
     """Threads that read, each with one of the connections."""
 
-    def __init__(self, connections: Sequence[sqlite3.Connection], name: str) -> None:
+    def __init__(self, connections: Sequence[sqlite3.Connection], files: OpenFiles, name: str) -> None:
+        self._files = files
         self._idle: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
         for connection in connections:
-            connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens the write-ahead log
             self._idle.put(connection)
         self._threads = ThreadPoolExecutor(len(connections), thread_name_prefix=name)
 
@@ -126,6 +132,7 @@ class _Readers:
         def run() -> T:
             connection = self._idle.get()
             try:
+                self._files.forget_other_contents(connection)
                 return query(connection)
             except sqlite3.Error as exc:
                 raise storage_error(exc) from exc

@@ -1,6 +1,7 @@
 """The schema of the embedded store.
 
-SQLite stores the text of these statements, comments included, in the file.
+SQLite stores the text of these statements, comments included, in the file. `PRAGMA user_version` is SCHEMA_VERSION, and
+`PRAGMA application_id` the number of the newest commit, see connections/open_files.py.
 """
 
 import sqlite3

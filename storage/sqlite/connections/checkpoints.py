@@ -4,7 +4,7 @@ import logging
 import sqlite3
 import threading
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import suppress
 
 from storage.sqlite.connections.open_files import OpenFiles
 
@@ -52,15 +52,25 @@ class CheckpointThread:
         self._thread.join()
 
     def _run(self) -> None:
-        with closing(self._connection):
-            while not self._closed:
-                with self._changed:
-                    asked, self._is_new = list(self._asked), False
-                self._files.look()
-                if asked or self._files.log_bytes > MAX_LOG_BYTES:
-                    self._take_turn(asked)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_new or self._closed, TURN_S)
+        while not self._closed:
+            with self._changed:
+                asked, self._is_new = list(self._asked), False
+            self._look_at_files()
+            if self._files.failure is None and (asked or self._files.log_bytes > MAX_LOG_BYTES):
+                self._take_turn(asked)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_new or self._closed, TURN_S)
+        self._look_at_files()
+        if self._files.failure is None:
+            self._connection.close()
+        else:  # the last one to be closed would copy the log into files that are not its own, and remove it
+            threading.Thread(target=_wait_for_ever, args=(self._connection,), daemon=True).start()
+
+    def _look_at_files(self) -> None:
+        with suppress(sqlite3.Error):  # the files tell why
+            self._files.forget_other_contents(self._connection)
+            self._files.read_number(self._connection)
+        self._files.look()
 
     def _take_turn(self, asked: list[Future[None]]) -> None:
         if not self._is_emptied():
@@ -85,3 +95,7 @@ class CheckpointThread:
             logger.warning("the write-ahead log could not be emptied, which will be tried again: %s", exc)
             return False
         return not is_busy
+
+
+def _wait_for_ever(_connection: sqlite3.Connection) -> None:
+    threading.Event().wait()

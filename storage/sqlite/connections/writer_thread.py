@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from storage.errors import FailureCause, StorageBusy, StorageError, StorageUnavailable
 from storage.sqlite.append import Append, append_all
-from storage.sqlite.connections.open_files import OpenFiles
+from storage.sqlite.connections.open_files import OpenFiles, count_commit
 
 CAUSES: Mapping[int, FailureCause] = {  # by SQLite's primary result codes
     sqlite3.SQLITE_PERM: "refused",
@@ -118,17 +118,21 @@ class WriterThread:
     def _commit(self, group: list[_Request]) -> list[Any]:
         """Run the group in one transaction: all of it is durable, or nothing happened.
 
-        raises  StorageUnavailable  where the files are no longer at their path; it may have happened in those files
+        raises  StorageUnavailable  where the files are no longer those that were opened; it may have happened in others
         """
+        self._files.forget_other_contents(self._connection)
         self._connection.execute("BEGIN IMMEDIATE")
         try:
+            before = self._files.read_number(self._connection)
             results = [result for run in _runs(group) for result in self._results(run)]
+            number = count_commit(self._connection, before)
             self._files.require_same()  # where they are gone already, nothing happens
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:  # SQLite has rolled back by itself after some errors
                 self._connection.execute("ROLLBACK")
             raise
+        self._files.remember(number)
         self._files.require_same()
         return results
 

@@ -1,17 +1,21 @@
-"""A file that is removed or replaced while it is in use takes nothing more, and what was acknowledged is in it."""
+"""A file that is removed, replaced or overwritten while it is in use takes nothing more, and keeps what it took."""
 
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from storage.errors import StorageUnavailable
+from storage.sqlite.connections.open_files import PARTS
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore
 from tests.storage.oracles.random_events import click, make_generation
+from tests.waiting import PATIENCE_S
 
 GENERATION = make_generation()
 
@@ -120,3 +124,170 @@ def test_every_acknowledged_event_is_in_the_file_when_it_is_put_back(tmp_path: P
         await again.close()
 
     asyncio.run(law())
+
+
+# ---- overwritten in place: the inodes stay
+
+
+def checkpoint(directory: Path, mode: str = "PASSIVE") -> None:
+    """Copy the write-ahead log into the main file, as every service does now and then."""
+    with closing(sqlite3.connect(directory / FILE_NAME)) as connection:
+        connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+
+
+def overwrite(directory: Path, copy: Path) -> None:
+    shutil.copyfile(copy / FILE_NAME, directory / FILE_NAME)
+
+
+def overwrite_and_remove_log(directory: Path, copy: Path) -> None:
+    overwrite(directory, copy)
+    remove_log(directory)
+
+
+def overwrite_and_cut_log_off(directory: Path, copy: Path) -> None:
+    overwrite(directory, copy)
+    cut_log_off(directory, copy)
+
+
+def cut_log_off(directory: Path, _copy: Path) -> None:
+    os.truncate(directory / f"{FILE_NAME}-wal", 0)
+
+
+def overwrite_log(directory: Path, copy: Path) -> None:
+    shutil.copyfile(copy / f"{FILE_NAME}-wal", directory / f"{FILE_NAME}-wal")
+
+
+def restore_by_sqlite(directory: Path, copy: Path) -> None:
+    """As `.restore` of the sqlite3 shell does: an older file becomes a commit."""
+    older = directory.with_name("one file")
+    older.mkdir()
+    for part in PARTS[:2]:
+        shutil.copyfile(copy / f"{FILE_NAME}{part}", older / f"{FILE_NAME}{part}")
+    with (
+        closing(sqlite3.connect(older / FILE_NAME)) as source,
+        closing(sqlite3.connect(directory / FILE_NAME)) as target,
+    ):
+        source.backup(target)
+
+
+OVERWRITES = [
+    overwrite,
+    overwrite_and_remove_log,
+    overwrite_and_cut_log_off,
+    cut_log_off,
+    overwrite_log,
+    restore_by_sqlite,
+]
+
+
+async def grow(store: SQLiteStore, directory: Path, copies: Sequence[Path]) -> list[str]:
+    """Append events and copy the files after each half of them; the main file of each copy has all before it."""
+    appended: list[str] = []
+    for copy in copies:
+        for place in range(30):
+            appended.append(f"{copy.name}-{place}")
+            await store.append("main", [click(appended[-1], f"u{place % 3}", place % 12)])
+        checkpoint(directory)
+        appended.append(f"{copy.name}-last")
+        await store.append("main", [click(appended[-1], "u0")])
+        shutil.copytree(directory, copy)
+    return appended
+
+
+async def until_failure(store: SQLiteStore, *, is_there: bool) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while (store.failure is not None) != is_there:
+            await asyncio.sleep(0.01)
+
+
+async def logged_ids(store: SQLiteStore) -> set[str]:
+    return {entry.record.entry_id for n in range(3) for entry in await store.events("main", f"u{n}", limit=1000)}
+
+
+class TestOverwrittenInPlace:
+    @pytest.mark.parametrize("damage", OVERWRITES)
+    def test_nothing_is_acknowledged_by_any_process_and_the_right_files_heal(
+        self, tmp_path: Path, damage: Callable[[Path, Path], None]
+    ) -> None:
+        directory, older, newer = tmp_path / "state", tmp_path / "older", tmp_path / "newer"
+
+        async def law() -> None:
+            store, other = [await SQLiteStore.open(directory, [GENERATION]) for _ in range(2)]
+            appended = await grow(store, directory, [older, newer])
+            damage(directory, older)
+            with pytest.raises(StorageUnavailable, match=r"overwritten|cut off|cannot be found|SQLite failed"):
+                await store.append("main", [click("into the void", "u0")])
+            for one in (store, other):  # the other one without any request
+                await until_failure(one, is_there=True)
+                with pytest.raises(StorageUnavailable):
+                    await one.states("main", ["u0"], GENERATION)
+                with pytest.raises(StorageUnavailable):
+                    await one.append("main", [click("into the void", "u0")])
+            if (directory / f"{FILE_NAME}-wal").exists() and damage is not restore_by_sqlite:
+                for part in PARTS[:2]:
+                    shutil.copyfile(newer / f"{FILE_NAME}{part}", directory / f"{FILE_NAME}{part}")
+                for one in (store, other):
+                    await until_failure(one, is_there=False)
+                    await one.append("main", [click("healed", "u0")])
+                    assert await logged_ids(one) == {*appended, "healed"}
+                    for state in await one.states("main", ["u0", "u1", "u2"], GENERATION):
+                        assert state is not None
+            await other.close()
+            await store.close()
+
+        asyncio.run(law())
+
+    def test_a_service_that_ends_copies_nothing_into_other_files(self, tmp_path: Path) -> None:
+        """SQLite itself copies the write-ahead log into whatever is there, and removes it."""
+        directory, older, newer = tmp_path / "state", tmp_path / "older", tmp_path / "newer"
+
+        async def law() -> None:
+            store = await SQLiteStore.open(directory, [GENERATION])
+            appended = await grow(store, directory, [older, newer])
+            overwrite(directory, older)
+            await until_failure(store, is_there=True)
+            await store.close()
+            assert (directory / FILE_NAME).read_bytes() == (older / FILE_NAME).read_bytes()
+            assert (directory / f"{FILE_NAME}-wal").stat().st_size
+            shutil.copyfile(newer / FILE_NAME, directory / FILE_NAME)
+            again = await SQLiteStore.open(directory, [GENERATION])
+            assert await logged_ids(again) == set(appended)
+            await again.close()
+
+        asyncio.run(law())
+
+    def test_an_older_main_file_beside_the_log_of_a_newer_one_is_not_opened(self, tmp_path: Path) -> None:
+        directory, older, newer = tmp_path / "state", tmp_path / "older", tmp_path / "newer"
+
+        async def law() -> None:
+            store = await SQLiteStore.open(directory, [GENERATION])
+            appended = await grow(store, directory, [older])
+            checkpoint(directory, "TRUNCATE")  # so that the next commit begins another log
+            appended += await grow(store, directory, [newer])
+            await store.close()
+            started = tmp_path / "started"
+            started.mkdir()
+            shutil.copyfile(older / FILE_NAME, started / FILE_NAME)
+            shutil.copyfile(newer / f"{FILE_NAME}-wal", started / f"{FILE_NAME}-wal")
+            with pytest.raises(StorageUnavailable, match="were together"):
+                await SQLiteStore.open(started, [GENERATION])
+            shutil.copyfile(newer / FILE_NAME, started / FILE_NAME)
+            again = await SQLiteStore.open(started, [GENERATION])
+            assert await logged_ids(again) == set(appended)
+            await again.close()
+
+        asyncio.run(law())
+
+    def test_numbers_of_commits_may_begin_anew(self, tmp_path: Path) -> None:
+        async def law() -> None:
+            for number in (2**31 - 3, -3):
+                with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+                    connection.execute(f"PRAGMA application_id = {number}")
+                store = await SQLiteStore.open(tmp_path, [GENERATION])
+                for place in range(6):
+                    await store.append("main", [click(f"{number} {place}")])
+                    checkpoint(tmp_path)
+                assert store.failure is None
+                await store.close()
+
+        asyncio.run(law())
