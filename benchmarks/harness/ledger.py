@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from storage.protocol import UserStore
 from storage.state.event import Event
 from storage.state.fold import fold_event
@@ -47,7 +47,7 @@ class Ledger:
         number = len(self)
         kind = self._random.random()
         self.user_ids.append(user_id or f"cold-{self._random.randrange(COLD_USERS)}")
-        self.event_ids.append(uuid7() if self._random.random() < 0.5 else f"own-{number}")
+        self.event_ids.append(str(uuid7()) if self._random.random() < 0.5 else f"own-{number}")
         self.timestamps.append(None if kind < 0.2 else now_s - HOUR_S if kind < 0.4 else now_s)
         self.acknowledged.append(0)
         return number

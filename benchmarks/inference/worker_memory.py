@@ -25,8 +25,8 @@ import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from app.jobs.loadtest import synthetic_catalogue
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from model.artifact import model_directory
@@ -85,7 +85,7 @@ def send_clicks(url: str, item_ids: Sequence[str], users: int) -> None:
         for begin in range(0, users, BATCH // CLICKS):
             some = [str(user) for user in range(begin, min(begin + BATCH // CLICKS, users))]
             events = [
-                {"event_id": uuid7(), "user_id": user, "item_id": random.choice(item_ids)}
+                {"event_id": str(uuid7()), "user_id": user, "item_id": random.choice(item_ids)}
                 for user in some
                 for _ in "12345"
             ]

@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from redis.crc import key_slot
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from app.serving.served_generation import generation_of
 from benchmarks.harness.compose import RedisUsers, make_users, node_command
 from benchmarks.harness.fork_server import fork_server
@@ -189,7 +189,7 @@ def users_of(pair_number: int) -> Iterator[str]:
 
 
 async def _answer(connection: HttpConnection, user_id: str) -> str:
-    event = {"event_id": uuid7(), "user_id": user_id, "item_id": "probed"}
+    event = {"event_id": str(uuid7()), "user_id": user_id, "item_id": "probed"}
     try:
         status, body = await connection.request("POST", "/v1/events", event)
     except TRANSPORT_ERRORS:

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
 from benchmarks.harness.tcp_proxy import Address
 from benchmarks.resilience.cluster_failover import PRIMARIES, running_cluster, users_of
@@ -59,7 +59,7 @@ class Load:
 
     async def begin(self) -> None:
         """Send an event of each user, so that all of them get personal recommendations."""
-        events = [{"event_id": uuid7(), "user_id": user_id, "item_id": self._items[0]} for user_id in self._users]
+        events = [{"event_id": str(uuid7()), "user_id": user_id, "item_id": self._items[0]} for user_id in self._users]
         connection = HttpConnection(self._address)
         status, body = await connection.request("POST", "/v1/events", events)
         connection.close()
@@ -84,7 +84,7 @@ class Load:
         connection.close()
 
     async def _answer(self, connection: HttpConnection, kind: Kind, user_id: str) -> str:
-        event = {"event_id": uuid7(), "user_id": user_id, "item_id": self._random.choice(self._items)}
+        event = {"event_id": str(uuid7()), "user_id": user_id, "item_id": self._random.choice(self._items)}
         try:
             if kind == "events":
                 status, body = await connection.request("POST", "/v1/events", event)

@@ -29,8 +29,8 @@ import httpx
 import numpy as np
 import typer
 from rich.console import Console
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from app.jobs.loadtest.load_generator import LoadGenerator, Responses, ScheduledRequest, get, post
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store
@@ -86,7 +86,9 @@ def arrivals(item_ids: Sequence[str], rates: ArrivalRates, is_over: threading.Ev
         return f"user-{rng.randrange(10 if rng.random() < 0.5 else USERS)}"
 
     def events(at_s: float) -> ScheduledRequest:
-        batch = [{"event_id": uuid7(), "user_id": user_id(), "item_id": rng.choice(item_ids)} for _ in range(BATCH)]
+        batch = [
+            {"event_id": str(uuid7()), "user_id": user_id(), "item_id": rng.choice(item_ids)} for _ in range(BATCH)
+        ]
         return ScheduledRequest(at_s, EVENTS, post("/v1/events", batch))
 
     def question(at_s: float) -> ScheduledRequest:

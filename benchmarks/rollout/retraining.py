@@ -35,8 +35,8 @@ import numpy as np
 import polars as pl
 import typer
 from rich.console import Console
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from app.jobs.datasets.synthetic_shop import generate
 from benchmarks.harness.compose import ROOT
 from benchmarks.harness.service_process import free_port
@@ -220,7 +220,7 @@ class RetrainingLoop:
             for number, visit in enumerate(visits)
             for moment, item in zip(moments[number], visit, strict=True)
         )
-        events = [{"event_id": uuid7(), "user_id": user_id, "item_id": item} for _, user_id, item in clicks]
+        events = [{"event_id": str(uuid7()), "user_id": user_id, "item_id": item} for _, user_id, item in clicks]
         for begin in range(0, len(events), BATCH):
             batch = events[begin : begin + BATCH]
             answer = await self._request("POST", random.choice(self._urls), "/v1/events", json=batch)

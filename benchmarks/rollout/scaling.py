@@ -27,8 +27,8 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from benchmarks.harness.monitoring import ARCHIVE, Prometheus, monitored
 from benchmarks.harness.topology import MAX_REPLICAS, Topology, topology
 from model.artifact import model_directory
@@ -79,7 +79,7 @@ class Visitor:
 
     async def _post_events(self, user_id: str) -> None:
         items = self._random.choices(self._item_ids, k=self._random.choice([1, 1, 1, 20]))
-        events = [{"event_id": uuid7(), "user_id": user_id, "item_id": item_id} for item_id in items]
+        events = [{"event_id": str(uuid7()), "user_id": user_id, "item_id": item_id} for item_id in items]
         if await self._send("POST", "/v1/events", json=events) is not None:
             self._tally.posted[user_id] += len(events)
 

@@ -25,8 +25,8 @@ import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from benchmarks.harness.service_process import running_service
 from benchmarks.harness.topology import redis_server
 from model.artifact import model_directory
@@ -65,7 +65,7 @@ class RequestMaker:
         return b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
     def _event(self, user_id: str) -> dict[str, str]:
-        return {"event_id": uuid7(), "user_id": user_id, "item_id": self._random.choice(self._item_ids)}
+        return {"event_id": str(uuid7()), "user_id": user_id, "item_id": self._random.choice(self._item_ids)}
 
 
 def _post(path: str, body: object) -> bytes:

@@ -22,8 +22,8 @@ from typing import Annotated
 import httpx
 import typer
 from rich.console import Console
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from app.serving.served_generation import generation_of
 from benchmarks.harness.ledger import is_fold
 from benchmarks.harness.topology import program, topology
@@ -51,7 +51,7 @@ def events_to_send(events: int, item_ids: Sequence[str]) -> list[EventJson]:
         hot = rng.random() < HOT_SHARE
         user_id = f"hot-{rng.randrange(HOT_USERS)}" if hot else f"cold-{rng.randrange(COLD_USERS)}"
         late_s = rng.randrange(3_600) if rng.random() < 0.2 else 0
-        event_id = uuid7() if number % 2 else f"own-{number}"
+        event_id = str(uuid7()) if number % 2 else f"own-{number}"
         timestamp = NOW_S + number - late_s
         return {"event_id": event_id, "user_id": user_id, "item_id": rng.choice(item_ids), "timestamp": timestamp}
 

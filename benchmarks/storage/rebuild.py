@@ -21,8 +21,8 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from benchmarks.harness.topology import redis_server
 from model.config import EVENT_WEIGHTS, ModelConfig
 from storage.archive.writer import ArchiveWriter
@@ -63,7 +63,7 @@ def random_events(events: int, users: int) -> list[Event]:
     of_users = (users * rng.random(events) ** 3).astype(int).tolist()
     items = rng.integers(0, ITEMS + 50, events).tolist()
     return [
-        Event(uuid7(), f"user-{user}", f"item-{item}", "click", NOW_US + number, NOW_US + number)
+        Event(str(uuid7()), f"user-{user}", f"item-{item}", "click", NOW_US + number, NOW_US + number)
         for number, (user, item) in enumerate(zip(of_users, items, strict=True))
     ]
 

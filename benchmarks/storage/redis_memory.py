@@ -15,8 +15,8 @@ import redis
 import typer
 from rich.console import Console
 from rich.table import Table
+from uuid_utils import uuid7
 
-from app.events.uuid7 import uuid7
 from app.serving.served_generation import generation_of
 from benchmarks.harness.topology import redis_server
 from model.artifact import model_directory
@@ -38,7 +38,7 @@ async def fill(url: str, generation: Generation, item_ids: Sequence[str]) -> Non
     try:
         for length in LENGTHS:
             events = [
-                Event(uuid7(), str(length), item_ids[n * 7919 % len(item_ids)], "click", n * 1_000_000, None)
+                Event(str(uuid7()), str(length), item_ids[n * 7919 % len(item_ids)], "click", n * 1_000_000, None)
                 for n in range(length)
             ]
             for begin in range(0, length, BATCH):

@@ -9,7 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from app.events.uuid7 import uuid7
+from uuid_utils import uuid7
+
 from benchmarks.attack.chaos.operations import EventKey, Operation, OperationKind, OperationLog
 from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
 from benchmarks.harness.tcp_proxy import Address
@@ -183,7 +184,7 @@ class Workload:
 
     def _new_event(self, rng: random.Random, user_id: str, *, is_plain: bool = False) -> dict[str, object]:
         """Make an event. Half have a UUIDv7, three quarters no time, the others one of the last hour."""
-        event_id = uuid7() if rng.random() < 0.5 else f"own-{next(self._numbers)}"
+        event_id = str(uuid7()) if rng.random() < 0.5 else f"own-{next(self._numbers)}"
         item_id = rng.choice(self._item_ids)
         self.record.items[user_id, event_id] = item_id
         event: dict[str, object] = {"event_id": event_id, "user_id": user_id, "item_id": item_id}
