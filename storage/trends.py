@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 HALF_LIFE_S = 7 * 86_400.0
 MAX_STEP_S = 86_400.0
-MAX_AGE_HALF_LIVES = 64.0  # half-lives behind the clock, below which a trend is not stored
+MAX_LAG_HALF_LIVES = 64.0  # half-lives behind the clock, below which a trend is not stored
 MAX_LEAD_HALF_LIVES = 40.0  # ahead of the clock, above which a trend is damaged: nothing has 2 ** 40 visitors
 RECENT_VISITORS = 32
 VISITOR_BYTES = 4  # of a hash; with others of an item, one in 100 million visitors is taken for another one
@@ -79,7 +79,7 @@ class TrendClock:
     @property
     def limits(self) -> tuple[float, float]:
         """The lowest and the highest trend that is stored."""
-        return self.position - MAX_AGE_HALF_LIVES, self.position + MAX_LEAD_HALF_LIVES
+        return self.position - MAX_LAG_HALF_LIVES, self.position + MAX_LEAD_HALF_LIVES
 
 
 def sum_of_trends(first: float, second: float) -> float:

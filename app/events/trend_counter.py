@@ -18,7 +18,7 @@ from storage.state.event import Event
 from storage.trends import HALF_LIFE_S, VISITOR_BYTES, Visit
 
 MAX_ITEMS = 4096  # that are read; those after them are hardly used, and popular items follow
-MAX_AGE_HALF_LIVES = 10.0  # of an event; what is older is not used just now
+MAX_EVENT_AGE_HALF_LIVES = 10.0  # of an event; what is older is not used just now
 MAX_WAITING = 100_000  # visits that wait to be flushed, about 20 MB; beyond them, none counts until the next flush
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class TrendCounter:
         for event, result in zip(events, results, strict=True):
             if event.type in types and not result.duplicate and len(waiting) < MAX_WAITING:
                 age = max(now_us - event.timestamp_us, 0) / (HALF_LIFE_S * 1e6)
-                if age <= MAX_AGE_HALF_LIVES:
+                if age <= MAX_EVENT_AGE_HALF_LIVES:
                     visit = (event.item_id, _visitor(event.user_id))
                     waiting[visit] = max(0.5**age, waiting.get(visit, 0.0))
 

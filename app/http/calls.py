@@ -11,7 +11,7 @@ from app.errors import InvalidRequest, TooManyEvents, details_of
 from app.events.new_users import ANYBODY, Sender
 from app.http.access import Caller, charge
 from app.http.services import Services
-from app.recommendation.batching import Asker, never_gone
+from app.recommendation.batching import Requester, never_disconnected
 from app.recommendation.cost import charge_for
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
 from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
@@ -19,7 +19,7 @@ from app.schemas.recommendations import RecommendationBatch, RecommendationReque
 LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
 LONG_ANSWER_BYTES = 1 << 16
 
-IsGone = Callable[[], bool]
+IsDisconnected = Callable[[], bool]
 
 
 async def append_events(services: Services, caller: Caller, body: object) -> EventCounts:
@@ -45,24 +45,29 @@ async def append_events(services: Services, caller: Caller, body: object) -> Eve
 
 
 async def recommend(
-    services: Services, caller: Caller, request: RecommendationRequest, is_gone: IsGone = never_gone
+    services: Services,
+    caller: Caller,
+    request: RecommendationRequest,
+    is_disconnected: IsDisconnected = never_disconnected,
 ) -> bytes:
     """Charge the caller for the request, and return the body of the answer to it.
 
     raises  TooCostly, TooManyRequests, and as `BaseRecommender.recommend`
     """
-    return (await _answers(services, caller, [request], is_gone))[0]
+    return (await _answers(services, caller, [request], is_disconnected))[0]
 
 
-async def recommend_body(services: Services, caller: Caller, body: object, is_gone: IsGone = never_gone) -> bytes:
+async def recommend_body(
+    services: Services, caller: Caller, body: object, is_disconnected: IsDisconnected = never_disconnected
+) -> bytes:
     """Do the same for the parsed body of ``POST /v1/recommendations``: one request, or several.
 
     raises  InvalidRequest, which says what is wrong with the body; and as `recommend`
     """
     parsed = await asyncio.to_thread(_parse, body) if _size(body) > LONG_BODY else _parse(body)
     if isinstance(parsed, RecommendationBatch):
-        return b'{"results":[%s]}' % b",".join(await _answers(services, caller, parsed.requests, is_gone))
-    return await recommend(services, caller, parsed, is_gone)
+        return b'{"results":[%s]}' % b",".join(await _answers(services, caller, parsed.requests, is_disconnected))
+    return await recommend(services, caller, parsed, is_disconnected)
 
 
 async def similar(services: Services, caller: Caller, item_id: str, query: SimilarQuery) -> bytes:
@@ -72,17 +77,17 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     """
     await _charge(services, caller, [RecommendationRequest(history=[], **query.model_dump())])
     recommender = services.by_tenant[caller.tenant].switcher.recommender
-    return orjson.dumps(await recommender.similar(item_id, query, _asker(caller, never_gone)))
+    return orjson.dumps(await recommender.similar(item_id, query, _requester(caller, never_disconnected)))
 
 
 async def _answers(
-    services: Services, caller: Caller, requests: Sequence[RecommendationRequest], is_gone: IsGone
+    services: Services, caller: Caller, requests: Sequence[RecommendationRequest], is_disconnected: IsDisconnected
 ) -> list[bytes]:
-    asker = _asker(caller, is_gone)
+    requester = _requester(caller, is_disconnected)
     await _charge(services, caller, requests)
     recommender = services.by_tenant[caller.tenant].switcher.recommender
     bodies = []
-    for answer in await recommender.recommend(requests, asker):
+    for answer in await recommender.recommend(requests, requester):
         bodies.append(orjson.dumps(answer))
         if len(bodies[-1]) > LONG_ANSWER_BYTES:
             await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
@@ -104,8 +109,8 @@ def _parse(body: object) -> RecommendationBatch | RecommendationRequest:
         raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
 
 
-def _asker(caller: Caller, is_gone: IsGone) -> Asker:
-    return Asker(is_gone, "" if caller.key is None else caller.key.id)
+def _requester(caller: Caller, is_disconnected: IsDisconnected) -> Requester:
+    return Requester(is_disconnected, "" if caller.key is None else caller.key.id)
 
 
 def _size(body: object) -> int:

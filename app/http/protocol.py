@@ -48,7 +48,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._limits = services.settings
         self._metrics = services.metrics.requests
         self._idle = services.idle_connections
-        self.app_state = {**self.app_state, "is_gone": self.is_gone}
+        self.app_state = {**self.app_state, "is_disconnected": self.is_disconnected}
         self._cycle: RequestResponseCycle | None = None  # of the request that the app works on
         self._deadline: TimerHandle | None = None  # for the client to send the request
         self._response_deadline: TimerHandle | None = None  # for the client to take the response
@@ -58,7 +58,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._standstill_bytes = 0  # received since it last advanced: of a head, a chunk's line, or trailers
         self._refusal: bytes | None = None  # the last response, to follow those that are owed
 
-    def is_gone(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Return whether the client has gone."""
         return self.transport.is_closing()
 

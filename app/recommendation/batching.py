@@ -26,23 +26,23 @@ AnswerT = TypeVar("AnswerT")
 LaneT = TypeVar("LaneT", bound=Hashable)
 
 
-def never_gone() -> bool:
+def never_disconnected() -> bool:
     """Return False: the caller always waits for its answers."""
     return False
 
 
-class Asker(NamedTuple):
-    """Who asks.
+class Requester(NamedTuple):
+    """Who sends requests.
 
-    is_gone  whether nobody takes the answers any more
-    flow     what shares one turn with all that has the same name: a key
+    is_disconnected  whether nobody takes the answers any more
+    flow             what shares one turn with all that has the same name: a key
     """
 
-    is_gone: Callable[[], bool] = never_gone
+    is_disconnected: Callable[[], bool] = never_disconnected
     flow: str = ""
 
 
-ANYBODY = Asker()
+ANYBODY = Requester()
 
 
 class Limits(NamedTuple):
@@ -87,7 +87,7 @@ class _Call(Generic[RequestT, AnswerT]):
     """A call and its requests, which may be worked on in several batches and are answered together."""
 
     requests: Sequence[RequestT]
-    asker: Asker
+    requester: Requester
     waiter: "asyncio.Future[list[AnswerT]]"
     taken: int = 0
     answers: list[AnswerT] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _Call(Generic[RequestT, AnswerT]):
     @property
     def is_over(self) -> bool:
         """Whether nobody waits for the answers."""
-        if not self.waiter.done() and self.asker.is_gone():
+        if not self.waiter.done() and self.requester.is_disconnected():
             self.waiter.set_exception(ClientDisconnect())
         return self.waiter.done()
 
@@ -134,7 +134,7 @@ class FairQueue(Generic[RequestT, AnswerT]):
 
     def put(self, call: _Call[RequestT, AnswerT]) -> None:
         """Add a call behind those of its flow."""
-        flow = call.asker.flow
+        flow = call.requester.flow
         waiting = self._flows.get(flow)
         if waiting is None:
             waiting = self._flows[flow] = deque()
@@ -196,28 +196,28 @@ class MicroBatcher(Generic[RequestT, AnswerT]):
         self._callers = Shares()  # counted only where they have a limit
         self._running: asyncio.Task[None] | None = None
 
-    def submit(self, requests: Sequence[RequestT], asker: Asker = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
+    def submit(self, requests: Sequence[RequestT], requester: Requester = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
         """Return the answers to come, in order. If a batch fails, each caller with a request in it gets the failure.
 
         raises   Overloaded        when too many requests wait already
                  ClientDisconnect  when the caller was gone
         """
-        self.require_room(requests, asker)
-        call = _Call[RequestT, AnswerT](requests, asker, asyncio.get_running_loop().create_future())
+        self.require_room(requests, requester)
+        call = _Call[RequestT, AnswerT](requests, requester, asyncio.get_running_loop().create_future())
         self._waiting.put(call)
         if self._limits.max_callers < inf:
-            self._callers.change(asker.flow, 1)
-            call.waiter.add_done_callback(lambda _: self._callers.change(asker.flow, -1))
+            self._callers.change(requester.flow, 1)
+            call.waiter.add_done_callback(lambda _: self._callers.change(requester.flow, -1))
         if self._running is None:
             self._running = asyncio.create_task(self._run(), context=Context())  # not the context of one request
         return call.waiter
 
-    def require_room(self, requests: Sequence[RequestT], asker: Asker) -> None:
+    def require_room(self, requests: Sequence[RequestT], requester: Requester) -> None:
         """Raise Overloaded where `submit` would."""
         is_full = self._waiting and not self._waiting.requests.has_room(
-            asker.flow, len(requests), self._limits.max_waiting
+            requester.flow, len(requests), self._limits.max_waiting
         )
-        if is_full or not self._callers.has_room(asker.flow, 1, self._limits.max_callers):
+        if is_full or not self._callers.has_room(requester.flow, 1, self._limits.max_callers):
             raise Overloaded
 
     async def _run(self) -> None:
@@ -260,15 +260,15 @@ class MicroBatcherByLane(Generic[LaneT, RequestT, AnswerT]):
         self._limits_of = limits_of
         self._batchers: dict[LaneT, MicroBatcher[RequestT, AnswerT]] = {}
 
-    def submit(self, requests: Sequence[RequestT], asker: Asker = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
+    def submit(self, requests: Sequence[RequestT], requester: Requester = ANYBODY) -> "asyncio.Future[list[AnswerT]]":
         """Return the answers to come, in order, as `MicroBatcher.submit`: all of them, or none when a batch fails."""
         lanes = [self._lane_of(request) for request in requests]
         if len(names := set(lanes)) == 1:
-            return self._batcher(lanes[0]).submit(requests, asker)  # almost always
+            return self._batcher(lanes[0]).submit(requests, requester)  # almost always
         own = {name: [one for one, lane in zip(requests, lanes, strict=True) if lane == name] for name in names}
         for name, of_lane in own.items():
-            self._batcher(name).require_room(of_lane, asker)
-        submitted = asyncio.gather(*(self._batcher(name).submit(of_lane, asker) for name, of_lane in own.items()))
+            self._batcher(name).require_room(of_lane, requester)
+        submitted = asyncio.gather(*(self._batcher(name).submit(of_lane, requester) for name, of_lane in own.items()))
 
         async def in_order() -> list[AnswerT]:
             by_lane = dict(zip(own, map(iter, await submitted), strict=True))

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from typing_extensions import override
 
-from app.recommendation.batching import ANYBODY, Asker
+from app.recommendation.batching import ANYBODY, Requester
 from app.recommendation.recommender import BaseRecommender, Recommender
 from app.schemas.operations import Experiment
 from app.schemas.recommendations import RecommendationRequest, Recommendations, SimilarQuery
@@ -41,14 +41,14 @@ class ExperimentRecommender(BaseRecommender):
 
     @override
     async def recommend(
-        self, requests: Sequence[RecommendationRequest], asker: Asker = ANYBODY
+        self, requests: Sequence[RecommendationRequest], requester: Requester = ANYBODY
     ) -> list[Recommendations]:
         positions_of: dict[Recommender, list[int]] = {}
         for position, request in enumerate(requests):
             positions_of.setdefault(self._recommender_for(request), []).append(position)
         answers_of_arms = await asyncio.gather(
             *(
-                recommender.recommend([requests[position] for position in positions], asker)
+                recommender.recommend([requests[position] for position in positions], requester)
                 for recommender, positions in positions_of.items()
             )
         )
@@ -60,8 +60,8 @@ class ExperimentRecommender(BaseRecommender):
         return [answers[position] for position in range(len(requests))]
 
     @override
-    async def similar(self, item_id: str, query: SimilarQuery, asker: Asker = ANYBODY) -> Recommendations:
-        return await self._default.similar(item_id, query, asker)
+    async def similar(self, item_id: str, query: SimilarQuery, requester: Requester = ANYBODY) -> Recommendations:
+        return await self._default.similar(item_id, query, requester)
 
     def _recommender_for(self, request: RecommendationRequest) -> Recommender:
         return self._default if request.user_id is None else self._arms[arm_of(self._experiment, request.user_id)]

@@ -15,7 +15,7 @@ from app.errors import ItemNotFound
 from app.events.click_through import ClickThrough
 from app.observability import tracing
 from app.observability.metrics import Metrics
-from app.recommendation.batching import ANYBODY, Asker, Limits, MicroBatcherByLane
+from app.recommendation.batching import ANYBODY, Limits, MicroBatcherByLane, Requester
 from app.recommendation.cost import LIGHT, cost_of
 from app.recommendation.executor import AdaptiveExecutor, EngineThreads
 from app.recommendation.ranking.batch_ranker import BatchRanker
@@ -74,7 +74,7 @@ class BaseRecommender(ABC):
 
     @abstractmethod
     def recommend(
-        self, requests: Sequence[RecommendationRequest], asker: Asker = ANYBODY
+        self, requests: Sequence[RecommendationRequest], requester: Requester = ANYBODY
     ) -> Awaitable[list[Recommendations]]:
         """Return one answer for each request, in order.
 
@@ -82,7 +82,7 @@ class BaseRecommender(ABC):
         """
 
     @abstractmethod
-    async def similar(self, item_id: str, query: SimilarQuery, asker: Asker = ANYBODY) -> Recommendations:
+    async def similar(self, item_id: str, query: SimilarQuery, requester: Requester = ANYBODY) -> Recommendations:
         """Return the items that are most similar to the item.
 
         raises  ItemNotFound, and as `recommend`
@@ -117,46 +117,46 @@ class Recommender(BaseRecommender):
 
     @override
     def recommend(
-        self, requests: Sequence[RecommendationRequest], asker: Asker = ANYBODY
+        self, requests: Sequence[RecommendationRequest], requester: Requester = ANYBODY
     ) -> Awaitable[list[Recommendations]]:
         # Unknown users get popular items; so do users whose long history is still to be folded for this generation,
         # and all users whom the store cannot read now.
         if any(request.because is not None for request in requests) and not self._context.engine.has_distances:
-            return self._prepare_distances_and_recommend(requests, asker)
+            return self._prepare_distances_and_recommend(requests, requester)
         if any(request.exclude_seen == "all" and request.user_id is not None for request in requests):
-            return self._read_logs_and_recommend(requests, asker)
-        return self._submit(requests, NOBODY_SEEN, asker)
+            return self._read_logs_and_recommend(requests, requester)
+        return self._submit(requests, NOBODY_SEEN, requester)
 
     def _submit(
-        self, requests: Sequence[RecommendationRequest], seen: Mapping[str, SeenRows], asker: Asker
+        self, requests: Sequence[RecommendationRequest], seen: Mapping[str, SeenRows], requester: Requester
     ) -> Awaitable[list[Recommendations]]:
         states = self._readers.states
-        return self._batcher.submit([Asked.of(request, seen, states) for request in requests], asker)
+        return self._batcher.submit([Asked.of(request, seen, states) for request in requests], requester)
 
     async def _read_logs_and_recommend(
-        self, requests: Sequence[RecommendationRequest], asker: Asker
+        self, requests: Sequence[RecommendationRequest], requester: Requester
     ) -> list[Recommendations]:
         """Read long logs outside of batches, which nobody else has to wait for."""
         begin_s = time.perf_counter()
         seen = await self._readers.logs.read(
-            users_who_exclude_all(requests), self._context.generation, self._context.catalogue, asker
+            users_who_exclude_all(requests), self._context.generation, self._context.catalogue, requester
         )
         if (request_trace := tracing.current.get()) is not None:
             request_trace.spans["log"] = time.perf_counter() - begin_s
-        return await self._submit(requests, seen, asker)
+        return await self._submit(requests, seen, requester)
 
     async def _prepare_distances_and_recommend(
-        self, requests: Sequence[RecommendationRequest], asker: Asker
+        self, requests: Sequence[RecommendationRequest], requester: Requester
     ) -> list[Recommendations]:
         await asyncio.to_thread(self._context.engine.prepare_distances)  # slow, and only done once
-        return await self.recommend(requests, asker)
+        return await self.recommend(requests, requester)
 
     @override
-    async def similar(self, item_id: str, query: SimilarQuery, asker: Asker = ANYBODY) -> Recommendations:
+    async def similar(self, item_id: str, query: SimilarQuery, requester: Requester = ANYBODY) -> Recommendations:
         if item_id not in self._context.catalogue.row_of or not len(self._context.generation.codes):
             raise ItemNotFound("no model has learned this item, so nothing is known to be like it")
         request = RecommendationRequest(history=[], because=item_id, exclude_seen="none", **query.model_dump())
-        (answer,) = await self.recommend([request], asker)
+        (answer,) = await self.recommend([request], requester)
         return answer
 
     async def _answer_batch(self, batch: Sequence[Asked]) -> list[Recommendations]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS
 from app.observability.metrics import StoreMetrics
-from app.recommendation.batching import Asker, Limits, MicroBatcherByLane
+from app.recommendation.batching import Limits, MicroBatcherByLane, Requester
 from app.recommendation.ranking.stored_users import SeenRows, StoredUsers
 from app.schemas.recommendations import RecommendationRequest
 from storage.errors import PartlyRead, StorageError
@@ -47,7 +47,7 @@ class LogReader:
         )
 
     async def read(
-        self, user_ids: Sequence[str], generation: Generation, catalogue: LiveCatalogue, asker: Asker
+        self, user_ids: Sequence[str], generation: Generation, catalogue: LiveCatalogue, requester: Requester
     ) -> dict[str, SeenRows]:
         """Read the users' logs. Users that cannot be read now are missing; this is reported.
 
@@ -56,7 +56,7 @@ class LogReader:
         """
         logs = [_Log(user_id, generation.unseen_types) for user_id in user_ids]
         found: dict[str, SeenRows] = {}
-        for user_id, seen in zip(user_ids, await self._batcher.submit(logs, asker), strict=True):
+        for user_id, seen in zip(user_ids, await self._batcher.submit(logs, requester), strict=True):
             if seen is not None:
                 newest = None if seen.is_complete else self._max_entries
                 found[user_id] = SeenRows(await asyncio.to_thread(catalogue.rows, seen.item_ids), newest)

@@ -34,7 +34,7 @@ class RecommendationQuery(Closed):
     exclude_seen: SeenRule = Field(
         "recent",
         description="leave out what the user has seen lately, or all that the newest events are about: 10,000 of them, "
-        "unless the service is set to another number, which the answer then says in `seen_of_newest`",
+        "unless the service is set to another number, which the answer then says in `seen_events_limit`",
     )
     categories: Categories = Field(default_factory=list, description="an item needs one of them")
     categories_all: FewCategories = Field(default_factory=list, description="an item needs all of them")
@@ -68,7 +68,7 @@ def _different_pins(pins: list["Pin"]) -> list["Pin"]:
     return pins
 
 
-ONE_ASKER: dict[str, Any] = {
+USER_OR_HISTORY: dict[str, Any] = {
     "oneOf": [
         {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
         {"required": ["history"], "properties": {"history": {"type": "array"}}},
@@ -79,7 +79,7 @@ ONE_ASKER: dict[str, Any] = {
 class RecommendationRequest(RecommendationQuery):
     """Who asks, a known user or a history, and what may be answered."""
 
-    model_config = ConfigDict(strict=True, json_schema_extra=ONE_ASKER)
+    model_config = ConfigDict(strict=True, json_schema_extra=USER_OR_HISTORY)
 
     user_id: Id | None = None
     history: ItemIds | None = Field(None, description="item ids, oldest first; nothing is stored")
@@ -93,9 +93,9 @@ class RecommendationRequest(RecommendationQuery):
     )
 
     @model_validator(mode="after")
-    def _one_asker(self) -> Self:
+    def _user_or_history(self) -> Self:
         if (self.user_id is None) == (self.history is None):
-            raise PydanticCustomError("one_asker", "takes exactly one of user_id and history")
+            raise PydanticCustomError("user_or_history", "takes exactly one of user_id and history")
         return self
 
 
@@ -129,7 +129,7 @@ class Recommendations(TypedDict):
     items: list[ScoredItem]
     cursor: NotRequired[Annotated[str | None, Field(description="of the next page; null after the last")]]
     experiment: NotRequired[str]
-    seen_of_newest: NotRequired[
+    seen_events_limit: NotRequired[
         Annotated[
             int, Field(description="with exclude_seen=all: only so many of the user's newest events were looked at")
         ]

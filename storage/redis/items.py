@@ -22,7 +22,7 @@ from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES,
 from storage.redis.session import RedisSession
 from storage.trends import (
     HALF_LIFE_S,
-    MAX_AGE_HALF_LIVES,
+    MAX_LAG_HALF_LIVES,
     MAX_LEAD_HALF_LIVES,
     MAX_STEP_S,
     RECENT_VISITORS,
@@ -35,7 +35,7 @@ ITEMS_PAGE = 1000  # of a script's arguments Lua takes 8,000
 VISIT_LIMITS: tuple[Argument, ...] = (
     repr(HALF_LIFE_S),
     repr(MAX_STEP_S),
-    repr(MAX_AGE_HALF_LIVES),
+    repr(MAX_LAG_HALF_LIVES),
     repr(MAX_LEAD_HALF_LIVES),
     RECENT_VISITORS * VISITOR_BYTES,
 )

@@ -172,9 +172,9 @@ async def _folded_from_something_else(story: Story) -> None:
         (_not_logged, {"lost": 1}),
         (_logged_before_the_erasure_only, {"lost": 1}),
         (_logged_by_nobody, {"unsent": 1}),
-        (_not_undone, {"standing": 1}),
-        (_not_merged, {"parted": 1}),
-        (_not_erased, {"undead": 1}),
+        (_not_undone, {"lost_undo": 1}),
+        (_not_merged, {"diverged": 1}),
+        (_not_erased, {"resurrected": 1}),
         (_folded_from_something_else, {"unfolded": 1}),
     ],
 )

@@ -161,7 +161,7 @@ class BatchRanker:
         if query.request.cursor is not None:
             answer["cursor"] = cursor
         if query.request.exclude_seen == "all" and query.history.newest is not None:
-            answer["seen_of_newest"] = query.history.newest
+            answer["seen_events_limit"] = query.history.newest
         if self._experiment:
             answer["experiment"] = self._experiment
         if query.similar_to is not None:

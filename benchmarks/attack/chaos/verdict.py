@@ -20,14 +20,14 @@ WHOLE_LOG = 10**8
 class ChaosVerdict:
     """What is wrong; nothing if all lists are empty.
 
-    lost       acknowledged, and not in the log
-    doubled    more than once in the log
-    unsent     in the log as nobody sent it, or undone by nobody
-    undead     in the log after an acknowledged erasure
-    standing   undone, and still counting
-    parted     users who are one by an acknowledged merge, and have different logs
-    denied     undos of acknowledged events that were answered with 404
-    unfolded   users and generations whose state is not the fold of the log
+    lost         acknowledged, and not in the log
+    doubled      more than once in the log
+    unsent       in the log as nobody sent it, or undone by nobody
+    resurrected  in the log after an acknowledged erasure
+    lost_undo    undone, and still counting
+    diverged     users who are one by an acknowledged merge, and have different logs
+    denied       undos of acknowledged events that were answered with 404
+    unfolded     users and generations whose state is not the fold of the log
     """
 
     users: int = 0
@@ -37,9 +37,9 @@ class ChaosVerdict:
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     unsent: list[str] = field(default_factory=list)
-    undead: list[str] = field(default_factory=list)
-    standing: list[str] = field(default_factory=list)
-    parted: list[str] = field(default_factory=list)
+    resurrected: list[str] = field(default_factory=list)
+    lost_undo: list[str] = field(default_factory=list)
+    diverged: list[str] = field(default_factory=list)
     denied: list[str] = field(default_factory=list)
     unfolded: list[str] = field(default_factory=list)
 
@@ -122,7 +122,7 @@ class _Facts:
                 if self._record.items.get(key) != record.item_id or key not in self._posts:
                     verdict.unsent.append(f"{user_id}: {key}")
                 elif self._must_be_gone(key):
-                    verdict.undead.append(f"{user_id}: {key}")
+                    verdict.resurrected.append(f"{user_id}: {key}")
             elif isinstance(record, Undo) and posted_as(record) not in self._undos:
                 verdict.unsent.append(f"{user_id}: undo of {posted_as(record)}")
 
@@ -145,13 +145,13 @@ class _Facts:
                 if undo.outcome == "refused":
                     verdict.denied.append(f"{user_id}: {event_id}")
                 elif undo.is_done and key not in self._undone[user_id]:
-                    verdict.standing.append(f"{user_id}: {event_id}")
+                    verdict.lost_undo.append(f"{user_id}: {event_id}")
 
     def judge_merges(self, verdict: ChaosVerdict) -> None:
         """Find merged users whose logs are not one."""
         for merge in self._record.of_kind("merge"):
             if merge.is_done and self._stays(merge) and self._logs[merge.user_id] != self._log_of(merge.visitor):
-                verdict.parted.append(f"{merge.visitor} and {merge.user_id}")
+                verdict.diverged.append(f"{merge.visitor} and {merge.user_id}")
 
     def _log_of(self, user_id: str) -> list[LogEntry]:
         return self._logs.get(user_id, [])

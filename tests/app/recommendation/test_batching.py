@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
 from app.errors import Overloaded
-from app.recommendation.batching import Asker, Limits, MicroBatcher, MicroBatcherByLane
+from app.recommendation.batching import Limits, MicroBatcher, MicroBatcherByLane, Requester
 
 MAX_BATCH = 4
 MAX_WAITING = 10
@@ -108,9 +108,9 @@ def test_nobody_works_for_who_is_gone_or_was_cancelled() -> None:
     async def law() -> None:
         work, batcher = new_batcher()
         first = await begun(batcher.submit([0]))
-        gone = await begun(batcher.submit([1], Asker(lambda: True)))
+        gone = await begun(batcher.submit([1], Requester(lambda: True)))
         cancelled = await begun(batcher.submit([2]))
-        waits = await begun(batcher.submit([3], Asker(lambda: False)))
+        waits = await begun(batcher.submit([3], Requester(lambda: False)))
         cancelled.cancel()
         await asyncio.sleep(0)
         work.may_go.set()
@@ -213,8 +213,8 @@ class TestFairness:
     def test_a_call_of_many_requests_does_not_hold_up_who_comes_later(self) -> None:
         async def law() -> None:
             work, batcher = self.batcher()
-            large = await begun(batcher.submit([1] * 100, Asker(flow="a")))
-            small = await begun(batcher.submit([2], Asker(flow="b")))
+            large = await begun(batcher.submit([1] * 100, Requester(flow="a")))
+            small = await begun(batcher.submit([2], Requester(flow="b")))
             work.may_go.set()
             assert await small == [20]
             assert not large.done()
@@ -246,8 +246,8 @@ class TestFairness:
             batcher: MicroBatcher[tuple[str, int], tuple[str, int]] = MicroBatcher(
                 work, lambda one: one[1], Limits(MAX_BATCH, 1_000)
             )
-            first = await begun(batcher.submit([("first", 1)], Asker(flow="first")))
-            answers = [batcher.submit([(flow, cost) for cost in costs], Asker(flow=flow)) for flow, costs in calls]
+            first = await begun(batcher.submit([("first", 1)], Requester(flow="first")))
+            answers = [batcher.submit([(flow, cost) for cost in costs], Requester(flow=flow)) for flow, costs in calls]
             may_go.set()
             assert await first == [("first", 1)]
             for (flow, costs), answer in zip(calls, answers, strict=True):
@@ -265,15 +265,15 @@ class TestFairness:
     def test_when_many_wait_each_flow_may_still_have_its_share(self) -> None:
         async def law() -> None:
             work, batcher = self.batcher(max_waiting=10)
-            greedy = [await begun(batcher.submit([1] * size, Asker(flow="a"))) for size in (MAX_BATCH, 5, 5)]
+            greedy = [await begun(batcher.submit([1] * size, Requester(flow="a"))) for size in (MAX_BATCH, 5, 5)]
             with pytest.raises(Overloaded):
-                batcher.submit([1], Asker(flow="a"))
-            modest = batcher.submit([2] * 5, Asker(flow="b"))  # half of ten
+                batcher.submit([1], Requester(flow="a"))
+            modest = batcher.submit([2] * 5, Requester(flow="b"))  # half of ten
             with pytest.raises(Overloaded):
-                batcher.submit([2], Asker(flow="b"))
-            third = batcher.submit([3] * 3, Asker(flow="c"))
+                batcher.submit([2], Requester(flow="b"))
+            third = batcher.submit([3] * 3, Requester(flow="c"))
             with pytest.raises(Overloaded):
-                batcher.submit([3], Asker(flow="c"))
+                batcher.submit([3], Requester(flow="c"))
             work.may_go.set()
             assert await modest == [20] * 5
             assert await third == [30] * 3
@@ -284,8 +284,8 @@ class TestFairness:
     def test_who_goes_in_the_middle_of_a_call_leaves_the_turn_to_others(self) -> None:
         async def law() -> None:
             work, batcher = self.batcher()
-            leaves = await begun(batcher.submit([1] * 100, Asker(flow="a")))
-            stays = batcher.submit([2] * 9, Asker(flow="a"))
+            leaves = await begun(batcher.submit([1] * 100, Requester(flow="a")))
+            stays = batcher.submit([2] * 9, Requester(flow="a"))
             leaves.cancel()
             work.may_go.set()
             assert await stays == [20] * 9

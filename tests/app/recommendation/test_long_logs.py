@@ -39,14 +39,14 @@ class TestBound:
         newest = {item_id(row) for row in range(20 - NEWEST, 20)}
         assert newest.isdisjoint(item_ids(answer))
         assert len(item_ids(answer)) == ITEMS - NEWEST
-        assert answer["seen_of_newest"] == NEWEST
+        assert answer["seen_events_limit"] == NEWEST
 
     def test_whose_log_is_short_enough_has_nothing_said(self, bounded: Client) -> None:
         answer = bounded.recommend("short", k=ITEMS, exclude_seen="all")
         assert len(item_ids(answer)) == ITEMS - NEWEST
-        assert "seen_of_newest" not in answer
+        assert "seen_events_limit" not in answer
         for rule in ("none", "recent"):
-            assert "seen_of_newest" not in bounded.recommend("long", exclude_seen=rule)
+            assert "seen_events_limit" not in bounded.recommend("long", exclude_seen=rule)
 
     def test_each_request_of_a_batch_is_answered_as_alone(self, bounded: Client) -> None:
         asked = [
@@ -58,11 +58,11 @@ class TestBound:
         for request, answer in zip(asked, answers, strict=True):
             alone = recommend(bounded, **request)
             assert item_ids(answer) == item_ids(alone)
-            assert answer.get("seen_of_newest") == alone.get("seen_of_newest")
+            assert answer.get("seen_events_limit") == alone.get("seen_events_limit")
 
     def test_the_field_is_described(self, bounded: Client) -> None:
         schemas = bounded.get("/openapi.json").json()["components"]["schemas"]
-        assert "newest" in schemas["Recommendations"]["properties"]["seen_of_newest"]["description"]
+        assert "newest" in schemas["Recommendations"]["properties"]["seen_events_limit"]["description"]
 
 
 class TestOthers:

@@ -120,7 +120,7 @@ CLICKS = [item_id(row % 37) for row in range(0, 200, 3)]  # many more than the r
 SEEN = {"clicker": CLICKS, "disliker": ["item-3", "item-4"], "nobody": []}
 
 some_items = st.lists(st.sampled_from([*ALL_ITEMS, "unknown"]), max_size=30)
-askers = st.one_of(
+subjects = st.one_of(
     st.fixed_dictionaries({"user_id": st.sampled_from(sorted(SEEN))}), st.fixed_dictionaries({"history": some_items})
 )
 wishes = st.fixed_dictionaries(
@@ -131,7 +131,7 @@ wishes = st.fixed_dictionaries(
         "categories": st.lists(st.sampled_from([*CATEGORIES, "unknown"]), max_size=2),
     },
 )
-requests = st.tuples(askers, wishes).map(lambda parts: {**parts[0], **parts[1]})
+requests = st.tuples(subjects, wishes).map(lambda parts: {**parts[0], **parts[1]})
 
 
 @pytest.fixture(scope="module")

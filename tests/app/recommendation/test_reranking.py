@@ -35,7 +35,7 @@ places = st.one_of(st.integers(1, 9), st.integers(1, 70))
 pins = st.lists(st.tuples(st.sampled_from([*ALL_ITEMS, "unknown"]), places), max_size=5).map(
     lambda pairs: [{"item_id": item, "place": place} for place, item in {p: i for i, p in dict(pairs).items()}.items()]
 )
-askers = st.one_of(
+subjects = st.one_of(
     st.fixed_dictionaries({"user_id": st.sampled_from(["clicker", *sorted(SEEN)])}),
     st.fixed_dictionaries({"history": st.sampled_from(HISTORIES)}),
 )
@@ -71,7 +71,7 @@ wishes = some_of(
     most=4,
 )
 BOOSTED = {"user_id": "clicker", "exclude_seen": "none", "boost": {"tea": 3, "cup": -0.5}}
-requests = st.tuples(askers, filters, wishes).map(lambda parts: {**parts[0], **parts[1], **parts[2]})
+requests = st.tuples(subjects, filters, wishes).map(lambda parts: {**parts[0], **parts[1], **parts[2]})
 quick = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -100,8 +100,8 @@ def seen_by(request: dict[str, Any]) -> list[str]:
 
 def by_definition(client: Client, codes: list[list[int]], request: dict[str, Any]) -> list[tuple[str, float, bool]]:
     """The whole list: items with their scores and whether they are pinned."""
-    asker = {name: request[name] for name in ("user_id", "history") if name in request}
-    answer = recommend(client, **asker, exclude_seen="none", k=MAX_K)
+    subject = {name: request[name] for name in ("user_id", "history") if name in request}
+    answer = recommend(client, **subject, exclude_seen="none", k=MAX_K)
     is_popular = answer["source"] == "popular"
     plain = {item["item_id"]: np.float32(item["score"]) for item in answer["items"]}
     assert len(plain) == ITEMS - len(GONE)
@@ -204,12 +204,12 @@ class TestLaws:
         held = [label for item in shown for label in labels_of(item["item_id"])]
         assert all(held.count(label) <= most for label in held)
 
-    @given(asker=askers, wish=filters, k=st.integers(1, 70))
+    @given(subject=subjects, wish=filters, k=st.integers(1, 70))
     @quick
     def test_what_is_neutral_changes_nothing(
-        self, shop: Client, asker: dict[str, Any], wish: dict[str, Any], k: int
+        self, shop: Client, subject: dict[str, Any], wish: dict[str, Any], k: int
     ) -> None:
-        plain = recommend(shop, **asker, **wish, k=k)
+        plain = recommend(shop, **subject, **wish, k=k)
         neutral_rules: tuple[dict[str, Any], ...] = (
             {"diversity": 0},
             {"boost": {"tea": 0, "cup": 0.0}},
@@ -220,7 +220,7 @@ class TestLaws:
             {"cursor": ""},
         )
         for neutral in neutral_rules:
-            assert recommend(shop, **{**asker, **wish, "k": k, **neutral})["items"] == plain["items"]
+            assert recommend(shop, **{**subject, **wish, "k": k, **neutral})["items"] == plain["items"]
 
     @given(request=requests, k=st.integers(3, 25))
     @quick
