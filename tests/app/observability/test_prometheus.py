@@ -16,6 +16,7 @@ from benchmarks.harness import monitoring
 from benchmarks.harness.compose import ROOT
 from benchmarks.harness.monitoring import Prometheus
 from benchmarks.harness.topology import program, topology
+from storage.errors import FAILURE_CAUSES
 from tests.waiting import PATIENCE_S, wait_until
 
 PROMETHEUS = ROOT / "docker" / "prometheus"
@@ -65,6 +66,16 @@ def test_each_alert_is_tested_and_explained() -> None:
         assert f"| `{rule['alert']}` |" in explained, rule["alert"]
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"]
+
+
+def test_each_cause_of_a_store_s_failure_has_an_alert() -> None:
+    alerted = set()
+    for rule in RULES:
+        for causes in re.findall(r'lisarec_store_errors_total\{cause=~?"([^"]*)"', rule["expr"]):
+            alerted.update(causes.split("|"))
+    elsewhere = {"unsafe": "StoreDistrusted", "busy": "RequestsFail"}  # and "closed" is a process that ends
+    assert alerted == set(FAILURE_CAUSES) - elsewhere.keys() - {"closed"}
+    assert set(elsewhere.values()) <= {rule["alert"] for rule in RULES}
 
 
 def test_prometheus_looks_where_compose_lets_things_listen() -> None:
