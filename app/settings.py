@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.observability.log_format import LogFormat
@@ -28,7 +28,8 @@ NAMES_OF_OTHERS = (
 )
 
 # Variables that Kubernetes gives every container for a Service whose name begins with "lisarec".
-OF_KUBERNETES = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)")
+OF_KUBERNETES = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://\S+:\d+")  # of a Service named "lisarec", in LISAREC_PORT
 
 
 class StoreSettings(BaseSettings):
@@ -112,6 +113,13 @@ class Settings(StoreSettings):
     shutdown_timeout_s: int = Field(30, ge=1)  # for what was accepted before the door closed
     max_seen_events: int = Field(MAX_SEEN_ENTRIES, ge=1, le=1_000_000)  # newest ones that exclude_seen=all goes by
     slow_request_s: float = Field(1.0, gt=0)  # a request that takes longer is logged
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _without_address_of_kubernetes(cls, port: object) -> object:
+        if isinstance(port, str) and ADDRESS_OF_KUBERNETES.fullmatch(port):
+            return cls.model_fields["port"].default
+        return port
 
     @model_validator(mode="after")
     def _tenants_are_apart(self) -> Self:

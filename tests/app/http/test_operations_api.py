@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.settings import Settings
+from app.settings import Settings, problem_of_unknown_variables
 from model.artifact.model_directory import load
 from tests.app.conftest import ITEMS, Client
 
@@ -120,6 +120,25 @@ def test_settings_come_from_arguments_then_the_environment(monkeypatch: pytest.M
     settings = Settings(port=9001)
     assert (settings.model_dir, settings.port, settings.redis_url) == (Path("models/a"), 9001, None)
     assert settings.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.1:8000", "tcp://[fd00::1]:80", "udp://10.0.0.1:53"])
+def test_what_kubernetes_sets_for_a_service_named_lisarec_is_no_port(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISAREC_PORT", address)
+    monkeypatch.setenv("LISAREC_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("LISAREC_SERVICE_PORT", "8000")
+    assert problem_of_unknown_variables() is None
+    assert Settings().port == Settings.model_fields["port"].default
+    assert Settings(port=9001).port == 9001
+
+
+@pytest.mark.parametrize("port", ["tcp://10.0.0.1", "http://10.0.0.1:8000", "8000/tcp", "tcp://10.0.0.1:8000 9000"])
+def test_what_only_looks_like_it_is_refused(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISAREC_PORT", port)
+    with pytest.raises(ValidationError, match="port"):
+        Settings()
 
 
 def test_exported_settings_are_what_another_process_reads(monkeypatch: pytest.MonkeyPatch) -> None:
