@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -102,6 +103,29 @@ def test_the_password_is_changed_while_connections_and_services_go_on_with_the_o
     finally:
         server.kill()
         server.wait()
+
+
+def allowed_by_user(admin: redis.Redis) -> dict[str, dict[str, Any]]:
+    """What each user may do; a user whom a file made lacks a flag that concerns RESTORE alone."""
+    users: dict[str, dict[str, Any]] = {}
+    for name in admin.acl_users():
+        user: Any = admin.acl_getuser(str(name))
+        users[str(name)] = {**user, "flags": {*user["flags"]} - {"sanitize-payload"}}
+    return users
+
+
+def test_a_user_has_nothing_but_what_the_file_says(tmp_path: Path) -> None:
+    """Rules that were added by hand, or stood in an earlier file, do not stay."""
+    with redis_server(tmp_path) as url:
+        users, port = make_users(tmp_path), int(url.rpartition(":")[2].partition("/")[0])
+        with redis.Redis.from_url(users.admin_url(port), decode_responses=True) as admin:
+            before = allowed_by_user(admin)
+            admin.execute_command("ACL SETUSER", "lisarec", "+@admin", "+@dangerous", ">by hand")
+            admin.execute_command("ACL SETUSER", "replica", "+@all", "~*", "nopass")
+            admin.execute_command("ACL SETUSER", "default", "on", ">by hand")
+            assert allowed_by_user(admin) != before
+            subprocess.run([REDIS_LOAD_USERS, users.acl_file, "-p", str(port)], check=True, timeout=PATIENCE_S)
+            assert allowed_by_user(admin) == before
 
 
 def test_the_service_may_do_what_it_has_to_and_no_more(start: Callable[..., Client], tmp_path: Path) -> None:
