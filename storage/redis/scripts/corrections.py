@@ -11,7 +11,7 @@ REWRITTEN_AT_ONCE = 250  # entries, some 2 ms in which Redis does nothing else
 
 # Erases a user, and logs the erasure. The content of the user's entries is still in the partition's log then; the index
 # that names them is set aside until REWRITE_LOG has removed it. Where nothing is to erase, an entry of nobody is logged
-# all the same: an APPEND that began before is refused.
+# all the same: an APPEND that began before is refused, and a number without an entry would count as a loss.
 ERASE = Script("""
 -- KEYS  seq, log, erasing, erased index, aliases, head, index; states
 -- ARGV  what to log, name of the erasure
