@@ -213,12 +213,14 @@ def topology(
     redis: bool = True,
     server: str | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    balancer: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Topology]:
     """Replicas over an empty store, ready behind a load balancer; everything is gone afterwards.
 
     redis        or else one SQLite file for all of them
     server       binary of the Redis or Valkey server; None: the one on the PATH
     environment  of the replicas: LISAREC_...
+    balancer     more of the load balancer's environment
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))
@@ -233,14 +235,15 @@ def topology(
         running = Topology(model, store_options, names, directory, environment)
         running.redis_url = redis_url
         stack.callback(lambda: _end(*(replica.process for replica in running.replicas)))
-        balancer = _spawn(
+        running.balancer_environment |= balancer
+        process = _spawn(
             [program("haproxy"), "-db", "-f", str(HAPROXY_CONFIG)],
             directory / BALANCER_LOG,
             running.balancer_environment,
         )
-        stack.callback(_end, balancer)
+        stack.callback(_end, process)
         running.scale(replicas)
-        _wait_for(lambda: _is_ready(running.url), balancer)
+        _wait_for(lambda: _is_ready(running.url), process)
         yield running
 
 
