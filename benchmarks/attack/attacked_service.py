@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import Literal, Self
 
 import httpx
 import numpy as np
@@ -23,9 +23,13 @@ from app.http.auth.keys import SCOPES
 from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
 from benchmarks.attack.costly_calls import Call
 from benchmarks.harness.service_process import free_port, wait_until_ready
+from benchmarks.harness.topology import redis_server
+
+Store = Literal["sqlite", "redis"]
 
 USERS = 64
 HISTORY = 30
+LONG_HISTORY = 10_000  # of `user-long`
 POSTED_AT_ONCE = 500
 TENANT, OTHER_TENANT = "main", "books"
 KEYS = {"plain": TENANT, "neighbour": TENANT, "stranger": OTHER_TENANT}
@@ -85,9 +89,10 @@ def request_bytes(call: Call, key: str, number: int = 0) -> bytes:
 
 
 @contextmanager
-def attacked_service(model: Path, items: int) -> Iterator[AttackedService]:
-    """Serve the model with so many items on an embedded store, for two tenants that have users with histories."""
-    with TemporaryDirectory() as directory:
+def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterator[AttackedService]:
+    """Serve the model with so many items, for two tenants that have users with histories."""
+    with ExitStack() as stack:
+        directory = stack.enter_context(TemporaryDirectory())
         models = {tenant: Path(directory) / "models" / tenant / "shop" for tenant in (TENANT, OTHER_TENANT)}
         for enlarged in models.values():
             write_enlarged(enlarged, model, items, "trained")
@@ -98,7 +103,11 @@ def attacked_service(model: Path, items: int) -> Iterator[AttackedService]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
         environment |= {"LISAREC_TENANTS": orjson.dumps({OTHER_TENANT: str(models[OTHER_TENANT])}).decode()}
         command = [sys.executable, "-m", "app", "serve", "--model", str(models[TENANT]), "--port", str(free_port())]
-        command += ["--data-dir", f"{directory}/state", "--keys", f"{directory}/keys"]
+        command += ["--keys", f"{directory}/keys"]
+        if store == "redis":
+            command += ["--redis-url", stack.enter_context(redis_server(Path(directory)))]
+        else:
+            command += ["--data-dir", f"{directory}/state"]
         service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             attacked = AttackedService(int(command[7]), psutil.Process(service.pid), texts)
@@ -114,7 +123,7 @@ def attacked_service(model: Path, items: int) -> Iterator[AttackedService]:
 def _post_histories(service: AttackedService, key: str, items: int) -> None:
     """Give users some history, and `user-long` one of thousands of events."""
     rng = np.random.default_rng(0)
-    users = [f"user-{user}" for user in range(USERS) for _ in range(HISTORY)] + ["user-long"] * (20 * POSTED_AT_ONCE)
+    users = [f"user-{user}" for user in range(USERS) for _ in range(HISTORY)] + ["user-long"] * LONG_HISTORY
     events = [
         {"event_id": f"history-{n}", "user_id": user, "item_id": item_id(int(row))}
         for n, (user, row) in enumerate(zip(users, rng.integers(0, items, len(users)), strict=True))
