@@ -11,6 +11,7 @@ from starlette.types import Scope as HTTPScope
 from app.errors import Forbidden, TooCostly, Unauthenticated
 from app.http.auth.keys import Key, Keyring, Scope
 from app.http.services import Services
+from app.recommendation.batching import Requester, never_disconnected
 
 
 class Caller(NamedTuple):
@@ -18,6 +19,7 @@ class Caller(NamedTuple):
 
     tenant: str
     key: Key | None
+    requester: Requester
 
 
 class RequireScope:
@@ -53,8 +55,9 @@ async def authorise(services: Services, request: HTTPScope, required: Scope) -> 
 
 
 async def _caller_of(services: Services, request: HTTPScope, required: Scope) -> Caller:
+    is_disconnected = request["state"].get("is_disconnected", never_disconnected)
     if services.keyring is None or (required == "metrics:read" and services.settings.open_metrics):
-        return Caller(services.settings.tenant, None)
+        return Caller(services.settings.tenant, None, Requester(is_disconnected))
     headers = Headers(scope=request)
     key = _key_of(services.keyring, headers.getlist("authorization"))
     if required not in key.scopes:
@@ -62,7 +65,7 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
     if key.is_public and headers.get("origin") not in key.origins:
         raise Forbidden("this key is for pages of other origins")
     await services.rate_limiter.count(key)
-    return Caller(key.tenant, key)
+    return Caller(key.tenant, key, Requester(is_disconnected, key.id))
 
 
 async def charge(services: Services, caller: Caller, cost: int) -> None:

@@ -1,7 +1,7 @@
 """The calls that the routes and the fast path share: each charges its caller, then does what a parsed body asks for."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import orjson
@@ -11,15 +11,12 @@ from app.errors import InvalidRequest, TooManyEvents, details_of
 from app.events.new_users import ANYBODY, Sender
 from app.http.access import Caller, charge
 from app.http.services import Services
-from app.recommendation.batching import Requester, never_disconnected
 from app.recommendation.cost import charge_for
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
 from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
 
 LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
 LONG_ANSWER_BYTES = 1 << 16
-
-IsDisconnected = Callable[[], bool]
 
 
 async def append_events(services: Services, caller: Caller, body: object) -> EventCounts:
@@ -44,30 +41,27 @@ async def append_events(services: Services, caller: Caller, body: object) -> Eve
     return await ingest.append(body, Sender(key.is_public, count))
 
 
-async def recommend(
-    services: Services,
-    caller: Caller,
-    request: RecommendationRequest,
-    is_disconnected: IsDisconnected = never_disconnected,
-) -> bytes:
+async def recommend(services: Services, caller: Caller, request: RecommendationRequest) -> bytes:
     """Charge the caller for the request, and return the body of the answer to it.
 
     raises  TooCostly, TooManyRequests, and as `BaseRecommender.recommend`
     """
-    return (await _answers(services, caller, [request], is_disconnected))[0]
+    return (await _answers(services, caller, [request]))[0]
 
 
-async def recommend_body(
-    services: Services, caller: Caller, body: object, is_disconnected: IsDisconnected = never_disconnected
-) -> bytes:
+async def recommend_body(services: Services, caller: Caller, body: object) -> bytes:
     """Do the same for the parsed body of ``POST /v1/recommendations``: one request, or several.
 
     raises  InvalidRequest, which says what is wrong with the body; and as `recommend`
     """
-    parsed = await asyncio.to_thread(_parse, body) if _size(body) > LONG_BODY else _parse(body)
+    size = _size(body)
+    if size > LONG_BODY:
+        parsed = await services.shared_thread.run(partial(parse_request, body), size, caller.requester)
+    else:
+        parsed = parse_request(body)
     if isinstance(parsed, RecommendationBatch):
-        return b'{"results":[%s]}' % b",".join(await _answers(services, caller, parsed.requests, is_disconnected))
-    return await recommend(services, caller, parsed, is_disconnected)
+        return b'{"results":[%s]}' % b",".join(await _answers(services, caller, parsed.requests))
+    return await recommend(services, caller, parsed)
 
 
 async def similar(services: Services, caller: Caller, item_id: str, query: SimilarQuery) -> bytes:
@@ -77,17 +71,14 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     """
     await _charge(services, caller, [RecommendationRequest(history=[], **query.model_dump())])
     recommender = services.by_tenant[caller.tenant].switcher.recommender
-    return orjson.dumps(await recommender.similar(item_id, query, _requester(caller, never_disconnected)))
+    return orjson.dumps(await recommender.similar(item_id, query, caller.requester))
 
 
-async def _answers(
-    services: Services, caller: Caller, requests: Sequence[RecommendationRequest], is_disconnected: IsDisconnected
-) -> list[bytes]:
-    requester = _requester(caller, is_disconnected)
+async def _answers(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> list[bytes]:
     await _charge(services, caller, requests)
     recommender = services.by_tenant[caller.tenant].switcher.recommender
     bodies = []
-    for answer in await recommender.recommend(requests, requester):
+    for answer in await recommender.recommend(requests, caller.requester):
         bodies.append(orjson.dumps(answer))
         if len(bodies[-1]) > LONG_ANSWER_BYTES:
             await asyncio.sleep(0)  # others go on: a megabyte takes a millisecond
@@ -100,17 +91,17 @@ async def _charge(services: Services, caller: Caller, requests: Sequence[Recomme
         await charge(services, caller, cost)
 
 
-def _parse(body: object) -> RecommendationBatch | RecommendationRequest:
+def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:
+    """Return the requests of the parsed body of ``POST /v1/recommendations``.
+
+    raises  InvalidRequest
+    """
     try:
         if isinstance(body, dict) and "requests" in body:
             return RecommendationBatch.model_validate(body)
         return RecommendationRequest.model_validate(body)
     except ValidationError as exc:
         raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
-
-
-def _requester(caller: Caller, is_disconnected: IsDisconnected) -> Requester:
-    return Requester(is_disconnected, "" if caller.key is None else caller.key.id)
 
 
 def _size(body: object) -> int:

@@ -18,6 +18,7 @@ from app.schemas.fields import Id
 from app.schemas.items import StockedId
 from app.serving.lifespan import Service
 
+LONG_BODY_BYTES = 1 << 14  # parsing more takes a good part of a millisecond
 REPEATABLE = frozenset({"categories", "categories_all", "categories_none", "exclude"})
 
 
@@ -78,14 +79,10 @@ async def json_body(request: Request, services: ServicesDep) -> object:
             body = await _read(request, services.settings.max_body_bytes)
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s; send it again") from None
-    try:
-        return json.loads(body.decode(), object_pairs_hook=_refuse_repeated_fields)
-    except UnicodeDecodeError:
-        raise InvalidJson("the body is not UTF-8") from None
-    except RecursionError:
-        raise InvalidJson("the body is nested too deeply") from None
-    except ValueError as exc:
-        raise InvalidJson(_json_problem(exc)) from None
+    if len(body) <= LONG_BODY_BYTES:
+        return parse_json(body)
+    caller: Caller = request.scope["state"]["caller"]  # a body is read after the key alone
+    return await services.shared_thread.run(partial(parse_json, body), len(body), caller.requester)
 
 
 JsonBody = Annotated[object, Depends(json_body)]
@@ -109,6 +106,21 @@ def _declared_length(request: Request) -> int:
         return int(request.headers.get("content-length", 0))
     except ValueError:
         return 0  # the bytes that arrive are counted anyway
+
+
+def parse_json(body: bytes) -> object:
+    """Parse the body strictly.
+
+    raises  InvalidJson
+    """
+    try:
+        return json.loads(body.decode(), object_pairs_hook=_refuse_repeated_fields)
+    except UnicodeDecodeError:
+        raise InvalidJson("the body is not UTF-8") from None
+    except RecursionError:
+        raise InvalidJson("the body is nested too deeply") from None
+    except ValueError as exc:
+        raise InvalidJson(_json_problem(exc)) from None
 
 
 def _refuse_repeated_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

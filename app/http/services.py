@@ -14,6 +14,7 @@ from app.http.auth.rate_limit import RateLimiter
 from app.http.lingering_transport import LingeringTransport
 from app.observability.metrics import Metrics
 from app.recommendation.executor import EngineThreads
+from app.recommendation.fair_thread import FairThread
 from app.serving.lifespan import Service, in_background, tenant_service
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
@@ -32,6 +33,7 @@ class Services:
     metrics: Metrics
     keyring: Keyring | None  # None: no keys; every request is the only tenant's
     rate_limiter: RateLimiter
+    shared_thread: FairThread
     draining: bool = False
     # of this process that are owed no response, the one that has been so for longest first
     idle_connections: dict[LingeringTransport, None] = field(default_factory=dict)
@@ -66,6 +68,7 @@ async def open_services(
         engine_threads = EngineThreads(
             light=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine")),
             costly=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="costly")),
+            shared=FairThread(stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="shared"))),
         )
         by_tenant = {
             tenant: await stack.enter_async_context(
@@ -73,7 +76,7 @@ async def open_services(
             )
             for tenant, artifact in artifacts.items()
         }
-        services = Services(settings, by_tenant, metrics, keyring, rate_limiter)
+        services = Services(settings, by_tenant, metrics, keyring, rate_limiter, engine_threads.shared)
         async with in_background(_sample(services)):
             yield services
         services.sample()  # the last numbers of a worker that ends

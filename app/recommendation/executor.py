@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
+from app.recommendation.fair_thread import FairThread
 from app.schemas.recommendations import RecommendationRequest
 
 MAX_ON_LOOP_S = 0.005  # the interpreter's switch interval: another computing thread delays the event loop as much
@@ -18,10 +19,16 @@ ResultT = TypeVar("ResultT")
 
 
 class EngineThreads(NamedTuple):
-    """Threads that compute for all tenants, a batch at a time: what many want, and what one costly request wants."""
+    """Threads that compute for all tenants.
+
+    light   batches of what many want
+    costly  batches of what one costly request wants
+    shared  what is not batched
+    """
 
     light: Executor
     costly: Executor
+    shared: FairThread
 
 
 class AdaptiveExecutor(Generic[InputT, ResultT]):

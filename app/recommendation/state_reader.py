@@ -10,6 +10,7 @@ from app.catalogue.live_catalogue import LiveCatalogue
 from app.catalogue.model_inputs import MAX_MISSING_EVENTS
 from app.observability.metrics import StoreMetrics
 from app.recommendation.batching import Limits, MicroBatcherByLane, Requester
+from app.recommendation.fair_thread import FairThread
 from app.recommendation.ranking.stored_users import SeenRows, StoredUsers
 from app.schemas.recommendations import RecommendationRequest
 from storage.errors import PartlyRead, StorageError
@@ -34,11 +35,14 @@ class LogReader:
     Long logs are read page by page. So they wait for each other, keys taking turns, and hold nobody else up.
     """
 
-    def __init__(self, store: HistoryStore, tenant: str, metrics: StoreMetrics, max_entries: int) -> None:
+    def __init__(
+        self, store: HistoryStore, tenant: str, metrics: StoreMetrics, max_entries: int, thread: FairThread
+    ) -> None:
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
         self._max_entries = max_entries
+        self._thread = thread
         self._batcher: MicroBatcherByLane[str, _Log, SeenItems | None] = MicroBatcherByLane(
             self._read_batch,
             lambda _: 1.0,
@@ -59,7 +63,9 @@ class LogReader:
         for user_id, seen in zip(user_ids, await self._batcher.submit(logs, requester), strict=True):
             if seen is not None:
                 newest = None if seen.is_complete else self._max_entries
-                found[user_id] = SeenRows(await asyncio.to_thread(catalogue.rows, seen.item_ids), newest)
+                item_ids = seen.item_ids
+                rows = await self._thread.run(partial(catalogue.rows, item_ids), 1.0 + len(item_ids), requester)
+                found[user_id] = SeenRows(rows, newest)
         return found
 
     async def _read_batch(self, logs: Sequence[_Log]) -> list[SeenItems | None]:

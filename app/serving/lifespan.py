@@ -71,7 +71,7 @@ async def tenant_service(
         store = await open_store(settings, generation_of(artifact))
         stack.push_async_callback(store.close)
         signals = LiveSignals(store, settings.tenant, metrics)
-        log_reader = LogReader(store, settings.tenant, metrics.store, settings.max_seen_events)
+        log_reader = LogReader(store, settings.tenant, metrics.store, settings.max_seen_events, engine_threads.shared)
         context = TenantContext(settings, store, engine_threads, metrics, signals, log_reader)
         stack.push_async_callback(context.tasks.cancel)
         switcher = GenerationSwitcher(context, artifact)

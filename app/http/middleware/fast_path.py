@@ -18,7 +18,6 @@ from app.http.calls import append_events, recommend, recommend_body
 from app.http.dependencies import REPEATABLE, json_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.services import Services
-from app.recommendation.batching import never_disconnected
 from app.schemas.recommendations import RecommendationQuery, RecommendationRequest
 
 USER_PATH = re.compile(r"/v1/users/([^/]+)/recommendations")
@@ -99,14 +98,14 @@ async def _recommend(scope: Scope, user_id: str) -> bytes | None:
     request = _plain_request(scope, user_id)  # after the key: reading a cursor takes milliseconds
     if request is None:
         return None
-    return await recommend(services, caller, request, scope["state"].get("is_disconnected", never_disconnected))
+    return await recommend(services, caller, request)
 
 
 async def _recommend_for_body(scope: Scope, receive: Receive) -> bytes:
     services: Services = scope["state"]["services"]
     caller = await authorise(services, scope, "recs:read")
     body = await json_body(Request(scope, receive), services)
-    return await recommend_body(services, caller, body, scope["state"].get("is_disconnected", never_disconnected))
+    return await recommend_body(services, caller, body)
 
 
 async def _append_events(scope: Scope, receive: Receive) -> bytes:

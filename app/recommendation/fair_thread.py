@@ -1,0 +1,49 @@
+"""A thread for what takes milliseconds of Python and is not batched: long bodies, lists of ids, searches."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
+
+from app.recommendation.batching import ANYBODY, Limits, MicroBatcher, Requester
+
+MAX_WAITING = 1024  # computations
+
+ResultT = TypeVar("ResultT")
+
+
+class Computation(NamedTuple):
+    """A function, and what running it costs beside others."""
+
+    run: Callable[[], Any]
+    cost: float
+
+
+class FairThread:
+    """Runs one function after the other in a thread; keys take turns, by what theirs cost.
+
+    Each thread that runs Python delays the event loop, at every step that the loop takes. So there is one for
+    everybody's long computations, however many requests bring some at the same time.
+    """
+
+    def __init__(self, thread: Executor) -> None:
+        self._thread = thread
+        self._batcher: MicroBatcher[Computation, Any] = MicroBatcher(
+            self._run_alone, attrgetter("cost"), Limits(max_batch=0, max_waiting=MAX_WAITING)
+        )
+
+    async def run(self, function: Callable[[], ResultT], cost: float, requester: Requester = ANYBODY) -> ResultT:
+        """Return what the function returns, or raise what it raises.
+
+        cost     in any unit that all computations share, more than 0
+        raises   Overloaded        when too many wait already
+                 ClientDisconnect  when the caller is gone
+        """
+        result: ResultT
+        (result,) = await self._batcher.submit([Computation(function, cost)], requester)
+        return result
+
+    async def _run_alone(self, batch: Sequence[Computation]) -> list[Any]:
+        (computation,) = batch
+        return [await asyncio.get_running_loop().run_in_executor(self._thread, computation.run)]

@@ -1,0 +1,144 @@
+"""What takes long and is not batched runs one after the other, keys taking turns; nobody's holds the event loop up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from app.http import calls, dependencies
+from app.recommendation.batching import Requester
+from app.recommendation.fair_thread import FairThread
+from tests.app.conftest import Client, item_id
+from tests.app.support import assert_refused
+
+BUSY_S = 0.005
+
+
+class Overlap:
+    """Counts how many calls are at work at a time, and notes their threads."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self.threads: set[str] = set()
+        self._at_work = 0
+        self._lock = threading.Lock()
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            with self.counting():
+                return function(*arguments)
+
+        return counted
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        with self._lock:
+            self._at_work += 1
+            self.most = max(self.most, self._at_work)
+            self.threads.add(threading.current_thread().name)
+        time.sleep(BUSY_S)  # long enough for another thread to come
+        yield
+        with self._lock:
+            self._at_work -= 1
+
+
+@pytest.fixture
+def fair() -> Iterator[FairThread]:
+    with ThreadPoolExecutor(2) as threads:
+        yield FairThread(threads)
+
+
+def test_one_after_the_other_and_each_caller_gets_its_own(fair: FairThread) -> None:
+    overlap = Overlap()
+
+    async def law() -> None:
+        results = [fair.run(partial(overlap.around(abs), -n), 1.0, Requester(flow=str(n % 3))) for n in range(20)]
+        assert await asyncio.gather(*results) == list(range(20))
+
+    asyncio.run(law())
+    assert overlap.most == 1
+
+
+def test_keys_take_turns_by_what_theirs_cost(fair: FairThread) -> None:
+    order: list[str] = []
+
+    async def law() -> None:
+        may_go = threading.Event()
+        first = asyncio.ensure_future(fair.run(may_go.wait, 1.0, Requester(flow="first")))
+        await asyncio.sleep(0)
+        many = [fair.run(lambda: order.append("many"), 2.0, Requester(flow="many")) for _ in range(20)]
+        few = [fair.run(lambda: order.append("few"), 1.0, Requester(flow="few")) for _ in range(4)]
+        waiting = asyncio.gather(*many, *few)
+        await asyncio.sleep(0)
+        may_go.set()
+        await asyncio.gather(first, waiting)
+
+    asyncio.run(law())
+    assert [order[: n + 1].count("few") for n in range(6)] == [0, 1, 2, 2, 3, 4]
+
+
+def test_a_failure_is_its_caller_s_alone_and_who_has_gone_is_not_worked_for(fair: FairThread) -> None:
+    worked: list[str] = []
+
+    async def law() -> None:
+        may_go = threading.Event()
+        calls_ = [
+            fair.run(may_go.wait, 1.0),
+            fair.run(lambda: 1 / 0, 1.0),
+            fair.run(lambda: worked.append("gone"), 1.0, Requester(lambda: True)),
+            fair.run(lambda: worked.append("there"), 1.0),
+        ]
+        waiting = [asyncio.ensure_future(call) for call in calls_]
+        await asyncio.sleep(0)
+        may_go.set()
+        _, failed, gone, there = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(failed, ZeroDivisionError)
+        assert isinstance(gone, ClientDisconnect)
+        assert there is None
+
+    asyncio.run(law())
+    assert worked == ["there"]
+
+
+class TestRequests:
+    @pytest.fixture
+    def overlap(self, monkeypatch: pytest.MonkeyPatch) -> Overlap:
+        overlap = Overlap()
+        monkeypatch.setattr(dependencies, "parse_json", overlap.around(dependencies.parse_json))
+        monkeypatch.setattr(calls, "parse_request", overlap.around(calls.parse_request))
+        return overlap
+
+    def test_long_bodies_are_read_one_after_the_other_off_the_event_loop(
+        self, client: Client, overlap: Overlap
+    ) -> None:
+        ids = [item_id(row % 60) for row in range(5_000)]
+
+        async def law() -> None:
+            bodies = [{"user_id": f"user-{n}", "candidates": ids} for n in range(8)]
+            answers = await asyncio.gather(*(client.http.post("/v1/recommendations", json=body) for body in bodies))
+            assert [answer.status_code for answer in answers] == [200] * 8
+
+        client.runner.run(law())
+        assert overlap.most == 1
+        assert threading.current_thread().name not in overlap.threads
+
+    def test_a_short_body_does_not_wait_for_long_ones(self, client: Client, overlap: Overlap) -> None:
+        assert client.post("/v1/recommendations", json={"user_id": "ada"}).status_code == 200
+        assert overlap.threads == {threading.current_thread().name}
+
+    def test_what_is_wrong_with_a_long_body_is_said(self, client: Client) -> None:
+        text = "x" * (dependencies.LONG_BODY_BYTES + 1)
+        for body in (f'{{"user_id": "{text}', f'{{"a": "{text}", "a": 1}}', f'"{text}'):
+            answer = client.post("/v1/recommendations", content=body, headers={"content-type": "application/json"})
+            assert_refused(answer, 400)
+            assert answer.json()["error"]["code"] == "invalid_json"
+        assert client.post("/v1/events", content=b'"' + text.encode() + b"\xff").status_code == 400
