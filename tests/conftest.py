@@ -43,6 +43,7 @@ LONGEST = (
     "tests/storage/archive/test_archiver_kills.py",
     "tests/app/http/test_server_process.py",
     "tests/benchmarks/test_fuzzing.py",
+    "tests/benchmarks/test_fairness.py",
     "tests/docker/test_topology.py",
     "tests/storage/contract/test_rebuild.py",
     "tests/storage/contract/test_interrupted_corrections.py",
