@@ -6,14 +6,16 @@ import re
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.observability.log_format import LogFormat
 from app.schemas.fields import Id
+from storage.folders.folder import Folder
+from storage.folders.place import Place, open_folder, parse_place
 from storage.records import MAIN_TENANT, MAX_SEEN_ENTRIES
 
 PREFIX = "LISAREC_"
@@ -30,6 +32,9 @@ NAMES_OF_OTHERS = (
 # Variables that Kubernetes gives every container for a Service whose name begins with "lisarec".
 OF_KUBERNETES = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://\S+:\d+")  # of a Service named "lisarec", in LISAREC_PORT
+
+
+PlaceSetting = Annotated[Place, BeforeValidator(parse_place), PlainSerializer(str, return_type=str)]
 
 
 class StoreSettings(BaseSettings):
@@ -56,7 +61,8 @@ class StoreSettings(BaseSettings):
     redis_replicas: int = Field(0, ge=0, le=10)  # that must have an event before it is acknowledged
     redis_replicas_timeout_s: float = Field(1.0, gt=0, le=30)  # after that the event gets a 503, and may be sent again
     redis_replicas_synced: bool = False  # they must also have synced it to disk; needs Redis 7.2
-    archive_dir: Path | None = None  # where 'lisarec archive' moves the older part of the log
+    archive_dir: PlaceSetting | None = None  # where 'lisarec archive' moves the older part of the log; a path or a URL
+    cache_dir: Path = Path("cache")  # of copies of what is at URLs such as s3://bucket/prefix
     keys_file: Path | None = None  # 'lisarec keys add' makes it; default: no keys, and only this machine has access
     tenant: str = MAIN_TENANT
     state_ttl_days: int | None = Field(None, ge=1, le=36_500)  # without events; default: states never expire
@@ -69,6 +75,11 @@ class StoreSettings(BaseSettings):
         if self.models_dir is not None:
             return self.models_dir
         return Path("models") if self.model_dir is None else self.model_dir.absolute().parent
+
+    @property
+    def archive(self) -> Folder | None:
+        """The archive; None where there is none."""
+        return None if self.archive_dir is None else open_folder(self.archive_dir, self.cache_dir)
 
     @property
     def store_name(self) -> str:

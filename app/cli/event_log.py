@@ -33,7 +33,7 @@ def archive(
         Path | None, typer.Option(help="Copy the log of the SQLite store in this directory.", metavar="DIR")
     ] = None,
     archive_dir: Annotated[
-        Path | None, typer.Option(help="Where the archive is, or will be made.", metavar="DIR")
+        str | None, typer.Option(help="Where the archive is, or will be made.", metavar="DIR|URL")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="One turn, instead of a turn every --every seconds.")] = False,
     every: Annotated[float, typer.Option(min=0, help="Seconds between two turns.")] = 60,

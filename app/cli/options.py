@@ -26,7 +26,7 @@ ModelsDirOption = Annotated[
 RedisUrlOption = Annotated[str | None, typer.Option(help="Users are kept in this Redis.", metavar="URL")]
 DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLite in this directory.", metavar="DIR")]
 ArchiveDirOption = Annotated[
-    Path | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR")
+    str | None, typer.Option(help="Where 'archive' moves the log of that Redis.", metavar="DIR|URL")
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the numbers here too.", metavar="FILE")]
 

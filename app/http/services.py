@@ -84,10 +84,10 @@ async def open_services(
 
 async def _sample(services: Services) -> None:
     """Update the metrics regularly: a scrape reaches one worker, and reads the numbers of all."""
-    archive_dir = services.settings.archive_dir
+    archive = services.settings.archive
     while True:
         services.sample()
-        through_s = None if archive_dir is None else await asyncio.to_thread(archived_through_s, archive_dir)
+        through_s = None if archive is None else await asyncio.to_thread(archived_through_s, archive)
         if through_s is not None:
             services.metrics.store.set_log_lag(time.time() - through_s)
         await asyncio.sleep(SAMPLE_EVERY_S)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
@@ -19,6 +18,7 @@ from storage.archiver.redis_source import RedisSource
 from storage.archiver.source import LogSource
 from storage.archiver.sqlite_source import SQLiteSource
 from storage.errors import StorageUnavailable
+from storage.folders.place import Place
 
 PAUSE_AFTER_FAILURE_S = 5.0
 FOLLOW_JUMPS_AFTER_S = 3_600.0  # a clock that is wrong for less drops nothing
@@ -104,10 +104,10 @@ def run_archiver(
 
 
 def _turns(settings: StoreSettings, plan: ArchiverPlan, metrics: ArchiverMetrics) -> Iterator[TurnCounts]:
-    assert settings.archive_dir is not None
+    assert settings.archive is not None
     with ExitStack() as stack:
         source = stack.enter_context(_open_source(settings))
-        writer = stack.enter_context(ArchiveWriter.open(settings.archive_dir))
+        writer = stack.enter_context(ArchiveWriter.open(settings.archive))
         clock = SteadyClock(FOLLOW_JUMPS_AFTER_S)
         while True:
             with metrics.turn(source) as count:
@@ -127,6 +127,6 @@ def _open_source(settings: StoreSettings) -> AbstractContextManager[LogSource]:
     return RedisSource.open(settings.redis_url_with_password, settings.redis_prefix)
 
 
-def _summary(counts: TurnCounts, directory: Path | None) -> str:
-    parts = [f"{counts.archived:,} events archived in {directory}", f"{counts.trimmed:,} removed from Redis"]
+def _summary(counts: TurnCounts, place: Place | None) -> str:
+    parts = [f"{counts.archived:,} events archived in {place}", f"{counts.trimmed:,} removed from Redis"]
     return "; ".join([*parts, *([f"{counts.dropped:,} dropped as too old"] if counts.dropped else [])])

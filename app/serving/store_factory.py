@@ -25,7 +25,7 @@ async def open_store(settings: StoreSettings, *generations: Generation) -> UserS
         generations,
         tenant=settings.tenant,
         prefix=settings.redis_prefix,
-        archive_dir=settings.archive_dir,
+        archive_dir=settings.archive,
         options=RedisOptions(
             state_ttl_days=ttl_days,
             acks=ReplicaAcks(

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.errors import StorageUnavailable
+from storage.folders.folder import Folder
 
 THREADS = 2
 TIMEOUT_S = 5.0
@@ -16,16 +17,16 @@ T = TypeVar("T")
 
 
 class AsyncArchiveReader:
-    """Reads the archive in a directory, or raises StorageUnavailable where no directory is given."""
+    """Reads the archive in a folder, or raises StorageUnavailable where none is given."""
 
-    def __init__(self, directory: Path | None, timeout_s: float = TIMEOUT_S) -> None:
-        self._reader = None if directory is None else ArchiveReader(directory)
+    def __init__(self, folder: Path | Folder | None, timeout_s: float = TIMEOUT_S) -> None:
+        self._reader = None if folder is None else ArchiveReader(folder)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="archive")
         self._timeout_s = timeout_s
 
     @property
     def is_configured(self) -> bool:
-        """Whether there is a directory of an archive."""
+        """Whether there is a folder of an archive."""
         return self._reader is not None
 
     async def read(self, query: Callable[[ArchiveSnapshot], T], timeout_s: float | None = None) -> T:

@@ -1,15 +1,18 @@
 """The archive's manifest: which files count, and how far each partition of the log is archived.
 
-  DIR/archive.json                                 the manifest, see `Manifest`; only replaced as a whole, by rename
-  DIR/tenant=main/day=2026-11-21/00000017.parquet  events logged on that day (UTC), by user, a user's in log order; zstd
-  DIR/tenant=main/day=2026-11-21/00000017.npy      (2, n) uint64: a hash of every user in it and of every (user, event
-                                                   id), 128 bits in two columns of halves, sorted by the first half
-  DIR/archive.lock                                 held by the one process that writes
-  DIR/through                                      an empty file; everything logged before its time is archived
+  archive.json                              the manifest, see `Manifest`; only replaced as a whole
+  tenant=main/day=2026-11-21/NAME.parquet   events logged on that day (UTC), by user, a user's in log order; zstd
+  tenant=main/day=2026-11-21/NAME.npy       (2, n) uint64: a hash of every user in it and of every (user, event id), 128
+                                            bits in two columns of halves, sorted by the first half
+  archive.lock                              held by the one process that writes, where the folder is a directory
+  through                                   a Unix time; everything logged before it is archived
 
-TENANT is percent-encoded. A killed writer leaves files behind that the manifest does not name: nobody reads them, and
-the next writer removes them. So replacing the manifest is the only commit there is. The files and the positions of the
-partitions change in one step.
+NAME is a number and the first 32 hex digits of each file's SHA-256, as 00000017-HASH-HASH: files of two writers have
+two names, and a copy can be verified. Earlier files have the number alone. TENANT is percent-encoded.
+
+A killed writer leaves files behind that the manifest does not name: nobody reads them, and the next writer removes
+them. So replacing the manifest is the only commit there is. The files and the positions of the partitions change in one
+step. A writer begins with a manifest that names itself, so that of two writers the earlier one can commit nothing more.
 """
 
 from __future__ import annotations
@@ -17,17 +20,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
 
 import polars as pl
 
 from storage.errors import StorageError
+from storage.folders.folder import Folder
 from storage.state.record_encoding import COLUMNS as RECORD_COLUMNS
 
 MANIFEST = "archive.json"
 THROUGH = "through"
-LOCK = "archive.lock"
-UNFINISHED = ".unfinished"
 VERSION = 2
 EARLIER_VERSION = (
     "the archive was written by an earlier lisarec (version {found}, this one knows {known}); run 'lisarec backup' "
@@ -60,6 +62,23 @@ class ArchiveFile:
         """The path of the file's hashes, relative to the archive."""
         return self.path.removesuffix(".parquet") + ".npy"
 
+    @property
+    def sha256(self) -> str | None:
+        """The first digits of the file's hash; None for a file of an earlier version."""
+        return self._digests[0]
+
+    @property
+    def hashes_sha256(self) -> str | None:
+        """The first digits of the hash of its hashes' file; None for a file of an earlier version."""
+        return self._digests[1]
+
+    @property
+    def _digests(self) -> tuple[str, str] | tuple[None, None]:
+        match PurePosixPath(self.path).stem.split("-"):
+            case [_, first, second]:
+                return first, second
+        return None, None
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -68,12 +87,18 @@ class Manifest:
     archive_id  made with the archive; the log remembers it, so that no other archive is taken for it
     positions   partition -> its newest archived entry, as "SEQ-..."; every entry up to it is in the files
     files       in the order in which they were written
+    writer      made by whoever has opened the archive for writing last
     """
 
     archive_id: str
     positions: Mapping[int, str]
     next_number: int
     files: tuple[ArchiveFile, ...]
+    writer: str = ""
+
+    def names(self) -> set[str]:
+        """Return the names of all files, and of their hashes."""
+        return {name for file in self.files for name in (file.path, file.hashes_path)}
 
     def seq(self, partition: int) -> int:
         """Return the number of the partition's newest archived entry; 0 before the first."""
@@ -100,14 +125,19 @@ class Manifest:
                 {int(number): str(place) for number, place in fields["positions"].items()},
                 int(fields["next_number"]),
                 tuple(ArchiveFile(**file) for file in fields["files"]),
+                str(fields.get("writer", "")),
             )
         except (ValueError, TypeError, LookupError, AttributeError) as exc:
             raise StorageError(f"{MANIFEST} is no list of archived files: {exc!r}") from exc
 
 
-def archived_through_s(directory: Path) -> float | None:
-    """Return the Unix time before which everything logged is archived; None before the archiver's first turn."""
+def archived_through_s(folder: Folder) -> float | None:
+    """Return the Unix time before which everything logged is archived.
+
+    It is None before the archiver's first turn, and while the archive cannot be read.
+    """
     try:
-        return (directory / THROUGH).stat().st_mtime
-    except OSError:
+        found = folder.read(THROUGH)
+        return None if found is None else float(found.data)
+    except (OSError, ValueError):  # earlier archivers left the file empty
         return None

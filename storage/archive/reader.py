@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from storage.archive.hashes import Hashes, contains, hashes_of_events, hashes_of_users, read_hashes
 from storage.archive.manifest import COLUMNS, MANIFEST, ArchiveFile, Manifest
 from storage.errors import StorageUnavailable
+from storage.folders.folder import Content, Folder, Version
+from storage.folders.place import as_folder
 from storage.records import LogEntry
 from storage.state.record_encoding import COLUMNS as RECORD_COLUMNS
 from storage.state.record_encoding import from_row
@@ -24,23 +27,28 @@ from storage.state.record_encoding import from_row
 SCANNED_ROWS = 2_000_000  # of the archive in memory at once when all of it is read, about 400 MB
 READ_ATTEMPTS = 5
 FOREVER = 2**62
+PAUSE_AFTER_FAILURE_S = 5.0
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class ArchiveReader:
     """Reads an archive that another process may be writing. It may be used from any thread."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = Path(directory)
+    def __init__(self, folder: Path | Folder) -> None:
+        self._folder = as_folder(folder)
         self._lock = threading.Lock()
-        self._stamp: tuple[int, int, int] | None = None
+        self._version: Version | None = None
         self._snapshot: ArchiveSnapshot | None = None
+        self._read_again_at_s = 0.0
 
     def read(self, query: Callable[[ArchiveSnapshot], T]) -> T:
         """Return what the query finds in the archive as it is now.
 
         A file that is missing was merged into another one meanwhile, so the query then runs again on the newer archive.
+        While the manifest cannot be read, the archive is what it was, whose files may still be here.
 
         raises  StorageUnavailable  when the archive cannot be read
                 StorageError        when it is no archive of this version, or what the query raises
@@ -50,22 +58,48 @@ class ArchiveReader:
                 with suppress(FileNotFoundError):
                     return query(self._current())
             self._current()
-            raise StorageUnavailable(
-                f"the archive '{self._directory}' lacks files that its {MANIFEST} names", "archive"
-            )
+            raise StorageUnavailable(f"the archive '{self._folder}' lacks files that its {MANIFEST} names", "archive")
         except (OSError, pl.exceptions.PolarsError) as exc:
-            raise StorageUnavailable(f"the archive '{self._directory}' cannot be read: {exc}", "archive") from exc
+            raise StorageUnavailable(f"the archive '{self._folder}' cannot be read: {exc}", "archive") from exc
+
+    def finds_archive(self) -> bool:
+        """Return whether there is an archive.
+
+        raises  StorageUnavailable  when nobody can tell
+        """
+        try:
+            self._folder.read(MANIFEST)
+        except FileNotFoundError:
+            return False
+        except OSError as exc:
+            raise StorageUnavailable(f"the archive '{self._folder}' cannot be read: {exc}", "archive") from exc
+        return True
 
     def _current(self) -> ArchiveSnapshot:
-        path = self._directory / MANIFEST
-        with self._lock, path.open(encoding="utf-8") as file:
-            found = os.fstat(file.fileno())
-            stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if self._snapshot is None or stamp != self._stamp:
+        with self._lock:
+            found = self._read_manifest()
+            if found is not None:
                 known = self._snapshot.hashes if self._snapshot else {}
-                self._snapshot = ArchiveSnapshot(self._directory, Manifest.from_json(file.read()), known)
-                self._stamp = stamp
+                manifest = Manifest.from_json(found.data.decode())
+                self._snapshot, self._version = ArchiveSnapshot(self._folder, manifest, known), found.version
+                self._folder.forget_copies_except(manifest.names())
+            assert self._snapshot is not None
             return self._snapshot
+
+    def _read_manifest(self) -> Content | None:
+        """Return the manifest; None where it is the known one, or cannot be read now."""
+        if self._snapshot is not None and time.monotonic() < self._read_again_at_s:
+            return None
+        try:
+            return self._folder.read(MANIFEST, self._version)
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            if self._snapshot is None:
+                raise
+            logger.warning("reading the archive as it was: %s", exc)
+            self._read_again_at_s = time.monotonic() + PAUSE_AFTER_FAILURE_S
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +119,8 @@ class ArchivedLog:
 class ArchiveSnapshot:
     """The archive as one manifest describes it."""
 
-    def __init__(self, directory: Path, manifest: Manifest, known_hashes: Mapping[str, Hashes]) -> None:
-        self._directory = directory
+    def __init__(self, folder: Folder, manifest: Manifest, known_hashes: Mapping[str, Hashes]) -> None:
+        self._folder = folder
         self.manifest = manifest
         listed = {file.path for file in manifest.files}
         self.hashes: dict[str, Hashes] = {path: array for path, array in known_hashes.items() if path in listed}
@@ -94,13 +128,9 @@ class ArchiveSnapshot:
     def require(self, archive_id: str, partition: int, through: int) -> None:
         """Raise StorageUnavailable unless this is that archive and has the partition's entries up to `through`."""
         if archive_id != self.manifest.archive_id:
-            raise StorageUnavailable(
-                f"'{self._directory}' is not the archive of this log; see --archive-dir", "archive"
-            )
+            raise StorageUnavailable(f"'{self._folder}' is not the archive of this log; see --archive-dir", "archive")
         if self.manifest.seq(partition) < through:
-            raise StorageUnavailable(
-                f"'{self._directory}' is an older copy of the archive; see --archive-dir", "archive"
-            )
+            raise StorageUnavailable(f"'{self._folder}' is an older copy of the archive; see --archive-dir", "archive")
 
     def entries(
         self, tenant: str, user_id: str, *, after: int = 0, through: int = FOREVER, limit: int = FOREVER
@@ -160,9 +190,9 @@ class ArchiveSnapshot:
 
     def path(self, file: ArchiveFile) -> Path:
         """Return the path of the Parquet file."""
-        return self._directory / file.path
+        return self._folder.path(file.path, file.sha256)
 
     def _hashes(self, file: ArchiveFile) -> Hashes:
         if file.path not in self.hashes:
-            self.hashes[file.path] = read_hashes(self._directory / file.hashes_path)
+            self.hashes[file.path] = read_hashes(self._folder.path(file.hashes_path, file.hashes_sha256))
         return self.hashes[file.path]

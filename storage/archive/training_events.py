@@ -9,6 +9,7 @@ import polars as pl
 from storage.archive.item_counts import effective_events
 from storage.archive.manifest import ArchiveFile
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
+from storage.folders.folder import Folder
 
 COLUMNS = ("user_id", "item_id", "type", "timestamp_us", "value", "logged_ms")
 
@@ -19,9 +20,13 @@ class TrainingEvents:
     raises  StorageError  from every method, when the archive cannot be read
     """
 
-    def __init__(self, directory: Path, tenant: str) -> None:
-        self._reader = ArchiveReader(directory)
+    def __init__(self, folder: Path | Folder, tenant: str) -> None:
+        self._reader = ArchiveReader(folder)
         self._tenant = tenant
+
+    def exist(self) -> bool:
+        """Return whether there is an archive."""
+        return self._reader.finds_archive()
 
     def __len__(self) -> int:
         """Return the number of entries, which are a few more than the events that count."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
+import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from typing import IO
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -19,13 +18,16 @@ import numpy as np
 import polars as pl
 
 from storage.archive.hashes import Hashes, contains, hashes_of_digests, hashes_of_table, merge_hashes, read_hashes
-from storage.archive.manifest import COLUMNS, LOCK, MANIFEST, THROUGH, UNFINISHED, ArchiveFile, Manifest
+from storage.archive.manifest import COLUMNS, MANIFEST, THROUGH, ArchiveFile, Manifest
 from storage.errors import StorageUnavailable
+from storage.folders.folder import Folder, Overtaken, Version
+from storage.folders.place import as_folder
 from storage.state.event import LogRecord, digest
 from storage.state.record_encoding import to_row
 
 ROW_GROUP = 16_384  # rows; a look-up of one user reads one or two groups of each file that has the user
 MAX_FILE_ROWS = 10_000_000  # files are merged in memory
+DIGEST_DIGITS = 32  # of a file's hash, in its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +59,27 @@ class ErasureEntry:
 class ArchiveWriter:
     """The one writer of an archive. Make it with `open`, which takes the lock."""
 
-    def __init__(self, directory: Path, lock: IO[bytes]) -> None:
-        self._directory = directory
-        self._lock = lock
-        self.manifest = self._read_or_make()
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self.manifest, self._version = self._claim()
         self._remove_unlisted()
 
     @classmethod
     @contextmanager
-    def open(cls, directory: Path) -> Iterator[ArchiveWriter]:
+    def open(cls, folder: Path | Folder) -> Iterator[ArchiveWriter]:
         """Open the archive for writing, or make it, and remove what a killed writer has left unfinished.
 
         raises  StorageUnavailable  when another process writes it, or the directory cannot be used
                 StorageError        when a newer lisarec has written it
         """
+        folder = as_folder(folder)
         try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-            with (Path(directory) / LOCK).open("wb") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as exc:
-                    raise StorageUnavailable(f"another process is writing the archive '{directory}'") from exc
-                yield cls(Path(directory), lock)
+            with folder.writing():
+                yield cls(folder)
+        except Overtaken as exc:
+            raise StorageUnavailable(f"another process is writing the archive '{folder}'") from exc
         except (OSError, pl.exceptions.PolarsError) as exc:
-            raise StorageUnavailable(f"the archive '{directory}' cannot be written: {exc}") from exc
+            raise StorageUnavailable(f"the archive '{folder}' cannot be written: {exc}") from exc
 
     def commit(self, entries: Iterable[EventEntry | ErasureEntry], positions: Mapping[int, str]) -> None:
         """Add the entries and set the positions that they reach. Both are durable when this returns.
@@ -110,10 +109,9 @@ class ArchiveWriter:
         mine = [erased for erased in erasures if erased.tenant == file.tenant]
         if not mine:
             return [file]
-        hashes = read_hashes(self._directory / file.hashes_path)
-        if not np.any(contains(hashes, hashes_of_digests([erased.user for erased in mine]))):
+        if not np.any(contains(self._read_hashes(file), hashes_of_digests([erased.user for erased in mine]))):
             return [file]
-        return self._write_rest(file.tenant, file.day, pl.read_parquet(self._directory / file.path), mine)
+        return self._write_rest(file.tenant, file.day, self._read_table(file), mine)
 
     def _write_rest(
         self, tenant: str, day: str, table: pl.DataFrame, erasures: Sequence[ErasureEntry]
@@ -124,9 +122,7 @@ class ArchiveWriter:
 
     def note_through(self, time_s: float) -> None:
         """Note for other processes that everything logged before that moment is archived."""
-        path = self._directory / THROUGH
-        path.touch()
-        os.utime(path, (time_s, time_s))
+        self._folder.add(THROUGH, repr(time_s).encode())
 
     def compact(self, today: str) -> None:
         """Merge files of the same day, so that their number stays small; a day before `today` ends up as one file."""
@@ -152,8 +148,8 @@ class ArchiveWriter:
 
     def _merge(self, files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
         """Replace the files by one, and return the day's files."""
-        table = pl.concat([pl.read_parquet(self._directory / file.path) for file in files])
-        hashes = merge_hashes([read_hashes(self._directory / file.hashes_path) for file in files])
+        table = pl.concat([self._read_table(file) for file in files])
+        hashes = merge_hashes([self._read_hashes(file) for file in files])
         tenant, day = files[0].tenant, files[0].day
         merged = self._write(tenant, day, table, hashes)
         gone = {file.path for file in files}
@@ -161,58 +157,58 @@ class ArchiveWriter:
         self._replace(files=(*kept, merged))
         return [file for file in self.manifest.files if (file.tenant, file.day) == (tenant, day)]
 
+    def _read_table(self, file: ArchiveFile) -> pl.DataFrame:
+        return pl.read_parquet(self._folder.path(file.path, file.sha256))
+
+    def _read_hashes(self, file: ArchiveFile) -> Hashes:
+        return read_hashes(self._folder.path(file.hashes_path, file.hashes_sha256))
+
     def _write(self, tenant: str, day: str, table: pl.DataFrame, hashes: Hashes) -> ArchiveFile:
         """Write a file that does not count yet."""
-        path = f"tenant={quote(tenant, safe='')}/day={day}/{self.manifest.next_number:08}.parquet"
-        self.manifest = replace(self.manifest, next_number=self.manifest.next_number + 1)
-        file = ArchiveFile(path, tenant, day, len(table))
+        packed, packed_hashes = BytesIO(), BytesIO()
         table = table.sort("user_id", "seq")
-        self._make_folder((self._directory / path).parent)
-        _write_durably(
-            self._directory / path,
-            lambda out: table.write_parquet(out, compression="zstd", statistics=True, row_group_size=ROW_GROUP),
-        )
-        _write_durably(self._directory / file.hashes_path, lambda out: np.save(out, hashes, allow_pickle=False))
+        table.write_parquet(packed, compression="zstd", statistics=True, row_group_size=ROW_GROUP)
+        np.save(packed_hashes, hashes, allow_pickle=False)
+        name = f"{self.manifest.next_number:08}-{_digest(packed)}-{_digest(packed_hashes)}"
+        self.manifest = replace(self.manifest, next_number=self.manifest.next_number + 1)
+        file = ArchiveFile(f"tenant={quote(tenant, safe='')}/day={day}/{name}.parquet", tenant, day, len(table))
+        self._folder.add(file.path, packed.getbuffer())
+        self._folder.add(file.hashes_path, packed_hashes.getbuffer())
         return file
-
-    def _make_folder(self, folder: Path) -> None:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            for parent in (folder.parent, folder.parent.parent):
-                _sync(parent)
 
     def _replace(self, **changes: object) -> None:
         """Commit another manifest, and remove the files that it no longer names."""
-        old = self.manifest.files
+        old = self.manifest.names()
         self.manifest = replace(self.manifest, **changes)  # type: ignore[arg-type]
-        self._save()
-        for file in set(old) - set(self.manifest.files):
-            self._remove(file)
+        self._version = self._save(self.manifest, self._version)
+        for name in old - self.manifest.names():
+            self._folder.remove(name)
 
-    def _save(self) -> None:
-        text = self.manifest.to_json().encode()
-        _write_durably(self._directory / MANIFEST, lambda out: out.write(text))
+    def _save(self, manifest: Manifest, version: Version | None) -> Version:
+        return self._folder.replace(MANIFEST, manifest.to_json().encode(), version)
 
-    def _remove(self, file: ArchiveFile) -> None:
-        path = self._directory / file.path
-        path.unlink(missing_ok=True)
-        (self._directory / file.hashes_path).unlink(missing_ok=True)
-        with suppress(OSError):  # not empty
-            path.parent.rmdir()
-
-    def _read_or_make(self) -> Manifest:
-        path = self._directory / MANIFEST
-        if path.exists():
-            return Manifest.from_json(path.read_text(encoding="utf-8"))
-        self.manifest = Manifest(uuid4().hex, {}, 1, ())
-        self._save()
-        return self.manifest
+    def _claim(self) -> tuple[Manifest, Version]:
+        """Make this the archive's writer; whoever was it before can commit nothing more."""
+        try:
+            found = self._folder.read(MANIFEST)
+        except FileNotFoundError:
+            found = None
+        writer = uuid4().hex
+        if found is None:
+            manifest = Manifest(uuid4().hex, {}, 1, (), writer)
+            return manifest, self._save(manifest, None)
+        manifest = replace(Manifest.from_json(found.data.decode()), writer=writer)
+        return manifest, self._save(manifest, found.version)
 
     def _remove_unlisted(self) -> None:
-        listed = {name for file in self.manifest.files for name in (file.path, file.hashes_path)}
-        for path in [*self._directory.glob("tenant=*/day=*/*"), *self._directory.glob(f"*{UNFINISHED}")]:
-            if str(path.relative_to(self._directory)) not in listed:
-                path.unlink()
+        listed = self.manifest.names()
+        for name in self._folder.names():
+            if name.startswith("tenant=") and name not in listed:
+                self._folder.remove(name)
+
+
+def _digest(file: BytesIO) -> str:
+    return hashlib.sha256(file.getbuffer()).hexdigest()[:DIGEST_DIGITS]
 
 
 def _table(logged: Sequence[EventEntry]) -> pl.DataFrame:
@@ -239,22 +235,3 @@ def _to_merge(files: Sequence[ArchiveFile], *, is_over: bool) -> Sequence[Archiv
         merged.insert(0, file)
         rows += file.rows
     return merged
-
-
-def _write_durably(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file that appears on disk with all of its content, or not at all."""
-    unfinished = path.with_name(path.name + UNFINISHED)
-    with unfinished.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(path)
-    _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ from typing_extensions import override
 from storage.archive.async_reader import TIMEOUT_S as ARCHIVE_TIMEOUT_S
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
+from storage.folders.folder import Folder
 from storage.protocol import GenerationRegistry, UserStore
 from storage.records import (
     MAIN_TENANT,
@@ -111,7 +112,7 @@ class RedisStore(UserStore):
         tenant: str = MAIN_TENANT,
         prefix: str = "lisarec",
         partitions: int = PARTITIONS,
-        archive_dir: Path | None = None,
+        archive_dir: Path | Folder | None = None,
         options: RedisOptions = DEFAULT_OPTIONS,
     ) -> "RedisStore":
         """Open the store at a redis://, rediss:// (TLS) or unix:// URL with the user, password and database in it.

@@ -17,6 +17,7 @@ import asyncio
 import json
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,7 +44,6 @@ from model.lisa.item_followers import DEFAULT_LIFT_STRENGTH, LIFT_STRENGTHS
 from model.metrics import difference, difference_interval_95, metrics
 from model.training.loop import CHECKPOINT, LAST_CHECKPOINT
 from model.training.train import train
-from storage.archive.manifest import MANIFEST as ARCHIVE
 from storage.archive.training_events import TrainingEvents
 from storage.records import KnownGeneration
 
@@ -91,14 +91,14 @@ class RetrainingRound:
     """One round, new or continued after an interruption."""
 
     def __init__(self, settings: StoreSettings, plan: RetrainingPlan, console: Console) -> None:
-        if settings.archive_dir is None:
+        if settings.archive is None:
             raise ValueError("give the archive with --archive-dir DIR, or LISAREC_ARCHIVE_DIR in the environment")
         self._settings = settings
         self._plan = plan
         self._console = console
         self._folder = settings.models_folder
         self._work = self._folder / WORK
-        self._archive_dir = settings.archive_dir
+        self._archive = settings.archive
         self._begin_s = time.monotonic()
 
     def run(self) -> RoundOutcome:
@@ -164,8 +164,8 @@ class RetrainingRound:
     def _prepare(self, served: Artifact | None) -> RoundOutcome | None:
         """Write the data of a round from the archive, and return None; or return what the round has to wait for."""
         self._clear()
-        archived = TrainingEvents(self._archive_dir, self._settings.tenant)
-        entries = len(archived) if (self._archive_dir / ARCHIVE).exists() else 0
+        archived = TrainingEvents(self._archive, self._settings.tenant)
+        entries = len(archived) if archived.exist() else 0
         if entries < self._plan.min_events:
             reason = f"{entries:,} events are archived, {self._plan.min_events:,} are needed to begin with"
             return self._outcome("waiting", reason, served, events=entries)
@@ -192,8 +192,8 @@ class RetrainingRound:
         table = events.select("user_id", "item_id", "type", "value", timestamp=pl.col("timestamp_us") / 1e6)
         table.write_parquet(directory / "interactions.parquet")
         for suffix in SUFFIXES:
-            if (self._archive_dir / f"items{suffix}").is_file():
-                shutil.copy(self._archive_dir / f"items{suffix}", directory)
+            with suppress(FileNotFoundError):
+                shutil.copy(self._archive.path(f"items{suffix}"), directory / f"items{suffix}")
 
     def _hold_out(self, served: Artifact | None) -> tuple[pl.DataFrame, HoldoutComparison]:
         return split_for_comparison(

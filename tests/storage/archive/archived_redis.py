@@ -15,6 +15,8 @@ import polars as pl
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import TurnCounts, archive_log
 from storage.archiver.redis_source import RedisSource
+from storage.folders.folder import Folder
+from storage.folders.place import as_folder
 from storage.redis.layout import Keyspace
 from storage.redis.store import RedisStore
 from tests.storage.contract.stores import FEW_PARTITIONS
@@ -26,7 +28,7 @@ NOW_MS = 1_700_000_000_000
 
 
 @asynccontextmanager
-async def opened(server: RedisServer, archive_dir: Path | None, **options: Any) -> AsyncIterator[RedisStore]:
+async def opened(server: RedisServer, archive_dir: Path | Folder | None, **options: Any) -> AsyncIterator[RedisStore]:
     store = await RedisStore.open(
         server.url, [GENERATION], partitions=FEW_PARTITIONS, archive_dir=archive_dir, **options
     )
@@ -36,13 +38,13 @@ async def opened(server: RedisServer, archive_dir: Path | None, **options: Any) 
         await store.close()
 
 
-def turn(server: RedisServer, directory: Path, *, keep_tail_s: float = 0, **options: Any) -> TurnCounts:
+def turn(server: RedisServer, directory: Path | Folder, *, keep_tail_s: float = 0, **options: Any) -> TurnCounts:
     now = options.pop("now", datetime.now(UTC) + timedelta(seconds=1))
     with RedisSource.open(server.url) as log, ArchiveWriter.open(directory) as writer:
         return archive_log(log, writer, now, keep_tail_s=keep_tail_s, **{"keep_days": None} | options)
 
 
-def move_all(server: RedisServer, directory: Path, tail: str = "the last entry stays") -> None:
+def move_all(server: RedisServer, directory: Path | Folder, tail: str = "the last entry stays") -> None:
     """Archive and trim everything; further events of other users take the place of what has to stay."""
 
     async def fill() -> None:
@@ -69,10 +71,10 @@ def in_stream(server: RedisServer, partition: int) -> tuple[list[int], int]:
     return [int(entry_id.split(b"-")[0]) for entry_id, _ in entries], int(last or 0)
 
 
-def assert_nothing_is_missing_or_twice(server: RedisServer, directory: Path) -> None:
+def assert_nothing_is_missing_or_twice(server: RedisServer, directory: Path | Folder) -> None:
     """Of each partition, the archive and the stream have every entry; the stream all that the archive has not."""
     with ArchiveWriter.open(directory) as writer:
-        tables = [pl.read_parquet(directory / file.path) for file in writer.manifest.files]
+        tables = [pl.read_parquet(as_folder(directory).path(file.path, file.sha256)) for file in writer.manifest.files]
         taken = pl.concat(tables) if tables else pl.DataFrame({"partition": [], "seq": []})
         for partition in range(FEW_PARTITIONS):
             archived = sorted(taken.filter(partition=partition)["seq"].to_list())

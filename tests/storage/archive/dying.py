@@ -1,4 +1,4 @@
-"""A process that dies before a call of choice, of those that change the disk or that Redis is sent."""
+"""A process that dies before a call of choice, of those that change the disk or a bucket, or that Redis is sent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import obstore
 import polars as pl
 import pytest
 import redis
@@ -19,6 +20,7 @@ CALLS = [
     (np, "save"),
     (pl.DataFrame, "write_parquet"),
     (redis.Redis, "execute_command"),
+    *((obstore, name) for name in ("put", "delete")),
 ]
 
 

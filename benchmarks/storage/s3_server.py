@@ -1,0 +1,127 @@
+"""An S3 server in a process of its own: moto's, made to keep two of S3's promises that it breaks.
+
+A put is atomic together with its condition, and one whose body does not arrive whole leaves nothing.
+
+    python -m benchmarks.storage.s3_server PORT
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+BUCKET = "lisarec"
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 60.0
+
+StartResponse = Callable[..., Any]
+
+
+class AtomicPuts:
+    """Passes requests on to moto's application, those that change something one after the other."""
+
+    def __init__(self, app: Callable[[dict[str, Any], StartResponse], Iterable[bytes]]) -> None:
+        self._app = app
+        self._changing = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Answer a request, as WSGI has it."""
+        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
+            return self._app(environ, start_response)
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(length) if length else b""
+        if len(body) < length:
+            status = HTTPStatus.BAD_REQUEST
+            start_response(f"{status.value} {status.phrase}", [("Content-Length", "0")])
+            return []
+        with self._changing:
+            return list(self._app({**environ, "wsgi.input": BytesIO(body)}, start_response))
+
+
+def serve(port: int) -> None:
+    """Serve until killed."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Handler(WSGIRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_request(self, *_: object) -> None:
+            """Say nothing of requests."""
+
+    app = AtomicPuts(DomainDispatcherApplication(create_backend_app, service="s3"))
+    make_server("127.0.0.1", port, app, threaded=True, request_handler=Handler).serve_forever()
+
+
+class S3Server:
+    """A running server with an empty bucket.
+
+    environment  by which programs find it, and by which they log in
+    """
+
+    def __init__(self) -> None:
+        port = free_port()
+        self.address = f"http://127.0.0.1:{port}"
+        self.environment = environment_for(self.address)
+        command = [sys.executable, "-m", "benchmarks.storage.s3_server", str(port)]
+        self._process = subprocess.Popen(command, cwd=ROOT)
+        give_up_at_s = time.monotonic() + START_TIMEOUT_S
+        while not self._makes_bucket():
+            if self._process.poll() is not None or time.monotonic() > give_up_at_s:
+                raise RuntimeError("moto's server does not start")
+            time.sleep(0.05)
+
+    def _makes_bucket(self) -> bool:
+        try:
+            return httpx.put(f"{self.address}/{BUCKET}", timeout=5.0).is_success
+        except httpx.TransportError:
+            return False
+
+    def url(self, prefix: str) -> str:
+        """Return the URL of a prefix in the bucket."""
+        return f"s3://{BUCKET}/{prefix}"
+
+    def freeze(self) -> None:
+        """Answer nothing from now on, while connections are still accepted."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End the server, and with it all that it keeps."""
+        self._process.kill()
+        self._process.wait()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment_for(address: str) -> dict[str, str]:
+    """Return the environment in which programs find the server at that address."""
+    return {
+        "AWS_ENDPOINT_URL": address,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "lisarec",
+        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+    }
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

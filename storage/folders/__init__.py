@@ -1,0 +1,1 @@
+"""Folders of files: directories of this machine, and prefixes of a bucket."""

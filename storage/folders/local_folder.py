@@ -1,0 +1,108 @@
+"""A directory of this machine, or of a file system that it has mounted."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from typing_extensions import override
+
+from storage.folders.folder import Content, Folder, Overtaken, Version
+
+LOCK = "archive.lock"
+UNFINISHED = ".unfinished"
+
+
+class LocalFolder(Folder):
+    """A directory. Files appear by rename, and are replaced by one process at a time, which holds the lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = Path(directory)
+
+    def __str__(self) -> str:
+        return str(self._directory)
+
+    @override
+    def names(self) -> Iterator[str]:
+        for path in self._directory.rglob("*"):
+            if path.is_file():
+                yield path.relative_to(self._directory).as_posix()
+
+    @override
+    def read(self, name: str, known: Version | None = None) -> Content | None:
+        with (self._directory / name).open("rb") as file:
+            found = os.fstat(file.fileno())
+            version = _version(found)
+            return None if version == known else Content(file.read(), version, found.st_mtime)
+
+    @override
+    def add(self, name: str, data: bytes | memoryview) -> None:
+        """Write a file that appears on disk with all of its content, or not at all."""
+        path = self._directory / name
+        self._make_folder(path.parent)
+        unfinished = path.with_name(path.name + UNFINISHED)
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+        _sync(path.parent)
+
+    @override
+    def replace(self, name: str, data: bytes, version: Version | None) -> Version:
+        path = self._directory / name
+        if version != (_version(path.stat()) if path.exists() else None):
+            raise Overtaken(f"another process has replaced '{path}'")
+        self.add(name, data)
+        return _version(path.stat())
+
+    @override
+    def remove(self, name: str) -> None:
+        path = self._directory / name
+        path.unlink(missing_ok=True)
+        if path.parent != self._directory:
+            with suppress(OSError):  # not empty
+                path.parent.rmdir()
+
+    @override
+    def path(self, name: str, sha256: str | None = None) -> Path:
+        return self._directory / name
+
+    @override
+    def forget_copies_except(self, names: Collection[str]) -> None:
+        pass  # there are none
+
+    @override
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / LOCK).open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise Overtaken(f"another process holds '{lock.name}'") from exc
+            for path in self._directory.glob(f"*{UNFINISHED}"):
+                path.unlink()
+            yield
+
+    def _make_folder(self, folder: Path) -> None:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            while folder != self._directory:
+                folder = folder.parent
+                _sync(folder)
+
+
+def _version(found: os.stat_result) -> Version:
+    return str(found.st_ino), f"{found.st_mtime_ns}-{found.st_size}"
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

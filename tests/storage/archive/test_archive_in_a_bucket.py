@@ -1,0 +1,203 @@
+"""An archive at s3://: each event once, whoever is killed, whoever writes at the same time, and whatever is away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from benchmarks.storage.s3_server import S3Server
+from storage.archive.reader import ArchiveReader
+from storage.archive.writer import ArchiveWriter
+from storage.errors import StorageUnavailable
+from storage.folders.object_folder import ObjectFolder
+from storage.state.event import Event
+from tests.storage.archive.archived_redis import (
+    NOW_MS,
+    assert_nothing_is_missing_or_twice,
+    move_all,
+    opened,
+    turn,
+    uuid7,
+)
+from tests.storage.archive.dying import Died, dying_at
+from tests.storage.archive.test_archive import place, seqs, some
+from tests.storage.archive.test_archiver_kills import kill_at_work
+from tests.storage.oracles.random_events import click
+from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, ids
+from tests.waiting import until
+
+
+@pytest.fixture
+def bucket(s3: Callable[[], str], tmp_path: Path) -> ObjectFolder:
+    return ObjectFolder(s3(), tmp_path / "cache")
+
+
+class TestWriters:
+    def test_of_two_writers_the_earlier_one_commits_nothing_more(self, bucket: ObjectFolder) -> None:
+        def overtaken() -> None:
+            with ArchiveWriter.open(bucket) as earlier:
+                earlier.commit(some(1, 3), place(3))
+                with ArchiveWriter.open(bucket) as later:
+                    later.commit(some(4, 5), place(5))
+                    earlier.commit(some(4, 9), place(9))
+
+        with pytest.raises(StorageUnavailable, match="another process is writing"):
+            overtaken()
+        archive = ArchiveReader(bucket)
+        assert seqs(archive) == [1, 2, 3, 4, 5]
+        with ArchiveWriter.open(bucket) as next_one:
+            next_one.commit(some(6, 7), place(7))
+            names = {name for name in bucket.names() if name.startswith("tenant=")}
+            assert names == next_one.manifest.names()  # what the earlier one had written is gone
+        assert seqs(archive) == [1, 2, 3, 4, 5, 6, 7]
+
+    def test_readers_follow_merges_and_keep_no_copies_of_what_is_gone(
+        self, bucket: ObjectFolder, tmp_path: Path
+    ) -> None:
+        archive = ArchiveReader(bucket)
+        with ArchiveWriter.open(bucket) as writer:
+            for seq in range(1, 8):
+                writer.commit(some(seq, seq), place(seq))
+                assert seqs(archive) == list(range(1, seq + 1))
+            writer.compact("9999-12-31")
+        assert seqs(archive) == list(range(1, 8))
+        copies = [path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+        assert sorted(copies) == [".npy", ".parquet"]
+
+    def test_a_reader_goes_on_with_what_it_knows_while_the_store_is_away(
+        self, own_s3: S3Server, tmp_path: Path
+    ) -> None:
+        bucket = ObjectFolder(own_s3.url("archive"), tmp_path)
+        archive, other = ArchiveReader(bucket), ArchiveReader(ObjectFolder(own_s3.url("archive"), tmp_path / "other"))
+        with ArchiveWriter.open(bucket) as writer:
+            writer.commit(some(1, 3), place(3))
+        assert seqs(archive) == [1, 2, 3]
+        own_s3.freeze()
+        assert seqs(archive) == [1, 2, 3]
+        with pytest.raises(StorageUnavailable, match="cannot be read"):
+            seqs(other)
+        with pytest.raises(StorageUnavailable, match="cannot be written"), ArchiveWriter.open(bucket):
+            pass
+        own_s3.thaw()
+        assert seqs(other) == [1, 2, 3]
+
+
+class TestArchiver:
+    def test_whoever_dies_before_any_change_of_bucket_or_redis_leaves_both_right(
+        self, any_server: RedisServer, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def append(number: int) -> None:
+            async with opened(any_server, bucket) as store:
+                await store.append("main", [click(f"{number}-{n}", f"user{n}") for n in range(3)])
+
+        count = 0
+        while True:
+            asyncio.run(append(count))
+            with suppress(Died), dying_at(monkeypatch, count):
+                turn(any_server, bucket)
+                break
+            count += 1
+            assert_nothing_is_missing_or_twice(any_server, bucket)
+        assert count > 20
+        turn(any_server, bucket)
+        assert_nothing_is_missing_or_twice(any_server, bucket)
+
+        async def read() -> None:
+            async with opened(any_server, bucket) as store:
+                for n in range(3):
+                    assert await ids(store, f"user{n}") == [f"{number}-{n}" for number in range(count + 1)]
+                    await assert_state_is_fold_of_log(store, f"user{n}")
+
+        asyncio.run(read())
+
+    def test_archivers_killed_at_any_time_take_every_event_once(
+        self, any_server: RedisServer, s3: Callable[[], str], tmp_path: Path
+    ) -> None:
+        """kill -9 at random moments, while events come in, are resent, and are read by a service."""
+        url, rng, stopping = s3(), random.Random(7), threading.Event()
+        bucket = ObjectFolder(url, tmp_path / "cache")
+        acknowledged: list[Event] = []
+        counted = 0
+
+        async def keep_appending() -> None:
+            nonlocal counted
+            async with opened(any_server, bucket) as store:
+                while not stopping.is_set():
+                    numbers = range(len(acknowledged), len(acknowledged) + 5)
+                    batch = [click(f"e{n}" if n % 2 else uuid7(NOW_MS + n, n), f"user{n % 9}", n % 12) for n in numbers]
+                    resent = rng.sample(acknowledged, min(len(acknowledged), 2))
+                    answers = await store.append("main", batch + resent)
+                    counted += sum(not answer.duplicate for answer in answers)
+                    acknowledged.extend(batch)
+
+        appending = threading.Thread(target=asyncio.run, args=(keep_appending(),))
+        appending.start()
+        command = [sys.executable, "-m", "app", "archive", "--redis-url", any_server.url, "--archive-dir", url]
+        try:
+            for _ in range(8):
+                kill_at_work([*command, "--every", "0", "--keep-tail", "0"], rng.uniform(0, 0.4))
+                assert_nothing_is_missing_or_twice(any_server, bucket)
+        finally:
+            stopping.set()
+            appending.join()
+        assert counted == len(acknowledged) == len({event.event_id for event in acknowledged})
+        turn(any_server, bucket)
+        assert_nothing_is_missing_or_twice(any_server, bucket)
+
+        async def read() -> None:
+            async with opened(any_server, bucket) as store:
+                for user_id in {event.user_id for event in acknowledged}:
+                    mine = [event.event_id for event in acknowledged if event.user_id == user_id]
+                    assert await ids(store, user_id) == mine
+                    await assert_state_is_fold_of_log(store, user_id)
+
+        asyncio.run(read())
+
+    def test_while_the_store_is_away_events_are_taken_and_archived_afterwards(
+        self, any_server: RedisServer, own_s3: S3Server, tmp_path: Path
+    ) -> None:
+        bucket = ObjectFolder(own_s3.url("archive"), tmp_path)
+        old = uuid7(NOW_MS)
+
+        async def append(*event_ids: str) -> list[bool]:
+            async with opened(any_server, bucket) as store:
+                return [answer.duplicate for answer in await store.append("main", [*map(click, event_ids)])]
+
+        asyncio.run(append(old, *(uuid7(NOW_MS, number) for number in range(1, 25))))
+        move_all(any_server, bucket)
+
+        async def law() -> None:
+            async with opened(any_server, bucket) as store:
+                (answer,) = await store.append("main", [click(old)])  # the archive alone can tell
+                assert answer.duplicate
+                own_s3.freeze()
+                begin_s = time.monotonic()
+                answers = await store.append("main", [click(uuid7(NOW_MS + 60_000)), click("e", "new user")])
+                assert not any(answer.duplicate for answer in answers)
+                assert None not in await store.states("main", ["u", "new user"], GENERATION)
+                assert time.monotonic() - begin_s < 1.0  # nobody asked the store
+                (answer,) = await store.append("main", [click(old)])  # by the copies
+                assert answer.duplicate
+                with pytest.raises(StorageUnavailable, match="cannot be written"):
+                    await asyncio.to_thread(turn, any_server, bucket)
+                own_s3.thaw()
+                await until(lambda: asyncio.to_thread(archives, any_server, bucket))
+
+        asyncio.run(law())
+        assert_nothing_is_missing_or_twice(any_server, bucket)
+
+
+def archives(server: RedisServer, bucket: ObjectFolder) -> bool:
+    with suppress(StorageUnavailable):
+        turn(server, bucket)
+        return True
+    return False

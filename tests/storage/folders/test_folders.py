@@ -1,0 +1,217 @@
+"""What every folder promises, and what a bucket promises on top: no half files, no lost updates, verified copies."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import obstore
+import pytest
+
+from benchmarks.storage.s3_server import BUCKET, S3Server
+from storage.folders.folder import Folder, Overtaken
+from storage.folders.local_folder import LocalFolder
+from storage.folders.object_folder import ABANDONED_AFTER_S, UNFINISHED, ObjectFolder
+from storage.folders.place import ObjectUrl, open_folder, parse_place
+
+NAMES = ("archive.json", "tenant=..%2Fx/day=2026-11-21/00000001-ab-cd.parquet", "tenant=ten%20ant/ä~.npy")
+KINDS = ("directory", "s3")
+LONG = bytes(range(256)) * 80_000  # several parts of an upload
+
+
+@pytest.fixture(params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    if request.param == "directory":
+        return LocalFolder(tmp_path / "folder")
+    return ObjectFolder(request.getfixturevalue("s3")(), tmp_path / "cache")
+
+
+@pytest.fixture
+def bucket(s3: Callable[[], str], tmp_path: Path) -> ObjectFolder:
+    return ObjectFolder(s3(), tmp_path / "cache")
+
+
+def data(folder: Folder, name: str) -> bytes:
+    found = folder.read(name)
+    assert found is not None
+    return found.data
+
+
+class TestFolder:
+    def test_files_come_back_under_their_names_until_they_are_removed(self, folder: Folder) -> None:
+        assert list(folder.names()) == []
+        for name in NAMES:
+            folder.add(name, memoryview(name.encode()))
+        for name in NAMES:
+            folder.add(name, name.encode() * 2)
+        assert sorted(folder.names()) == sorted(NAMES)
+        for name in NAMES:
+            assert data(folder, name) == folder.path(name).read_bytes() == name.encode() * 2
+            folder.remove(name)
+            folder.remove(name)
+            with pytest.raises(FileNotFoundError):
+                folder.read(name)
+            with pytest.raises(FileNotFoundError):
+                folder.path(name).read_bytes()
+        assert list(folder.names()) == []
+
+    def test_a_known_version_is_not_read_again(self, folder: Folder) -> None:
+        folder.add("a", b"1")
+        found = folder.read("a")
+        assert found is not None
+        assert folder.read("a", found.version) is None
+        folder.add("a", b"2")
+        assert data(folder, "a") == b"2" != found.data
+        newer = folder.read("a", found.version)
+        assert newer is not None
+        assert newer.version != found.version
+
+    def test_only_the_version_that_was_read_is_replaced(self, folder: Folder) -> None:
+        with folder.writing():
+            first = folder.replace("a", b"1", None)
+            with pytest.raises(Overtaken):
+                folder.replace("a", b"another", None)
+            second = folder.replace("a", b"2", first)
+            with pytest.raises(Overtaken):
+                folder.replace("a", b"another", first)
+            assert data(folder, "a") == b"2"
+            assert folder.read("a", second) is None
+
+    def test_long_files_are_whole(self, folder: Folder) -> None:
+        folder.add("long", LONG)
+        assert folder.path("long", hashlib.sha256(LONG).hexdigest()[:32]).read_bytes() == LONG
+
+
+class TestBucket:
+    def test_of_many_who_replace_at_once_nobody_loses_an_update(self, bucket: ObjectFolder) -> None:
+        """Everybody adds his own lines to one object, and tries again when another one was faster."""
+        bucket.add("lines", b"")
+
+        def add_lines(number: int) -> None:
+            for line in range(5):
+                while True:
+                    found = bucket.read("lines")
+                    assert found is not None
+                    try:
+                        bucket.replace("lines", found.data + f"{number}-{line}\n".encode(), found.version)
+                        break
+                    except Overtaken:
+                        continue
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(add_lines, range(4)))
+        lines = data(bucket, "lines").decode().split()
+        assert sorted(lines) == [f"{number}-{line}" for number in range(4) for line in range(5)]
+
+    def test_of_many_who_create_one_wins(self, bucket: ObjectFolder) -> None:
+        def create(number: int) -> bool:
+            try:
+                bucket.replace("one", str(number).encode(), None)
+            except Overtaken:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as threads:
+            won = list(threads.map(create, range(8)))
+        assert sum(won) == 1
+        assert data(bucket, "one") == str(won.index(True)).encode()
+
+    def test_a_put_whose_answer_was_lost_has_happened(
+        self, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The client sends it again, and the second one finds another version than it expects: its own."""
+        version, put = bucket.replace("a", b"1", None), obstore.put
+
+        def put_twice(*args: object, **options: object) -> object:
+            put(*args, **options)  # type: ignore[arg-type]
+            return put(*args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(obstore, "put", put_twice)
+        version = bucket.replace("a", b"2", version)
+        monkeypatch.undo()
+        assert bucket.read("a", version) is None
+
+    def test_half_an_upload_is_never_read(self, bucket: ObjectFolder, s3: Callable[[], str]) -> None:
+        address = urlsplit(os.environ["AWS_ENDPOINT_URL"])
+        bucket.add("old", b"whole")
+        for name in ("old", "new"):
+            path = f"/{BUCKET}/{str(bucket).removeprefix(f's3://{BUCKET}/')}/{name}"
+            with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
+                head = f"PUT {path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: 100\r\n\r\n"
+                connection.sendall(head.encode() + b"half")
+        bucket.add("after", b"")
+        assert data(bucket, "old") == b"whole"
+        assert sorted(bucket.names()) == ["after", "old"]
+
+    def test_a_copy_of_other_bytes_is_refused_and_not_kept(self, bucket: ObjectFolder, tmp_path: Path) -> None:
+        bucket.add("a", b"forged")
+        digest = hashlib.sha256(b"written").hexdigest()[:32]
+        with pytest.raises(OSError, match="has not arrived as it was written"):
+            bucket.path("a", digest)
+        assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+        bucket.add("a", b"written")
+        assert bucket.path("a", digest).read_bytes() == b"written"
+
+    def test_a_copy_is_used_without_the_store(self, own_s3: S3Server, tmp_path: Path) -> None:
+        bucket = ObjectFolder(own_s3.url("x"), tmp_path)
+        digest = hashlib.sha256(b"1").hexdigest()[:32]
+        bucket.add("a", b"1")
+        bucket.path("a", digest)
+        own_s3.freeze()
+        begin_s = time.monotonic()
+        with pytest.raises(OSError, match="failed"):
+            bucket.read("a")
+        assert time.monotonic() - begin_s < 4.5  # what a request may wait for the archive is 5 s
+        assert bucket.path("a", digest).read_bytes() == b"1"
+        own_s3.thaw()
+        assert data(bucket, "a") == b"1"
+
+    def test_a_file_of_unknown_hash_is_copied_anew_when_it_changes(self, bucket: ObjectFolder) -> None:
+        for content in (b"1", b"2"):
+            bucket.add("a", content)
+            assert bucket.path("a").read_bytes() == content
+
+    def test_other_copies_are_forgotten_and_downloads_that_nobody_ends(
+        self, bucket: ObjectFolder, tmp_path: Path
+    ) -> None:
+        digest = hashlib.sha256(b"x").hexdigest()
+        copies = {}
+        for name in ("day=1/a", "day=1/b", "c"):
+            bucket.add(name, b"x")
+            copies[name] = [bucket.path(name, digest), bucket.path(name)]
+        (cache,) = (tmp_path / "cache").iterdir()
+        old, young = cache / UNFINISHED / "old", cache / UNFINISHED / "young"
+        for path in (old, young):
+            path.write_bytes(b"")
+        os.utime(old, (0, time.time() - ABANDONED_AFTER_S - 1))
+        bucket.forget_copies_except({"day=1/a"})
+        kept = [path for path in cache.rglob("*") if path.is_file()]
+        assert sorted(kept) == sorted([*copies["day=1/a"], young])
+
+
+class TestPlace:
+    def test_paths_and_urls_are_told_apart(self, tmp_path: Path) -> None:
+        assert parse_place("archive/of s3") == Path("archive/of s3")
+        for url in ("s3://bucket/some/prefix", "gs://bucket/p", "az://container/p"):
+            place = parse_place(f"{url}/")
+            assert place == ObjectUrl(url)
+            assert str(place) == url
+            assert str(place / "x") == f"{url}/x"
+            assert (place / "x").parent == place
+            assert place.name == url.rpartition("/")[2]
+        assert isinstance(open_folder(parse_place("x"), tmp_path), LocalFolder)
+        assert str(open_folder(parse_place("s3://b/x"), tmp_path)) == "s3://b/x"
+
+    @pytest.mark.parametrize(
+        "url", ["http://host/x", "s3:///x", "s3://key:secret@bucket/x", "s3://bucket/x?token=secret", "s3://b/x#y"]
+    )
+    def test_other_urls_are_refused_and_show_no_secret(self, url: str) -> None:
+        with pytest.raises(ValueError, match="://") as refused:
+            parse_place(url)
+        assert "secret" not in str(refused.value)
