@@ -118,19 +118,19 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], str]:
     """URLs of empty prefixes on a server for everybody, which this process and those that it starts find."""
     server = running_s3()
-    for name, value in server.environment.items():
+    for name, value in {**server.environment, "LISAREC_CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     return lambda: server.url(uuid4().hex)
 
 
 @pytest.fixture
-def own_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+def own_s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
     """A server to freeze."""
     server = S3Server()
-    for name, value in server.environment.items():
+    for name, value in {**server.environment, "LISAREC_CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     yield server
     server.stop()

@@ -44,6 +44,7 @@ from benchmarks.harness.topology import redis_server
 from model.data.readers import read_interactions
 from model.metrics import metrics
 from storage.archive.manifest import archived_through_s
+from storage.folders.local_folder import LocalFolder
 
 BATCH = 500
 START_WITHIN_S = 120.0
@@ -242,7 +243,7 @@ class RetrainingLoop:
             posted_by_s = time.time()
 
             async def is_archived() -> bool:
-                return (archived_through_s(self._archive) or 0.0) > posted_by_s
+                return (archived_through_s(LocalFolder(self._archive)) or 0.0) > posted_by_s
 
             await self._until(is_archived, START_WITHIN_S)
         else:

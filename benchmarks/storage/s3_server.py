@@ -51,7 +51,7 @@ class AtomicPuts:
 
 def serve(port: int) -> None:
     """Serve until killed."""
-    from moto.server import DomainDispatcherApplication, create_backend_app
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Handler(WSGIRequestHandler):
@@ -60,7 +60,7 @@ def serve(port: int) -> None:
         def log_request(self, *_: object) -> None:
             """Say nothing of requests."""
 
-    app = AtomicPuts(DomainDispatcherApplication(create_backend_app, service="s3"))
+    app = AtomicPuts(DomainDispatcherApplication(create_backend_app))
     make_server("127.0.0.1", port, app, threaded=True, request_handler=Handler).serve_forever()
 
 

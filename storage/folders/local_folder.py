@@ -27,7 +27,7 @@ class LocalFolder(Folder):
 
     @override
     def names(self) -> Iterator[str]:
-        for path in self._directory.rglob("*"):
+        for path in [*self._directory.rglob("*")]:  # who asks may remove them meanwhile
             if path.is_file():
                 yield path.relative_to(self._directory).as_posix()
 

@@ -51,10 +51,10 @@ def merge(client: Client, user_id: str, visitor: object) -> Any:
 
 def turn(client: Client) -> int:
     """Archive all there is and trim it."""
-    url, directory = client.settings.redis_url, client.settings.archive_dir
-    assert directory is not None
+    url, archive = client.settings.redis_url, client.settings.archive
+    assert archive is not None
     opened = SQLiteSource.open(client.settings.data_dir) if url is None else RedisSource.open(url)
-    with opened as log, ArchiveWriter.open(directory) as writer:
+    with opened as log, ArchiveWriter.open(archive) as writer:
         return archive_log(
             log, writer, datetime.now(UTC) + timedelta(seconds=1), keep_tail_s=0, keep_days=None
         ).archived
@@ -191,8 +191,9 @@ def test_archived_events_are_undone_and_merged_and_training_sees_what_counts(any
         assert post(any_client, "visitor", 4, 5)["duplicates"] == 2
         assert not undo(any_client, "ada", "e2").json()["changed"]
         turn(any_client)
-    assert any_client.settings.archive_dir is not None
-    found = read_interactions(any_client.settings.archive_dir)
+    directory = any_client.settings.archive_dir
+    assert isinstance(directory, Path)
+    found = read_interactions(directory)
     rows = {
         user_id: [found.item_ids[item] for item in found.item[found.user == user]]
         for user, user_id in enumerate(found.user_ids)
@@ -200,7 +201,7 @@ def test_archived_events_are_undone_and_merged_and_training_sees_what_counts(any
     assert rows == {"ada": [item_id(row) for row in (1, 3, 4, 8)], "bob": [item_id(row) for row in (6, 7)]}
     any_client.request("DELETE", "/v1/users/ada")
     turn(any_client)
-    assert read_interactions(any_client.settings.archive_dir).user_ids == ["bob"]
+    assert read_interactions(directory).user_ids == ["bob"]
 
 
 def test_a_lost_store_is_503(client: Client) -> None:

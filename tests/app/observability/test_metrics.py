@@ -24,6 +24,7 @@ from app.observability.buffered_histogram import BufferedHistogram
 from app.observability.metrics import LATENCY_BUCKETS_S
 from storage.archive.manifest import archived_through_s
 from storage.archive.writer import ArchiveWriter
+from storage.folders.folder import Folder
 from tests.app.conftest import Client
 from tests.app.service_process import Process
 from tests.storage.redis.servers import free_port
@@ -99,8 +100,8 @@ def test_how_far_the_archive_is_behind_the_log_is_told(
 ) -> None:
     found_s: list[float | None] = []
 
-    def note_through_s(directory: Path) -> float | None:
-        found_s.append(archived_through_s(directory))
+    def note_through_s(folder: Folder) -> float | None:
+        found_s.append(archived_through_s(folder))
         return found_s[-1]
 
     monkeypatch.setattr(services, "SAMPLE_EVERY_S", 0.0)
