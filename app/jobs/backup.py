@@ -10,7 +10,7 @@ from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from model.artifact import model_directory
-from storage import backup as storage_backup
+from storage.maintenance import backup as storage_backup
 
 
 async def backup(settings: StoreSettings, out: Path, on_progress: Callable[[int], None]) -> int:

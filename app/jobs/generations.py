@@ -14,10 +14,10 @@ from app.serving.store_factory import opened_store
 from app.serving.switcher import ANNOUNCE_EVERY_S, LIVE_FOR_S
 from app.settings import StoreSettings
 from model.artifact import model_directory
-from storage import rebuild as storage_rebuild
 from storage.errors import StorageError
+from storage.maintenance import rebuild as storage_rebuild
+from storage.maintenance.rebuild import Rebuilt
 from storage.protocol import GenerationRegistry
-from storage.rebuild import Rebuilt
 from storage.records import KnownGeneration, NamedGeneration
 
 

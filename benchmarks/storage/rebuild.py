@@ -28,8 +28,8 @@ from model.config import EVENT_WEIGHTS, ModelConfig
 from storage.archive.writer import ArchiveWriter
 from storage.archiver.archiver import archive_log
 from storage.archiver.redis_source import RedisSource
+from storage.maintenance.rebuild import rebuild
 from storage.protocol import UserStore
-from storage.rebuild import rebuild
 from storage.records import FoldedState, LogPage
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore

@@ -18,7 +18,7 @@ from app.serving.store_factory import open_store
 from app.settings import Settings
 from model.artifact import model_directory
 from model.cold_items import MAX_SIMILAR_ITEMS, ColdCodes
-from storage.backup import backup, restore
+from storage.maintenance.backup import backup, restore
 from tests.app.conftest import CATEGORIES, ITEMS, Client, categories_of, item_id, write_model
 from tests.app.support import finish_background_work
 from tests.storage.oracles.naive_fold import assert_state_is

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import polars as pl
 import pytest
 import redis
 
+ROOT = Path(__file__).parents[3]
 CALLS = [
     (os, "fsync"),
     *((Path, name) for name in ("rename", "unlink", "rmdir", "mkdir")),
@@ -47,3 +51,13 @@ def dying_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[None]:
         for owner, name in CALLS:
             patch.setattr(owner, name, deadly(getattr(owner, name)))
         yield
+
+
+def kill_at_work(command: Sequence[str], after_s: float) -> None:
+    """Kill an archiver that long after its first turn."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline()  # the first turn is done
+    time.sleep(after_s)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -22,34 +21,11 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.records import LogEntry
 from storage.state.event import Event, digest
 from tests.storage.archive.dying import Died, dying_at
-from tests.storage.oracles.random_events import START_US, click
-
-DAY_MS = 86_400_000
-START_MS = START_US // 1000
-TODAY = "2023-11-14"  # the day of START_MS, in UTC
+from tests.storage.archive.entries import TODAY, logged, place, read, seqs, some
+from tests.storage.oracles.random_events import click
 
 UserId = str
 Oracle = dict[tuple[str, UserId], list[LogEntry]]
-
-
-def logged(seq: int, event: Event, tenant: str = "main", day: int = 0) -> EventEntry:
-    return EventEntry(tenant, 0, seq, START_MS + day * DAY_MS, event)
-
-
-def some(first: int, last: int, user_id: str = "u", **place: Any) -> list[EventEntry]:
-    return [logged(seq, click(f"e{seq}", user_id, seq % 12), **place) for seq in range(first, last + 1)]
-
-
-def place(seq: int) -> dict[int, str]:
-    return {0: f"{seq}-1"}
-
-
-def read(archive: ArchiveReader, user_id: str = "u", tenant: str = "main", **bounds: int) -> list[LogEntry]:
-    return archive.read(lambda snapshot: snapshot.entries(tenant, user_id, **bounds))
-
-
-def seqs(archive: ArchiveReader) -> list[int]:
-    return [entry.seq for entry in read(archive)]
 
 
 def holds(archive: ArchiveReader, *events: tuple[str, str], tenant: str = "main") -> list[bool]:

@@ -27,9 +27,8 @@ from tests.storage.archive.archived_redis import (
     turn,
     uuid7,
 )
-from tests.storage.archive.dying import Died, dying_at
-from tests.storage.archive.test_archive import place, seqs, some
-from tests.storage.archive.test_archiver_kills import kill_at_work
+from tests.storage.archive.dying import Died, dying_at, kill_at_work
+from tests.storage.archive.entries import place, seqs, some
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, ids

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,12 +13,10 @@ import pytest
 
 from storage.state.event import Event
 from tests.storage.archive.archived_redis import NOW_MS, assert_nothing_is_missing_or_twice, opened, turn, uuid7
-from tests.storage.archive.dying import Died, dying_at
+from tests.storage.archive.dying import Died, dying_at, kill_at_work
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import assert_state_is_fold_of_log, ids
-
-ROOT = Path(__file__).parents[3]
 
 
 class TestKilling:
@@ -101,12 +95,3 @@ class TestKilling:
                     await assert_state_is_fold_of_log(store, f"user{n}")
 
         asyncio.run(read())
-
-
-def kill_at_work(command: Sequence[str], after_s: float) -> None:
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline()  # the first turn is done
-    time.sleep(after_s)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()

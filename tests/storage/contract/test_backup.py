@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import redis
 
-import storage.backup
-from storage.backup import backup, restore
+import storage.maintenance.backup
 from storage.errors import StorageError, StorageUnavailable
+from storage.maintenance.backup import backup, restore
 from storage.protocol import UserStore
 from storage.records import ItemEntry
 from storage.state.corrections import posted_as
@@ -63,7 +63,7 @@ async def told(store: UserStore) -> dict[str, Any]:
 def test_what_is_restored_is_what_was_backed_up_also_when_it_was_interrupted(
     address: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage.backup, "BATCH", 30)
+    monkeypatch.setattr(storage.maintenance.backup, "BATCH", 30)
 
     async def law() -> None:
         async with opened(address, GENERATION) as store:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.backup import backup, restore
 from storage.errors import StorageError
+from storage.maintenance.backup import backup, restore
 from storage.protocol import UserStore
 from storage.records import ItemCodes, ItemEntry, NamedGeneration, TenantPointers
 from tests.storage.contract.stores import new_address, opened

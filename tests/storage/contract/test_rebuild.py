@@ -15,8 +15,8 @@ from typing import cast
 import pytest
 
 from storage.errors import StorageUnavailable
+from storage.maintenance.rebuild import Rebuilt, rebuild
 from storage.protocol import UserStore
-from storage.rebuild import Rebuilt, rebuild
 from storage.records import FoldedState, LogPage
 from storage.redis.store import RedisStore
 from storage.state.event import Event

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import storage.redis.corrections
 import storage.sqlite.corrections
 from storage.errors import MergeRefused, MergeTooLarge, UnknownEvent
-from storage.rebuild import rebuild
+from storage.maintenance.rebuild import rebuild
 from storage.state.corrections import effective_events, posted_as
 from storage.state.event import Event
 from tests.storage.contract.fold_checks import assert_state_is_fold_of_log, log_of

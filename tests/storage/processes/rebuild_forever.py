@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from storage.rebuild import rebuild
+from storage.maintenance.rebuild import rebuild
 from tests.storage.contract.stores import open_store
 from tests.storage.oracles.random_events import make_newer
 
