@@ -1,11 +1,48 @@
 """The consoles of the commands: results go to standard output, errors to standard error."""
 
+from __future__ import annotations
+
+import io
+import logging
+from typing import TYPE_CHECKING
+
 from rich.console import Console
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from app.settings import StoreSettings
 
 console = Console()
 error_console = Console(stderr=True)
 
 
-def say(text: str) -> None:
+class LogLines(io.StringIO):
+    """A text file whose lines go to a logger."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__()
+        self._logger = logger
+
+    @override
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            self._logger.info("%s", line)
+        return len(text)
+
+
+def job_console(settings: StoreSettings, job: str) -> Console:
+    """Return the console of a job that runs on and on: with LISAREC_LOG_FORMAT=json, its lines go to the log.
+
+    job  the module of the job, which its lines are logged by
+    """
+    from app.observability import log_format
+
+    if settings.log_format == "text":
+        return console
+    log_format.configure(settings.log_level, settings.log_format)
+    return Console(file=LogLines(logging.getLogger(job)), force_terminal=False)
+
+
+def say(text: str, to: Console = console) -> None:
     """Print a line as it is, without markup or colours."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    to.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from app.cli.console import console, say
+from app.cli.console import console, job_console, say
 from app.cli.options import (
     ArchiveDirOption,
     DataDirOption,
@@ -22,9 +21,6 @@ from app.cli.options import (
     command_on,
     store_settings,
 )
-
-if TYPE_CHECKING:
-    from app.settings import StoreSettings
 
 
 def archive(
@@ -59,19 +55,9 @@ def archive(
     numbers = ArchiverMetrics()
     if metrics is not None:
         numbers.listen(metrics.host, metrics.port)
-    run_archiver(
-        settings, ArchiverPlan(None if once else every, keep_tail, keep_days), _log_line(settings) or say, numbers
-    )
-
-
-def _log_line(settings: StoreSettings) -> Callable[[str], None] | None:
-    """Return what writes a line to the log where programs read it; None where people do."""
-    from app.observability import log_format
-
-    if settings.log_format == "text":
-        return None
-    log_format.configure(settings.log_level, settings.log_format)
-    return logging.getLogger("app.jobs.archive").info
+    lines = job_console(settings, "app.jobs.archive")
+    plan = ArchiverPlan(None if once else every, keep_tail, keep_days)
+    run_archiver(settings, plan, partial(say, to=lines), numbers)
 
 
 def backup(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from app.cli.console import console, say
+from app.cli.console import console, job_console, say
 from app.cli.options import (
     ArchiveDirOption,
     DataDirOption,
@@ -162,6 +162,6 @@ def retrain(
     trainer_metrics = TrainerMetrics()
     if metrics is not None:
         trainer_metrics.listen(metrics.host, metrics.port)
-    outcome = run_trainer(settings, plan, every, console, trainer_metrics)
+    outcome = run_trainer(settings, plan, every, job_console(settings, "app.jobs.retraining"), trainer_metrics)
     if outcome.outcome == "refused":
         raise typer.Exit(3)

@@ -40,6 +40,5 @@ class TrainingProgress:
         validation = ""
         if report.ndcg_at_10 is not None and report.hr_at_10 is not None:
             validation = f", validation HR@10 {report.hr_at_10:.4f} NDCG@10 {report.ndcg_at_10:.4f}"
-        self._console.print(
-            f"epoch {report.epoch + 1}: loss {report.loss:.4f}{validation} ({report.elapsed_s:.0f} s)", highlight=False
-        )
+        line = f"epoch {report.epoch + 1}: loss {report.loss:.4f}{validation} ({report.elapsed_s:.0f} s)"
+        self._console.print(line, highlight=False, soft_wrap=True)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.settings import Settings
 from benchmarks.rollout.retraining import LoopSizes, measure
+from tests.app.conftest import Client
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_first_generation_comes_by_itself_and_no_request_fails() -> None:
@@ -16,3 +28,19 @@ def test_the_first_generation_comes_by_itself_and_no_request_fails() -> None:
     assert found["first"] > found["popular"]
     assert tally.findings["first generation"]["outcome"] == "activated"
     assert {name.split()[1] for name in tally.generations} == {"popular", "personalised"}
+
+
+@pytest.mark.parametrize("command", [["archive", "--once"], ["retrain", "--models-dir", "models"]])
+def test_jobs_log_json_where_programs_read_their_lines(command: list[str], tmp_path: Path) -> None:
+    Client(Settings(data_dir=tmp_path / "state")).close()  # a service has made the store
+    done = subprocess.run(
+        [sys.executable, "-m", "app", *command, "--data-dir", "state", "--archive-dir", "archive"],
+        env={**os.environ, "LISAREC_LOG_FORMAT": "json", "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {line["logger"] for line in lines} == {f"app.jobs.{'archive' if '--once' in command else 'retraining'}"}
+    assert done.stdout == ""
