@@ -206,7 +206,11 @@ class Labels(Sequence[tuple[str, ...]]):
     def items_with(self, label: str) -> NDArray[np.int32]:
         """Return the rows of the items that have the label; none for an unknown label."""
         code = self._code_of.get(label)
-        return self.items[:0] if code is None else self.items[self._first[code] : self._first[code + 1]]
+        return self.items[:0] if code is None else self.items_of(code)
+
+    def items_of(self, number: int) -> NDArray[np.int32]:
+        """Return the rows of the items that have the label of this number."""
+        return self.items[self._first[number] : self._first[number + 1]]
 
 
 def is_ascending(ends: NDArray[np.unsignedinteger]) -> bool:

@@ -1,0 +1,118 @@
+"""Parsing and checking expressions: which names there are, of which types, and what an error says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Literal, TypeAlias
+
+from cel_expr_python import cel
+
+from app.catalogue.expressions import syntax_tree
+from app.catalogue.expressions.syntax_tree import Node
+
+ValueType: TypeAlias = Literal["text", "number", "boolean", "time", "set", "numbers"]
+"""Types of properties, and of parameters, which may also be numbers: a list of them."""
+
+MAX_LENGTH = 2_000  # characters
+KNOWN = "known"  # whether a property has a value
+
+_CEL_TYPES: Mapping[ValueType, cel.Type] = {
+    "text": cel.Type.STRING,
+    "number": cel.Type.DOUBLE,
+    "boolean": cel.Type.BOOL,
+    "time": cel.Type.TIMESTAMP,
+    "set": cel.Type.List(cel.Type.STRING),
+    "numbers": cel.Type.List(cel.Type.DOUBLE),
+}
+_KNOWN = cel.FunctionDecl(
+    KNOWN,
+    [
+        cel.Overload(id=f"known_{name}", return_type=cel.Type.BOOL, parameters=[type_])
+        for name, type_ in _CEL_TYPES.items()
+    ],
+)
+_OUR_WORDS = {
+    "double": "number",
+    "int": "whole number",
+    "string": "text",
+    "bool": "boolean",
+    "google.protobuf.Timestamp": "time",
+    "google.protobuf.Duration": "duration",
+    "list(string)": "set",
+    "null_type": "null",
+}
+_HAS = re.compile(r"\bhas\s*\(")
+_FAULT = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
+_UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
+_NO_OVERLOAD = re.compile(r"found no matching overload for '([^']*)' applied to '\((.*)\)'")
+
+
+class InvalidExpression(ValueError):
+    """An expression that cannot be used.
+
+    position  of the character, from 0, at which something else was expected
+    reason    what is wrong there, and what to write instead
+    """
+
+    def __init__(self, position: int, reason: str) -> None:
+        self.position = position
+        self.reason = reason
+        super().__init__(f"at character {position + 1}: {reason}")
+
+
+class Environment:
+    """The names that expressions may use. It may be used by several threads.
+
+    types  of the names, such as ``item.price``
+    """
+
+    def __init__(self, types: Mapping[str, ValueType]) -> None:
+        self.types = dict(types)
+        variables = {name: _CEL_TYPES[type_] for name, type_ in types.items()}
+        self._compiler = cel.NewEnv(variables={**variables, "now": cel.Type.TIMESTAMP}, functions=[_KNOWN])
+
+    def compile(self, text: str, result: Literal["boolean", "number"]) -> Node:
+        """Return the syntax tree of an expression that makes such a result; raise InvalidExpression."""
+        if len(text) > MAX_LENGTH:
+            raise InvalidExpression(MAX_LENGTH, f"an expression has at most {MAX_LENGTH:,} characters")
+        try:
+            text.encode()  # no half of a surrogate pair
+            compiled = self._compiler.compile(text)
+        except (RuntimeError, UnicodeError) as exc:
+            raise self._explain(text, str(exc)) from None
+        if (found := compiled.return_type()) != _CEL_TYPES[result]:
+            raise InvalidExpression(0, f"a {result} is needed, and this makes a {_our_word(found.name())}")
+        return syntax_tree.read(compiled.serialize())
+
+    def _explain(self, text: str, message: str) -> InvalidExpression:
+        if has := _HAS.search(text):
+            return InvalidExpression(has.start(), f"whether a property has a value is written {KNOWN}(item.price)")
+        if (fault := _FAULT.search(message)) is None:
+            return InvalidExpression(0, message.split(" [")[0])
+        line, column, reason = int(fault[1]), int(fault[2]), fault[3]
+        position = sum(len(one) + 1 for one in text.split("\n")[: line - 1]) + column - 1
+        if undeclared := _UNDECLARED.match(reason):
+            return InvalidExpression(position, self._unknown(undeclared[1]))
+        if mismatch := _NO_OVERLOAD.match(reason):
+            return InvalidExpression(position, _mismatch(*mismatch.groups()))
+        return InvalidExpression(position, reason)
+
+    def _unknown(self, name: str) -> str:
+        known = sorted(self.types)
+        close = get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[:20])}"
+        return f"there is no {name}; {hint}"
+
+
+def _mismatch(function: str, types: str) -> str:
+    found = [_our_word(name) for name in re.split(r", (?![^(]*\))", types)]
+    reason = f"{function.strip('_@').replace('_', ' ')} does not take {' and '.join(found)}"
+    if "whole number" in found:
+        return f"{reason}; numbers have a point: 50.0"
+    return reason
+
+
+def _our_word(name: str) -> str:
+    return _OUR_WORDS.get(name) or _OUR_WORDS.get(name.lower(), name.lower())

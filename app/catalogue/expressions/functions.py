@@ -1,0 +1,182 @@
+"""The functions and operators of expressions, each for all rows at once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from app.catalogue.expressions import text_functions
+from app.catalogue.expressions.columns import Column, SetColumn, TextColumn
+from app.catalogue.expressions.environment import KNOWN, InvalidExpression
+from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, Truth, Value
+
+MAX_OPERATIONS = 64  # on columns; each takes up to a millisecond for a million items
+TEXT_FUNCTIONS = frozenset({"startsWith", "endsWith", "contains", "matches"})
+COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "_==_": operator.eq,
+    "_!=_": operator.ne,
+    "_<_": operator.lt,
+    "_<=_": operator.le,
+    "_>_": operator.gt,
+    "_>=_": operator.ge,
+}
+SWAPPED = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_", "_==_": "_==_", "_!=_": "_!=_"}
+ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
+    "_+_": operator.add,
+    "_-_": operator.sub,
+    "_*_": operator.mul,
+    "_/_": operator.truediv,
+}
+
+
+class Functions:
+    """Calls functions, and counts those that work on rows."""
+
+    def __init__(self, rows: Rows, operations: Operations) -> None:
+        self._rows = rows
+        self._operations = operations
+
+    def call(self, position: int, function: str, args: Sequence[Value]) -> Value:
+        """Return the value of a function; raises InvalidExpression where it does not work on rows, or on these."""
+        if function == KNOWN:
+            return self._is_known(args[0])
+        if MISSING in args:
+            return MISSING
+        is_of_rows = any(isinstance(arg, Truth | Numbers | Column) for arg in args)
+        if is_of_rows:
+            self._operations.count(position)
+        if function in COMPARISONS:
+            return self._compared(position, function, *args)
+        if function == "@in":
+            return self._contained(position, *args)
+        if function == "!_":
+            (condition,) = args
+            return Truth(condition.false, condition.true) if isinstance(condition, Truth) else not condition
+        if function in TEXT_FUNCTIONS:
+            return self._matched(position, function, *args)  # type: ignore[arg-type]
+        if function == "size":
+            return self._size(*args)
+        if function in ARITHMETIC or function == "-_":
+            return self._computed(position, function, args)
+        if function == "double":
+            return self._as_float(args[0])
+        if function in ("timestamp", "duration") and isinstance(args[0], str):
+            return text_functions.microseconds(position, function, args[0])
+        raise InvalidExpression(position, f"{function} cannot be used here")
+
+    def _as_float(self, value: Any) -> Value:
+        return Numbers(value.values.astype(np.float64), value.known) if isinstance(value, Numbers) else float(value)
+
+    def _is_known(self, value: Value) -> Condition:
+        if isinstance(value, Truth):
+            known = value.true | value.false
+        elif isinstance(value, Numbers | Column):
+            known = value.known
+        else:
+            return value is not MISSING
+        return Truth(known, ~known)
+
+    def _compared(self, position: int, function: str, one: Value, other: Value) -> Condition:
+        compare = COMPARISONS[function]
+        match one, other:
+            case (Numbers(), _) | (_, Numbers()):
+                values, known = self._rows.spread(one)
+                other_values, other_known = self._rows.spread(other)
+                return self._rows.truth_where(compare(values, other_values), known & other_known)
+            case (TextColumn(), str()):
+                return self._compared_text(position, function, one, other)
+            case (str(), TextColumn()):
+                return self._compared_text(position, SWAPPED[function], other, one)
+            case (Truth(), _) | (_, Truth()) if function in ("_==_", "_!=_"):
+                left, right = self._rows.truth(one), self._rows.truth(other)
+                same = Truth(
+                    left.true & right.true | left.false & right.false, left.true & right.false | left.false & right.true
+                )
+                return same if function == "_==_" else Truth(same.false, same.true)
+            case (TextColumn(), TextColumn()) if one is other:
+                return self._rows.truth_where(np.full(self._rows.count, compare(0, 0)), one.known)
+            case (Truth() | Column(), _) | (_, Truth() | Column()):
+                raise InvalidExpression(position, "this compares two properties of items that cannot be compared")
+        return bool(compare(one, other))
+
+    def _compared_text(self, position: int, function: str, column: TextColumn, text: str) -> Truth:
+        if function not in ("_==_", "_!=_"):
+            wanted = text_functions.compared(position, COMPARISONS[function], column, text)
+            return self._rows.truth_where(column.rows_with(wanted), column.known)
+        number = column.number(text)
+        equal = self._rows.truth_where(self._rows.none if number is None else column.numbers == number, column.known)
+        return equal if function == "_==_" else Truth(equal.false, equal.true)
+
+    def _contained(self, position: int, one: Value, values: Value) -> Condition:
+        match one, values:
+            case (str(), SetColumn()):
+                return self._rows.truth_where(values.rows_with(one), values.known)
+            case (TextColumn(), list() | tuple()):
+                numbers = [number for text in values if (number := one.number(text)) is not None]
+                is_wanted = np.zeros(len(one.texts) + 1, np.bool_)
+                is_wanted[numbers] = True
+                return self._rows.truth_where(one.rows_with(is_wanted), one.known)
+            case (Numbers(), list() | tuple()):
+                return self._rows.truth_where(np.isin(one.values, values), one.known)
+            case (Truth() | Column() | Numbers(), _) | (_, Column()):
+                raise InvalidExpression(position, "this looks for a property of items in another one")
+        return one in values  # type: ignore[operator]
+
+    def _matched(self, position: int, function: str, one: Value, other: str) -> Condition:
+        if not isinstance(other, str):
+            raise InvalidExpression(position, f"what {function} looks for cannot be a property of items")
+        if isinstance(one, TextColumn):
+            return self._rows.truth_where(
+                one.rows_with(text_functions.matched(position, function, one, other)), one.known
+            )
+        return text_functions.matches(position, function, one, other)  # type: ignore[arg-type]
+
+    def _size(self, value: Value) -> Value:
+        if isinstance(value, SetColumn):
+            return Numbers(value.sizes, value.known)
+        if isinstance(value, TextColumn):
+            lengths = np.append(value.series.str.len_chars().to_numpy(), 0).astype(np.int64)
+            return Numbers(lengths[value.numbers], value.known)
+        return len(value)  # type: ignore[arg-type]
+
+    def _computed(self, position: int, function: str, args: Sequence[Any]) -> Value:
+        if any(isinstance(arg, TextColumn | SetColumn) for arg in args):
+            raise InvalidExpression(position, "texts of items are compared, and not put together")
+        if function == "-_":
+            (value,) = args
+            return Numbers(-value.values, value.known) if isinstance(value, Numbers) else -value
+        one, other = args
+        if not any(isinstance(arg, Numbers) for arg in args):
+            return self._computed_once(position, function, one, other)
+        values, known = self._rows.spread(one)
+        other_values, other_known = self._rows.spread(other)
+        if function == "_/_" and np.result_type(values, other_values).kind != "f":
+            raise InvalidExpression(position, "whole numbers are not divided here; write double(size(x)) / 2.0")
+        with np.errstate(all="ignore"):
+            return Numbers(ARITHMETIC[function](values, other_values), known & other_known)
+
+    def _computed_once(self, position: int, function: str, one: Any, other: Any) -> Value:
+        if function == "_/_" and isinstance(one, int):
+            raise InvalidExpression(position, "whole numbers are not divided here; numbers have a point: 50.0")
+        with np.errstate(all="ignore"):
+            if isinstance(one, float):
+                return float(ARITHMETIC[function](np.float64(one), other))
+        return ARITHMETIC[function](one, other)  # type: ignore[no-any-return]
+
+
+class Operations:
+    """Counts operations on columns, and ends what needs too many."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def count(self, position: int) -> None:
+        """Count one more."""
+        self._number += 1
+        if self._number > MAX_OPERATIONS:
+            raise InvalidExpression(
+                position, f"an expression compares properties of items at most {MAX_OPERATIONS} times"
+            )

@@ -1,0 +1,193 @@
+"""The syntax tree of a checked expression, read from the form in which CEL's compiler gives it.
+
+The messages and field numbers are those of ``cel/expr/syntax.proto`` and ``cel/expr/checked.proto`` of the CEL
+specification (https://github.com/google/cel-spec), as far as they are read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.any_pb2 import Any as Any_
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+
+PACKAGE = "lisarec.cel"
+
+# by message: fields as "name: type = number", "repeated" before the type; a map is a repeated message of key and value
+MESSAGES: Mapping[str, Sequence[str]] = {
+    "CheckedExpr": ("Reference_ reference_map* = 2", "Expr expr = 4", "SourceInfo source_info = 5"),
+    "Reference_": ("int64 key = 1", "Reference value = 2"),
+    "Reference": ("string name = 1",),
+    "SourceInfo": ("Position_ positions* = 4",),
+    "Position_": ("int64 key = 1", "int32 value = 2"),
+    "Expr": (
+        "int64 id = 2",
+        "Constant const_expr = 3",
+        "Ident ident_expr = 4",
+        "Select select_expr = 5",
+        "Call call_expr = 6",
+        "List list_expr = 7",
+        "Struct struct_expr = 8",
+        "Comprehension comprehension_expr = 9",
+    ),
+    "Constant": (
+        "int64 null_value = 1",
+        "bool bool_value = 2",
+        "int64 int64_value = 3",
+        "uint64 uint64_value = 4",
+        "double double_value = 5",
+        "string string_value = 6",
+        "bytes bytes_value = 7",
+    ),
+    "Ident": ("string name = 1",),
+    "Select": ("Expr operand = 1", "string field = 2", "bool test_only = 3"),
+    "Call": ("Expr target = 1", "string function = 2", "Expr args* = 3"),
+    "List": ("Expr elements* = 1",),
+    "Struct": (),
+    "Comprehension": ("string iter_var = 1", "Expr iter_range = 2", "Expr accu_init = 4", "Expr loop_step = 6"),
+}
+SCALARS = {
+    "bool": FieldDescriptorProto.TYPE_BOOL,
+    "bytes": FieldDescriptorProto.TYPE_BYTES,
+    "double": FieldDescriptorProto.TYPE_DOUBLE,
+    "int32": FieldDescriptorProto.TYPE_INT32,
+    "int64": FieldDescriptorProto.TYPE_INT64,
+    "string": FieldDescriptorProto.TYPE_STRING,
+    "uint64": FieldDescriptorProto.TYPE_UINT64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A part of an expression.
+
+    position  of the character, from 0, by which an error names it
+    """
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Node):
+    """A literal; `value` is None for null."""
+
+    value: bool | int | float | str | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Name(Node):
+    """A variable by its whole name, such as ``item.price``, or that of a macro's element."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Node):
+    """A function or an operator by its name, such as ``_&&_``; a method's object is the first argument."""
+
+    function: str
+    args: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Elements(Node):
+    """A list that is written out."""
+
+    elements: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantifier(Node):
+    """The macros ``exists`` and ``all``: whether the predicate holds for one element of the list, or for all."""
+
+    elements: Node
+    variable: str
+    predicate: Node
+    needs_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported(Node):
+    """What no expression here may have; `what` names it."""
+
+    what: str
+
+
+def read(checked: bytes) -> Node:
+    """Return the tree of a serialised ``google.protobuf.Any`` that holds a ``cel.expr.CheckedExpr``."""
+    message = _message_class("CheckedExpr").FromString(Any_.FromString(checked).value)
+    names = {one.key: one.value.name for one in message.reference_map if one.value.name}
+    positions = {one.key: one.value for one in message.source_info.positions}
+    return _Reader(names, positions).node(message.expr)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Turns messages into nodes: by expression id, what a name refers to, and where it stands."""
+
+    names: Mapping[int, str]
+    positions: Mapping[int, int]
+
+    def node(self, expr: Any) -> Node:
+        position = self.positions.get(expr.id, 0)
+        if expr.HasField("const_expr"):
+            return Constant(position, _value_of(expr.const_expr))
+        if expr.id in self.names and (expr.HasField("ident_expr") or expr.HasField("select_expr")):
+            return Name(position, self.names[expr.id])
+        if expr.HasField("ident_expr"):
+            return Name(position, expr.ident_expr.name)
+        if expr.HasField("call_expr"):
+            return self._call(expr.call_expr, position)
+        if expr.HasField("list_expr"):
+            return Elements(position, tuple(map(self.node, expr.list_expr.elements)))
+        if expr.HasField("comprehension_expr"):
+            return self._quantifier(expr.comprehension_expr, position)
+        return Unsupported(position, "a field of a value" if expr.HasField("select_expr") else "a map or a message")
+
+    def _call(self, call: Any, position: int) -> Call:
+        args = [call.target, *call.args] if call.HasField("target") else list(call.args)
+        return Call(position, call.function, tuple(map(self.node, args)))
+
+    def _quantifier(self, loop: Any, position: int) -> Node:
+        """Return what the compiler has made a loop of: ``exists`` begins with false and adds up with ``||``."""
+        begin, step = _value_of(loop.accu_init.const_expr), loop.loop_step.call_expr
+        if (begin, step.function) not in ((False, "_||_"), (True, "_&&_")):
+            return Unsupported(position, "a macro other than exists and all")
+        return Quantifier(position, self.node(loop.iter_range), loop.iter_var, self.node(step.args[1]), bool(begin))
+
+
+def _value_of(constant: Any) -> bool | int | float | str | bytes | None:
+    for field, value in constant.ListFields():
+        return None if field.name == "null_value" else value
+    return None
+
+
+@cache
+def _message_class(name: str) -> Any:
+    pool = descriptor_pool.DescriptorPool()
+    messages = [_descriptor(message, fields) for message, fields in MESSAGES.items()]
+    pool.Add(FileDescriptorProto(name="cel.proto", package=PACKAGE, syntax="proto2", message_type=messages))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+def _descriptor(message: str, fields: Sequence[str]) -> DescriptorProto:
+    return DescriptorProto(name=message, field=map(_field, fields))
+
+
+def _field(text: str) -> FieldDescriptorProto:
+    type_name, name, _, number = text.split()
+    is_repeated = name.endswith("*")
+    field = FieldDescriptorProto(
+        name=name.rstrip("*"),
+        number=int(number),
+        label=FieldDescriptorProto.LABEL_REPEATED if is_repeated else FieldDescriptorProto.LABEL_OPTIONAL,
+    )
+    if type_name in SCALARS:
+        field.type = SCALARS[type_name]
+    else:
+        field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{PACKAGE}.{type_name}"
+    return field

@@ -1,0 +1,76 @@
+"""What expressions do with texts: looked for in the different texts of a column once, and not in every row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from app.catalogue.expressions.columns import TextColumn
+from app.catalogue.expressions.environment import InvalidExpression
+
+MAX_TEXTS = 100_000  # different ones that a function looks through, a few milliseconds of work
+MICROSECONDS: Mapping[str, float] = {"h": 3.6e9, "m": 6e7, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+DURATION = re.compile(r"-?(\d+(\.\d*)?|\.\d+)(h|ms|m|s|us|ns)((\d+(\.\d*)?|\.\d+)(h|ms|m|s|us|ns))*")
+PART = re.compile(r"(\d+\.?\d*|\.\d+)(h|ms|m|s|us|ns)")
+
+FUNCTIONS: Mapping[str, Callable[[pl.Series, str], pl.Series]] = {
+    "startsWith": lambda texts, wanted: texts.str.starts_with(wanted),
+    "endsWith": lambda texts, wanted: texts.str.ends_with(wanted),
+    "contains": lambda texts, wanted: texts.str.contains(wanted, literal=True),
+    "matches": lambda texts, wanted: texts.str.contains(wanted),
+}
+
+
+def matched(position: int, function: str, column: TextColumn, wanted: str) -> NDArray[np.bool_]:
+    """Return for each different text of the column whether the function is true of it, and False for no text."""
+    return _with_no_text(_matched(position, function, _searchable(position, column), wanted))
+
+
+def matches(position: int, function: str, text: str, wanted: str) -> bool:
+    """Return whether the function is true of the text."""
+    return bool(_matched(position, function, pl.Series([text]), wanted)[0])
+
+
+def compared(position: int, compare: Callable[[Any, Any], Any], column: TextColumn, text: str) -> NDArray[np.bool_]:
+    """Return for each different text of the column how it compares, by code points, and False for no text."""
+    return _with_no_text(compare(_searchable(position, column), text))
+
+
+def microseconds(position: int, function: str, text: str) -> int:
+    """Return the value of ``timestamp`` (RFC 3339) or ``duration`` (as ``1h30m``)."""
+    if function == "timestamp":
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            moment = None
+        if moment is None or moment.tzinfo is None:
+            raise InvalidExpression(position, 'a time is written as "2026-01-31T12:00:00Z"')
+        return round((moment - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6)
+    if not DURATION.fullmatch(text):
+        raise InvalidExpression(position, 'a duration is written as "24h" or "1h30m"')
+    size = sum(float(number) * MICROSECONDS[unit] for number, unit in PART.findall(text))
+    return round(-size if text.startswith("-") else size)
+
+
+def _matched(position: int, function: str, texts: pl.Series, wanted: str) -> pl.Series:
+    try:
+        return FUNCTIONS[function](texts, wanted)
+    except pl.exceptions.ComputeError as exc:
+        raise InvalidExpression(position, f"this is no regular expression of RE2: {exc}") from None
+
+
+def _searchable(position: int, column: TextColumn) -> pl.Series:
+    if len(column.texts) > MAX_TEXTS:
+        reason = f"only == and in are possible where items have more than {MAX_TEXTS:,} different texts"
+        raise InvalidExpression(position, reason)
+    return column.series
+
+
+def _with_no_text(found: pl.Series) -> NDArray[np.bool_]:
+    return np.append(found.to_numpy(), [False])
