@@ -48,6 +48,7 @@ LONGEST = (
     "tests/app/http/test_server_process.py",
     "tests/benchmarks/test_fuzzing.py",
     "tests/benchmarks/test_fairness.py",
+    "tests/deploy/test_pods.py",
     "tests/docker/test_topology.py",
     "tests/storage/contract/test_rebuild.py",
     "tests/storage/contract/test_interrupted_corrections.py",

@@ -1,0 +1,136 @@
+{{/* Names, labels and what every pod and container has. */}}
+
+{{- define "lisarec.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* Arguments: the root, and the component's name. */}}
+{{- define "lisarec.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: lisarec
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- define "lisarec.metadata" -}}
+{{- $root := index . 0 -}}
+name: {{ $root.Release.Name }}-{{ index . 1 }}
+namespace: {{ $root.Release.Namespace }}
+labels:
+  {{- include "lisarec.selector" . | nindent 2 }}
+  app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+  app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+{{- end }}
+
+{{/* Arguments: the root, the component's name, and the numeric user and group. */}}
+{{- define "lisarec.pod" -}}
+{{- $root := index . 0 -}}
+enableServiceLinks: false # a Service named lisarec would set LISAREC_PORT
+automountServiceAccountToken: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ index . 2 }}
+  runAsGroup: {{ index . 3 }}
+  fsGroup: {{ index . 3 }}
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: { type: RuntimeDefault }
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.nodeSelector }}
+nodeSelector: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.tolerations }}
+tolerations: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Over machines and zones as evenly as there is room. Arguments: the root, and the component's name. */}}
+{{- define "lisarec.spread" -}}
+{{- $selector := include "lisarec.selector" . -}}
+topologySpreadConstraints:
+  {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - topologyKey: {{ . }}
+    maxSkew: 1
+    whenUnsatisfiable: ScheduleAnyway
+    matchLabelKeys: [pod-template-hash]
+    labelSelector:
+      matchLabels: {{ $selector | nindent 8 }}
+  {{- end }}
+{{- end }}
+
+{{- define "lisarec.hardened" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: { drop: [ALL] }
+{{- end }}
+
+{{/* A container of the service's image. Argument: the root. */}}
+{{- define "lisarec.container" -}}
+image: {{ include "lisarec.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{ include "lisarec.hardened" . }}
+{{- end }}
+
+{{- define "lisarec.redisURL" -}}
+{{ .Values.redis.url | default (printf "redis://lisarec@%s-redis:6379/0" .Release.Name) }}
+{{- end }}
+
+{{/* The Secret that has Redis's password; empty for a Redis without one. */}}
+{{- define "lisarec.redisSecret" -}}
+{{- if .Values.redis.passwordSecret }}{{ .Values.redis.passwordSecret }}
+{{- else if not .Values.redis.url }}{{ .Release.Name }}-redis
+{{- end }}
+{{- end }}
+
+{{- define "lisarec.environment" -}}
+- { name: LISAREC_MODELS_DIR, value: /models }
+- { name: LISAREC_MODEL_DIR, value: {{ with .Values.model }}{{ printf "/models/%s" . | quote }}{{ else }}""{{ end }} }
+- { name: LISAREC_REDIS_URL, value: {{ include "lisarec.redisURL" . | quote }} }
+- { name: LISAREC_REDIS_PASSWORD_FILE, value: {{ if include "lisarec.redisSecret" . }}/secrets/redis_password{{ else }}""{{ end }} }
+- { name: LISAREC_ARCHIVE_DIR, value: /archive }
+- { name: LISAREC_KEYS_FILE, value: /keys/keys }
+{{- range $name, $value := .Values.settings }}
+- { name: {{ $name }}, value: {{ $value | quote }} }
+{{- end }}
+{{- end }}
+
+{{/* Arguments: the root, and for each shared folder that the container has, whether it may only read it. */}}
+{{- define "lisarec.mounts" -}}
+- { name: tmp, mountPath: /tmp }
+{{- range $name, $readOnly := index . 1 }}
+- { name: {{ $name }}, mountPath: /{{ $name }}, readOnly: {{ $readOnly }} }
+{{- end }}
+{{- if include "lisarec.redisSecret" (index . 0) }}
+- { name: secrets, mountPath: /secrets, readOnly: true }
+{{- end }}
+{{- end }}
+
+{{/* Arguments: those of `lisarec.mounts`. */}}
+{{- define "lisarec.volumes" -}}
+{{- $root := index . 0 -}}
+- name: tmp
+  emptyDir: { medium: Memory, sizeLimit: 512Mi }
+{{- range $name, $readOnly := index . 1 }}
+{{- if eq $name "keys" }}
+- name: keys
+  secret: { secretName: {{ $root.Values.keys.secret }}, defaultMode: 0440 }
+{{- else }}
+- name: {{ $name }}
+  persistentVolumeClaim: { claimName: {{ (index $root.Values.storage $name).claim | default (printf "%s-%s" $root.Release.Name $name) }} }
+{{- end }}
+{{- end }}
+{{- with include "lisarec.redisSecret" $root }}
+- name: secrets
+  secret: { secretName: {{ . }}, defaultMode: 0440, items: [{ key: redis_password, path: redis_password }] }
+{{- end }}
+{{- end }}
+
+{{/* The metadata of what the Prometheus operator reads. */}}
+{{- define "lisarec.monitored" -}}
+{{- include "lisarec.metadata" . }}
+  {{- with (index . 0).Values.monitoring.labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}

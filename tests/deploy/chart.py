@@ -1,0 +1,104 @@
+"""The chart, as Helm renders it: what a cluster would be given."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.harness.compose import ROOT
+
+CHART = ROOT / "deploy" / "helm" / "lisarec"
+RELEASE = "lisarec"  # the name whose Services give containers variables LISAREC_...
+NAMESPACE = "shop"
+
+Manifest = dict[str, Any]
+
+# Everything that can be switched on.
+EVERYTHING = {
+    "autoscaling": {"queueDepth": 30},
+    "imagePullSecrets": [{"name": "registry"}],
+    "ingress": {
+        "enabled": True,
+        "host": "recs.shop.example",
+        "tlsSecret": "recs-tls",
+        "className": "nginx",
+        "annotations": {"cert-manager.io/cluster-issuer": "letsencrypt"},
+    },
+    "monitoring": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
+    "networkPolicy": {"clients": [{"podSelector": {}}]},
+    "nodeSelector": {"kubernetes.io/arch": "amd64"},
+    "redis": {"storage": {"storageClass": "fast"}},
+    "storage": {"models": {"storageClass": "shared"}, "archive": {"claim": "an-archive"}},
+    "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+}
+OTHER_REDIS = {
+    "autoscaling": {"enabled": False},
+    "networkPolicy": {"redis": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "redisPorts": [6379, 16379]},
+    "redis": {"url": "rediss://lisarec@a:6379,b:6379", "passwordSecret": "managed-redis"},
+    "trainer": {"enabled": False},
+}
+OPEN_REDIS = {"networkPolicy": {"enabled": False}, "redis": {"url": "redis://redis.other:6379/0"}}
+VARIANTS: dict[str, Mapping[str, Any]] = {
+    "defaults": {},
+    "everything": EVERYTHING,
+    "another Redis": OTHER_REDIS,
+    "a Redis without a password": OPEN_REDIS,
+}
+
+
+def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    """What Helm says to the arguments, and to the values beside those of the chart."""
+    program = shutil.which("helm")
+    if program is None:
+        pytest.skip("Helm is not installed; .ci/install brings it")
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "values.json"
+        file.write_text(json.dumps(values or {}))
+        command = [program, *arguments, "--values", str(file)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def render(values: Mapping[str, Any] | None = None, kubernetes: str = "1.37") -> list[Manifest]:
+    """Every object of the release, for a cluster that has the operator of Prometheus."""
+    options = ["--namespace", NAMESPACE, "--kube-version", kubernetes]
+    rendered = helm("template", RELEASE, str(CHART), *options, values=values)
+    assert rendered.returncode == 0, rendered.stderr
+    return [manifest for manifest in yaml.safe_load_all(rendered.stdout) if manifest]
+
+
+@cache
+def rendered_variant(name: str) -> list[Manifest]:
+    """The objects of one of VARIANTS."""
+    return render(VARIANTS[name])
+
+
+def named(manifests: list[Manifest], kind: str, component: str) -> Manifest:
+    """The object of that kind of a component."""
+    name = f"{RELEASE}-{component}"
+    (found,) = (one for one in manifests if one["kind"] == kind and one["metadata"]["name"] == name)
+    return found
+
+
+def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
+    """The specification of each component's pods."""
+    found = {}
+    for manifest in manifests:
+        spec = manifest.get("spec", {})
+        template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
+        if template is not None:
+            found[template["metadata"]["labels"]["app.kubernetes.io/component"]] = template["spec"]
+    return found
+
+
+def environment_of(container: Manifest) -> dict[str, str]:
+    """The variables that a container is given."""
+    return {variable["name"]: variable["value"] for variable in container["env"]}

@@ -1,0 +1,251 @@
+"""Runs pods of the chart as processes of this machine, as a node of a cluster does.
+
+Command, variables, files, probes, sleeps before the signal and times of grace are those of the rendered chart. In the
+place of a container's root stands a folder, in the place of a pod's address one of loopback, and in the place of its
+ports free ones; of what the image brings, its variables and its command.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from benchmarks.harness.compose import ROOT
+from benchmarks.harness.topology import program
+from tests.deploy.chart import Manifest, environment_of
+from tests.waiting import wait_until
+
+IMAGE_VARIABLES = dict(re.findall(r"(LISAREC_\w+)=(\S+)", (ROOT / "docker" / "Dockerfile").read_text()))
+STOP_SIGNALS = {"haproxy": signal.SIGUSR1}  # of images; others have TERM
+DEFAULTS = {"periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3, "successThreshold": 1}
+
+
+def write_atomically(folder: Path, files: Mapping[str, bytes], mode: int) -> None:
+    """Write the files of a Secret or ConfigMap as a node does: readers see the old ones or the new ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    version = folder / f"..{time.time_ns()}"
+    version.mkdir()
+    for name, content in files.items():
+        (version / name).write_bytes(content)
+        (version / name).chmod(mode)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(Path("..data") / name)
+    link = folder / "..data_tmp"
+    link.symlink_to(version.name)
+    link.replace(folder / "..data")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a pod runs: its folder and address, what has another name or port there, and the objects of the cluster."""
+
+    root: Path
+    address: str
+    ports: Mapping[str, int]  # of this machine, by their names in the container
+    variables: Mapping[str, str]  # that say where to listen, and whom to ask for names
+    replacements: Mapping[str, str]  # of words in commands, variables and probes
+    arguments: Sequence[str]  # beside those of the container
+    objects: Sequence[Manifest]  # of the cluster
+    volumes: Mapping[str, Path]  # the claims
+
+
+class Pod:
+    """A pod with one container, from the specification in the chart."""
+
+    def __init__(self, spec: Manifest, place: Place) -> None:
+        self.spec = spec
+        self.place = place
+        (self.container,) = spec["containers"]
+        self.started = self.ready = self.terminating = False
+        self.restarts = 0
+        self.exit_code: int | None = None
+        self.killed_late = False  # it took longer than its time of grace
+        self._ended = threading.Event()
+        self._mount()
+        for container in spec.get("initContainers", ()):
+            self._popen(container, self._command_of(container)).wait(60)
+        self.process = self._start()
+        self._prober = threading.Thread(target=self._probe, daemon=True)
+        self._prober.start()
+
+    def update_secret(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Bring a Secret's files up to date, as a node does within a minute."""
+        (volume,) = (one for one in self.spec["volumes"] if one.get("secret", {}).get("secretName") == name)
+        (mount,) = (one for one in self.container["volumeMounts"] if one["name"] == volume["name"])
+        write_atomically(self.place.root / mount["mountPath"].lstrip("/"), files, volume["secret"]["defaultMode"])
+
+    def log(self) -> str:
+        """What it has written to its standard streams."""
+        return (self.place.root / "log").read_text(errors="replace")
+
+    def execute(self, *command: str) -> str:
+        """What the command writes in the container; it has to succeed."""
+        done = subprocess.run(
+            [self._translated(word) for word in command],
+            env=self._environment(self.container),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def kill(self) -> None:
+        """End the container as the kernel does where memory is short; the node starts it again, at the same address."""
+        self.process.kill()
+
+    def delete(self, on_endpoints: Callable[[], None] = lambda: None) -> None:
+        """End the pod as a node does: sleep, signal, grace; returns when it is gone.
+
+        on_endpoints  is called at the same time as the pod begins to end
+        """
+        self.terminating = True
+        on_endpoints()
+        begin_s = time.monotonic()
+        time.sleep(self.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0))
+        image = self.container["image"].partition(":")[0]
+        self.process.send_signal(STOP_SIGNALS.get(image, signal.SIGTERM))
+        left_s = self.spec["terminationGracePeriodSeconds"] - (time.monotonic() - begin_s)
+        try:
+            self.exit_code = self.process.wait(left_s)
+        except subprocess.TimeoutExpired:
+            self.killed_late = True
+        self.vanish()
+
+    def vanish(self) -> None:
+        """Be gone, as with the machine it ran on."""
+        self.terminating = True
+        self._ended.set()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._prober.join()
+
+    def _mount(self) -> None:
+        volumes = {volume["name"]: volume for volume in self.spec["volumes"]}
+        for mount in self.container["volumeMounts"]:
+            target = self.place.root / mount["mountPath"].lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            volume = volumes.get(mount["name"], {})
+            if "subPath" in mount:
+                config = self._object("ConfigMap", volume["configMap"]["name"])
+                target.write_text(config["data"][mount["subPath"]])
+                target.chmod(volume["configMap"]["defaultMode"])
+            elif "configMap" in volume:
+                files = self._object("ConfigMap", volume["configMap"]["name"])["data"]
+                write_atomically(target, {name: text.encode() for name, text in files.items()}, 0o644)
+            elif "secret" in volume:
+                data = self._object("Secret", volume["secret"]["secretName"])["data"]
+                files = {name: base64.b64decode(text) for name, text in data.items()}
+                write_atomically(target, files, volume["secret"]["defaultMode"])
+            elif "emptyDir" in volume:
+                target.mkdir(exist_ok=True)
+            else:
+                target.symlink_to(self.place.volumes[mount["name"]])
+
+    def _object(self, kind: str, name: str) -> Manifest:
+        (found,) = (one for one in self.place.objects if (one["kind"], one["metadata"]["name"]) == (kind, name))
+        return found
+
+    def _translated(self, text: str) -> str:
+        """Put places of this machine where those of the container stand."""
+        paths = {
+            mount["mountPath"]: f"{self.place.root}{mount['mountPath']}" for mount in self.container["volumeMounts"]
+        }
+        replacements = {**paths, **self.place.replacements}
+        longest_first = sorted(replacements, key=len, reverse=True)
+        found = re.compile("|".join(rf"(?<![\w/.-]){re.escape(word)}(?![\w-])" for word in longest_first))
+        return found.sub(lambda word: replacements[word[0]], text)
+
+    def _command_of(self, container: Manifest) -> list[str]:
+        command = [*container.get("command", ()), *container.get("args", ())]
+        if "lisarec" in container["image"]:  # docker/start, the image's entrypoint, becomes this
+            return [sys.executable, "-m", "app", *map(self._translated, command)]
+        return [self._translated(word) for word in command]
+
+    def _environment(self, container: Manifest) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LISAREC_")}
+        folders = [f"{self.place.root}/usr/local/bin", inherited["PATH"], "/usr/sbin"]
+        given = IMAGE_VARIABLES if "lisarec" in container["image"] else {}
+        given = {**given, **(environment_of(container) if "env" in container else {})}
+        translated = {name: self._translated(value) for name, value in given.items()}
+        return {**inherited, "PATH": os.pathsep.join(folders), **translated, **self.place.variables}
+
+    def _popen(self, container: Manifest, command: list[str]) -> subprocess.Popen[bytes]:
+        environment = self._environment(container)
+        if command[0] != sys.executable:
+            command = [program_of(command[0], environment["PATH"]), *command[1:]]
+        with (self.place.root / "log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True)
+
+    def _probe(self) -> None:
+        """Ask each probe when it is time, and do what a node does with the answers, until the pod has ended."""
+        failures = {"startupProbe": 0, "readinessProbe": 0, "livenessProbe": 0}
+        due_s = dict.fromkeys(failures, time.monotonic())
+        while not self._ended.wait(0.05):
+            if self.process.poll() is not None and not self.terminating:
+                self._restart()
+            for name in failures:
+                probe = DEFAULTS | self.container.get(name, {})
+                wanted = name == "startupProbe" if not self.started else name != "startupProbe"
+                if not wanted or time.monotonic() < due_s[name]:
+                    continue
+                passed = name not in self.container or self._passes(probe)
+                failures[name] = 0 if passed else failures[name] + 1
+                due_s[name] = time.monotonic() + probe["periodSeconds"]
+                self._conclude(name, passed, failures[name] >= probe["failureThreshold"])
+
+    def _conclude(self, name: str, passed: bool, failed: bool) -> None:
+        if name == "readinessProbe":
+            self.ready = passed or (self.ready and not failed)
+        elif name == "startupProbe":
+            self.started = passed
+        if failed and name != "readinessProbe" and not self.terminating:
+            self.process.kill()
+
+    def _restart(self) -> None:
+        self.restarts += 1
+        self.started = self.ready = False
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return self._popen(self.container, [*self._command_of(self.container), *self.place.arguments])
+
+    def _passes(self, probe: Manifest) -> bool:
+        timeout_s = probe["timeoutSeconds"]
+        if "exec" in probe:
+            command = [self._translated(word) for word in probe["exec"]["command"]]
+            with suppress(subprocess.TimeoutExpired):
+                environment = self._environment(self.container)
+                done = subprocess.run(command, env=environment, capture_output=True, timeout=timeout_s)
+                return done.returncode == 0
+            return False
+        get = probe["httpGet"]
+        with suppress(httpx.TransportError):
+            url = f"http://{self.place.address}:{self.place.ports[get['port']]}{get['path']}"
+            return 200 <= httpx.get(url, timeout=timeout_s).status_code < 400
+        return False
+
+
+def program_of(name: str, path: str) -> str:
+    """The program of a pod's own files, else that of this machine."""
+    own = Path(path.partition(os.pathsep)[0]) / name
+    return str(own) if own.exists() else program(name)
+
+
+def wait_until_ready(*pods: Pod) -> None:
+    """Wait until the probes have found all of them ready."""
+    for pod in pods:
+        wait_until(lambda pod=pod: pod.ready, pod.log)  # type: ignore[misc]

@@ -1,0 +1,334 @@
+"""What Helm makes of the chart: valid for the last three versions of Kubernetes, hardened, and closed to everybody."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from app.settings import Settings
+from benchmarks.harness.compose import ROOT
+from tests.deploy.chart import (
+    CHART,
+    EVERYTHING,
+    RELEASE,
+    VARIANTS,
+    Manifest,
+    environment_of,
+    helm,
+    named,
+    pods,
+    render,
+    rendered_variant,
+)
+
+DOCKER = ROOT / "docker"
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+VERSIONS = ("1.35", "1.36", "1.37")
+OF_THE_OPERATOR = "monitoring.coreos.com/v1"  # whose schemas are not Kubernetes's
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
+    return rendered_variant(request.param)
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    for values in VARIANTS.values():
+        linted = helm("lint", str(CHART), "--strict", values=values)
+        assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+def test_three_versions_of_kubernetes_are_the_newest_that_there_are_schemas_of() -> None:
+    newest = [".".join(version.split(".")[:2]) for version in kubernetes_validate.utils.all_versions()]
+    assert tuple(dict.fromkeys(newest))[-3:] == VERSIONS
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_object_fits_its_schema(variant: str, version: str) -> None:
+    for manifest in render(VARIANTS[variant], version):
+        if manifest["apiVersion"] != OF_THE_OPERATOR:
+            assert kubernetes_validate.validate(manifest, version, strict=True) == version
+
+
+def test_a_field_that_there_is_not_is_found() -> None:
+    deployment = named(render(), "Deployment", "app")
+    deployment["spec"]["template"]["spec"]["enableServiceLink"] = False
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, VERSIONS[-1], strict=True)
+
+
+def test_an_older_cluster_is_refused() -> None:
+    refused = helm("template", RELEASE, str(CHART), "--kube-version", "1.29")
+    assert refused.returncode != 0
+    assert "1.30" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"app": {"replica": 3}}, "additional properties 'replica' not allowed"),
+        ({"settings": {"LISAREC_MAX_COST": 100}}, "got number, want string"),
+        ({"settings": {"MAX_COST": "100"}}, "invalid propertyName 'MAX_COST'"),
+        ({"redis": {"url": "localhost:6379"}}, "/redis/url"),
+        ({"ingress": {"enabled": True, "host": "a.example"}}, "ingress.tlsSecret is the Secret of the certificate"),
+        ({"ingress": {"enabled": True, "tlsSecret": "a"}}, "ingress.host is the name of your service"),
+    ],
+)
+def test_values_that_cannot_be_right_are_refused_and_named(values: dict[str, Any], reason: str) -> None:
+    refused = helm("template", RELEASE, str(CHART), values=values)
+    assert refused.returncode != 0
+    assert reason in refused.stderr
+
+
+def test_what_the_chart_ships_are_the_files_of_docker_themselves() -> None:
+    """A link, which Helm follows: copies would differ one day."""
+    for file in (CHART / "files").iterdir():
+        assert file.is_symlink()
+        assert file.resolve().is_relative_to(DOCKER)
+    manifests = rendered_variant("everything")
+    assert named(manifests, "ConfigMap", "balancer")["data"] == {"haproxy.cfg": (DOCKER / "haproxy.cfg").read_text()}
+    names = ("make-secrets", "redis-load-users", "redis-start", "redis.conf")
+    of_redis = {name: (DOCKER / "redis" / name).read_text() for name in names}
+    assert named(manifests, "ConfigMap", "redis")["data"] == of_redis
+
+
+def test_every_pod_is_hardened_and_bounded(manifests: list[Manifest]) -> None:
+    for component, pod in pods(manifests).items():
+        assert pod["enableServiceLinks"] is False, component
+        assert pod["automountServiceAccountToken"] is False, component
+        assert pod["securityContext"]["runAsNonRoot"] is True, component
+        assert pod["securityContext"]["runAsUser"] > 0, component
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, component
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, component
+            assert "memory" in container["resources"]["limits"], component
+            assert ":" in container["image"].rpartition("/")[2], component
+
+
+def test_no_password_and_no_key_stands_in_an_environment_or_a_command(manifests: list[Manifest]) -> None:
+    secrets = [
+        base64.b64decode(text).decode()
+        for manifest in manifests
+        if manifest["kind"] == "Secret"
+        for text in manifest["data"].values()
+    ]
+    for manifest in manifests:
+        if manifest["kind"] != "Secret":
+            assert not any(secret in yaml.safe_dump(manifest) for secret in secrets)
+    for component, pod in pods(manifests).items():
+        names = {variable["name"] for container in pod["containers"] for variable in container.get("env", ())}
+        assert not any(name.endswith("PASSWORD") for name in names), component
+
+
+def test_every_object_that_a_pod_names_is_there_or_a_value_names_it() -> None:
+    manifests = rendered_variant("defaults")
+    there = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
+    there.add(("Secret", VALUES["keys"]["secret"]))
+    for pod in pods(manifests).values():
+        for volume in pod["volumes"]:
+            for kind, source, name in (
+                ("ConfigMap", "configMap", "name"),
+                ("PersistentVolumeClaim", "persistentVolumeClaim", "claimName"),
+                ("Secret", "secret", "secretName"),
+            ):
+                if source in volume:
+                    assert (kind, volume[source][name]) in there
+        mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+        claimed = {"data"} if "redis" in str(pod["containers"]) else set()
+        assert mounted - claimed <= {volume["name"] for volume in pod["volumes"]}
+
+
+def test_every_selector_finds_pods_and_every_port_is_theirs(manifests: list[Manifest]) -> None:
+    labels = {component: {"app.kubernetes.io/component": component} for component in pods(manifests)}
+    for manifest in manifests:
+        if manifest["kind"] in ("Service", "PodDisruptionBudget", "Deployment", "StatefulSet"):
+            selector = manifest["spec"]["selector"]
+            selected = selector.get("matchLabels", selector)
+            assert selected["app.kubernetes.io/instance"] == RELEASE
+            assert any(selected.items() >= one.items() for one in labels.values()), manifest["metadata"]["name"]
+        if manifest["kind"] == "Service":
+            component = manifest["spec"]["selector"]["app.kubernetes.io/component"]
+            ports = {
+                port["name"] for container in pods(manifests)[component]["containers"] for port in container["ports"]
+            }
+            assert {port["targetPort"] for port in manifest["spec"]["ports"]} <= ports
+
+
+def peers(rule: Manifest, direction: str) -> set[str]:
+    """The components that a rule lets through; `anybody` where it names nobody."""
+    if not rule.get(direction):
+        return {"anybody"}
+    return {
+        peer.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/component", "others")
+        for peer in rule[direction]
+    }
+
+
+def test_only_who_has_business_there_reaches_a_pod() -> None:
+    manifests = rendered_variant("defaults")
+    policies = {
+        manifest["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: manifest["spec"]
+        for manifest in manifests
+        if manifest["kind"] == "NetworkPolicy"
+    }
+    assert policies.keys() == pods(manifests).keys()
+    assert all(policy["policyTypes"] == ["Ingress", "Egress"] for policy in policies.values())
+    reached = {
+        component: [(rule["ports"][0]["port"], peers(rule, "from")) for rule in policy["ingress"]]
+        for component, policy in policies.items()
+    }
+    assert reached == {
+        "balancer": [("http", {"anybody"}), ("metrics", {"others"})],
+        "app": [("http", {"others"}), ("http", {"balancer"})],
+        "archive": [("metrics", {"others"})],
+        "trainer": [],
+        "redis": [("redis", {"app", "archive", "trainer"})],
+    }
+    reaches = {
+        component: [(rule["ports"][0]["port"], peers(rule, "to")) for rule in policy["egress"]]
+        for component, policy in policies.items()
+    }
+    of_the_store = [(53, {"anybody"}), (6379, {"redis"})]
+    assert reaches == {
+        "balancer": [(53, {"anybody"}), (8000, {"app"})],
+        "app": of_the_store,
+        "archive": of_the_store,
+        "trainer": of_the_store,
+        "redis": [],
+    }
+
+
+def test_the_world_enters_by_tls_through_the_balancer() -> None:
+    manifests = rendered_variant("everything")
+    ingress = named(manifests, "Ingress", "balancer")["spec"]
+    assert ingress["tls"] == [{"hosts": ["recs.shop.example"], "secretName": "recs-tls"}]
+    (rule,) = ingress["rules"]
+    assert rule["http"]["paths"][0]["backend"]["service"] == {"name": f"{RELEASE}-balancer", "port": {"name": "http"}}
+    assert not any(manifest["kind"] == "Ingress" for manifest in rendered_variant("defaults"))
+    kinds = {manifest["spec"].get("type", "ClusterIP") for manifest in manifests if manifest["kind"] == "Service"}
+    assert kinds == {"ClusterIP"}
+
+
+def test_pods_are_scaled_by_processor_and_queue_within_what_the_balancer_looks_for() -> None:
+    manifests = rendered_variant("everything")
+    scaler = named(manifests, "HorizontalPodAutoscaler", "app")["spec"]
+    by_type = {metric["type"]: metric for metric in scaler["metrics"]}
+    assert by_type["Resource"]["resource"]["target"] == {"type": "AverageValue", "averageValue": "500m"}
+    queue = by_type["Pods"]["pods"]
+    assert queue["metric"] == {"name": "lisarec_queue_depth", "selector": {"matchLabels": {"queue": "requests"}}}
+    assert int(queue["target"]["averageValue"]) < Settings.model_fields["max_requests"].default
+    deployment = named(manifests, "Deployment", "app")["spec"]
+    assert "replicas" not in deployment  # each upgrade would undo what the autoscaler has done
+    balancer = environment_of(pods(manifests)["balancer"]["containers"][0])
+    assert int(balancer["LISAREC_MAX_REPLICAS"]) >= 2 * scaler["maxReplicas"]
+    retries = int(re.findall(r"^ *retries (\d+)$", (DOCKER / "haproxy.cfg").read_text(), re.M)[0])
+    assert scaler["behavior"]["scaleUp"]["policies"][0]["value"] <= retries
+    fixed = named(rendered_variant("another Redis"), "Deployment", "app")["spec"]
+    assert fixed["replicas"] == VALUES["app"]["replicas"]
+
+
+def test_pods_end_after_they_have_drained_and_finished(manifests: list[Manifest]) -> None:
+    pod = pods(manifests)["app"]
+    drain_s = float(environment_of(pod["containers"][0])["LISAREC_DRAIN_S"])
+    assert pod["terminationGracePeriodSeconds"] > drain_s + Settings.model_fields["shutdown_timeout_s"].default
+    balancer = pods(manifests)["balancer"]
+    sleep_s = balancer["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    hard_stop_s = int(re.findall(r"hard-stop-after (\d+)s", (DOCKER / "haproxy.cfg").read_text())[0])
+    assert balancer["terminationGracePeriodSeconds"] > sleep_s + hard_stop_s
+
+
+def test_a_node_may_always_be_drained_and_takes_one_pod_of_a_kind_at_a_time() -> None:
+    manifests = rendered_variant("defaults")
+    budgets = [one["spec"] for one in manifests if one["kind"] == "PodDisruptionBudget"]
+    assert {budget["selector"]["matchLabels"]["app.kubernetes.io/component"] for budget in budgets} == {
+        "app",
+        "balancer",
+    }
+    for budget in budgets:
+        assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    for component in ("app", "balancer"):
+        spread = pods(manifests)[component]["topologySpreadConstraints"]
+        assert [one["topologyKey"] for one in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+
+
+def test_what_watches_is_that_of_the_compose_file() -> None:
+    manifests = rendered_variant("everything")
+    monitors = [manifest for manifest in manifests if manifest["kind"] == "ServiceMonitor"]
+    services = {one["metadata"]["name"]: one for one in manifests if one["kind"] == "Service"}
+    for monitor in monitors:
+        service = services[monitor["metadata"]["name"]]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+        assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+        assert monitor["metadata"]["labels"]["release"] == EVERYTHING["monitoring"]["labels"]["release"]  # type: ignore[index]
+    # the job of a target is the label of its Service, and alerts select by jobs
+    jobs = {
+        services[monitor["metadata"]["name"]]["metadata"]["labels"]["app.kubernetes.io/component"]
+        for monitor in monitors
+    }
+    rules = named(manifests, "PrometheusRule", "app")["spec"]["groups"]
+    asked = set(re.findall(r'job=~?"([\w|]+)"', str(rules)))
+    assert {job for one in asked for job in one.split("|")} <= jobs
+    written = yaml.safe_load((DOCKER / "prometheus" / "alerts.yml").read_text())["groups"]
+    left_out = {"NoTrainer", "TrainingFails", "ModelOld"}  # the trainer is a Job
+    assert [rule for group in written for rule in group["rules"] if rule["alert"] not in left_out] == [
+        rule for group in rules for rule in group["rules"]
+    ]
+    config = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yml").read_text())
+    (balancer,) = (one for one in config["scrape_configs"] if one["job_name"] == "haproxy")
+    endpoint = named(manifests, "ServiceMonitor", "balancer")["spec"]["endpoints"][0]
+    (relabelling,) = balancer["metric_relabel_configs"]
+    assert endpoint["metricRelabelings"] == [
+        {"sourceLabels": relabelling["source_labels"], "regex": relabelling["regex"], "action": relabelling["action"]}
+    ]
+    board = named(manifests, "ConfigMap", "dashboard")
+    assert board["data"]["lisarec.json"] == (DOCKER / "grafana" / "dashboards" / "lisarec.json").read_text()
+
+
+def bytes_of(text: str) -> float:
+    number, unit = re.fullmatch(r"([\d.]+) ?([kMGT]i?[bB]?|gb)", text).groups()  # type: ignore[union-attr]
+    return float(number) * {"Mi": 2**20, "Gi": 2**30, "GiB": 2**30, "gb": 2**30}[unit]
+
+
+def table(text: str, first: str) -> list[list[str]]:
+    """The rows of the table whose head begins so."""
+    lines = text.splitlines()
+    begin = next(n for n, line in enumerate(lines) if line.lstrip("# ").startswith(f"| {first}"))
+    rows = []
+    for line in lines[begin + 2 :]:
+        if not line.lstrip("# ").startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.lstrip("# ").strip("|").split("|")])
+    return rows
+
+
+def test_the_sizes_are_those_of_the_sizing_table() -> None:
+    """Redis's memory in the table is twice what it holds; its disk has a log and the one that takes its place."""
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    begin = operations.index("What that means at the peak")
+    needed = {row[0]: row for row in table(operations[begin:], "users")}
+    sizes = table((CHART / "values.yaml").read_text(), "users")
+    assert len(sizes) == 3
+    for users, replicas, maxmemory, memory, disk, archive in sizes:
+        _, _, _, service, of_redis, of_the_disk, of_the_archive = needed[users]
+        assert int(replicas) >= int(service.split()[0])
+        assert 2 * bytes_of(maxmemory) >= bytes_of(of_redis.split(", ")[1])
+        assert bytes_of(memory) >= 2.5 * bytes_of(maxmemory)
+        assert bytes_of(disk) >= bytes_of(of_the_disk)
+        assert bytes_of(archive) >= bytes_of(of_the_archive)
+    assert sizes[0][1:] == [
+        str(VALUES["autoscaling"]["minReplicas"]),
+        VALUES["redis"]["maxmemory"],
+        VALUES["redis"]["resources"]["limits"]["memory"],
+        VALUES["redis"]["storage"]["size"],
+        VALUES["storage"]["archive"]["size"],
+    ]

@@ -1,0 +1,211 @@
+"""The chart and docker-compose.yml run the same parts: the same commands, settings, limits, folders and health.
+
+Where they differ on purpose the difference stands here, with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.harness.compose import COMPOSE_FILE, DEFAULT_OF_VARIABLE, ROOT
+from tests.deploy.chart import Manifest, environment_of, named, pods, rendered_variant
+
+COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+SERVICE_OF = {"app": "app", "archive": "archive", "trainer": "trainer", "redis": "redis", "balancer": "haproxy"}
+OF_THE_IMAGE = ("app", "archive", "trainer")
+STAYING = ("app", "archive", "redis", "balancer")
+
+# What only one of the two has, or has otherwise: (the chart's, the compose file's); None is neither.
+DIFFERENT_SETTINGS: dict[str, dict[str, tuple[str | None, str | None]]] = {
+    "app": {
+        "LISAREC_DRAIN_S": ("10", None),  # others than one HAProxy have to notice, too
+        "LISAREC_REDIS_PASSWORD": (None, ""),  # in a Secret only
+        "LISAREC_REDIS_URL": ("redis://lisarec@lisarec-redis:6379/0", "redis://lisarec@redis:6379/0"),
+    },
+    "archive": {
+        "LISAREC_REDIS_PASSWORD": (None, ""),
+        "LISAREC_REDIS_URL": ("redis://lisarec@lisarec-redis:6379/0", "redis://lisarec@redis:6379/0"),
+    },
+    "trainer": {
+        "LISAREC_PORT": (None, "9465"),  # a Job that ends has no health and no numbers to read
+        "LISAREC_REDIS_PASSWORD": (None, ""),
+        "LISAREC_REDIS_URL": ("redis://lisarec@lisarec-redis:6379/0", "redis://lisarec@redis:6379/0"),
+    },
+    "balancer": {
+        "LISAREC_APP": ("lisarec-app.shop.svc.cluster.local", "app"),
+        "LISAREC_DNS": (None, "127.0.0.11:53"),  # of the pod's /etc/resolv.conf
+        "LISAREC_MAX_CONNECTIONS_PER_SOURCE": ("2000", "1000"),  # behind an ingress all clients are one source
+    },
+}
+
+
+def filled_in(value: Any) -> Any:
+    """The compose file's value where no variable is set."""
+    if isinstance(value, str):
+        text = re.sub(r"\$\{\w+:\+[^}]*\}\}?", "", value)
+        return DEFAULT_OF_VARIABLE.sub(r"\1", text).replace("$$", "$")
+    if isinstance(value, list):
+        return [filled_in(one) for one in value]
+    if isinstance(value, dict):
+        return {name: filled_in(one) for name, one in value.items()}
+    return value
+
+
+def service(component: str) -> Manifest:
+    """The service of the compose file, with its defaults filled in."""
+    found: Manifest = filled_in(COMPOSE[SERVICE_OF[component]])
+    return found
+
+
+def pod(component: str) -> Manifest:
+    found: Manifest = pods(rendered_variant("defaults"))[component]
+    return found
+
+
+def container(component: str) -> Manifest:
+    (found,) = pod(component)["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def bytes_of(size: str) -> int:
+    """Kubernetes's Mi and Gi, and Docker's m and g, which are the same."""
+    number, unit = re.fullmatch(r"(\d+)([a-zA-Z]+)", size).groups()  # type: ignore[union-attr]
+    return int(number) * {"Mi": 2**20, "Gi": 2**30, "m": 2**20, "g": 2**30}[unit]
+
+
+def seconds_of(duration: str) -> int:
+    return int(duration.removesuffix("s"))
+
+
+@pytest.mark.parametrize("component", [*OF_THE_IMAGE, "balancer"])
+def test_the_settings_are_the_same(component: str) -> None:
+    of_the_chart = environment_of(container(component))
+    of_compose = {name: str(value) for name, value in service(component)["environment"].items()}
+    names = of_the_chart.keys() | of_compose.keys()
+    different = {
+        name: (of_the_chart.get(name), of_compose.get(name))
+        for name in names
+        if of_the_chart.get(name) != of_compose.get(name)
+    }
+    assert different == DIFFERENT_SETTINGS[component]
+
+
+@pytest.mark.parametrize("component", OF_THE_IMAGE)
+def test_the_image_starts_the_same_command(component: str) -> None:
+    """The trainer of the compose file goes on for ever, and says how it is; here it is started for each round."""
+    command = service(component)["command"]
+    if component == "trainer":
+        assert command == ["retrain", "--every", "24h", "--metrics", "0.0.0.0:9465"]
+        command = command[:1]
+    assert container(component)["args"] == command
+    assert "command" not in container(component)  # the image's own ENTRYPOINT
+    assert container(component)["image"].partition(":")[0] == service(component)["image"].partition(":")[0]
+
+
+def test_redis_starts_with_the_same_command_and_files() -> None:
+    assert container("redis")["args"] == service("redis")["command"]
+    assert container("redis")["image"] == service("redis")["image"]
+    mounted = {mount["mountPath"] for mount in container("redis")["volumeMounts"]}
+    of_compose = {volume.split(":")[1] for volume in service("redis")["volumes"]}
+    # a cluster of the chart's own there is not; who makes the passwords is a container of the same pod
+    assert of_compose - mounted == {"/etc/redis-cluster.conf"}
+    assert mounted - of_compose == {"/given", "/secrets", "/usr/local/bin/make-secrets"}
+    (secrets,) = pod("redis")["initContainers"]
+    assert secrets["command"] == filled_in(COMPOSE["secrets"]["entrypoint"])
+    assert bytes_of(secrets["resources"]["limits"]["memory"]) == bytes_of(COMPOSE["secrets"]["mem_limit"])
+
+
+def test_haproxy_starts_with_the_same_file_and_the_options_of_its_image() -> None:
+    (volume,) = service("balancer")["volumes"]
+    mount_path = container("balancer")["volumeMounts"][0]["mountPath"]
+    assert volume.split(":")[1] == f"{mount_path}/haproxy.cfg"
+    assert container("balancer")["command"][2].endswith(f"exec haproxy -W -db -f {mount_path}/haproxy.cfg")
+    assert container("balancer")["image"] == service("balancer")["image"]
+
+
+@pytest.mark.parametrize("component", SERVICE_OF)
+def test_the_limits_are_the_same(component: str) -> None:
+    limits = container(component)["resources"]["limits"]
+    assert bytes_of(limits["memory"]) == bytes_of(service(component)["mem_limit"])
+    cpus = float(service(component)["cpus"])
+    assert limits.get("cpu") == (f"{cpus:g}" if cpus else None)
+
+
+@pytest.mark.parametrize("component", OF_THE_IMAGE)
+def test_the_same_folders_may_be_read_and_written(component: str) -> None:
+    of_the_chart = {mount["mountPath"]: mount.get("readOnly", False) for mount in container(component)["volumeMounts"]}
+    (tmpfs,) = service(component)["tmpfs"]
+    of_compose = {volume.split(":")[1]: volume.endswith(":ro") for volume in service(component)["volumes"]}
+    assert of_the_chart == {tmpfs: False, **of_compose}
+    (tmp,) = (volume for volume in pod(component)["volumes"] if volume["name"] == "tmp")
+    assert tmp["emptyDir"]["medium"] == "Memory"
+
+
+@pytest.mark.parametrize("component", SERVICE_OF)
+def test_everything_is_as_hardened(component: str) -> None:
+    composed, security = service(component), container(component)["securityContext"]
+    assert security["readOnlyRootFilesystem"] is composed["read_only"]
+    assert security["capabilities"]["drop"] == composed["cap_drop"]
+    assert (not security["allowPrivilegeEscalation"]) == ("no-new-privileges:true" in composed["security_opt"])
+    # nobody's command is process 1 where Docker's init is
+    assert pod(component).get("shareProcessNamespace", False) == composed.get("init", False)
+
+
+@pytest.mark.parametrize("component", OF_THE_IMAGE)
+def test_the_user_is_that_of_the_image(component: str) -> None:
+    (user,) = re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.M)
+    security = pod(component)["securityContext"]
+    assert (security["runAsUser"], security["runAsGroup"]) == tuple(map(int, user))
+    assert security["fsGroup"] == int(user[1])  # so that files of a Secret can be read
+
+
+@pytest.mark.parametrize("component", SERVICE_OF)
+def test_who_ends_has_as_much_time(component: str) -> None:
+    """Beside what the chart lets pass before: the sleep, and a time of draining that is longer than Docker's second."""
+    grace_s = pod(component)["terminationGracePeriodSeconds"]
+    waiting_s = container(component).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    draining_s = int(environment_of(container("app"))["LISAREC_DRAIN_S"]) if component == "app" else 0
+    assert grace_s - waiting_s - draining_s == seconds_of(service(component)["stop_grace_period"])
+
+
+@pytest.mark.parametrize("component", ["app", "archive"])
+def test_readiness_is_the_healthcheck_of_the_image(component: str) -> None:
+    (interval, timeout, start, retries) = re.findall(
+        r"HEALTHCHECK --interval=(\d+)s --timeout=(\d+)s --start-period=(\d+)s --retries=(\d+)", DOCKERFILE
+    )[0]
+    probe = container(component)["readinessProbe"]
+    assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (int(interval), int(timeout))
+    assert probe.get("failureThreshold", 3) == int(retries)
+    (path,) = re.findall(r"\['LISAREC_PORT'\]\}(/\w+)", DOCKERFILE)
+    (port,) = (port for port in container(component)["ports"] if port["name"] == probe["httpGet"]["port"])
+    told = environment_of(container(component)).get("LISAREC_PORT", re.findall(r"LISAREC_PORT=(\d+)", DOCKERFILE)[0])
+    assert (probe["httpGet"]["path"], port["containerPort"]) == (path, int(told))
+    if starting := container(component).get("startupProbe"):
+        assert starting["periodSeconds"] * starting["failureThreshold"] == int(start)
+
+
+def test_redis_is_asked_as_its_healthcheck_asks() -> None:
+    check, probe = service("redis")["healthcheck"], container("redis")["readinessProbe"]
+    assert probe["exec"]["command"] == ["sh", "-c", check["test"][1]]
+    assert check["test"][0] == "CMD-SHELL"
+    assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (
+        seconds_of(check["interval"]),
+        seconds_of(check["timeout"]),
+    )
+    assert "livenessProbe" not in container("redis")
+
+
+def test_every_part_that_stays_is_there_and_nothing_else() -> None:
+    staying = {name for name, service in COMPOSE.items() if "restart" in service and "profiles" not in service}
+    of_watching = {"prometheus", "grafana"}  # the cluster's own
+    assert {SERVICE_OF[component] for component in pods(rendered_variant("defaults"))} == staying - of_watching
+    kinds = {component: "StatefulSet" if component == "redis" else "Deployment" for component in STAYING}
+    for component, kind in kinds.items():
+        assert named(rendered_variant("defaults"), kind, component)
+    assert named(rendered_variant("defaults"), "CronJob", "trainer")["spec"]["concurrencyPolicy"] == "Forbid"
