@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from app.settings import StoreSettings
+from storage.errors import StorageError
 from storage.protocol import UserStore
 from storage.redis.nodes import ReplicaAcks
 from storage.redis.store import RedisOptions, RedisStore
@@ -12,14 +13,29 @@ from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
 
 
-async def open_store(settings: StoreSettings, *generations: Generation) -> UserStore:
+async def open_store(settings: StoreSettings, *generations: Generation, is_new: bool = False) -> UserStore:
     """Open the store of the settings. A Redis that is not there yet is no error: the service waits for it.
+
+    is_new  the store may lack what an archive has
 
     raises  StorageError, ValueError  when the store cannot be used as it is
     """
     ttl_days = settings.state_ttl_days
     if settings.redis_url is None:
-        return await SQLiteStore.open(settings.data_dir, generations, tenant=settings.tenant, state_ttl_days=ttl_days)
+        store = await SQLiteStore.open(
+            settings.data_dir,
+            generations,
+            tenant=settings.tenant,
+            state_ttl_days=ttl_days,
+            archive_dir=settings.archive,
+        )
+        try:
+            if generations and not is_new:
+                await store.require_archived()
+        except StorageError:
+            await store.close()
+            raise
+        return store
     return await RedisStore.open(
         settings.redis_url_with_password,
         generations,
@@ -44,7 +60,7 @@ async def opened_store(
         raise ValueError(
             f"'{settings.data_dir}' has no users; give --data-dir or --redis-url as 'lisarec serve' has it"
         )
-    store = await open_store(settings, *generations)
+    store = await open_store(settings, *generations, is_new=is_new)
     try:
         yield store
     finally:

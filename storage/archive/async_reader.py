@@ -1,11 +1,13 @@
 """Reading an archive from an event loop, in threads of its own and in bounded time."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from storage.archive.manifest import Manifest
 from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.errors import StorageUnavailable
 from storage.folders.folder import Folder
@@ -14,6 +16,8 @@ THREADS = 2
 TIMEOUT_S = 5.0
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncArchiveReader:
@@ -48,3 +52,15 @@ class AsyncArchiveReader:
     def close(self) -> None:
         """Give up what is still read, and let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def read_manifest(folder: Path | Folder | None, timeout_s: float) -> Manifest | None:
+    """Return the archive's manifest; None where there is none, or it cannot be read in time, which is logged."""
+    archive = AsyncArchiveReader(folder, timeout_s)
+    try:
+        return await archive.read(lambda snapshot: snapshot.manifest) if archive.is_configured else None
+    except StorageUnavailable as exc:
+        logger.warning("the archive does not tell what the store has to hold: %s", exc)
+        return None
+    finally:
+        archive.close()

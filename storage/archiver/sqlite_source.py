@@ -14,15 +14,13 @@ from storage.archive.writer import ErasureEntry, EventEntry
 from storage.archiver.source import PAGE, EntryPage, LogSource
 from storage.errors import StorageError, StorageUnavailable
 from storage.sqlite.database import BUSY_TIMEOUT_S, FILE_NAME
-from storage.sqlite.log import IS_ERASED, RECORD_COLUMNS
-from storage.state.event import event_hash
+from storage.sqlite.log import IS_ERASED, RECORD_COLUMNS, archive_position, holds_archived
 from storage.state.record_encoding import from_row
 
 SELECT_LOG = f"""
 SELECT seq, tenant, {RECORD_COLUMNS} FROM log WHERE seq > ? AND NOT {IS_ERASED} ORDER BY seq LIMIT ?
 """  # noqa: S608, the columns are a constant
 SELECT_ERASURES = "SELECT id, tenant, user, through_seq FROM erasures WHERE id > ? ORDER BY id"
-SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
 ERASURES = 1  # a partition of its own in the manifest's positions; the log is partition 0
 
 
@@ -52,10 +50,12 @@ class SQLiteSource(LogSource):
     @override
     def entries(self, position_of: Callable[[int], str | None]) -> Iterator[EntryPage]:
         position = position_of(0)
-        after = 0 if position is None else self._checked_seq(position)
+        if position is not None and not holds_archived(self._db, position):
+            raise StorageError("the archive holds events of another SQLite file; give another archive directory")
+        after = int(position.partition("-")[0]) if position is not None else 0
         while page := self._page(after):
             after = page[-1].seq
-            yield EntryPage(0, page, _position(page[-1]))
+            yield EntryPage(0, page, archive_position(after, page[-1].tenant, page[-1].record))
         erased = self._db.execute(SELECT_ERASURES, (int(position_of(ERASURES) or 0),)).fetchall()
         if erased:
             users = [ErasureEntry(tenant, 0, through_seq + 1, user) for _, tenant, user, through_seq in erased]
@@ -73,19 +73,8 @@ class SQLiteSource(LogSource):
     def memory_usage(self) -> Sequence[tuple[str, int, int]]:
         return []
 
-    def _page(self, after: int, limit: int = PAGE) -> list[EventEntry]:
+    def _page(self, after: int) -> list[EventEntry]:
         # the table has no time of logging; the archive's days are those of archiving
         now_ms = time.time_ns() // 1_000_000
-        rows = self._db.execute(SELECT_LOG, (after, limit))
+        rows = self._db.execute(SELECT_LOG, (after, PAGE))
         return [EventEntry(tenant, 0, seq, now_ms, from_row(columns)) for seq, tenant, *columns in rows]
-
-    def _checked_seq(self, position: str) -> int:
-        seq = int(position.partition("-")[0])
-        found = [_position(entry) for entry in self._page(seq - 1, 1) if entry.seq == seq]
-        if found != [position] and (found or not self._db.execute(SELECT_ERASED_AT, (seq,)).fetchall()):
-            raise StorageError("the archive holds events of another SQLite file; give another archive directory")
-        return seq
-
-
-def _position(entry: EventEntry) -> str:
-    return f"{entry.seq}-{event_hash(f'{entry.tenant}/{entry.record.user_id}/{entry.record.entry_id}'):016x}"

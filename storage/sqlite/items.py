@@ -48,6 +48,7 @@ ON CONFLICT (tenant, name) DO UPDATE SET count = count + excluded.count
 SECRET = "secret"  # noqa: S105, the name of it
 EXPERIMENT = "experiment"
 TREND_CLOCK = "trend-clock"
+ACCEPTED_ARCHIVE = "accepted-archive"  # id of the archive that may hold what the log lacks
 
 
 def items_version(db: sqlite3.Connection, tenant: str) -> int:

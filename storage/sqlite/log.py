@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from storage.records import LogEntry
 from storage.sqlite.batches import execute_in_batches
-from storage.state.event import LogRecord
+from storage.state.event import LogRecord, event_hash
 from storage.state.record_encoding import COLUMNS, from_row, to_row
 
 LOG_PAGE = 2_000  # entries of the whole log that are read at once, some 20 ms
@@ -23,6 +23,10 @@ SELECT_EVENTS = f"""
 SELECT seq, {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq > ? AND NOT {IS_ERASED}
 ORDER BY seq LIMIT ?
 """  # noqa: S608, the columns are a constant
+SELECT_ENTRY = f"""
+SELECT tenant, {RECORD_COLUMNS} FROM log WHERE seq = ? AND NOT {IS_ERASED}
+"""  # noqa: S608, the columns are a constant
+SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
 SELECT_NEWEST_OF_USER = f"""
 SELECT seq, {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq < ? ORDER BY seq DESC LIMIT ?
 """  # noqa: S608, the columns are a constant
@@ -89,3 +93,18 @@ def log_page(db: sqlite3.Connection, tenant: str, user_id: str) -> Iterator[tupl
 def newest_entries(db: sqlite3.Connection, tenant: str, limit: int) -> list[tuple[str | None, ...]]:
     """Return kind, user, id, item and type of the tenant's entries among the newest `limit` ones of all tenants."""
     return db.execute(SELECT_NEWEST, (tenant, limit)).fetchall()
+
+
+def archive_position(seq: int, tenant: str, record: LogRecord) -> str:
+    """Return what an archive notes of an entry, so that the log can be recognised by it."""
+    return f"{seq}-{event_hash(f'{tenant}/{record.user_id}/{record.entry_id}'):016x}"
+
+
+def holds_archived(db: sqlite3.Connection, position: str) -> bool:
+    """Return whether the log has the entry at an archive's position, or had it before its user was erased."""
+    seq = int(position.partition("-")[0])
+    row = db.execute(SELECT_ENTRY, (seq,)).fetchone()
+    if row is None:
+        return db.execute(SELECT_ERASED_AT, (seq,)).fetchone() is not None
+    tenant, *columns = row
+    return archive_position(seq, tenant, from_row(columns)) == position

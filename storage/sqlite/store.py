@@ -14,7 +14,9 @@ from pathlib import Path
 from typing_extensions import override
 
 from storage.archive import item_counts
+from storage.archive.async_reader import read_manifest
 from storage.errors import MergeRefused, StorageError, StorageUnavailable, UnknownEvent
+from storage.folders.folder import Folder
 from storage.protocol import UserStore
 from storage.records import (
     MAIN_TENANT,
@@ -39,6 +41,7 @@ from storage.sqlite.generations import SQLiteGenerations, active
 from storage.sqlite.log import (
     LOG_PAGE,
     NEWEST_PAGE,
+    holds_archived,
     log_entries,
     log_page,
     newest_entries,
@@ -59,6 +62,12 @@ NEWEST = 2**63 - 1  # above every sequence number
 EMPTY_LOG_WITHIN_S = 1.0
 ERASE_PAUSE_S = 0.005
 
+ARCHIVE_TIMEOUT_S = 1.0
+ARCHIVE_HAS_MORE = (
+    "the archive '{archive}' has events that the store lacks: the file is an older one, or another. Put the right one "
+    "back, or go on without them: 'lisarec repair --accept-loss', and another archive directory for the archiver"
+)
+
 logger = logging.getLogger(__name__)
 
 
@@ -66,9 +75,15 @@ class SQLiteStore(UserStore):
     """A UserStore in one directory. Make it with `open`; it may be used from any event loop."""
 
     def __init__(
-        self, database: Database, generations: Sequence[Generation], state_ttl_days: int | None, tenant: str
+        self,
+        database: Database,
+        generations: Sequence[Generation],
+        state_ttl_days: int | None,
+        tenant: str,
+        archive_dir: Path | Folder | None,
     ) -> None:
         self._database = database
+        self._archive_dir = archive_dir
         self._catch_up = CatchUpThread(database)
         self._generations = SQLiteGenerations(database, tenant)
         self._served = tuple(generations)
@@ -84,8 +99,11 @@ class SQLiteStore(UserStore):
         tenant: str = MAIN_TENANT,
         max_waiting_events: int = MAX_WAITING_EVENTS,
         state_ttl_days: int | None = None,
+        archive_dir: Path | Folder | None = None,
     ) -> "SQLiteStore":
         """Open the store in the directory, or make it there. Without a generation it takes no events.
+
+        archive_dir  of the archive that has copies of the log, for `require_archived`
 
         raises  StorageUnavailable  when the directory or file cannot be used
                 StorageError        when a newer or an earlier lisarec has written the file
@@ -103,7 +121,7 @@ class SQLiteStore(UserStore):
         database = await asyncio.to_thread(open_database)
         with suppress(StorageError):
             await _finish_erasures(database, tenant)  # that a killed process has begun
-        return cls(database, generations, state_ttl_days, tenant)
+        return cls(database, generations, state_ttl_days, tenant, archive_dir)
 
     @property
     @override
@@ -161,27 +179,8 @@ class SQLiteStore(UserStore):
         return [states[user_id].value if states[user_id].stored.newest_seq else None for user_id in user_ids]
 
     @override
-    async def log(self) -> AsyncIterator[LogPage]:
-        tenant, user_id = "", ""
-        while True:
-            page = await self._database.read_page(lambda db, after=(tenant, user_id): list(log_page(db, *after)))  # type: ignore[misc]
-            is_complete = len(page) < LOG_PAGE
-            yield LogPage(page, is_complete)
-            if is_complete:
-                return
-            tenant, last = page[-1]
-            user_id, seq = last.record.user_id, last.seq
-            while not is_complete:  # the rest of the last user
-                rest = await self._database.read_page(
-                    lambda db, tenant=tenant, user_id=user_id, after=seq - 1: list(  # type: ignore[misc]
-                        log_entries(db, tenant, user_id, after, 1 + LOG_PAGE)
-                    )
-                )
-                is_complete = len(rest) < 1 + LOG_PAGE
-                is_same = bool(rest) and rest[0].seq == seq
-                new = [(tenant, entry) for entry in rest if entry.seq > seq]
-                yield LogPage(new, is_complete, () if is_same else [(tenant, digest(user_id))])
-                seq = rest[-1].seq if rest else seq
+    def log(self) -> AsyncIterator[LogPage]:
+        return _log_pages(self._database)
 
     @override
     async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
@@ -202,10 +201,9 @@ class SQLiteStore(UserStore):
 
     @override
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
-        def read(db: sqlite3.Connection) -> list[LogEntry]:
-            return list(log_entries(db, tenant, resolve_alias(db, tenant, user_id), after, limit))
-
-        return await self._database.read_page(read)
+        return await self._database.read_page(
+            lambda db: list(log_entries(db, tenant, resolve_alias(db, tenant, user_id), after, limit))
+        )
 
     @override
     async def users_without_log(self, tenant: str, user_ids: Collection[str]) -> set[str]:
@@ -292,6 +290,19 @@ class SQLiteStore(UserStore):
             )
         )
 
+    async def require_archived(self) -> None:
+        """Raise StorageError where the log lacks what the archive has of it, unless that was accepted."""
+        await _require_archived(self._database, self._archive_dir)
+
+    @override
+    async def repair(self, *, accept_loss: bool = False) -> int:
+        await (self.accept_loss() if accept_loss else self.require_archived())
+        return 0  # rows stand for themselves
+
+    @override
+    async def accept_loss(self) -> None:
+        await _accept_archive(self._database, self._archive_dir)
+
     @override
     async def secret(self) -> bytes:
         return await self._database.write(items.secret)
@@ -312,6 +323,25 @@ class SQLiteStore(UserStore):
         await self._database.close()
 
 
+async def _require_archived(database: Database, archive_dir: Path | Folder | None) -> None:
+    manifest = await read_manifest(archive_dir, ARCHIVE_TIMEOUT_S)
+    if manifest is None or 0 not in manifest.positions:
+        return
+
+    def is_whole(db: sqlite3.Connection) -> bool:
+        accepted = items.named_value(db, "", items.ACCEPTED_ARCHIVE)
+        return accepted == manifest.archive_id or holds_archived(db, manifest.positions[0])
+
+    if not await database.read_page(is_whole):
+        raise StorageError(ARCHIVE_HAS_MORE.format(archive=archive_dir), "wrong_store")
+
+
+async def _accept_archive(database: Database, archive_dir: Path | Folder | None) -> None:
+    manifest = await read_manifest(archive_dir, ARCHIVE_TIMEOUT_S)
+    if manifest is not None:
+        await database.write(lambda db: items.set_named_value(db, "", items.ACCEPTED_ARCHIVE, manifest.archive_id))
+
+
 async def _finish_erasures(database: Database, tenant: str) -> None:
     while await database.write(lambda db: corrections.erase_some(db, tenant)):
         await asyncio.sleep(ERASE_PAUSE_S)  # others write, too
@@ -326,6 +356,29 @@ async def _erase(database: Database, tenant: str, user_id: str) -> None:
         await _finish_erasures(database, tenant)
     if not await database.empty_log(EMPTY_LOG_WITHIN_S):
         logger.info("a copy of what was erased stays in the write-ahead log while another program reads it")
+
+
+async def _log_pages(database: Database) -> AsyncIterator[LogPage]:
+    tenant, user_id = "", ""
+    while True:
+        page = await database.read_page(lambda db, after=(tenant, user_id): list(log_page(db, *after)))  # type: ignore[misc]
+        is_complete = len(page) < LOG_PAGE
+        yield LogPage(page, is_complete)
+        if is_complete:
+            return
+        tenant, last = page[-1]
+        user_id, seq = last.record.user_id, last.seq
+        while not is_complete:  # the rest of the last user
+            rest = await database.read_page(
+                lambda db, tenant=tenant, user_id=user_id, after=seq - 1: list(  # type: ignore[misc]
+                    log_entries(db, tenant, user_id, after, 1 + LOG_PAGE)
+                )
+            )
+            is_complete = len(rest) < 1 + LOG_PAGE
+            is_same = bool(rest) and rest[0].seq == seq
+            new = [(tenant, entry) for entry in rest if entry.seq > seq]
+            yield LogPage(new, is_complete, () if is_same else [(tenant, digest(user_id))])
+            seq = rest[-1].seq if rest else seq
 
 
 async def _seen_items(database: Database, tenant: str, user_id: str, seen: SeenItems, limit: int) -> SeenItems:

@@ -9,7 +9,10 @@ percent-encoded, so that the first "/" ends it.
                                                 "secret", 64 hex digits that are made once
                                                 "accepted", when an operator last accepted a loss of data, in ms
                                                 "lost", entries that are missing and that nobody has accepted the loss
-                                                of: a JSON object, partition -> id of the newest one
+                                                of: a JSON object, partition -> id of the newest one; "meta" -> ""
+                                                where these fields were gone, and logs were there
+                                                "newest:17", "accepted" as it was, a space, and the id of an entry of
+                                                partition 17 that is there: the newest one, as of a second ago
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
   PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", JSON as in
                                                 storage/state/record_encoding.py, or "x": an erased user, see
@@ -67,8 +70,10 @@ from storage.state.generation import Generation
 from storage.state.record_encoding import to_json
 
 LAYOUT_VERSION = 4
-GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as does the next
+GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as do the next
 ITEMS_FIELD = "items:"
+NEWEST_FIELD = "newest:"
+META = "meta"  # in the field "lost"
 SEQ_DIGITS = 16  # more than the 53 bits that a score holds exactly
 TIME_DIGITS = 10
 LAST_TIME_S = 9_999_999_999

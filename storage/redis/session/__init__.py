@@ -1,6 +1,7 @@
 """The servers of a Redis store, checked before their first use, and what is stored once for all users."""
 
 import asyncio
+import json
 import logging
 import secrets
 from collections import defaultdict
@@ -12,8 +13,8 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
-from storage.redis.layout import GENERATION_FIELD, LAYOUT_VERSION, Keyspace
-from storage.redis.nodes import MAX_CONNECTIONS, Argument, storage_error
+from storage.redis.layout import GENERATION_FIELD, LAYOUT_VERSION, META, Keyspace
+from storage.redis.nodes import MAX_CONNECTIONS, Argument, Command, storage_error
 from storage.redis.scripts import STORE_SCRIPTS
 from storage.redis.scripts.script import Script
 from storage.redis.session.trust import ServerTrust
@@ -197,7 +198,10 @@ class RedisSession:
         wanted = {"layout": LAYOUT_VERSION, "partitions": self.keys.partitions}
         read = ("HMGET", self.keys.meta, *wanted)
         if None in await self.call(*read):
-            for name, value in wanted.items():
+            # in this order: another process may begin the store just now
+            is_gone = await self._has_logs() and None in await self.call(*read)
+            lost = {"lost": json.dumps({META: ""})} if is_gone else {}
+            for name, value in (wanted | lost).items():
                 await self.call("HSETNX", self.keys.meta, name, value)
         found = dict(zip(wanted, map(int, await self.call(*read)), strict=True))
         if self._lacks_archive and await self.archive_id():
@@ -209,6 +213,12 @@ class RedisSession:
                 f"'{self.keys.meta}' says {found}, and this lisarec was started for {wanted}; "
                 "start it as the data were made, or choose another key prefix"
             )
+
+    async def _has_logs(self) -> bool:
+        numbers = await self.servers.execute_all(
+            [Command.of("GET", self.keys.seq(number)) for number in range(self.keys.partitions)]
+        )
+        return any(isinstance(number, bytes) for number in numbers)
 
     async def _check_settings(self) -> None:
         """Warn of settings that differ from those of docker/redis/redis.conf and redis-cluster.conf."""

@@ -1,8 +1,10 @@
 """Whether the servers of a Redis store still hold what was acknowledged, and would keep what they take.
 
-A process remembers the newest entry that it knows of in the log of each partition. The archive is a second witness: it
-remembers the newest entry that it holds. A server that lacks one of these entries has lost others too: it came back
-empty or from older files, or a replica took over that was behind. Nothing is written to it until it has them again, or
+A process remembers the newest entry that it knows of in the log of each partition, and notes it in PREFIX:meta once a
+second, by a plain command: it stays where a server refuses the scripts and transactions of its log, and in a cluster
+where another node has lost its data. The archive is a further witness: it remembers the newest entry that it holds. A
+server that lacks one of these entries has lost others too: it came back empty or from older files, or a replica took
+over that was behind. Nothing is written to it until it has them again, or
 until an operator accepts the loss with `lisarec repair --accept-loss`. What a server has lost is also noted in the
 store, for processes that start later.
 
@@ -20,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -28,12 +31,14 @@ from redis.exceptions import ResponseError
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
-from storage.redis.layout import Keyspace
+from storage.redis.layout import META, Keyspace
 from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.nodes import CONNECTION_ERRORS, Argument, storage_error
+from storage.redis.session.newest_entries import NewestEntries
 
 EXAMINE_EVERY_S = 1.0
 ARCHIVE_TIMEOUT_S = 1.0  # of a witness that writes do not need
+NOTE_TIMEOUT_S = 1.0  # of a process that ends
 REQUIRED_SETTINGS = {"appendonly": "yes", "maxmemory-policy": "noeviction"}
 HARMLESS = "volatile-"  # evicts states with a time to live, which are folded again
 UNSAFE = (
@@ -84,7 +89,7 @@ class ServerTrust:
         self._archive = archive
         self._fields = fields
         self._known: dict[str, _Server] = {}
-        self._newest: dict[int, str] = {}  # by partition: the id of the newest entry that has to be there
+        self._newest = NewestEntries()
         self._meta: _Meta | None = None
         self._lost: dict[str, str] = {}  # by partition: an entry that a process has missed, as noted in the store
         self._watching: asyncio.Task[None] | None = None
@@ -123,20 +128,11 @@ class ServerTrust:
         if number is None or entry_id is None:
             await self.require(key)
             return
-        if self._is_known(number, entry_id) and url in self._known:
+        if self._newest.is_known(number, entry_id.decode()) and url in self._known:
             # another call was faster, or the log went on from less than it had
             self._known[url].process, self._known[url].examine_at_s = None, 0.0
         await self.require(key)
-        self._remember(number, entry_id.decode())
-
-    def _remember(self, partition: int, entry_id: str) -> None:
-        if not self._is_known(partition, entry_id.encode()):
-            self._newest[partition] = entry_id
-
-    def _is_known(self, partition: int, entry_id: bytes) -> bool:
-        """Return whether an entry is known that is as new as this one."""
-        known = self._newest.get(partition)
-        return known is not None and entry_seq(entry_id) <= entry_seq(known.encode())
+        self._newest.remember(number, entry_id.decode())
 
     async def accept_loss(self) -> None:
         """Let every process take what the servers hold now for all that was ever acknowledged."""
@@ -153,16 +149,30 @@ class ServerTrust:
             self._watching = asyncio.create_task(self._examine_all())
 
     async def close(self) -> None:
-        """End the work in the background."""
+        """End the work in the background, and note what this process knows."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NOTE_TIMEOUT_S):
+                await self._note_newest()
 
     async def _examine_all(self) -> None:
         urls = self._servers.slots.primaries()
         for failure in await asyncio.gather(*map(self._examined, urls), return_exceptions=True):
             if isinstance(failure, Exception) and not isinstance(failure, StorageError):
                 logger.error("a server could not be examined", exc_info=failure)
+        await self._note_newest()
+
+    async def _note_newest(self) -> None:
+        """Note what this process knows, for processes that start later; what fails is tried again in a second."""
+        url = self._servers.slots.node_of(self._keys.meta)
+        if self._meta is None or url not in self._known or self._known[url].reason is not None:
+            return
+        fields = self._newest.to_note(self._meta.accepted_ms)
+        if fields:
+            with suppress(StorageError):
+                await self._servers.call("HSET", self._keys.meta, *chain.from_iterable(fields.items()))
 
     # ---- one server
 
@@ -195,7 +205,8 @@ class ServerTrust:
 
     async def _loss(self, url: str, server: _Server, process: tuple[str, str]) -> _Reason | None:
         """Return what the server has lost; only one that may have changed is asked for entries."""
-        what = await self._read_meta() if self._is_meta_on(url) else None
+        of_meta = await self._read_meta() if self._meta is None or self._is_meta_on(url) else None
+        what = of_meta if self._is_meta_on(url) else None
         if what is not None or process != server.process or server.reason is not None:
             what = await self._missing_data(url) or what
         return None if what is None else _Reason(LOST.format(server=_address(url), what=what), "wrong_store")
@@ -206,20 +217,20 @@ class ServerTrust:
         if isinstance(archived, str):
             return archived
         for number, entry_id in archived.items():
-            self._remember(number, entry_id)
+            self._newest.remember(number, entry_id)
         partitions = self._partitions(url)
         missing = await self._missing_entries(url, partitions)
-        await self._note(partitions, {str(number): entry_id for number, entry_id in missing})
+        await self._note(partitions, {str(number): entry_id for number, entry_id in missing.items()})
         if not missing:
             await self._learn(url, partitions)
             return None
-        (number, entry_id), *others = missing
+        (number, entry_id), *others = missing.items()
         rest = f" and those of {len(others)} other partitions" if others else ""
         return f"entry {entry_id} of partition {number}{rest}"
 
-    async def _missing_entries(self, url: str, partitions: Sequence[int]) -> list[tuple[int, str]]:
-        """Return partitions of the server with entries that they have to have and lack."""
-        known = [(number, self._newest[number]) for number in partitions if number in self._newest]
+    async def _missing_entries(self, url: str, partitions: Sequence[int]) -> dict[int, str]:
+        """Return entries that partitions of the server have to have and lack."""
+        known = [(number, entry_id) for number in partitions for entry_id in self._newest.required(number)]
         found = await self._call(
             url,
             *(
@@ -228,11 +239,11 @@ class ServerTrust:
             ),
         )
         # An entry that was trimmed has later ones behind it: the newest archived one always stays.
-        return [
-            (number, entry_id)
+        return {
+            number: entry_id
             for (number, entry_id), entries in zip(known, found, strict=True)
             if isinstance(entries, list) and not _has(entries, entry_id)
-        ]
+        }
 
     async def _learn(self, url: str, partitions: Sequence[int]) -> None:
         """Remember the newest entries of all processes, and set again what an older copy may lack."""
@@ -241,7 +252,7 @@ class ServerTrust:
         )
         for number, entries in zip(partitions, found, strict=True):
             if isinstance(entries, list) and entries:
-                self._remember(number, entries[0][0].decode())
+                self._newest.remember(number, entries[0][0].decode())
         if self._is_meta_on(url):
             await self._call(url, *(("HSETNX", self._keys.meta, name, value) for name, value in self._fields.items()))
 
@@ -249,26 +260,25 @@ class ServerTrust:
 
     async def _read_meta(self) -> str | None:
         """Read what other processes have noted; return what is wrong with it."""
-        layout, archive_id, accepted, lost = await self._servers.call(
-            "HMGET", self._keys.meta, "layout", "archive", "accepted", "lost"
-        )
-        if layout is None:
+        fields = await self._servers.call("HGETALL", self._keys.meta)
+        if b"layout" not in fields:
             return "it has no data of lisarec any more"
-        meta = _Meta((archive_id or b"").decode(), int(accepted or 0))
+        meta = _Meta(fields.get(b"archive", b"").decode(), int(fields.get(b"accepted", 0)))
         if self._meta is not None and meta.accepted_ms > self._meta.accepted_ms:
             logger.warning("a loss of events was accepted, so what Redis has now counts")
-            self._newest.clear()
+            self._newest.forget()
             for server in self._known.values():
                 server.process = None
         self._meta = meta
-        noted: dict[str, str] = json.loads(lost or b"{}")
+        self._newest.read(fields, meta.accepted_ms)
+        noted: dict[str, str] = json.loads(fields.get(b"lost", b"{}"))
         for number, entry_id in noted.items():
-            if self._lost.get(number) != entry_id:
-                self._remember(int(number), entry_id)
+            if number != META and self._lost.get(number) != entry_id:
+                self._newest.remember(int(number), entry_id)
                 if (url := self._servers.slots.node_of(self._keys.log(int(number)))) in self._known:
                     self._known[url].process = None
         self._lost = noted
-        return None
+        return f"'{self._keys.meta}'" if META in noted else None
 
     async def _archived_entries(self) -> Mapping[int, str] | str:
         """Return the newest archived entries by partition, or what is wrong with all of the log."""

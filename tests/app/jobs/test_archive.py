@@ -18,13 +18,16 @@ import pytest
 from app.cli.main import main
 from app.jobs.archive import FOLLOW_JUMPS_AFTER_S, ArchiverMetrics, ArchiverPlan, run_archiver
 from app.jobs.datasets.synthetic_shop import generate
+from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from model.data.interactions import DataError, Interactions
 from model.data.readers import read_interactions
 from storage.archive.reader import ArchiveReader
 from storage.archive.writer import ArchiveWriter
+from storage.errors import StorageError
 from storage.redis.store import RedisStore
 from storage.sqlite.store import SQLiteStore
+from storage.state.generation import Generation
 from tests.app.service_process import is_ready
 from tests.storage.oracles.random_events import click, make_generation
 from tests.storage.redis.servers import RedisServer, free_port
@@ -255,3 +258,33 @@ def test_a_clock_that_is_ahead_for_less_than_an_hour_drops_nothing(
     with pytest.raises(Stopped):
         run_archiver(settings, ArchiverPlan(0.0, 0.0, 30), report, ArchiverMetrics())
     assert ["dropped" in turn for turn in turns] == [False, False, False, True]
+
+
+def test_no_service_starts_over_a_file_that_is_older_than_its_archive(model: Path, tmp_path: Path) -> None:
+    """What is noticed is the same for every command that folds events; others, and a restore, may open it."""
+    data_dir, archive_dir = tmp_path / "state", tmp_path / "archive"
+    settings = StoreSettings(data_dir=data_dir, archive_dir=archive_dir)
+    generation = make_generation()
+
+    async def fill() -> None:
+        async with opened_store(settings, generation, is_new=True) as store:
+            await store.append("main", [click(f"e{n}") for n in range(5)])
+
+    async def open_once(*generations: Generation, is_new: bool = False) -> None:
+        async with opened_store(settings, *generations, is_new=is_new):
+            pass
+
+    asyncio.run(fill())
+    run("archive", "--data-dir", data_dir, "--archive-dir", archive_dir, "--once")
+    asyncio.run(open_once(generation))
+    data_dir.rename(tmp_path / "away")
+    asyncio.run(open_once(generation, is_new=True))
+    with pytest.raises(StorageError, match="the store lacks"):
+        asyncio.run(open_once(generation))
+    command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--data-dir", str(data_dir)]
+    command += ["--archive-dir", str(archive_dir), "--port", str(free_port())]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment())
+    assert refused.returncode
+    assert "the store lacks" in refused.stderr
+    run("repair", "--data-dir", data_dir, "--archive-dir", archive_dir, "--accept-loss")
+    asyncio.run(open_once(generation))

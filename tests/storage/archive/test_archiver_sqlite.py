@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,3 +62,35 @@ class TestSQLite:
         with pytest.raises(StorageUnavailable, match="--data-dir"):
             self.turn(tmp_path, tmp_path / "archive")
         assert not (tmp_path / FILE_NAME).exists()
+
+    def test_a_file_that_lacks_what_is_archived_is_noticed_until_the_loss_is_accepted(self, tmp_path: Path) -> None:
+        data_dir, directory, older = tmp_path / "state", tmp_path / "archive", tmp_path / "older"
+        self.fill(data_dir, [click(f"e{n}") for n in range(5)])
+        self.turn(data_dir, directory)
+        shutil.copytree(data_dir, older)
+        self.fill(data_dir, [click(f"e{n}") for n in range(5, 8)])
+        self.turn(data_dir, directory)
+
+        async def require(place: Path) -> None:
+            store = await SQLiteStore.open(place, [GENERATION], archive_dir=directory)
+            try:
+                await store.require_archived()
+            finally:
+                await store.close()
+
+        async def repair(place: Path, *, accept_loss: bool) -> None:
+            store = await SQLiteStore.open(place, (), archive_dir=directory)
+            try:
+                await store.repair(accept_loss=accept_loss)
+            finally:
+                await store.close()
+
+        asyncio.run(require(data_dir))
+        for place in (older, tmp_path / "empty"):
+            with pytest.raises(StorageError, match="the store lacks"):
+                asyncio.run(require(place))
+            with pytest.raises(StorageError, match="the store lacks"):
+                asyncio.run(repair(place, accept_loss=False))
+            asyncio.run(repair(place, accept_loss=True))
+            asyncio.run(require(place))
+        asyncio.run(repair(data_dir, accept_loss=False))

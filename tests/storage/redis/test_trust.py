@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -12,8 +12,16 @@ import pytest
 from storage.errors import PartlyRead, StorageError, StorageUnavailable
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click, make_generation
-from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import GENERATION, ids, in_other_partitions, opened, until_applied, user_of
+from tests.storage.redis.servers import RedisServer, running_cluster
+from tests.storage.redis.stores import (
+    GENERATION,
+    ids,
+    in_other_partitions,
+    opened,
+    until_applied,
+    user_of,
+    users_by_node,
+)
 from tests.waiting import PATIENCE_S
 
 
@@ -38,6 +46,19 @@ async def refusal(store: RedisStore, user_id: str) -> str:
                 await store.append("main", [click("never", user_id)])
             if not str(refused.value).startswith("Redis failed"):  # the connection that the restart broke
                 return str(refused.value)
+
+
+def delete_all_but_meta(server: RedisServer) -> None:
+    server.client.delete(*(key for key in server.client.scan_iter("*") if key != b"lisarec:meta"))
+
+
+def noted_partitions(server: RedisServer) -> set[str]:
+    noted = server.client.hkeys("lisarec:meta")
+    return {field.decode().removeprefix("newest:") for field in noted if field.startswith(b"newest:")}
+
+
+def partitions_of(users: Sequence[str]) -> set[str]:
+    return {str(user_of("", user_id).partition_number) for user_id in users}
 
 
 class TestLostData:
@@ -147,6 +168,118 @@ class TestLostData:
                 assert store.failure is None
                 for user_id in users[1:]:
                     assert await ids(store, user_id) == ["0", "1", "2", "3"]
+
+        asyncio.run(law())
+
+
+class TestRestartedTogether:
+    """Services and Redis end at the same time: nobody is left who remembers."""
+
+    def test_the_newest_entries_are_noted_within_a_second_and_when_a_process_ends(
+        self, any_server: RedisServer
+    ) -> None:
+        async def law() -> None:
+            users = in_other_partitions(5)
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("1", user_id) for user_id in users])
+                await poll_until(store, lambda: noted_partitions(any_server) >= partitions_of(users))
+                later = in_other_partitions(20)
+                await store.append("main", [click("2", user_id) for user_id in later])
+            assert noted_partitions(any_server) >= partitions_of([*users, *later])
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize("is_restarted", [True, False], ids=["restarted", "running"])
+    def test_where_only_the_meta_is_left_nothing_is_taken(self, any_server: RedisServer, is_restarted: bool) -> None:
+        async def law() -> None:
+            users = in_other_partitions(10)
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("1", user_id) for user_id in users])
+            delete_all_but_meta(any_server)
+            if is_restarted:
+                any_server.kill()
+                any_server.start()
+            async with opened(any_server.url) as later:
+                for user_id in users:
+                    assert "has lost events" in await refusal(later, user_id)
+                await later.accept_loss()
+                await until_applied(later, [click("2", user_id) for user_id in users])
+            async with opened(any_server.url) as last:  # what was accepted stays so
+                await last.append("main", [click("3", user_id) for user_id in users])
+                assert await ids(last, users[0]) == ["2", "3"]
+
+        asyncio.run(law())
+
+    def test_one_lost_log_is_noticed(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            ada, bob = in_other_partitions(2)
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("1", ada), click("1", bob)])
+            user = user_of(any_server.url, ada)
+            any_server.client.delete(user.log, user.seq, user.head, user.id_index, user.state(GENERATION))
+            async with opened(any_server.url) as later:
+                with pytest.raises(StorageUnavailable, match="has lost events"):
+                    await later.append("main", [click("2", ada)])
+
+        asyncio.run(law())
+
+    def test_a_lost_meta_beside_logs_is_noticed(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("1")])
+            meta = any_server.client.dump("lisarec:meta")
+            any_server.client.delete("lisarec:meta")
+            async with opened(any_server.url) as later:
+                for _ in range(2):
+                    assert "'lisarec:meta'" in await refusal(later, "u")
+                any_server.client.restore("lisarec:meta", 0, meta, replace=True)
+                await until_applied(later, [click("2")])
+                any_server.client.delete("lisarec:meta")
+            async with opened(any_server.url) as last:
+                await refusal(last, "u")
+                await last.accept_loss()
+                await until_applied(last, [click("3")])
+                assert await ids(last) == ["1", "2", "3"]
+
+        asyncio.run(law())
+
+    def test_a_process_that_notes_late_does_not_undo_an_acceptance(self, any_server: RedisServer) -> None:
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("1")])
+                await poll_until(store, lambda: noted_partitions(any_server))
+                await store.append("main", [click("2")])
+                delete_all_but_meta(any_server)
+                async with opened(any_server.url) as command:
+                    assert "has lost events" in await refusal(command, "u")
+                    await command.accept_loss()
+            # the first one has noted, when it ended, what it knew before
+            async with opened(any_server.url) as later:
+                await until_applied(later, [click("new")])
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize("lost", ["a node", "the node of the meta"])
+    def test_a_node_of_a_cluster_that_lost_its_data_is_noticed(self, lost: str) -> None:
+        async def law() -> None:
+            cluster = running_cluster()
+            address = cluster.new_address()
+            prefix = address.partition(" ")[2]
+            users = users_by_node(cluster, address, 3)
+            async with opened(address) as store:
+                await store.append("main", [click("1", user_id) for some in users.values() for user_id in some])
+            of_meta = cluster.owner(f"{prefix}:meta")
+            node = of_meta if lost == "the node of the meta" else next(one for one in users if one is not of_meta)
+            for key in list(node.client.scan_iter(f"{prefix}:*")):
+                node.client.delete(key)
+            async with opened(address) as later:
+                for other, own in users.items():
+                    if other is node:
+                        for user_id in own:
+                            assert "has lost events" in await refusal(later, user_id)
+                    else:
+                        await later.append("main", [click("2", user_id) for user_id in own])
+                        assert await ids(later, own[0]) == ["1", "2"]
 
         asyncio.run(law())
 

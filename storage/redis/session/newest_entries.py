@@ -1,0 +1,56 @@
+"""The newest entry of each partition's log that has to be there, as a process and PREFIX:meta remember it."""
+
+from collections.abc import Mapping
+
+from storage.redis.layout import NEWEST_FIELD
+from storage.redis.layout.stream_entries import entry_seq
+
+
+class NewestEntries:
+    """The newest entries that this process knows of, and those that processes have noted in PREFIX:meta.
+
+    They are noted for processes that start later, with the time when a loss was last accepted: an acceptance voids what
+    was noted before, also what is noted a moment later by a process that does not know of it yet.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}  # by partition
+        self._noted: dict[int, str] = {}
+
+    def remember(self, partition: int, entry_id: str) -> None:
+        """Remember an entry, unless a newer one is known."""
+        if not self.is_known(partition, entry_id):
+            self._known[partition] = entry_id
+
+    def is_known(self, partition: int, entry_id: str) -> bool:
+        """Return whether an entry is known that is as new as this one."""
+        return partition in self._known and _seq(entry_id) <= _seq(self._known[partition])
+
+    def forget(self) -> None:
+        """Forget all entries: they do not have to be there any more."""
+        self._known.clear()
+
+    def required(self, partition: int) -> set[str]:
+        """Return the entries that have to be there. Two of the same number are of two processes that used it."""
+        return {entries[partition] for entries in (self._known, self._noted) if partition in entries}
+
+    def read(self, meta: Mapping[bytes, bytes], accepted_ms: int) -> None:
+        """Take what is noted in the fields of PREFIX:meta in the place of what was."""
+        self._noted = {}
+        for field, value in meta.items():
+            prefix, _, partition = field.decode().partition(":")
+            noted_ms, _, entry_id = value.decode().partition(" ")
+            if f"{prefix}:" == NEWEST_FIELD and int(noted_ms) == accepted_ms:
+                self._noted[int(partition)] = entry_id
+
+    def to_note(self, accepted_ms: int) -> dict[str, str]:
+        """Return the fields of PREFIX:meta that lack what this process knows."""
+        return {
+            f"{NEWEST_FIELD}{partition}": f"{accepted_ms} {entry_id}"
+            for partition, entry_id in self._known.items()
+            if partition not in self._noted or _seq(entry_id) > _seq(self._noted[partition])
+        }
+
+
+def _seq(entry_id: str) -> int:
+    return entry_seq(entry_id.encode())
