@@ -36,8 +36,8 @@ from app.http.services import Services, open_services
 from app.observability import log_format
 from app.observability.metrics import Metrics
 from app.serving import empty_model
+from app.serving.model_places import load_model
 from app.settings import Settings, is_loopback, share_metrics, shared_metrics
-from model.artifact import model_directory
 
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 LARGE_BYTES = 1 << 17
@@ -66,7 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
     raises  ArtifactError  when the model directory cannot be used
     """
     loaded = {
-        tenant: empty_model.artifact() if model_dir is None else model_directory.load(model_dir)
+        tenant: empty_model.artifact() if model_dir is None else load_model(model_dir, settings.cache_dir)
         for tenant, model_dir in settings.model_dirs.items()
     }
     metrics = Metrics(shared_metrics())

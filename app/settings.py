@@ -51,8 +51,8 @@ class StoreSettings(BaseSettings):
         hide_input_in_errors=True,  # it has passwords
     )
 
-    model_dir: Path | None = None  # at the start; default: the active model, or none before the first activation
-    models_dir: Path | None = None  # of the models that can be activated; default: the parent of model_dir
+    model_dir: PlaceSetting | None = None  # at the start; default: the active model, or none yet
+    models_dir: PlaceSetting | None = None  # of the models that can be activated; default: the parent of model_dir
     data_dir: Path = Path("state")  # of the embedded store
     redis_url: str | None = Field(None, repr=False)  # instead of the embedded store; see RedisStore.open
     redis_password: str | None = Field(None, repr=False)  # instead of one in the URL
@@ -70,11 +70,11 @@ class StoreSettings(BaseSettings):
     log_format: LogFormat = "text"
 
     @property
-    def models_folder(self) -> Path:
+    def models_folder(self) -> Place:
         """The folder of the models that can be activated."""
         if self.models_dir is not None:
             return self.models_dir
-        return Path("models") if self.model_dir is None else self.model_dir.absolute().parent
+        return Path("models") if self.model_dir is None else _parent(self.model_dir)
 
     @property
     def archive(self) -> Folder | None:
@@ -107,7 +107,7 @@ class Settings(StoreSettings):
     device: Literal["cpu", "cuda"] = "cpu"
 
     insecure: bool = False  # serve other machines without keys
-    tenants: dict[Id, Path] = {}  # model directories of further tenants, by tenant; JSON in the environment
+    tenants: dict[Id, PlaceSetting] = {}  # model directories of further tenants, by tenant; JSON in the environment
     playground: bool = False  # serve a page at /playground that shows users' states
     open_metrics: bool = False  # serve /metrics without a key, where the network restricts access
 
@@ -138,7 +138,9 @@ class Settings(StoreSettings):
             raise ValueError("several tenants need keys, which say whose a request is; give them with --keys FILE")
         if self.tenant in self.tenants:
             raise ValueError(f"tenant {self.tenant!r} has two models; --model is the one of LISAREC_TENANT")
-        folders = [self.models_folder.absolute(), *(model.absolute().parent for model in self.tenants.values())]
+        folder = self.models_folder
+        own = folder.absolute() if isinstance(folder, Path) else folder
+        folders = [own, *(_parent(model) for model in self.tenants.values())]
         if len(set(folders)) < len(folders):
             raise ValueError(
                 "two tenants have one folder of models; give each its own, as models/TENANT/NAME: "
@@ -147,7 +149,7 @@ class Settings(StoreSettings):
         return self
 
     @property
-    def model_dirs(self) -> dict[str, Path | None]:
+    def model_dirs(self) -> dict[str, Place | None]:
         """The model directory of each tenant; None for a tenant without a model."""
         return {self.tenant: self.model_dir, **self.tenants}
 
@@ -163,6 +165,10 @@ class Settings(StoreSettings):
         """Put these settings into the environment of the worker processes that are started next."""
         for name, value in self.model_dump(mode="json", exclude_none=True).items():
             os.environ[PREFIX + name.upper()] = value if isinstance(value, str) else json.dumps(value)
+
+
+def _parent(model: Place) -> Place:
+    return model.absolute().parent if isinstance(model, Path) else model.parent
 
 
 def problem_of_unknown_variables() -> str | None:

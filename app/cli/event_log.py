@@ -19,6 +19,7 @@ from app.cli.options import (
     ModelOption,
     RedisUrlOption,
     command_on,
+    place_of,
     store_settings,
 )
 
@@ -94,12 +95,12 @@ def restore(
     settings = store_settings(redis_url=redis_url, data_dir=data_dir)
     with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("entries", total=None)
-        entries = asyncio.run(
-            backups.restore(
-                settings, file, model, resume=resume, on_progress=lambda done: bar.update(task, completed=done)
-            )
-        )
-    serve = command_on(f"lisarec serve --model {quote(str(model))}", redis_url, data_dir)
+
+        def on_progress(done: int) -> None:
+            bar.update(task, completed=done)
+
+        entries = asyncio.run(backups.restore(settings, file, place_of(model), resume=resume, on_progress=on_progress))
+    serve = command_on(f"lisarec serve --model {quote(model)}", redis_url, data_dir)
     say(f"{entries:,} entries restored; try {serve}")
 
 

@@ -20,6 +20,7 @@ from app.cli.options import (
     RedisUrlOption,
     command_on,
     known_preset,
+    place_of,
     store_settings,
 )
 
@@ -37,16 +38,19 @@ def rebuild(
     from app.jobs import generations
 
     settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
+    place = place_of(model)
     os.nice(10)  # requests have priority
     with Progress(TextColumn("{task.completed:,} events"), TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("events", total=None)
         done = asyncio.run(
-            generations.rebuild(settings, model, lambda rebuilt: bar.update(task, completed=rebuilt.events))
+            generations.rebuild(settings, place, lambda rebuilt: bar.update(task, completed=rebuilt.events))
         )
-    name, folder = model.resolve().name, model.resolve().parent
-    models_dir = None if settings.models_folder.resolve() == folder else model.parent
-    activate = command_on(f"lisarec activate {name}", redis_url, data_dir, models_dir)
-    say(f"{name}: {done.events:,} events of {done.users:,} users folded; {activate} switches to it")
+    place = place.resolve() if isinstance(place, Path) else place
+    folder = settings.models_folder
+    is_usual = place.parent == (folder.resolve() if isinstance(folder, Path) else folder)
+    models_dir = None if is_usual else place_of(model).parent
+    activate = command_on(f"lisarec activate {place.name}", redis_url, data_dir, models_dir)
+    say(f"{place.name}: {done.events:,} events of {done.users:,} users folded; {activate} switches to it")
 
 
 def activate(
@@ -132,7 +136,7 @@ def retrain(
     data_dir: DataDirOption = None,
     archive_dir: ArchiveDirOption = None,
     models_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the models, where new ones are put.", metavar="DIR")
+        str | None, typer.Option(help="Folder of the models, where new ones are put.", metavar="DIR|URL")
     ] = None,
     every: Annotated[
         float | None, typer.Option(parser=_seconds, help="Again and again, as 24h; default: once.", metavar="TIME")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from model.config import MECHANISMS, PRESETS
+from storage.folders.place import Place, parse_place
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 Device = Literal["cpu", "cuda"]
 DataOption = Annotated[Path, typer.Option("--data", help="Data directory with interactions.tsv.gz.", metavar="DIR")]
-ModelOption = Annotated[Path, typer.Option("--model", help="Model directory that 'train' wrote.", metavar="DIR")]
+ModelOption = Annotated[str, typer.Option("--model", help="Model directory that 'train' wrote.", metavar="DIR|URL")]
 ModelsDirOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR"),
+    str | None,
+    typer.Option(help="Folder of the models; default: where LISAREC_MODEL_DIR is, else models.", metavar="DIR|URL"),
 ]
 RedisUrlOption = Annotated[str | None, typer.Option(help="Users are kept in this Redis.", metavar="URL")]
 DataDirOption = Annotated[Path | None, typer.Option(help="Users are kept in SQLite in this directory.", metavar="DIR")]
@@ -98,7 +99,17 @@ def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:
     return {"redis_url": None, **options} if "data_dir" in options else options
 
 
-def command_on(command: str, redis_url: str | None, data_dir: Path | None, models_dir: Path | None = None) -> str:
+def place_of(text: str) -> Place:
+    """Return the place; raise BadParameter if it is neither a path nor the URL of a bucket."""
+    try:
+        return parse_place(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
+
+
+def command_on(
+    command: str, redis_url: str | None, data_dir: Path | None, models_dir: Place | str | None = None
+) -> str:
     """Return a command to try next, in quotes, with the same options of the store; passwords are left out."""
     from app.settings import without_password
 

@@ -16,10 +16,10 @@ from app.observability.log_format import LogFormat
 
 def serve(
     model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Model directory that 'train' wrote; default: none, until one of --models-dir is activated.",
-            metavar="DIR",
+            metavar="DIR|URL",
         ),
     ] = None,
     redis_url: RedisUrlOption = None,
@@ -30,9 +30,10 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="Processes.")] = None,
     device: Device | None = None,
     models_dir: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Folder of the models that can be activated; default: where --model is, else models.", metavar="DIR"
+            help="Folder of the models that can be activated; default: where --model is, else models.",
+            metavar="DIR|URL",
         ),
     ] = None,
     keys: Annotated[Path | None, typer.Option(help="File that 'lisarec keys add' wrote.", metavar="FILE")] = None,
@@ -40,7 +41,7 @@ def serve(
         bool | None, typer.Option("--insecure", help="Let other machines in without keys.", show_default=False)
     ] = None,
     tenant: Annotated[
-        list[str] | None, typer.Option(help="One more shop, and its model; repeatable.", metavar="NAME=DIR")
+        list[str] | None, typer.Option(help="One more shop, and its model; repeatable.", metavar="NAME=DIR|URL")
     ] = None,
     playground: Annotated[
         bool | None, typer.Option("--playground", help="Show users' states at /playground.", show_default=False)
@@ -75,11 +76,11 @@ def serve(
     serve_http(service_settings(given))
 
 
-def _tenants(given: list[str]) -> dict[str, Path]:
+def _tenants(given: list[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     if not all(name and model for name, _, model in pairs) or len({name for name, _, _ in pairs}) < len(pairs):
         raise typer.BadParameter("give each further tenant once, as --tenant NAME=DIR")
-    return {name: Path(model) for name, _, model in pairs}
+    return {name: model for name, _, model in pairs}
 
 
 def demo(

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from app.serving.model_places import load_model
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
-from model.artifact import model_directory
+from storage.folders.place import Place
 from storage.maintenance import backup as storage_backup
 
 
@@ -25,13 +26,13 @@ async def backup(settings: StoreSettings, out: Path, on_progress: Callable[[int]
 
 
 async def restore(
-    settings: StoreSettings, file: Path, model: Path, *, resume: bool, on_progress: Callable[[int], None]
+    settings: StoreSettings, file: Path, model: Place, *, resume: bool, on_progress: Callable[[int], None]
 ) -> int:
     """Fill the store with a back-up, fold it for the model, and return its number of entries.
 
     raises  ArtifactError, StorageError, ValueError
     """
-    loaded = await asyncio.to_thread(model_directory.load, model)
+    loaded = await asyncio.to_thread(load_model, model, settings.cache_dir)
     async with opened_store(settings, generation_of(loaded), is_new=True) as store:
         return await storage_backup.restore(store, file, resume=resume, on_progress=on_progress)
 

@@ -66,7 +66,7 @@ def train_quickly(data: Path, model: Path, console: Console) -> None:
 
 async def log_first_events(interactions: Interactions, settings: Settings) -> None:
     """Log the first events of the data, so that the playground has users to open."""
-    assert settings.model_dir is not None
+    assert isinstance(settings.model_dir, Path)
     events = [_event(interactions, row) for row in range(min(EVENTS, len(interactions)))]
     store = await open_store(settings, generation_of(model_directory.load(settings.model_dir)))
     try:

@@ -5,28 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from pathlib import Path
 
 from app.schemas.operations import Experiment
-from app.serving.model_registry import load_named
+from app.serving.model_places import load_model, models_of
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.serving.switcher import ANNOUNCE_EVERY_S, LIVE_FOR_S
 from app.settings import StoreSettings
-from model.artifact import model_directory
 from storage.errors import StorageError
+from storage.folders.place import Place
 from storage.maintenance import rebuild as storage_rebuild
 from storage.maintenance.rebuild import Rebuilt
 from storage.protocol import GenerationRegistry
 from storage.records import KnownGeneration, NamedGeneration
 
 
-async def rebuild(settings: StoreSettings, model: Path, on_progress: Callable[[Rebuilt], None]) -> Rebuilt:
+async def rebuild(settings: StoreSettings, model: Place, on_progress: Callable[[Rebuilt], None]) -> Rebuilt:
     """Fold the store's whole log into the states of the model's generation.
 
     raises  ArtifactError, StorageError, ValueError  when the model or the store cannot be used
     """
-    loaded = await asyncio.to_thread(model_directory.load, model)
+    loaded = await asyncio.to_thread(load_model, model, settings.cache_dir)
     generation = generation_of(loaded)
     async with opened_store(settings, generation) as store:
         named = NamedGeneration(loaded.name, generation.tag)
@@ -43,7 +42,7 @@ async def activate(settings: StoreSettings, name: str) -> tuple[NamedGeneration,
 
     raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
     """
-    loaded = await asyncio.to_thread(load_named, settings.models_folder, name)
+    loaded = await asyncio.to_thread(models_of(settings).load, name)
     named = NamedGeneration(name, bytes.fromhex(loaded.tag))
     async with opened_store(settings) as store:
         before = await store.generations.active()
@@ -57,7 +56,7 @@ async def set_experiment(settings: StoreSettings, experiment: Experiment | None)
     raises  NoSuchModel, ArtifactError, StorageError, ValueError  and nothing changed
     """
     for name in experiment.shares if experiment is not None else ():
-        await asyncio.to_thread(load_named, settings.models_folder, name)
+        await asyncio.to_thread(models_of(settings).load, name)
     async with opened_store(settings) as store:
         await store.generations.set_experiment(None if experiment is None else experiment.model_dump_json())
 

@@ -1,13 +1,20 @@
 """The folder that models are activated from, by name; nothing outside it can be loaded."""
 
+from __future__ import annotations
+
+import shutil
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import TypeAdapter, ValidationError
+from typing_extensions import override
 
 from app.schemas.fields import Id
 from app.serving import empty_model
 from model.artifact import model_directory
 from model.artifact.model_directory import Artifact, ArtifactError
+from storage.folders.folder import Folder
+from storage.folders.local_folder import LocalFolder
 
 NAME = TypeAdapter[str](Id)
 
@@ -16,32 +23,93 @@ class NoSuchModel(ValueError):
     """No model of that name is in the folder; the message names the folder and the models in it."""
 
 
-def load_named(folder: Path, name: str) -> Artifact:
-    """Read the model directory of that name.
+class ModelRegistry(Protocol):
+    """A folder of models.
 
-    raises  NoSuchModel    when it is not there
-            ArtifactError  when it cannot be read, is broken or of another version, or a link leads out of the folder
+    folder  the folder itself
+    work    a directory of this machine where models are made, which may be the folder
     """
-    try:
-        if not _is_name(name) or not (folder / name).is_dir():
-            there = ", ".join(names(folder)) or "none"
-            raise NoSuchModel(f"there is no model {name!r} in '{folder}', which has: {there}")
-        for place in (folder / name, *(folder / name).iterdir()):
-            if not place.resolve().is_relative_to(folder.resolve()):
-                raise ArtifactError(f"'{place}' leads out of the folder of models; copy the model there")
-        return model_directory.load(folder / name)
-    except (OSError, RuntimeError) as exc:  # resolve() has the latter for a link that leads round in a circle
-        raise ArtifactError(f"'{folder / name}' cannot be read ({exc}); mend it, or copy the model again") from exc
+
+    folder: Folder
+    work: Path
+
+    def names(self) -> list[str]:
+        """Return the names of the complete models in the folder; OSError when it cannot be read."""
+
+    def path(self, name: str) -> Path:
+        """Return the model directory of that name on this machine.
+
+        raises  NoSuchModel    when it is not there
+                ArtifactError  when it cannot be read, or a link leads out of the folder
+        """
+
+    def load(self, name: str) -> Artifact:
+        """Read the model of that name.
+
+        raises  NoSuchModel    when it is not there
+                ArtifactError  when it cannot be read, is broken or of another version
+        """
+
+    def publish(self, name: str) -> None:
+        """Put the model directory of that name, which is in `work`, into the folder; OSError when that fails."""
+
+    def remove(self, name: str) -> None:
+        """Remove a model from the folder, if it is there; OSError when that fails."""
 
 
-def names(folder: Path) -> list[str]:
-    """Return the names of the complete models in the folder."""
-    if not folder.is_dir():
-        return []
-    return sorted(place.name for place in folder.iterdir() if _is_name(place.name) and model_directory.exists(place))
+class LocalModels(ModelRegistry):
+    """A directory of model directories."""
+
+    def __init__(self, directory: Path) -> None:
+        self.folder = LocalFolder(directory)
+        self.work = self._directory = directory
+
+    @override
+    def names(self) -> list[str]:
+        if not self._directory.is_dir():
+            return []
+        places = self._directory.iterdir()
+        return sorted(place.name for place in places if is_name(place.name) and model_directory.exists(place))
+
+    @override
+    def path(self, name: str) -> Path:
+        directory = self._directory
+        try:
+            if not is_name(name) or not (directory / name).is_dir():
+                raise no_such_model(directory, name, self.names())
+            for place in (directory / name, *(directory / name).iterdir()):
+                if not place.resolve().is_relative_to(directory.resolve()):
+                    raise ArtifactError(f"'{place}' leads out of the folder of models; copy the model there")
+        except (OSError, RuntimeError) as exc:  # resolve() has the latter for a link that leads round in a circle
+            raise self._unreadable(name, exc) from exc
+        return directory / name
+
+    @override
+    def load(self, name: str) -> Artifact:
+        try:
+            return model_directory.load(self.path(name))
+        except (OSError, RuntimeError) as exc:
+            raise self._unreadable(name, exc) from exc
+
+    def _unreadable(self, name: str, exc: Exception) -> ArtifactError:
+        return ArtifactError(f"'{self._directory / name}' cannot be read ({exc}); mend it, or copy the model again")
+
+    @override
+    def publish(self, name: str) -> None:
+        pass  # it was made here
+
+    @override
+    def remove(self, name: str) -> None:
+        shutil.rmtree(self._directory / name, ignore_errors=True)
 
 
-def _is_name(name: str) -> bool:
+def no_such_model(folder: object, name: str, names: list[str]) -> NoSuchModel:
+    """Return the error of a name that the folder does not have."""
+    return NoSuchModel(f"there is no model {name!r} in '{folder}', which has: {', '.join(names) or 'none'}")
+
+
+def is_name(name: str) -> bool:
+    """Return whether a model can have that name."""
     try:
         NAME.validate_python(name)
     except ValidationError:

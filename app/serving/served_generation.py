@@ -20,7 +20,7 @@ from app.recommendation.ranking.trending import Trending
 from app.recommendation.recommender import Readers, Recommender
 from app.recommendation.state_reader import LogReader, StateReader
 from app.schemas.operations import ServedModel
-from app.serving.model_registry import load_named
+from app.serving.model_places import models_of
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
 from model.cold_items import codes_fit, with_cold_items
@@ -90,7 +90,7 @@ class ServedGeneration:
 
         raises  NoSuchModel, ArtifactError  when that cannot be done
         """
-        return cls.build(context, load_named(context.settings.models_folder, name), name)
+        return cls.build(context, models_of(context.settings).load(name), name)
 
     @classmethod
     def build(cls, context: TenantContext, artifact: Artifact, name: str) -> ServedGeneration:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.services import Services
 from app.main import create_app
+from app.serving.model_places import load_model
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import open_store
 from app.settings import Settings
@@ -85,7 +86,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def logged_events(settings: Settings, user_id: str) -> list[Event]:
     """The user's log as another process finds it."""
     assert settings.model_dir is not None
-    store = await open_store(settings, generation_of(model_directory.load(settings.model_dir)))
+    store = await open_store(settings, generation_of(load_model(settings.model_dir, settings.cache_dir)))
     try:
         entries = await store.events(settings.tenant, user_id, limit=100_000)
         events = [entry.record for entry in entries if isinstance(entry.record, Event)]
@@ -125,7 +126,7 @@ class Client:
     @property
     def model_dir(self) -> Path:
         """The directory of the model that the app starts with."""
-        assert self.settings.model_dir is not None
+        assert isinstance(self.settings.model_dir, Path)
         return self.settings.model_dir
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:

@@ -17,6 +17,8 @@ from app.jobs.retraining.metrics import TrainerMetrics
 from app.jobs.retraining.report import LOCK, ROUND, WORK, RoundOutcome, TrainerReport, print_line
 from app.jobs.retraining.round import RetrainingPlan, RetrainingRound
 from app.serving import empty_model
+from app.serving.model_places import models_of
+from app.serving.model_registry import ModelRegistry
 from app.settings import StoreSettings
 from storage.errors import StorageError
 
@@ -34,12 +36,12 @@ def run_trainer(
     """
     os.nice(NICENESS)
     torch.set_num_threads(1)
-    folder = settings.models_folder
-    with locked(folder):
-        metrics.begin(folder, TrainerReport.read(folder), every_s or 0.0)
+    models = models_of(settings)
+    with locked(models.work):
+        metrics.begin(models.work, TrainerReport.read(models.folder), every_s or 0.0)
         while True:
             if every_s is not None:
-                time.sleep(due_in_s(folder, every_s))
+                time.sleep(due_in_s(models, every_s))
             try:
                 outcome = RetrainingRound(settings, plan, console).run()
             except (StorageError, ValueError, OSError) as exc:
@@ -49,16 +51,16 @@ def run_trainer(
                 print_line(console, f"will try again: {exc}")
                 time.sleep(min(AFTER_FAILURE_S, every_s))
                 continue
-            metrics.ended(folder, TrainerReport.read(folder), outcome)
+            metrics.ended(models.work, TrainerReport.read(models.folder), outcome)
             print_line(console, f"{outcome.outcome}: {outcome.reason}")
             if every_s is None:
                 return outcome
 
 
-def due_in_s(folder: Path, every_s: float) -> float:
+def due_in_s(models: ModelRegistry, every_s: float) -> float:
     """Return the seconds until the next round; 0 where one was interrupted."""
-    last = TrainerReport.read(folder).last
-    if last is None or (folder / WORK / ROUND).exists():
+    last = TrainerReport.read(models.folder).last
+    if last is None or (models.work / WORK / ROUND).exists():
         return 0.0
     waits_for_first = last["outcome"] == "waiting" and last["served"] == empty_model.TAG.hex()
     pause_s = min(POLL_EVERY_S, every_s) if waits_for_first else every_s

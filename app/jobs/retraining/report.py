@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from storage.folders.folder import Folder
+
 WORK, ROUND, REPORT, LOCK = ".retraining", "round.json", "retrain.json", ".retraining.lock"
 
 
@@ -42,22 +44,24 @@ class TrainerReport:
     made: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, folder: Path) -> TrainerReport:
+    def read(cls, folder: Folder) -> TrainerReport:
         """Return the report of the models folder; an empty one if there is none.
 
         raises  ValueError  when the file is no report
+                OSError     when it cannot be read
         """
         try:
-            saved = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+            found = folder.read(REPORT)
+            saved = json.loads(found.data if found else b"")
             return cls(saved["last"], saved["previous"], tuple(saved["made"]))
         except FileNotFoundError:
             return cls()
         except (ValueError, TypeError, KeyError) as exc:
-            raise ValueError(f"'{folder / REPORT}' is none of the trainer's reports; move it away") from exc
+            raise ValueError(f"'{folder}/{REPORT}' is none of the trainer's reports; move it away") from exc
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Folder) -> None:
         """Write the report into the models folder."""
-        write_atomically(folder / REPORT, json.dumps(asdict(self), indent=2))
+        folder.add(REPORT, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
 
 def write_atomically(path: Path, text: str) -> None:

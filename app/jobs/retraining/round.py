@@ -32,7 +32,8 @@ from app.jobs import generations
 from app.jobs.reports.training_progress import TrainingProgress
 from app.jobs.retraining.report import ROUND, WORK, RoundOutcome, TrainerReport, print_line, write_atomically
 from app.serving import empty_model
-from app.serving.model_registry import load_named
+from app.serving.model_places import models_of
+from app.serving.model_registry import ModelRegistry
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from model.artifact import model_directory
@@ -96,7 +97,8 @@ class RetrainingRound:
         self._settings = settings
         self._plan = plan
         self._console = console
-        self._folder = settings.models_folder
+        self._models = models_of(settings)
+        self._folder = self._models.work
         self._work = self._folder / WORK
         self._archive = settings.archive
         self._begin_s = time.monotonic()
@@ -137,10 +139,11 @@ class RetrainingRound:
         names = [one.named for one in chosen if one.named.tag != empty_model.TAG]
         if not names:
             return None
-        loaded = load_named(self._folder, names[0].name)
+        loaded = self._models.load(names[0].name)
         if loaded.tag != names[0].tag.hex():
             raise ValueError(
-                f"the model {names[0].name!r} in '{self._folder}' is not the one that is served; activate another one"
+                f"the model {names[0].name!r} in '{self._models.folder}' is not the one that is served; "
+                "activate another one"
             )
         return loaded
 
@@ -174,14 +177,14 @@ class RetrainingRound:
         events = found.filter(pl.col("type").is_in(kinds))
         if unknown := len(found.filter(~pl.col("type").is_in([*EVENT_WEIGHTS]))):
             print_line(self._console, f"left out {unknown:,} events of types without a weight")
-        past, holdout = split_for_comparison(events, _trained_at_ms(self._folder, served))
+        past, holdout = split_for_comparison(events, _trained_at_ms(self._models, served))
         if len(holdout) < MIN_HELD_OUT_EVENTS:
             reason = f"{len(holdout)} users have done something new, {MIN_HELD_OUT_EVENTS} are needed to compare models"
             return self._outcome("waiting", reason, served, events=len(events), questions=len(holdout))
         for name, table in (("past", past), ("all", events)):
             self._write_data(self._work / name / "data", table)
         events.write_parquet(self._work / "events.parquet")
-        name = _new_name(self._folder)
+        name = self._new_name()
         self._add_notes(name=name, served=_tag(served), plan=asdict(self._plan), events=len(events))
         print_line(self._console, f"round {name}: {len(events):,} events, {len(holdout):,} questions")
         return None
@@ -197,7 +200,7 @@ class RetrainingRound:
 
     def _hold_out(self, served: Artifact | None) -> tuple[pl.DataFrame, HoldoutComparison]:
         return split_for_comparison(
-            pl.read_parquet(self._work / "events.parquet"), _trained_at_ms(self._folder, served)
+            pl.read_parquet(self._work / "events.parquet"), _trained_at_ms(self._models, served)
         )
 
     def _train(self, name: str, lift_strength: float | None) -> Artifact:
@@ -242,7 +245,8 @@ class RetrainingRound:
         name: str = notes["name"]
         if _tag(served) == notes["served"]:
             previous = None if served is None else served.name
-            replace(TrainerReport.read(self._folder), previous=previous).write(self._folder)
+            replace(TrainerReport.read(self._models.folder), previous=previous).write(self._models.folder)
+            self._models.publish(name)
             print_line(self._console, f"folding all events for {name}")
             asyncio.run(generations.rebuild(self._settings, self._folder / name, lambda _: None))
             asyncio.run(generations.activate(self._settings, name))
@@ -252,12 +256,19 @@ class RetrainingRound:
 
     def _remove_old_models(self, name: str) -> None:
         """Remove the models that the trainer made before the previous one, and the states of the empty model."""
-        report = TrainerReport.read(self._folder)
+        report = TrainerReport.read(self._models.folder)
         old_models = [made for made in report.made if made not in (name, report.previous)]
         free = asyncio.run(generations.drop_unserved(self._settings, [*old_models, empty_model.NAME]))
         for one in set(old_models) & free:
-            shutil.rmtree(self._folder / one, ignore_errors=True)
-        replace(report, made=tuple(made for made in report.made if made not in free)).write(self._folder)
+            self._models.remove(one)
+        replace(report, made=tuple(made for made in report.made if made not in free)).write(self._models.folder)
+
+    def _new_name(self) -> str:
+        """Return the current minute, as 2026-11-21T0300, with a number if that name is taken."""
+        name = datetime.now(UTC).strftime("%Y-%m-%dT%H%M")
+        here = {place.name for place in self._folder.iterdir()}
+        taken = here.union(TrainerReport.read(self._models.folder).made, self._models.names())
+        return next(one for one in (name, *(f"{name}.{n}" for n in range(2, 10_000))) if one not in taken)
 
     # ---- notes and report
 
@@ -273,8 +284,8 @@ class RetrainingRound:
         write_atomically(self._work / ROUND, json.dumps(self._read_notes() | facts, indent=2))
 
     def _record_model(self, name: str) -> None:
-        report = TrainerReport.read(self._folder)
-        replace(report, made=(*dict.fromkeys((*report.made, name)),)).write(self._folder)
+        report = TrainerReport.read(self._models.folder)
+        replace(report, made=(*dict.fromkeys((*report.made, name)),)).write(self._models.folder)
 
     def _outcome(
         self, outcome: Literal["activated", "refused", "waiting"], reason: str, served: Artifact | None, **facts: Any
@@ -285,7 +296,7 @@ class RetrainingRound:
         return RoundOutcome(outcome, reason, at, seconds=round(time.monotonic() - self._begin_s, 1), **details)
 
     def _finish(self, outcome: RoundOutcome) -> RoundOutcome:
-        replace(TrainerReport.read(self._folder), last=asdict(outcome)).write(self._folder)
+        replace(TrainerReport.read(self._models.folder), last=asdict(outcome)).write(self._models.folder)
         self._clear()
         return outcome
 
@@ -322,17 +333,10 @@ def _lift_strength(model: Artifact) -> float | None:
     return model.config.training.lift_strength if isinstance(model.config.training, TrainConfig) else None
 
 
-def _trained_at_ms(folder: Path, served: Artifact | None) -> int:
+def _trained_at_ms(models: ModelRegistry, served: Artifact | None) -> int:
     """Return when the model was ready: later events cannot have been in its training."""
-    return 0 if served is None else int((folder / served.name / MANIFEST).stat().st_mtime * 1000)
+    return 0 if served is None else int((models.path(served.name) / MANIFEST).stat().st_mtime * 1000)
 
 
 def _tag(served: Artifact | None) -> str:
     return empty_model.TAG.hex() if served is None else served.tag
-
-
-def _new_name(folder: Path) -> str:
-    """Return the current minute, as 2026-11-21T0300, with a number if that name is taken."""
-    name = datetime.now(UTC).strftime("%Y-%m-%dT%H%M")
-    taken = {place.name for place in folder.iterdir()} | set(TrainerReport.read(folder).made)
-    return name if name not in taken else next(f"{name}.{n}" for n in range(2, 10_000) if f"{name}.{n}" not in taken)

@@ -263,7 +263,9 @@ class TestTenants:
             headers = bearer(shops.text[tenant, "admin"])
             return shops.client.post(f"/v1/admin/generations/{name}/activate", headers=headers)
 
-        write_model(shops.settings.tenants["books"].parent / "summer", seed=9)
+        books = shops.settings.tenants["books"]
+        assert isinstance(books, Path)
+        write_model(books.parent / "summer", seed=9)
         unknown = activate("main", "winter")
         refused = activate("main", "summer")
         assert (refused.status_code, refused.content) == (404, unknown.content)

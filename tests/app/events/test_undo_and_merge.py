@@ -63,8 +63,7 @@ def turn(client: Client) -> int:
 def assert_history_is(client: Client, user_id: str, *rows: int) -> None:
     """The state is that of these items in this order, as the model itself counts them."""
     user = client.get(f"/v1/users/{user_id}").json()
-    assert client.settings.model_dir is not None
-    codes = load(client.settings.model_dir).history_codes[list(rows)]
+    codes = load(client.model_dir).history_codes[list(rows)]
     expected = history_histogram(codes, SHAPE.decay_rates, SHAPE.history_codewords)
     np.testing.assert_allclose(user["histogram"], expected, rtol=1e-5, atol=1e-12)
     assert user["event_count"] == len(rows)

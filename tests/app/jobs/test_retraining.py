@@ -23,15 +23,20 @@ from app.jobs.retraining import loop
 from app.jobs.retraining import round as retraining_round
 from app.jobs.retraining.loop import run_trainer
 from app.jobs.retraining.metrics import OUTCOMES, TrainerMetrics
-from app.jobs.retraining.report import RoundOutcome, TrainerReport
+from app.jobs.retraining.report import REPORT, RoundOutcome, TrainerReport
 from app.jobs.retraining.round import RetrainingPlan, RetrainingRound
 from app.serving import empty_model, switcher
+from app.serving.model_places import models_of
+from app.serving.model_registry import LocalModels
 from app.settings import Settings
 from model.artifact import model_directory
 from model.artifact.model_directory import MANIFEST
 from model.config import PRESETS, ModelConfig, TrainConfig
 from model.data.readers import read_interactions
 from model.training.train import train as train_model
+from storage.folders.local_folder import LocalFolder
+from storage.folders.object_folder import ObjectFolder
+from storage.folders.place import ObjectUrl, Place
 from tests.app.conftest import Client
 from tests.waiting import wait_until
 
@@ -59,10 +64,14 @@ def visits(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 class Shop:
     """A service without a model, and the trainer's commands on its store."""
 
-    def __init__(self, directory: Path, visits: list[list[str]]) -> None:
+    def __init__(self, directory: Path, visits: list[list[str]], place: Place | None = None) -> None:
         self.models = directory / "models"
+        place = place or directory
         self.settings = Settings(
-            data_dir=directory / "state", archive_dir=directory / "archive", models_dir=self.models
+            data_dir=directory / "state",
+            archive_dir=place / "archive",
+            models_dir=place / "models",
+            cache_dir=directory / "cache",
         )
         self.client = Client(self.settings)
         self.trainer = TrainerMetrics()
@@ -161,11 +170,45 @@ def test_generations_come_by_themselves_and_the_last_two_stay(shop: Shop) -> Non
     assert 0 < (shop.told("ndcg_at_10", model="new") or 0) <= 1
 
 
+def test_archive_and_models_may_be_in_a_bucket(
+    shop: Shop, visits: list[list[str]], s3: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the new model is published, and at every object of it."""
+    in_bucket = Shop(tmp_path / "bucket", visits, ObjectUrl(s3()))
+    models = models_of(in_bucket.settings)
+    in_bucket.collect(200)
+    for objects in range(3):
+        with monkeypatch.context() as patch:
+            put, left = ObjectFolder.add, iter(range(objects))
+
+            def killed(folder: ObjectFolder, name: str, data: bytes, put: Any = put, left: Any = left) -> None:
+                if name != REPORT and next(left, None) is None:
+                    raise Killed
+                put(folder, name, data)
+
+            patch.setattr(ObjectFolder, "add", killed)
+            with pytest.raises(Killed):
+                in_bucket.retrain()
+        assert models.names() == []
+    made: list[str] = []
+    for shoppers in (0, 110):
+        if shoppers:
+            in_bucket.collect(shoppers)
+        outcome = in_bucket.retrain()
+        assert outcome.outcome == "activated", outcome
+        made.append(outcome.name or "")
+        assert models.names() == made
+        in_bucket.follows(outcome.name)
+        assert in_bucket.client.recommend("u3")["source"] == "personalised"
+    assert TrainerReport.read(models.folder).made == tuple(made)
+    in_bucket.client.close()
+
+
 def test_a_trainer_tells_of_failures_and_of_what_was_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prometheus' alert counts from the last success, which may have been another process's."""
     told, pauses = TrainerMetrics(), []
     at = datetime.now(UTC) - timedelta(days=3)
-    TrainerReport({"outcome": "refused", "served": "ab", "at": at.isoformat()}).write(tmp_path)
+    TrainerReport({"outcome": "refused", "served": "ab", "at": at.isoformat()}).write(LocalFolder(tmp_path))
 
     def fail(_: RetrainingRound) -> RoundOutcome:
         raise OSError("the archive is gone")
@@ -286,21 +329,21 @@ def test_the_trainer_is_alone(shop: Shop) -> None:
 
 
 def test_when_the_next_round_is_due(tmp_path: Path) -> None:
-    assert loop.due_in_s(tmp_path, 86_400) == 0
+    assert loop.due_in_s(LocalModels(tmp_path), 86_400) == 0
     for outcome, served, expected_s in (
         ("waiting", empty_model.TAG.hex(), 600),
         ("waiting", "ab", 86_400),
         ("refused", "ab", 86_400),
     ):
         last = {"outcome": outcome, "served": served, "at": datetime.now(UTC).isoformat()}
-        TrainerReport(last).write(tmp_path)
-        assert expected_s - 60 < loop.due_in_s(tmp_path, 86_400) <= expected_s
+        TrainerReport(last).write(LocalFolder(tmp_path))
+        assert expected_s - 60 < loop.due_in_s(LocalModels(tmp_path), 86_400) <= expected_s
         ahead = datetime.now(UTC) + timedelta(days=365)  # by a clock that is right again
-        TrainerReport(last | {"at": ahead.isoformat()}).write(tmp_path)
-        assert loop.due_in_s(tmp_path, 86_400) == expected_s
+        TrainerReport(last | {"at": ahead.isoformat()}).write(LocalFolder(tmp_path))
+        assert loop.due_in_s(LocalModels(tmp_path), 86_400) == expected_s
     (tmp_path / ".retraining").mkdir()
     (tmp_path / ".retraining" / "round.json").write_text("{}")
-    assert loop.due_in_s(tmp_path, 86_400) == 0
+    assert loop.due_in_s(LocalModels(tmp_path), 86_400) == 0
 
 
 @pytest.mark.parametrize("every", ["24", "h", "0h", "1.5h", "-1h", "1w"])

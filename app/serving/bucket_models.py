@@ -1,0 +1,148 @@
+"""Models in a bucket, and verified copies of them on this machine.
+
+A model is the objects NAME/FILE of a model directory. The manifest is written last and names the others by their
+hashes, so half of a model is none. A copy is a model directory CACHE/HASH/NAME, where HASH is that of the manifest: it
+appears by rename when each file has the hash that the manifest names.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import json
+import mmap
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from typing_extensions import override
+
+from app.serving.model_registry import ModelRegistry, is_name, no_such_model
+from model.artifact import model_directory
+from model.artifact.model_directory import FILES, MANIFEST, Artifact, ArtifactError
+from storage.folders.folder import Content
+from storage.folders.object_folder import ObjectFolder
+from storage.folders.place import ObjectUrl
+
+LOCK = "copying.lock"
+UNFINISHED = "unfinished"
+DIGEST_DIGITS = 32
+
+
+class BucketModels(ModelRegistry):
+    """The models below a URL."""
+
+    def __init__(self, url: ObjectUrl, cache: Path) -> None:
+        self.folder = ObjectFolder(url.url, cache / "objects")
+        own = hashlib.sha256(url.url.encode()).hexdigest()[:16]
+        self.work = cache / "trainer" / own
+        self._copies = cache / "models" / own
+
+    @override
+    def names(self) -> list[str]:
+        found = (name.partition("/") for name in self.folder.names())
+        return sorted(name for name, _, file in found if file == MANIFEST and is_name(name))
+
+    @override
+    def path(self, name: str) -> Path:
+        try:
+            manifest = self._read_manifest(name)
+            with self._copying():
+                copy = self._copies / hashlib.sha256(manifest.data).hexdigest()[:DIGEST_DIGITS] / name
+                if not copy.exists():
+                    self._copy(name, manifest, copy)
+                    self._remove_copies_except(copy)
+            return copy
+        except OSError as exc:
+            copies = [*self._copies.glob(f"*/{glob.escape(name)}/{MANIFEST}")]
+            if copies:
+                return max(copies, key=lambda path: path.stat().st_mtime).parent
+            raise ArtifactError(f"'{self.folder}/{name}' cannot be read: {exc}") from exc
+
+    @override
+    def load(self, name: str) -> Artifact:
+        copy = self.path(name)
+        try:
+            return model_directory.load(copy)
+        except ArtifactError:
+            if _is_whole(copy):
+                raise
+            shutil.rmtree(copy, ignore_errors=True)
+            return model_directory.load(self.path(name))
+
+    def _read_manifest(self, name: str) -> Content:
+        if is_name(name):
+            try:
+                found = self.folder.read(f"{name}/{MANIFEST}")
+            except FileNotFoundError:
+                pass
+            else:
+                assert found is not None
+                return found
+        raise no_such_model(self.folder, name, self.names())
+
+    def _copy(self, name: str, manifest: Content, copy: Path) -> None:
+        unfinished = self._copies / UNFINISHED / uuid4().hex
+        unfinished.mkdir(parents=True)
+        try:
+            for file, sha256 in _hashes(name, manifest).items():
+                self.folder.path(f"{name}/{file}", sha256).rename(unfinished / file)
+            (unfinished / MANIFEST).write_bytes(manifest.data)
+            os.utime(unfinished / MANIFEST, (manifest.modified_s, manifest.modified_s))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.rename(copy)
+        except FileNotFoundError as exc:
+            raise ArtifactError(f"'{self.folder}/{name}' lacks files: {exc}; copy or train the model again") from exc
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _remove_copies_except(self, new: Path) -> None:
+        """Remove copies of models that the bucket no longer has, or has in another version."""
+        names = self.names()
+        for copy in self._copies.glob("*/*"):
+            if copy.is_dir() and copy != new and (copy.name == new.name or copy.name not in names):
+                shutil.rmtree(copy, ignore_errors=True)
+
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        """Let one process of this machine copy at a time, which serves all of them."""
+        self._copies.mkdir(parents=True, exist_ok=True)
+        with (self._copies / LOCK).open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @override
+    def publish(self, name: str) -> None:
+        for file in (*FILES, MANIFEST):
+            with (
+                (self.work / name / file).open("rb") as opened,
+                mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+                memoryview(mapped) as data,
+            ):
+                self.folder.add(f"{name}/{file}", data)
+
+    @override
+    def remove(self, name: str) -> None:
+        for file in (MANIFEST, *FILES):  # without the manifest the rest is no model
+            self.folder.remove(f"{name}/{file}")
+        shutil.rmtree(self.work / name, ignore_errors=True)
+
+
+def _hashes(name: str, manifest: Content) -> dict[str, str]:
+    try:
+        hashes = json.loads(manifest.data)
+        return {file: str(hashes[file]) for file in FILES if file in hashes}
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise ArtifactError(f"the manifest of model {name!r} is none; copy or train the model again") from exc
+
+
+def _is_whole(directory: Path) -> bool:
+    try:
+        model_directory.verified_tag(directory)
+    except ArtifactError:
+        return False
+    return True
