@@ -47,11 +47,20 @@ OTHER_REDIS = {
     "trainer": {"enabled": False},
 }
 OPEN_REDIS = {"networkPolicy": {"enabled": False}, "redis": {"url": "redis://redis.other:6379/0"}}
+BUCKETS = {
+    "model": "shop",
+    "storage": {
+        "models": {"url": "s3://shop/models"},
+        "archive": {"url": "s3://shop/archive"},
+        "bucket": {"secret": "bucket-keys", "serviceAccount": "recommender"},
+    },
+}
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
     "another Redis": OTHER_REDIS,
     "a Redis without a password": OPEN_REDIS,
+    "buckets": BUCKETS,
 }
 
 

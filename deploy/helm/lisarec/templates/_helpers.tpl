@@ -71,6 +71,9 @@ securityContext:
 image: {{ include "lisarec.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{ include "lisarec.hardened" . }}
+{{- with .Values.storage.bucket.secret }}
+envFrom: [{ secretRef: { name: {{ . }} } }]
+{{- end }}
 {{- end }}
 
 {{- define "lisarec.redisURL" -}}
@@ -84,12 +87,26 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end }}
 {{- end }}
 
+{{/* Empty where models and archive are in volumes. */}}
+{{- define "lisarec.usesBucket" -}}
+{{ .Values.storage.models.url }}{{ .Values.storage.archive.url }}
+{{- end }}
+
+{{/* Where the models or the archive are. Arguments: the root, and which. */}}
+{{- define "lisarec.place" -}}
+{{ (index (index . 0).Values.storage (index . 1)).url | default (printf "/%s" (index . 1)) }}
+{{- end }}
+
 {{- define "lisarec.environment" -}}
-- { name: LISAREC_MODELS_DIR, value: /models }
-- { name: LISAREC_MODEL_DIR, value: {{ with .Values.model }}{{ printf "/models/%s" . | quote }}{{ else }}""{{ end }} }
+{{- $models := include "lisarec.place" (list . "models") -}}
+- { name: LISAREC_MODELS_DIR, value: {{ $models }} }
+- { name: LISAREC_MODEL_DIR, value: {{ with .Values.model }}{{ printf "%s/%s" $models . | quote }}{{ else }}""{{ end }} }
 - { name: LISAREC_REDIS_URL, value: {{ include "lisarec.redisURL" . | quote }} }
 - { name: LISAREC_REDIS_PASSWORD_FILE, value: {{ if include "lisarec.redisSecret" . }}/secrets/redis_password{{ else }}""{{ end }} }
-- { name: LISAREC_ARCHIVE_DIR, value: /archive }
+- { name: LISAREC_ARCHIVE_DIR, value: {{ include "lisarec.place" (list . "archive") }} }
+{{- if include "lisarec.usesBucket" . }}
+- { name: LISAREC_CACHE_DIR, value: /cache }
+{{- end }}
 - { name: LISAREC_KEYS_FILE, value: /keys/keys }
 {{- range $name, $value := .Values.settings }}
 - { name: {{ $name }}, value: {{ $value | quote }} }
@@ -98,11 +115,17 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 
 {{/* Arguments: the root, and for each shared folder that the container has, whether it may only read it. */}}
 {{- define "lisarec.mounts" -}}
+{{- $root := index . 0 -}}
 - { name: tmp, mountPath: /tmp }
 {{- range $name, $readOnly := index . 1 }}
+{{- if not (dig $name "url" "" $root.Values.storage) }}
 - { name: {{ $name }}, mountPath: /{{ $name }}, readOnly: {{ $readOnly }} }
 {{- end }}
-{{- if include "lisarec.redisSecret" (index . 0) }}
+{{- end }}
+{{- if include "lisarec.usesBucket" $root }}
+- { name: cache, mountPath: /cache }
+{{- end }}
+{{- if include "lisarec.redisSecret" $root }}
 - { name: secrets, mountPath: /secrets, readOnly: true }
 {{- end }}
 {{- end }}
@@ -116,10 +139,14 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- if eq $name "keys" }}
 - name: keys
   secret: { secretName: {{ $root.Values.keys.secret }}, defaultMode: 0440 }
-{{- else }}
+{{- else if not (index $root.Values.storage $name).url }}
 - name: {{ $name }}
   persistentVolumeClaim: { claimName: {{ (index $root.Values.storage $name).claim | default (printf "%s-%s" $root.Release.Name $name) }} }
 {{- end }}
+{{- end }}
+{{- if include "lisarec.usesBucket" $root }}
+- name: cache
+  emptyDir: { sizeLimit: {{ $root.Values.storage.bucket.cacheSize }} }
 {{- end }}
 {{- with include "lisarec.redisSecret" $root }}
 - name: secrets
