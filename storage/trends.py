@@ -4,28 +4,38 @@ A stored *trend* is the logarithm to the base 2 of such a count, on the scale of
 the clock's position p adds ``2 ** p``. So no count has to be halved in place, the order of items changes with visits
 only, and no number grows too large. Any number of processes add their visits.
 
-A visitor counts once for an item until the clock has passed the next whole half-life, or RECENT_VISITORS others have
-visited the item. So of an item's count at most 2, and one in RECENT_VISITORS + 1 of the rest, is any one visitor's.
+A visitor counts once for an item until the clock has passed the next whole half-life, however many others visit it in
+between, and in whatever order all of them come back. An item's first LISTED_VISITORS are listed. Beyond them a sketch
+of fixed size, a HyperLogLog, decides whether a visitor is new. It takes some new ones for known ones, and a visitor
+whom it recognises as new stands for them too: `1 / p` visitors, where p is the share of all new visitors that it
+would recognise just then. The sum of these is an unbiased estimate of the distinct visitors (Cohen, "All-Distances
+Sketches, Revisited", 2015; Ting, "Streamed Approximate Counting of Distinct Elements", 2014), 5% off on average.
+
+Who could choose a visitor's hash could make the sketch believe in millions, so the hashes are made with a secret.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from struct import Struct
 from typing import NamedTuple
 
 HALF_LIFE_S = 7 * 86_400.0
 MAX_STEP_S = 86_400.0
 MAX_LAG_HALF_LIVES = 64.0  # half-lives behind the clock, below which a trend is not stored
 MAX_LEAD_HALF_LIVES = 40.0  # ahead of the clock, above which a trend is damaged: nothing has 2 ** 40 visitors
-RECENT_VISITORS = 32
-VISITOR_BYTES = 4  # of a hash; with others of an item, one in 100 million visitors is taken for another one
+LISTED_VISITORS = 32
+VISITOR_BYTES = 4  # of a hash; with others of a list, one in 100 million visitors is taken for another one
+RANK_BITS = 8 * (VISITOR_BYTES - 1)
+REGISTERS = 256  # one for each first byte of a visitor
+UNSEEN = Struct(">d")  # how many registers' worth of new visitors the sketch would recognise: REGISTERS * p
 
 
 class Visit(NamedTuple):
     """A use of an item.
 
-    visitor  VISITOR_BYTES that stand for the user
+    visitor  VISITOR_BYTES of a secret hash of the user
     weight   how many visits of this moment it is worth: more than 0, at most 1
     """
 
@@ -88,8 +98,29 @@ def sum_of_trends(first: float, second: float) -> float:
     return high + math.log2(1 + 2.0 ** (low - high))
 
 
-def visitors_with(recent: bytes, visitor: bytes) -> bytes | None:
-    """Return an item's recent visitors, newest first, with one more; None for a visitor who is among them."""
-    if visitor in (recent[at : at + VISITOR_BYTES] for at in range(0, len(recent), VISITOR_BYTES)):
+def with_visitor(seen: bytes, visitor: bytes) -> tuple[bytes, float] | None:
+    """Return an item's visitors with one more, and how many visitors that one stands for; None for a known one.
+
+    seen  a list of up to LISTED_VISITORS, or a sketch: a rank for each register, then UNSEEN
+    """
+    if len(seen) > LISTED_VISITORS * VISITOR_BYTES:
+        return _sketch_with_visitor(seen, visitor)
+    listed = [seen[at : at + VISITOR_BYTES] for at in range(0, len(seen), VISITOR_BYTES)]
+    if visitor in listed:
         return None
-    return (visitor + recent)[: RECENT_VISITORS * VISITOR_BYTES]
+    if len(listed) < LISTED_VISITORS:
+        return seen + visitor, 1.0
+    sketch = bytes(REGISTERS) + UNSEEN.pack(REGISTERS)
+    for one in listed:
+        sketch, _ = _sketch_with_visitor(sketch, one) or (sketch, 0.0)
+    return _sketch_with_visitor(sketch, visitor)
+
+
+def _sketch_with_visitor(sketch: bytes, visitor: bytes) -> tuple[bytes, float] | None:
+    """Do the same for a sketch. A rank r comes up with every 2 ** r-th visitor of a register."""
+    register, rank = visitor[0], 1 + RANK_BITS - int.from_bytes(visitor[1:]).bit_length()
+    if rank <= sketch[register]:
+        return None
+    (unseen,) = UNSEEN.unpack_from(sketch, REGISTERS)
+    ranks = sketch[:register] + bytes([rank]) + sketch[register + 1 : REGISTERS]
+    return ranks + UNSEEN.pack(unseen - 2.0 ** -sketch[register] + 2.0**-rank), REGISTERS / unseen

@@ -12,13 +12,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from storage.errors import StorageError
-from storage.protocol import StatisticsStore
+from storage.protocol import UserStore
 from storage.records import AppendResult
 from storage.state.event import Event
 from storage.trends import HALF_LIFE_S, VISITOR_BYTES, Visit
 
 MAX_ITEMS = 4096  # that are read; those after them are hardly used, and popular items follow
 MAX_EVENT_AGE_HALF_LIVES = 10.0  # of an event; what is older is not used just now
+DIGEST_BYTES = 8  # of a user, until the visit is flushed
 MAX_WAITING = 100_000  # visits that wait to be flushed, about 20 MB; beyond them, none counts until the next flush
 
 logger = logging.getLogger(__name__)
@@ -30,13 +31,14 @@ class TrendCounter:
     newest  how many visitors the most visited items have, in all processes, as last read; replaced as a whole
     """
 
-    def __init__(self, store: StatisticsStore, tenant: str) -> None:
+    def __init__(self, store: UserStore, tenant: str) -> None:
         self.newest: Mapping[str, float] = {}
         self._store = store
         self._tenant = tenant
         self._types: Collection[str] = ()
+        self._secret = b""
         self._flushing = asyncio.Lock()
-        self._waiting: dict[tuple[str, bytes], float] = {}  # weights of visits, by item and visitor
+        self._waiting: dict[tuple[str, bytes], float] = {}  # weights of visits, by item and digest of the user
 
     def set_event_weights(self, event_weights: Mapping[str, float]) -> None:
         """From now on, count the events of all types that have a weight."""
@@ -49,7 +51,7 @@ class TrendCounter:
             if event.type in types and not result.duplicate and len(waiting) < MAX_WAITING:
                 age = max(now_us - event.timestamp_us, 0) / (HALF_LIFE_S * 1e6)
                 if age <= MAX_EVENT_AGE_HALF_LIVES:
-                    visit = (event.item_id, _visitor(event.user_id))
+                    visit = (event.item_id, _digest(event.user_id))
                     waiting[visit] = max(0.5**age, waiting.get(visit, 0.0))
 
     async def sync(self) -> None:
@@ -66,12 +68,22 @@ class TrendCounter:
             if not visits:
                 return
             try:
-                await self._store.add_visits(self._tenant, [Visit(*visit, weight) for visit, weight in visits.items()])
+                self._secret = self._secret or await self._store.secret()
+                hashed = [
+                    Visit(item_id, _visitor(self._secret, item_id, user), weight)
+                    for (item_id, user), weight in visits.items()
+                ]
+                await self._store.add_visits(self._tenant, hashed)
             except StorageError as exc:
                 logger.debug("trends could not be noted, which will be tried again: %s", exc)
                 self._waiting = visits | self._waiting
                 raise
 
 
-def _visitor(user_id: str) -> bytes:
-    return blake2b(user_id.encode(), digest_size=VISITOR_BYTES).digest()
+def _digest(user_id: str) -> bytes:
+    return blake2b(user_id.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def _visitor(secret: bytes, item_id: str, digest: bytes) -> bytes:
+    """Return a hash that nobody outside can choose, and that is another one for each item."""
+    return blake2b(item_id.encode() + digest, key=secret, digest_size=VISITOR_BYTES).digest()

@@ -22,10 +22,10 @@ from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES,
 from storage.redis.session import RedisSession
 from storage.trends import (
     HALF_LIFE_S,
+    LISTED_VISITORS,
     MAX_LAG_HALF_LIVES,
     MAX_LEAD_HALF_LIVES,
     MAX_STEP_S,
-    RECENT_VISITORS,
     VISITOR_BYTES,
     TrendClock,
     Visit,
@@ -37,7 +37,7 @@ VISIT_LIMITS: tuple[Argument, ...] = (
     repr(MAX_STEP_S),
     repr(MAX_LAG_HALF_LIVES),
     repr(MAX_LEAD_HALF_LIVES),
-    RECENT_VISITORS * VISITOR_BYTES,
+    LISTED_VISITORS * VISITOR_BYTES,
 )
 VISITS_PAGE = 500  # some 3 ms in which Redis does nothing else
 ARCHIVE_TIMEOUT_S = 60.0  # for three columns of all its files

@@ -114,7 +114,7 @@ CREATE INDEX trends_by_trend ON trends (tenant, trend);
 CREATE TABLE visitors (
     tenant TEXT NOT NULL,
     item_id TEXT NOT NULL,
-    recent BLOB NOT NULL, -- 4 bytes each, newest first
+    recent BLOB NOT NULL, -- this half-life's, see with_visitor in storage/trends.py
     PRIMARY KEY (tenant, item_id)
 ) WITHOUT ROWID;
 """

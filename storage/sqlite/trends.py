@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from storage.sqlite.batches import execute_in_batches
 from storage.sqlite.items import TREND_CLOCK, named_value, set_named_value
-from storage.trends import TrendClock, Visit, sum_of_trends, visitors_with
+from storage.trends import TrendClock, Visit, sum_of_trends, with_visitor
 
 SELECT_TRENDS = "SELECT item_id, trend FROM trends WHERE tenant = ? AND item_id IN ({rows})"
 SELECT_VISITORS = "SELECT item_id, recent FROM visitors WHERE tenant = ? AND item_id IN ({rows})"
@@ -32,11 +32,12 @@ def add_visits(db: sqlite3.Connection, tenant: str, visits: Sequence[Visit]) -> 
     visitors = dict(execute_in_batches(db, SELECT_VISITORS, items, before=[tenant]))
     changed: dict[str, bytes] = {}
     for item_id, visitor, weight in visits:
-        recent = visitors_with(visitors.get(item_id, b""), visitor)
-        if recent is not None:
-            trend = clock.trend_of(weight)
+        found = with_visitor(visitors.get(item_id, b""), visitor)
+        if found is not None:
+            visitors[item_id], count = found
+            trend = clock.trend_of(weight * count)
             trends[item_id] = sum_of_trends(trends[item_id], trend) if item_id in trends else trend
-            visitors[item_id] = changed[item_id] = recent
+            changed[item_id] = visitors[item_id]
     rows = [(tenant, item_id, trends[item_id]) for item_id in changed]
     db.executemany("INSERT OR REPLACE INTO trends VALUES (?, ?, ?)", rows)
     db.executemany("INSERT OR REPLACE INTO visitors VALUES (?, ?, ?)", [(tenant, *one) for one in changed.items()])

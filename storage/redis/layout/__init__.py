@@ -37,7 +37,7 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:codes           hash    [item id, TAG] -> the fields of `ItemCodes` that follow, a JSON array
   PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
   PREFIX:{items:TENANT}:trend-clock     string  position and what Redis's clock showed then, see `TrendClock` there
-  PREFIX:{items:TENANT}:visitors        hash    item id -> its recent visitors, 4 bytes each, newest first
+  PREFIX:{items:TENANT}:visitors        hash    item id -> its visitors of this half-life, see `with_visitor` there
   PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name, a JSON array
   PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one
   PREFIX:generations                    hash    TAG -> name of its model directory
@@ -210,7 +210,7 @@ class ItemKeys:
 
     @property
     def visitors(self) -> str:
-        """Key of the items' recent visitors."""
+        """Key of the items' visitors."""
         return f"{self.prefix}:visitors"
 
     @property

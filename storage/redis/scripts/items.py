@@ -46,11 +46,11 @@ end
 return {changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6]}), changed(KEYS[2], {KEYS[3]})}
 """)
 
-# Does as `TrendClock`, `visitors_with` and `sum_of_trends` in storage/trends.py do.
+# Does as `TrendClock`, `with_visitor` and `sum_of_trends` in storage/trends.py do.
 ADD_VISITS = Script("""
 -- KEYS  trends, trend-clock, visitors
--- ARGV  seconds of a half-life and of the longest step; half-lives by which trends may be behind and ahead; bytes of an
---       item's visitors; of each visit: item id, visitor, weight
+-- ARGV  seconds of a half-life and of the longest step; half-lives by which trends may be behind and ahead; bytes of a
+--       full list of visitors; of each visit: item id, visitor, weight
 local half_life_s, now_s = tonumber(ARGV[1]), tonumber(redis.call('TIME')[1])
 local position, read_s = string.match(redis.call('GET', KEYS[2]) or '', '(%S+) (%S+)')
 local before = tonumber(position or now_s / half_life_s)
@@ -60,16 +60,31 @@ if math.floor(position) > math.floor(before) then redis.call('UNLINK', KEYS[3]) 
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. position - ARGV[3])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. position + ARGV[4], '+inf')
 
-local function is_recent(visitors, visitor)
-    for at = 1, #visitors, #visitor do
-        if string.sub(visitors, at, at + #visitor - 1) == visitor then return true end
+local function sketch_with_visitor(sketch, visitor)
+    local register, b, c, d = string.byte(visitor, 1, 4)
+    local _, bits = math.frexp(b * 65536 + c * 256 + d)
+    local rank, highest = 25 - bits, string.byte(sketch, register + 1)
+    if rank <= highest then return sketch, 0 end
+    local unseen = struct.unpack('>d', sketch, 257)
+    sketch = string.sub(sketch, 1, register) .. string.char(rank) .. string.sub(sketch, register + 2, 256)
+    return sketch .. struct.pack('>d', unseen - 2 ^ -highest + 2 ^ -rank), 256 / unseen
+end
+local function with_visitor(seen, visitor)
+    if #seen > tonumber(ARGV[5]) then return sketch_with_visitor(seen, visitor) end
+    for at = 1, #seen, 4 do
+        if string.sub(seen, at, at + 3) == visitor then return seen, 0 end
     end
+    if #seen < tonumber(ARGV[5]) then return seen .. visitor, 1 end
+    local sketch = string.rep('\\0', 256) .. struct.pack('>d', 256)
+    for at = 1, #seen, 4 do sketch = sketch_with_visitor(sketch, string.sub(seen, at, at + 3)) end
+    return sketch_with_visitor(sketch, visitor)
 end
 for arg = 6, #ARGV, 3 do
-    local item, visitor, visitors = ARGV[arg], ARGV[arg + 1], redis.call('HGET', KEYS[3], ARGV[arg]) or ''
-    if not is_recent(visitors, visitor) then
-        redis.call('HSET', KEYS[3], item, string.sub(visitor .. visitors, 1, ARGV[5]))
-        local trend, sum = position + math.log(ARGV[arg + 2]) / math.log(2), redis.call('ZSCORE', KEYS[1], item)
+    local item, weight = ARGV[arg], ARGV[arg + 2]
+    local seen, count = with_visitor(redis.call('HGET', KEYS[3], item) or '', ARGV[arg + 1])
+    if count > 0 then
+        redis.call('HSET', KEYS[3], item, seen)
+        local trend, sum = position + math.log(weight * count) / math.log(2), redis.call('ZSCORE', KEYS[1], item)
         if sum then
             local high, low = math.max(sum, trend), math.min(sum, trend)
             trend = high + math.log(1 + 2 ^ (low - high)) / math.log(2)

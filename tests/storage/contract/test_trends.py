@@ -5,7 +5,9 @@ import random
 import sqlite3
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import closing
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ from storage.redis.client import RedisServers
 from storage.redis.layout import Keyspace
 from storage.redis.nodes import Command, ReplicaAcks
 from storage.sqlite.database import FILE_NAME
-from storage.trends import HALF_LIFE_S, MAX_STEP_S, RECENT_VISITORS, TrendClock, Visit
+from storage.trends import HALF_LIFE_S, LISTED_VISITORS, MAX_STEP_S, VISITOR_BYTES, TrendClock, Visit, with_visitor
 from tests.storage.contract.stores import opened
 from tests.storage.oracles.random_events import fresh_user, make_generation
 
@@ -67,7 +69,22 @@ class NaiveTrends:
 
 
 def visits_of(pairs: list[tuple[str, str]], weight: float = 1.0) -> list[Visit]:
-    return [Visit(item_id, user_id.encode().ljust(4, b"-"), weight) for item_id, user_id in pairs]
+    return [Visit(item_id, visitor_of(user_id), weight) for item_id, user_id in pairs]
+
+
+def visitor_of(user_id: str) -> bytes:
+    return blake2b(user_id.encode(), digest_size=VISITOR_BYTES).digest()
+
+
+def count_of(user_ids: Iterable[str]) -> float:
+    """How many visitors an item is believed to have, by the arithmetic of Python."""
+    seen, total = b"", 0.0
+    for user_id in user_ids:
+        found = with_visitor(seen, visitor_of(user_id))
+        if found is not None:
+            seen, count = found
+            total += count
+    return total
 
 
 async def clock_of(address: str, tenant: str, clock: TrendClock | None = None) -> TrendClock | None:
@@ -125,37 +142,53 @@ def test_what_several_processes_add_is_the_count_that_halves(address: str, steps
     asyncio.run(law())
 
 
-@given(st.lists(st.one_of(st.just("eve"), st.integers(0, 60)), max_size=200), st.integers(1, 40))
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_visitor_has_a_bounded_share_of_an_item(address: str, visitors: list[str | int], page: int) -> None:
-    """However often, and through how many processes and restarts, somebody comes back."""
+@given(st.integers(1, 3 * LISTED_VISITORS), st.integers(1, 4), st.integers(1, 500), st.randoms())
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_nobody_counts_twice_until_a_half_life_is_over(
+    address: str, crowd: int, rounds: int, page: int, chance: random.Random
+) -> None:
+    """However many come back, in whatever order, and through however many processes and restarts."""
 
     async def law() -> None:
-        tenant, others = fresh_user(), len({one for one in visitors if one != "eve"})
-        for start in range(0, len(visitors), page):
+        tenant, users = fresh_user(), [f"user {chance.random()}" for _ in range(crowd)]
+        first = [("kettle", user) for user in users]
+        again = [one for _ in range(rounds) for one in chance.sample(first, crowd)]
+        async with opened(address, tenant=tenant) as store:
+            await store.add_visits(tenant, visits_of(first))
+            counted = await store.trends(tenant, 1)
+        for start in range(0, len(again), page):
             async with opened(address, tenant=tenant) as store:
-                pairs = [("kettle", str(one)) for one in visitors[start : start + page]]
-                await store.add_visits(tenant, visits_of(pairs))
+                await store.add_visits(tenant, visits_of(again[start : start + page]))
         async with opened(address, tenant=tenant) as store:
-            count = (await store.trends(tenant, 1)).get("kettle", 0.0)
-        assert count <= (1 + len(visitors) / (RECENT_VISITORS + 1)) * (others + 1) + TOLERANCE
-        if others < RECENT_VISITORS:
-            assert count == pytest.approx(others + ("eve" in visitors), rel=TOLERANCE)
+            assert await store.trends(tenant, 1) == pytest.approx(counted, rel=TOLERANCE)
+        if crowd <= LISTED_VISITORS:
+            assert counted == pytest.approx({"kettle": crowd}, rel=TOLERANCE)
 
     asyncio.run(law())
 
 
-def test_a_visitor_counts_again_once_enough_others_have_come(address: str) -> None:
+@pytest.mark.parametrize("crowd", [LISTED_VISITORS + 1, 100, 5_000])
+def test_distinct_visitors_are_counted_and_all_stores_count_the_same(address: str, crowd: int) -> None:
     async def law() -> None:
-        tenant = fresh_user()
-        crowd = [("cup", f"u{n}") for n in range(RECENT_VISITORS)]
+        tenant, users = fresh_user(), [f"user {n}" for n in range(crowd)]
         async with opened(address, tenant=tenant) as store:
-            await store.add_visits(tenant, visits_of([("cup", "eve"), *crowd[1:], ("cup", "eve")]))
-            assert await store.trends(tenant, 1) == pytest.approx({"cup": RECENT_VISITORS}, rel=TOLERANCE)
-            await store.add_visits(tenant, visits_of([crowd[0], ("cup", "eve")]))
-            assert await store.trends(tenant, 1) == pytest.approx({"cup": RECENT_VISITORS + 2}, rel=TOLERANCE)
+            await store.add_visits(tenant, visits_of([("cup", user) for user in users]))
+            assert await store.trends(tenant, 1) == pytest.approx({"cup": count_of(users)}, rel=TOLERANCE)
+            assert await store.trends(tenant, 1) == pytest.approx({"cup": crowd}, rel=0.25)  # five times the deviation
 
     asyncio.run(law())
+
+
+def test_the_count_of_visitors_is_right_on_average_and_any_visitor_is_a_small_part_of_it() -> None:
+    sizes, runs = (LISTED_VISITORS, 60, 400, 3_000), 60
+    for size in sizes:
+        counts = []
+        for run in range(runs):
+            users = [f"{run} {n}" for n in range(size)]
+            counts.append(count_of(users))
+            assert counts[-1] - count_of(users[:-1]) <= max(1.0, 0.04 * size)
+        deviation = 0.06 / runs**0.5
+        assert sum(counts) / runs == pytest.approx(size, rel=4 * deviation)
 
 
 @pytest.mark.parametrize("ahead_s", [YEAR_S, 1000 * YEAR_S])
