@@ -51,7 +51,11 @@ class TooCostly(RequestError):
 
 
 class TooManyEvents(RequestError):
-    """One request has more events, or more new users, than its key may send at once."""
+    """One request has more events than its key may send at once."""
+
+
+class TooManyNewUsersAtOnce(RequestError):
+    """One request brings more new users than its key or tenant may ever bring at once."""
 
 
 class BodyTooLarge(RequestError):

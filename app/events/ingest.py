@@ -47,10 +47,9 @@ class Ingest:
     async def append(self, body: object, sender: Sender = ANYBODY) -> EventCounts:
         """Apply the parsed body of ``POST /v1/events``; when this returns, the events are durable.
 
-        raises  InvalidEvents                   when one event is invalid, or there are none or too many
-                TooManyEvents, TooManyNewUsers  when the sender may not send as much
-                StorageError                    when the store did not take them; sending them again is safe where they
-                                                have ids
+        raises  InvalidEvents  when one event is invalid, or there are none or too many
+                TooManyNewUsersAtOnce, TooManyNewUsers  when the sender may not bring as many
+                StorageError   when the store did not take them; sending them again is safe where they have ids
         """
         now_us = self._clock.now_us()
         max_us = max(now_us, time.time_ns() // 1_000) + MAX_AHEAD_US

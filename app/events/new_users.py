@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
-from app.errors import TooManyEvents
+from app.errors import TooManyNewUsersAtOnce
 from app.schemas.events import MAX_PUBLIC_NEW_USERS
 from storage.protocol import EventStore
 
@@ -40,8 +40,8 @@ class NewUsers:
     async def admit(self, user_ids: Collection[str], sender: Sender) -> None:
         """Count those of the users who are new for the sender.
 
-        raises  TooManyEvents, TooManyNewUsers  when they are too many
-                StorageError                    when nobody can tell who is new
+        raises  TooManyNewUsersAtOnce, TooManyNewUsers  when they are too many
+                StorageError                            when nobody can tell who is new
         """
         assert sender.count_new_users is not None  # else nobody asks
         unknown = {user_id for user_id in user_ids if user_id not in self._recent and user_id not in self._older}
@@ -49,7 +49,7 @@ class NewUsers:
             return
         new = await self._store.users_without_log(self._tenant, unknown)
         if sender.is_public and len(new) > MAX_PUBLIC_NEW_USERS:
-            raise TooManyEvents(
+            raise TooManyNewUsersAtOnce(
                 f"a request with a key of pages brings at most {MAX_PUBLIC_NEW_USERS} new users; "
                 "nothing was applied, split it"
             )

@@ -21,6 +21,7 @@ from .responses import (
 
 QUEUE_SIZE = 10_000  # events; some 5 MB
 BATCH_SIZE = 200  # events in one request
+REFUSED_AS_A_WHOLE = frozenset({413, 422})  # where no event is named: fewer at once may be taken
 
 logger = logging.getLogger("lisarec")
 
@@ -128,10 +129,10 @@ class Outbox:
             answer = http.post("/v1/events", json=[event for _, event in batch])
         except httpx.HTTPError as exc:
             raise unreachable_error(exc) from exc
-        if answer.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE and len(batch) > 1:
-            self._batch_size = len(batch) // 2
-        elif invalid := {batch[index][0] for index in invalid_indices(answer) if index < len(batch)}:
+        if invalid := {batch[index][0] for index in invalid_indices(answer) if index < len(batch)}:
             self._drop_refused(invalid, answer)
+        elif answer.status_code in REFUSED_AS_A_WHOLE and len(batch) > 1:
+            self._batch_size = len(batch) // 2
         elif sum(parse_response(answer).get(name, 0) for name in ("accepted", "duplicates")) == len(batch):
             self._remove_oldest(len(batch))
             self._batch_size = min(2 * self._batch_size, BATCH_SIZE)  # one large event must not keep batches small

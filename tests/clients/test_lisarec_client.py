@@ -66,6 +66,9 @@ class Misfortune:
     def do_say_too_large(self, exchange: Exchange) -> None:
         exchange.refuse(413, "body_too_large", None)
 
+    def do_say_too_many_new_users(self, exchange: Exchange) -> None:
+        exchange.refuse(422, "too_many_new_users_at_once", None)
+
     def do_answer_something_else(self, exchange: Exchange) -> None:
         exchange.answer(200, b"<h1>Welcome to the hotel's network</h1>")
 

@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException, RedisError
 
-from app.errors import TooManyEvents, TooManyNewUsers, TooManyRequests
+from app.errors import TooManyNewUsers, TooManyNewUsersAtOnce, TooManyRequests
 from app.http.auth.keys import Key
 from storage.circuit_breaker import CircuitBreaker
 from storage.redis.nodes import node_urls
@@ -70,8 +70,8 @@ class RateLimiter:
 
         A page's key without a quota of its own has half of its tenant's: the rest stays for the tenant's servers.
 
-        raises  TooManyEvents    when they are more than an hour's quota
-                TooManyNewUsers  when key or tenant has not as much left; the error says when there will be some
+        raises  TooManyNewUsersAtOnce  when they are more than an hour's quota
+                TooManyNewUsers        when key or tenant has not as much left; the error says when there will be some
         """
         own_quota = key.new_users_per_hour
         if own_quota is None and key.is_public:
@@ -81,7 +81,9 @@ class RateLimiter:
             quotas.insert(0, ("this key", own_quota, f"new-users/{key.id}"))
         for whose, quota, name in quotas:
             if count > quota:
-                raise TooManyEvents(f"{whose} may bring {quota:,} new users an hour; nothing was applied")
+                raise TooManyNewUsersAtOnce(
+                    f"{whose} may bring {quota:,} new users an hour; nothing was applied, split the request"
+                )
             if wait_s := await self._spend(RateLimitItemPerHour(quota), count, name):
                 raise TooManyNewUsers(
                     f"{whose} has brought {quota:,} new users within an hour; nothing was applied", wait_s

@@ -33,7 +33,8 @@ async def post_events(body: JsonBody, services: ServicesDep, caller: CallerDep) 
     are duplicates when all are sent again. Types that no served model has a weight for are logged, and step no state.
     With a key of pages, events on items that neither the shop nor a served model has are not logged (`refused`).
 
-    Each event counts as a request against the key's rate. A key of pages posts at most 100 events and 20 new users at
-    once (413 beyond); a key and its tenant bring a limited number of new users an hour (429 `too_many_new_users`).
+    Each event counts as a request against the key's rate. A key of pages posts at most 100 events at once (413
+    `too_many_events`) and 20 new users (422 `too_many_new_users_at_once`); a key and its tenant bring a limited number
+    of new users an hour (429 `too_many_new_users`, and 422 where one request has more than that).
     """
     return await append_events(services, caller, body)

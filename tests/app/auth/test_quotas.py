@@ -98,7 +98,7 @@ class TestRates:
         shop = open_shop()
         sizes = [1, 1, 1, MAX_PUBLIC_NEW_USERS, MAX_PUBLIC_NEW_USERS + 1, MAX_PUBLIC_EVENTS, MAX_EVENTS]
         answers = [shop.post("rated page", new(f"made-up-{turn}", size)) for turn, size in enumerate(sizes)]
-        assert [answer.status_code for answer in answers] == [200] * 4 + [413] * 3
+        assert [answer.status_code for answer in answers] == [200] * 4 + [422, 413, 413]
         assert shop.post("rated page", new("more", 10)).status_code == 429
 
 
@@ -112,7 +112,7 @@ class TestKeysOfPages:
     def test_bring_few_new_users_at_once(self, open_shop: Callable[..., Shop]) -> None:
         shop = open_shop()
         too_many = shop.post("page", new("u", MAX_PUBLIC_NEW_USERS + 1))
-        assert_nothing_applied(shop, too_many, 413, "too_many_events", "u-0")
+        assert_nothing_applied(shop, too_many, 422, "too_many_new_users_at_once", "u-0")
         assert shop.post("page", new("u", MAX_PUBLIC_NEW_USERS)).status_code == 200
         known = new("known", QUOTA // 2)
         assert shop.post("backend", known).status_code == 200
@@ -140,7 +140,7 @@ class TestTheQuotaOfNewUsers:
     def test_is_less_for_a_key_that_says_so(self, open_shop: Callable[..., Shop]) -> None:
         shop = open_shop()
         too_many = shop.post("small", new("u", 6))
-        assert_nothing_applied(shop, too_many, 413, "too_many_events", "u-0")
+        assert_nothing_applied(shop, too_many, 422, "too_many_new_users_at_once", "u-0")
         assert shop.post("small", new("u", 5)).status_code == 200
         assert_nothing_applied(shop, shop.post("small", ["u-5"]), 429, "too_many_new_users", "u-5")
         assert shop.post("backend", ["u-5"]).status_code == 200
