@@ -58,14 +58,27 @@ async def _caller_of(services: Services, request: HTTPScope, required: Scope) ->
     is_disconnected = request["state"].get("is_disconnected", never_disconnected)
     if services.keyring is None or (required == "metrics:read" and services.settings.open_metrics):
         return Caller(services.settings.tenant, None, Requester(is_disconnected))
-    headers = Headers(scope=request)
-    key = _key_of(services.keyring, headers.getlist("authorization"))
+    key = verified_key(services, request)
+    if key is None:  # the same words for no key and a wrong one, which reveal no existing key
+        raise Unauthenticated("this call needs a valid key: Authorization: Bearer KEY")
     if required not in key.scopes:
         raise Forbidden(f"this call needs a key with the scope {required}")
-    if key.is_public and headers.get("origin") not in key.origins:
+    if key.is_public and Headers(scope=request).get("origin") not in key.origins:
         raise Forbidden("this key is for pages of other origins")
     await services.rate_limiter.count(key)
     return Caller(key.tenant, key, Requester(is_disconnected, key.id))
+
+
+def verified_key(services: Services, request: HTTPScope) -> Key | None:
+    """Return the key whose text the request's header has; None without a valid one, and where there are no keys.
+
+    It is looked for once: the layers that need it find it in the request's state.
+    """
+    state = request["state"]
+    if "key" not in state:
+        state["key"] = None if services.keyring is None else _key_of(services.keyring, Headers(scope=request))
+    key: Key | None = state["key"]
+    return key
 
 
 async def charge(services: Services, caller: Caller, cost: int) -> None:
@@ -103,10 +116,7 @@ def declared_scopes(dependencies: Sequence[Dependency]) -> list[Scope | None]:
     return [one.scope if isinstance(one, RequireScope) else None for one in declarations]
 
 
-def _key_of(keyring: Keyring, headers: list[str]) -> Key:
-    """Return the key of the request. No key and a wrong key get the same error, which reveals no existing key."""
-    scheme, _, text = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
-    key = keyring.find(text.strip()) if scheme.lower() == "bearer" else None
-    if key is None:
-        raise Unauthenticated("this call needs a valid key: Authorization: Bearer KEY")
-    return key
+def _key_of(keyring: Keyring, headers: Headers) -> Key | None:
+    values = headers.getlist("authorization")
+    scheme, _, text = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+    return keyring.find(text.strip()) if scheme.lower() == "bearer" else None

@@ -178,11 +178,6 @@ class Keyring:
         is_same = hmac.compare_digest(_hash(text), key.sha256)
         return key if is_same else None
 
-    def tenant_of(self, key_id: str) -> str:
-        """Return the tenant of the key with this id; "" without one."""
-        key = self._keys.get(key_id)
-        return "" if key is None else key.tenant
-
     def allows(self, origin: str) -> bool:
         """Return whether pages of this origin may use any key."""
         self._poll()
@@ -210,14 +205,6 @@ class Keyring:
         self._origins = frozenset(chain.from_iterable(key.origins for key in self._keys.values()))
         if not self._keys:
             logger.warning("there is no valid key: every call is refused until 'lisarec keys add' makes one")
-
-
-def claimed_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the id of the key that a request's headers name, whether the key is valid or not; "" without one."""
-    for name, value in headers:
-        if name == b"authorization":
-            return value.partition(b"_")[2].partition(b"_")[0].decode("latin-1")
-    return ""
 
 
 def _file_stamp(path: Path) -> tuple[int, ...] | None:

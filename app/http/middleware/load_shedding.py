@@ -5,8 +5,10 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import Overloaded
-from app.http.auth.keys import Keyring, claimed_id
+from app.http.access import verified_key
+from app.http.auth.keys import Key
 from app.http.error_responses import error_response
+from app.http.services import Services
 
 # Monitoring needs its answers most when the process is overloaded.
 NEVER_SHED = frozenset({"/healthz", "/readyz", "/metrics"})
@@ -20,23 +22,17 @@ async def _refuse(send: Send) -> None:
 
 
 class Source(NamedTuple):
-    """Where a request comes from: a tenant's key, as the request claims. Only requests with a valid key take long."""
+    """Where a request comes from: a valid key of a tenant."""
 
     tenant: str
     key_id: str
 
     @classmethod
-    def of(cls, scope: Scope) -> "Source":
-        """Return the source of a request; all requests of a service without keys have the same."""
-        services = scope.get("state", {}).get("services")
-        keyring: Keyring | None = None if services is None else services.keyring
-        if keyring is None:
-            return NO_KEYS
-        key_id = claimed_id(scope["headers"])
-        return cls(keyring.tenant_of(key_id), key_id)
-
-
-NO_KEYS = Source("", "")
+    def of(cls, scope: Scope) -> "Source | None":
+        """Return the source of a request; None for one without a valid key, and where there are no keys."""
+        services: Services | None = scope.get("state", {}).get("services")
+        key: Key | None = None if services is None else verified_key(services, scope)
+        return None if key is None else cls(key.tenant, key.id)
 
 
 class RequestsInProgress:
@@ -44,7 +40,7 @@ class RequestsInProgress:
 
     There is room for `most`, and beyond them for sources with less than their share: tenants have equal shares of
     `most`, and the keys of a tenant equal shares of the tenant's. So the n-th source to come has room for `most` / n,
-    however many requests the others send.
+    however many requests the others send. Requests without a source have no share.
     """
 
     def __init__(self, most: int) -> None:
@@ -52,23 +48,27 @@ class RequestsInProgress:
         self._total = 0
         self._by_tenant: dict[str, dict[str, int]] = {}
 
-    def has_room(self, source: Source) -> bool:
+    def has_room(self, source: Source | None) -> bool:
         """Return whether a request of the source may be worked on."""
-        if self._total < self._most:
-            return True
+        if source is None or self._total < self._most:
+            return self._total < self._most
         keys = self._by_tenant.get(source.tenant, {})
         tenants = len(self._by_tenant) + (source.tenant not in self._by_tenant)
         return keys.get(source.key_id, 0) < self._most / tenants / (len(keys) + (source.key_id not in keys))
 
-    def begin(self, source: Source) -> None:
+    def begin(self, source: Source | None) -> None:
         """Count a request."""
         self._total += 1
+        if source is None:
+            return
         keys = self._by_tenant.setdefault(source.tenant, {})
         keys[source.key_id] = keys.get(source.key_id, 0) + 1
 
-    def end(self, source: Source) -> None:
+    def end(self, source: Source | None) -> None:
         """Count it no longer."""
         self._total -= 1
+        if source is None:
+            return
         keys = self._by_tenant[source.tenant]
         if keys[source.key_id] > 1:
             keys[source.key_id] -= 1
