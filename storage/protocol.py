@@ -89,6 +89,17 @@ class EventStore(Protocol):
         """
         ...
 
+    async def log_lengths(self, tenant: str, user_ids: Sequence[str], *, limit: int) -> list[int]:
+        """Return how many entries each user's log has, in order, counted up to `limit` and not read.
+
+        A log has `limit` if a part of it is in an archive, where nobody counts.
+        """
+        ...
+
+    async def erasure_length(self, tenant: str, user_id: str, *, limit: int) -> int:
+        """Return how many log entries, be they others', an erasure of the user goes through, counted up to `limit`."""
+        ...
+
     async def seen_items(
         self, tenant: str, user_id: str, unseen_types: Collection[str] = (), *, limit: int = MAX_SEEN_ENTRIES
     ) -> SeenItems:

@@ -43,6 +43,7 @@ LONGEST = (
     "tests/benchmarks/test_benchmarks.py",
     "tests/app/jobs/test_archive.py",
     "tests/app/jobs/test_demo.py",
+    "tests/benchmarks/test_amplification.py",
     "tests/app/jobs/test_retraining_processes.py",
     "tests/storage/archive/test_archiver_kills.py",
     "tests/app/http/test_server_process.py",

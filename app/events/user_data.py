@@ -93,19 +93,12 @@ class UserData:
         changed = await self._store.undo(self._tenant, user_id, event_id)
         return Undone(user_id=user_id, event_id=event_id, changed=changed)
 
-    async def merge(self, user_id: str, body: object) -> Merged:
-        """Merge the visitor whom the parsed body names into the user; either may be unknown.
+    async def merge(self, user_id: str, visitor: str) -> Merged:
+        """Merge the visitor into the user; either may be unknown.
 
-        raises  InvalidRequest  when the body is none of a merge, or names the user
-                MergeRefused    when the visitor is somebody else or too large, or the user has become the visitor
-                StorageError    as for `undo`; the same again finishes it
+        raises  MergeRefused  when the visitor is somebody else or too large, or the user has become the visitor
+                StorageError  as for `undo`; the same again finishes it
         """
-        try:
-            visitor = MergeRequest.model_validate(body).visitor
-        except ValidationError as exc:
-            raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
-        if visitor == user_id:
-            raise InvalidRequest("a user cannot become themselves; name the visitor in 'from'")
         changed = await self._store.merge(self._tenant, user_id, visitor)
         return Merged(user_id=user_id, visitor=visitor, changed=changed)
 
@@ -113,6 +106,20 @@ class UserData:
         """Erase the user, known or not. StorageError when that cannot be made durable; then erase again."""
         await self._store.erase(self._tenant, user_id)
         return Erasure(user_id=user_id, files_by=datetime.now(UTC).replace(microsecond=0) + ERASED_FROM_FILES_WITHIN)
+
+
+def visitor_of(body: object, user_id: str) -> str:
+    """Return the visitor whom the parsed body of a merge into the user names.
+
+    raises  InvalidRequest  when the body is none of a merge, or names the user
+    """
+    try:
+        visitor = MergeRequest.model_validate(body).visitor
+    except ValidationError as exc:
+        raise InvalidRequest("the body is not a valid request", details_of(exc)) from None
+    if visitor == user_id:
+        raise InvalidRequest("a user cannot become themselves; name the visitor in 'from'")
+    return visitor
 
 
 def _logged(event: Event | Undo) -> LoggedEvent | LoggedUndo:

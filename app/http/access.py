@@ -81,8 +81,10 @@ def verified_key(services: Services, request: HTTPScope) -> Key | None:
     return key
 
 
-async def charge(services: Services, caller: Caller, cost: int) -> None:
+async def charge(services: Services, caller: Caller, cost: int, counted: int = 1) -> None:
     """Count what a call costs, in plain requests, against the rate of its key.
+
+    counted  how much of it was counted before; one with every call
 
     raises  TooCostly, TooManyRequests
     """
@@ -91,7 +93,24 @@ async def charge(services: Services, caller: Caller, cost: int) -> None:
     rate = caller.key.requests_per_minute
     if rate is not None and cost > rate:
         raise TooCostly(f"this call costs {cost:,} plain requests, and this key has {rate:,} a minute")
-    await services.rate_limiter.count(caller.key, cost - 1)  # one was counted with the call
+    await services.rate_limiter.count(caller.key, cost - counted)
+
+
+async def charge_operation(services: Services, caller: Caller, cost: int) -> None:
+    """Do the same for a call that no cost makes too costly: it counts as half of the key's minute at most.
+
+    raises  TooManyRequests
+    """
+    limit = operation_limit(caller)
+    if caller.key is not None and limit is not None:
+        await services.rate_limiter.count(caller.key, min(cost, limit) - 1)
+
+
+def operation_limit(caller: Caller) -> int | None:
+    """Return the most that an operation counts, in plain requests; None for a caller without a rate."""
+    if caller.key is None or caller.key.requests_per_minute is None:
+        return None
+    return max(1, caller.key.requests_per_minute // 2)
 
 
 class NoScope:

@@ -9,11 +9,14 @@ from pydantic import ValidationError
 
 from app.errors import InvalidRequest, TooManyEvents, details_of
 from app.events.new_users import ANYBODY, Sender
-from app.http.access import Caller, charge
+from app.events.user_data import visitor_of
+from app.http.access import Caller, charge, charge_operation, operation_limit
 from app.http.services import Services
-from app.recommendation.cost import charge_for
+from app.recommendation.cost import CORRECTED_EVENTS, charge_for, correction_charge
+from app.recommendation.state_reader import users_who_exclude_all
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
 from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
+from app.schemas.users import Erasure, Merged, Undone
 
 LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
 LONG_ANSWER_BYTES = 1 << 16
@@ -74,6 +77,35 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     return orjson.dumps(await recommender.similar(item_id, query, caller.requester))
 
 
+async def undo(services: Services, caller: Caller, user_id: str, event_id: str) -> Undone:
+    """Charge the caller for the log that is folded again, and undo the event; raise as `UserData.undo`."""
+    await _charge_correction(services, caller, [user_id])
+    return await services.by_tenant[caller.tenant].users.undo(user_id, event_id)
+
+
+async def merge(services: Services, caller: Caller, user_id: str, body: object) -> Merged:
+    """Charge the caller for both logs, and merge the visitor whom the body names; raise as `UserData.merge`."""
+    visitor = visitor_of(body, user_id)
+    await _charge_correction(services, caller, [user_id, visitor])
+    return await services.by_tenant[caller.tenant].users.merge(user_id, visitor)
+
+
+async def erase(services: Services, caller: Caller, user_id: str) -> Erasure:
+    """Charge the caller for what is copied or removed, and erase the user; raise as `UserData.erase`."""
+    service = services.by_tenant[caller.tenant]
+    if (limit := operation_limit(caller)) is not None:
+        entries = await service.store.erasure_length(caller.tenant, user_id, limit=limit * CORRECTED_EVENTS)
+        await charge_operation(services, caller, correction_charge(entries))
+    return await service.users.erase(user_id)
+
+
+async def _charge_correction(services: Services, caller: Caller, user_ids: Sequence[str]) -> None:
+    if (limit := operation_limit(caller)) is not None:
+        store = services.by_tenant[caller.tenant].store
+        entries = sum(await store.log_lengths(caller.tenant, user_ids, limit=limit * CORRECTED_EVENTS))
+        await charge_operation(services, caller, correction_charge(entries))
+
+
 async def _answers(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> list[bytes]:
     await _charge(services, caller, requests)
     recommender = services.by_tenant[caller.tenant].switcher.recommender
@@ -86,9 +118,13 @@ async def _answers(services: Services, caller: Caller, requests: Sequence[Recomm
 
 
 async def _charge(services: Services, caller: Caller, requests: Sequence[RecommendationRequest]) -> None:
-    cost = charge_for(requests, services.settings.max_cost)
+    most = services.settings.max_cost
+    cost = charge_for(requests, most)
     if cost > 1:  # almost never, and one was counted with the call
         await charge(services, caller, cost)
+        if user_ids := users_who_exclude_all(requests):
+            lengths = await services.by_tenant[caller.tenant].log_reader.lengths(user_ids)
+            await charge(services, caller, charge_for(requests, most, lengths), counted=cost)
 
 
 def parse_request(body: object) -> RecommendationBatch | RecommendationRequest:

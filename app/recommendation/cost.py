@@ -1,8 +1,8 @@
 """What a request costs, in plain requests: known before any work begins, and bounded for one call.
 
 A plain request is a user's ten items. The weights are measured by `benchmarks/attack/amplification.py`, and rounded up
-for a catalogue of a million items. Its law is that no call takes more than four times the processor time that it costs;
-what reads a long log is bounded by how many logs are read at a time.
+for a catalogue of a million items. Its law is that no call takes more than four times the processor time that it costs,
+that of the store included. What a log costs is known from its length, before it is read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,19 @@ CAPPED = 2.0  # of a limit for each category, which ranks more items than the an
 ITEM_ID = 1 / 350  # of an id in a list or a cursor
 PINNED = 1 / 100
 CATEGORY = 1 / 100  # of a category in a filter or a boost
-SEEN = 1.0  # of reading a log of usual length; one at LISAREC_MAX_SEEN_EVENTS takes longer, few at a time
+SEEN = 1.0  # of asking for a log's length, and reading a short one
+SEEN_EVENT = 1 / 100  # of an entry that is read beyond those
+SHORT_LOG = 100
 
 # of what is no recommendation, in whole plain requests
 LISTED_ITEMS = 250  # popular or trending items for one
 FOUND_ITEMS = 50
 LOGGED_EVENTS = 100  # that are read
 UPDATED_ITEMS = 25
+UPDATED_CATEGORIES = 50  # of all these items together
+CORRECTED_EVENTS = 25  # that an undo, a merge or an erasure goes through
+LOADED_MODEL = 3_000  # one
+METRICS = 3
 
 
 def cost_of(request: RecommendationRequest) -> float:
@@ -57,23 +63,40 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
     }
 
 
-def charge_for(requests: Sequence[RecommendationRequest], most: int) -> int:
+def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths: Sequence[int] = ()) -> int:
     """Return what the requests of one call cost together, in whole plain requests.
+
+    log_lengths  entries of each log that is read for them
 
     raises  TooCostly  when that is more than `most`; it says what each part costs
     """
-    cost = max(1, floor(sum(map(cost_of, requests))))
+    logs = sum(SEEN_EVENT * max(0, length - SHORT_LOG) for length in log_lengths)
+    cost = max(1, floor(sum(map(cost_of, requests)) + logs))
     if cost > most:
         raise TooCostly(
             f"this call costs {cost:,} plain requests, and may cost {most:,}; lower what costs most, or split it",
-            _details(requests),
+            _details(requests, logs),
         )
     return cost
 
 
-def _details(requests: Sequence[RecommendationRequest]) -> list[ErrorDetail]:
+def update_charge(items: Sequence[object]) -> int:
+    """Return what it costs to update items by their parsed bodies, be they valid or not."""
+    categories = [one.get("categories") for one in items if isinstance(one, dict)]
+    labels = sum(len(one) for one in categories if isinstance(one, list))
+    return 1 + len(items) // UPDATED_ITEMS + labels // UPDATED_CATEGORIES
+
+
+def correction_charge(entries: int) -> int:
+    """Return what an undo, a merge or an erasure costs that goes through so many log entries."""
+    return 1 + entries // CORRECTED_EVENTS
+
+
+def _details(requests: Sequence[RecommendationRequest], logs: float) -> list[ErrorDetail]:
     """Return what each field costs in all requests together, the costliest first."""
-    totals = {"requests": PLAIN * len(requests)} if len(requests) > 1 else {}
+    totals = {"exclude_seen": logs}
+    if len(requests) > 1:
+        totals["requests"] = PLAIN * len(requests)
     for request in requests:
         for field, cost in parts_of(request).items():
             totals[field] = totals.get(field, 0.0) + cost

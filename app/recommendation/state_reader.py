@@ -68,6 +68,17 @@ class LogReader:
                 found[user_id] = SeenRows(rows, newest)
         return found
 
+    async def lengths(self, user_ids: Sequence[str]) -> list[int]:
+        """Return how many entries of each user's log would be read; none where the store cannot tell.
+
+        Such a store cannot be read either; this is reported.
+        """
+        try:
+            return await self._store.log_lengths(self._tenant, user_ids, limit=self._max_entries)
+        except StorageError as exc:
+            self._metrics.failures.report(exc)
+            return []
+
     async def _read_batch(self, logs: Sequence[_Log]) -> list[SeenItems | None]:
         return await asyncio.gather(*map(self._seen_items, logs))
 

@@ -37,6 +37,7 @@ class Service:
     ingest: Ingest
     item_updates: ItemUpdates
     signals: LiveSignals
+    log_reader: LogReader
 
     @property
     def catalogue(self) -> LiveCatalogue:
@@ -80,7 +81,7 @@ async def tenant_service(
         ingest = Ingest(store, settings, metrics, signals, vocabulary)
         item_updates = ItemUpdates(store, switcher, settings.tenant)
         async with in_background(switcher.poll_forever(), signals.sync_forever(), _sweep(store)):
-            yield Service(store, switcher, ingest, item_updates, signals)
+            yield Service(store, switcher, ingest, item_updates, signals, log_reader)
         with suppress(StorageError):
             await signals.flush()
 

@@ -112,23 +112,17 @@ class GenerationSwitcher:
             self._switch_to(served)
             return served
 
-    async def start_experiment(self, body: object) -> Experiment:
-        """Make every process take part in the parsed body of ``PUT /v1/admin/experiment``, this one from now on.
+    async def start_experiment(self, experiment: Experiment) -> None:
+        """Make every process take part in the experiment, this one from now on.
 
-        raises  InvalidRequest              when it is no experiment
-                NoSuchModel, ArtifactError  when this process cannot load a model of it; nothing changed then
+        raises  NoSuchModel, ArtifactError  when this process cannot load a model of it; nothing changed then
                 StorageError                when it could not be noted; the same
         """
-        try:
-            experiment = Experiment.model_validate(body)
-        except ValidationError as exc:
-            raise InvalidRequest("the body is no experiment", details_of(exc)) from None
         async with self._switching:
             text = experiment.model_dump_json()
             arms = await ExperimentArms.load(self._context, text, self.served())
             await self._context.store.generations.set_experiment(text)
             self._set_arms(arms)
-        return experiment
 
     async def end_experiment(self) -> None:
         """Make every process serve the active model alone; StorageError when that could not be noted."""
@@ -278,3 +272,14 @@ class GenerationSwitcher:
         self._context.signals.trend_counter.set_event_weights(generation.event_weights)
         tenant, state_bytes = self._context.settings.tenant, generation.dtype.itemsize
         self._context.metrics.generations.set_served(tenant, named.name, named.tag.hex(), state_bytes)
+
+
+def experiment_of(body: object) -> Experiment:
+    """Return the experiment that the parsed body of ``PUT /v1/admin/experiment`` describes.
+
+    raises  InvalidRequest  when it is none
+    """
+    try:
+        return Experiment.model_validate(body)
+    except ValidationError as exc:
+        raise InvalidRequest("the body is no experiment", details_of(exc)) from None

@@ -1,27 +1,44 @@
 """Measure what each endpoint's costliest calls cost beside a plain request for recommendations.
 
-Costs are processor seconds of the service's process. A call is charged to its key's rate in plain requests, so the law
-is about the cost of one unit of its charge: at most its bound. A single call is bounded by
-LISAREC_MAX_COST, or by the limits of events and items. Exit status 1 where one costs more.
+Costs are processor seconds of the service's process and of Redis. A call is charged to its key's rate in plain
+requests, so the law is about the cost of one unit of its charge: at most its bound. A single call is bounded by
+LISAREC_MAX_COST, or by the limits of events and items. Logs are as long as any is read, bodies nearly as large as they
+may be. Exit status 1 where a call costs more, and where an operation of /openapi.json has no call here.
 
     python -m benchmarks.attack.amplification --model models/ml-1m --items 100000
+    python -m benchmarks.attack.amplification --model models/ml-1m --items 100000 --store redis
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
+import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from app.jobs.loadtest.synthetic_catalogue import item_id
-from benchmarks.attack.attacked_service import AttackedService, Connection, attacked_service, request_bytes
-from benchmarks.attack.costly_calls import Call, other_reads, plain, recommendations, writes
+from benchmarks.attack.attacked_service import AttackedService, Connection, Store, attacked_service, request_bytes
+from benchmarks.attack.costly_calls import (
+    LONG_LOG,
+    UNDONE_USER,
+    Call,
+    Log,
+    corrections,
+    operations,
+    other_reads,
+    plain,
+    recommendations,
+    unmeasured,
+    writes,
+)
 from model.artifact import model_directory
 
 WARM_UP = 2
@@ -45,23 +62,33 @@ def main(
     model: Annotated[Path, typer.Option(help="Trained model directory, of items with categories.")],
     items: Annotated[int, typer.Option(min=1, help="Items, the model's and copies of them.")] = 100_000,
     cpu_s: Annotated[float, typer.Option(min=0.05, help="Processor seconds to spend on each call.")] = 1.0,
+    store: Annotated[Store, typer.Option(help="Where users are kept.")] = "sqlite",
+    corrected: Annotated[int, typer.Option(min=1, help="Entries of logs that are corrected.")] = LONG_LOG,
 ) -> None:
     """Print the cost of every call in plain requests, and for each unit of its charge."""
     labels = model_directory.load(model).items.categories
     categories = sorted(labels.names, key=lambda name: -len(labels.items_with(name)))
     item_ids = [item_id(number) for number in range(items)]
-    calls = recommendations(item_ids, categories) + other_reads(item_ids, categories) + writes(item_ids)
-    with attacked_service(model, items) as service:
-        plain_s, measured = asyncio.run(_measure(service, calls, cpu_s))
-        console.print(f"a plain request: {plain_s * 1e3:.2f} ms of processor time")
+    calls = [*recommendations(item_ids, categories), *other_reads(item_ids, categories), *corrections(corrected)]
+    calls += [*writes(item_ids), *operations()]
+    with attacked_service(model, items, store) as service:
+        service.fill_log(UNDONE_USER, corrected, items)
+        meter = Meter(service, items, cpu_s)
+        plain_s, measured = asyncio.run(meter.measure(calls))
+        console.print(f"a plain request: {plain_s * 1e3:.2f} ms of processor time, {store}")
         console.print(_table(measured, plain_s, items))
         costly = _costly(plain_s, measured)
         for _ in range(AGAIN):  # what looked costly because the machine was busy
             if costly:
-                costly = _costly(*asyncio.run(_measure(service, costly, cpu_s)))
+                costly = _costly(*asyncio.run(meter.measure(costly)))
+        paths = httpx.get(f"{service.url}/openapi.json", timeout=60).json()["paths"]
+    unknown = unmeasured(paths, calls)
+    for name in unknown:
+        console.print(f"no call measures {name}", style="red")
     if costly:
         names = ", ".join(call.name for call in costly)
         console.print(f"a unit takes more plain requests than it may: {names}", style="red")
+    if costly or unknown:
         raise typer.Exit(1)
 
 
@@ -70,35 +97,65 @@ def _costly(plain_s: float, measured: Sequence[Measured]) -> list[Call]:
     return [one.call for one in measured if one.cpu_s / one.call.charge > one.call.bound * plain_s]
 
 
-async def _measure(service: AttackedService, calls: Sequence[Call], cpu_s: float) -> tuple[float, list[Measured]]:
-    """Return the processor seconds of a plain request, the mean of before and after, and what each call took."""
-    plains = [(await _take(service, plain(), cpu_s)).cpu_s]
-    measured = [await _take(service, call, cpu_s) for call in calls]
-    plains.append((await _take(service, plain(), cpu_s)).cpu_s)
-    return sum(plains) / len(plains), measured
+class Meter:
+    """Measures what calls of a service cost. No call is ever sent with the same number twice."""
 
+    def __init__(self, service: AttackedService, items: int, cpu_s: float) -> None:
+        self._service = service
+        self._items = items
+        self._cpu_s = cpu_s
+        self._sent = Counter[str]()
+        self._connection: Connection
+        self._filling_s = 0.0
 
-async def _take(service: AttackedService, call: Call, cpu_s: float) -> Measured:
-    """Send the call again and again, until the service has spent the processor time."""
-    connection, key = await Connection.open(service.port), service.keys["plain"]
-    bytes_in = bytes_out = 0
+    async def measure(self, calls: Sequence[Call]) -> tuple[float, list[Measured]]:
+        """Return the processor seconds of a plain request, and what each call took.
 
-    async def send(number: int) -> None:
-        nonlocal bytes_in, bytes_out
-        request = request_bytes(call, key, number)
-        status, bytes_out = await connection.exchange(request)
+        A plain request is measured twice before and once afterwards, and the least counts: the service may be cold at
+        first, and has something to do behind some calls.
+        """
+        plains = [(await self._take(plain(), inf)).cpu_s for _ in range(2)]
+        measured = [await self._take(call, self._cpu_s) for call in calls]
+        plains.append((await self._take(plain(), inf)).cpu_s)
+        return min(plains), measured
+
+    async def _take(self, call: Call, cpu_s: float) -> Measured:
+        """Send the call again and again, until the service has spent the processor time, or MAX_CALLS times."""
+        service = self._service
+        self._connection, self._filling_s = await Connection.open(service.port), 0.0
+        for _ in range(1 if call.log or call.settled else WARM_UP):
+            await self._send(call)
+        begin_s, sent, spent_s = service.cpu_s() - self._filling_s, 0, 0.0
+        while not sent or (spent_s < cpu_s and sent < MAX_CALLS):
+            bytes_in, bytes_out = await self._send(call)
+            spent_s, sent = service.cpu_s() - self._filling_s - begin_s, sent + 1
+        self._connection.close()
+        return Measured(call, bytes_in, bytes_out, spent_s / sent)
+
+    async def _send(self, call: Call) -> tuple[int, int]:
+        """Send the call, and wait until what it has begun is done; return the bytes that went in and out."""
+        service, number = self._service, self._sent[call.name]
+        self._sent[call.name] += 1
+        if call.log is not None:
+            await self._fill(call.log, number)
+        request = request_bytes(call, service.keys["plain"], number)
+        status, bytes_out = await self._connection.exchange(request)
         if status >= 400:
             raise RuntimeError(f"{call.name} was answered with {status}")
-        bytes_in = len(request)
+        if call.settled:
+            state = request_bytes(Call("", "GET", f"/v1/users/{call.settled}"), service.keys["plain"], number)
+            while (await self._connection.exchange(state))[0] == httpx.codes.SERVICE_UNAVAILABLE:
+                pass  # it has waited for a second before it says so
+        return len(request), bytes_out
 
-    for number in range(WARM_UP):
-        await send(number)
-    begin_s, sent = service.cpu_s(), 0
-    while not sent or (service.cpu_s() - begin_s < cpu_s and sent < MAX_CALLS):
-        await send(WARM_UP + sent)
-        sent += 1
-    connection.close()
-    return Measured(call, bytes_in, bytes_out, (service.cpu_s() - begin_s) / sent)
+    async def _fill(self, log: Log, number: int) -> None:
+        """Make the log, which does not belong to the call's cost."""
+        service = self._service
+        self._connection.close()  # the service may close it meanwhile
+        begin_s = service.cpu_s()
+        service.fill_log(log.user_id.replace("{number}", str(number)), log.events, self._items)
+        self._filling_s += service.cpu_s() - begin_s
+        self._connection = await Connection.open(service.port)
 
 
 def _table(measured: Sequence[Measured], plain_s: float, items: int) -> Table:

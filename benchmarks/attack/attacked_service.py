@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +22,15 @@ import psutil
 from app.http.auth import keys
 from app.http.auth.keys import SCOPES
 from app.jobs.loadtest.synthetic_catalogue import item_id, write_enlarged
-from benchmarks.attack.costly_calls import Call
+from app.schemas.events import MAX_EVENTS
+from benchmarks.attack.costly_calls import ARMS, LONG_LOG, LONG_USER, SHORT_HISTORY, Call
 from benchmarks.harness.service_process import free_port, wait_until_ready
 from benchmarks.harness.topology import redis_server
 
 Store = Literal["sqlite", "redis"]
 
 USERS = 64
-HISTORY = 30
-LONG_HISTORY = 10_000  # of `user-long`
-POSTED_AT_ONCE = 500
+REDIS_NAMES = "redis-server", "valkey-server"
 TENANT, OTHER_TENANT = "main", "books"
 KEYS = {"plain": TENANT, "neighbour": TENANT, "stranger": OTHER_TENANT}
 """The tenant of each key: `neighbour` is of the same tenant as `plain`, `stranger` of another one."""
@@ -38,10 +38,10 @@ KEYS = {"plain": TENANT, "neighbour": TENANT, "stranger": OTHER_TENANT}
 
 @dataclass(frozen=True)
 class AttackedService:
-    """A running service, its process, and its keys by name."""
+    """A running service, its processes, and its keys by name."""
 
     port: int
-    process: psutil.Process
+    processes: Sequence[psutil.Process]  # its own, and Redis's where that is its store
     keys: Mapping[str, str]
 
     @property
@@ -50,9 +50,22 @@ class AttackedService:
         return f"http://127.0.0.1:{self.port}"
 
     def cpu_s(self) -> float:
-        """Return the processor time that the service has taken so far."""
-        used = self.process.cpu_times()
-        return float(used.user + used.system)
+        """Return the processor time that the service and its store have taken so far."""
+        used = [process.cpu_times() for process in self.processes]
+        return float(sum(times.user + times.system for times in used))
+
+    def post(self, key: str, events: Sequence[tuple[str, str, str]]) -> None:
+        """Post events: their ids, users and items."""
+        headers = {"Authorization": f"Bearer {self.keys[key]}"}
+        with httpx.Client(base_url=self.url, headers=headers, timeout=60) as client:
+            for start in range(0, len(events), MAX_EVENTS):
+                some = events[start : start + MAX_EVENTS]
+                body = [dict(zip(("event_id", "user_id", "item_id"), event, strict=True)) for event in some]
+                client.post("/v1/events", json=body).raise_for_status()
+
+    def fill_log(self, user_id: str, events: int, items: int) -> None:
+        """Give a user of the key `plain` so many events, whose ids are the user's and a number."""
+        self.post("plain", [(f"{user_id}-{n}", user_id, item_id(n * 7 % items)) for n in range(events)])
 
 
 class Connection:
@@ -83,7 +96,8 @@ class Connection:
 def request_bytes(call: Call, key: str, number: int = 0) -> bytes:
     """Return the call as bytes to send; `number` is how often it was sent before."""
     body = b"" if call.body is None else orjson.dumps(call.body(number))
-    lines = [f"{call.method} {call.path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}"]
+    path = call.path.replace("{number}", str(number))
+    lines = [f"{call.method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}"]
     lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"] if body else []
     return "\r\n".join([*lines, "", ""]).encode() + body
 
@@ -91,11 +105,12 @@ def request_bytes(call: Call, key: str, number: int = 0) -> bytes:
 @contextmanager
 def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterator[AttackedService]:
     """Serve the model with so many items, for two tenants that have users with histories."""
-    with ExitStack() as stack:
-        directory = stack.enter_context(TemporaryDirectory())
+    with TemporaryDirectory() as directory, ExitStack() as stack:
         models = {tenant: Path(directory) / "models" / tenant / "shop" for tenant in (TENANT, OTHER_TENANT)}
         for enlarged in models.values():
             write_enlarged(enlarged, model, items, "trained")
+        for arm in ARMS:
+            shutil.copytree(models[TENANT], models[TENANT].with_name(arm))
         texts = {}
         for name, tenant in KEYS.items():
             texts[name], key = keys.make(tenant, SCOPES)
@@ -104,16 +119,18 @@ def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterat
         environment |= {"LISAREC_TENANTS": orjson.dumps({OTHER_TENANT: str(models[OTHER_TENANT])}).decode()}
         command = [sys.executable, "-m", "app", "serve", "--model", str(models[TENANT]), "--port", str(free_port())]
         command += ["--keys", f"{directory}/keys"]
+        processes = []
         if store == "redis":
             command += ["--redis-url", stack.enter_context(redis_server(Path(directory)))]
+            processes = [one for one in psutil.Process().children(recursive=True) if one.name() in REDIS_NAMES]
         else:
             command += ["--data-dir", f"{directory}/state"]
         service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            attacked = AttackedService(int(command[7]), psutil.Process(service.pid), texts)
+            attacked = AttackedService(int(command[7]), [psutil.Process(service.pid), *processes], texts)
             wait_until_ready(attacked.url, service)
             for name in ("plain", "stranger"):
-                _post_histories(attacked, texts[name], items)
+                _post_histories(attacked, name, items)
             yield attacked
         finally:
             service.terminate()
@@ -121,13 +138,8 @@ def attacked_service(model: Path, items: int, store: Store = "sqlite") -> Iterat
 
 
 def _post_histories(service: AttackedService, key: str, items: int) -> None:
-    """Give users some history, and `user-long` one of thousands of events."""
+    """Give users some history, and LONG_USER as much as is ever read of one."""
     rng = np.random.default_rng(0)
-    users = [f"user-{user}" for user in range(USERS) for _ in range(HISTORY)] + ["user-long"] * LONG_HISTORY
-    events = [
-        {"event_id": f"history-{n}", "user_id": user, "item_id": item_id(int(row))}
-        for n, (user, row) in enumerate(zip(users, rng.integers(0, items, len(users)), strict=True))
-    ]
-    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
-        for start in range(0, len(events), POSTED_AT_ONCE):
-            client.post("/v1/events", json=events[start : start + POSTED_AT_ONCE]).raise_for_status()
+    users = [f"user-{user}" for user in range(USERS) for _ in range(SHORT_HISTORY)] + [LONG_USER] * LONG_LOG
+    rows = rng.integers(0, items, len(users))
+    service.post(key, [(f"history-{n}", user, item_id(int(rows[n]))) for n, user in enumerate(users)])

@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.schemas.events import MAX_EVENTS
-from benchmarks.attack.attacked_service import HISTORY, LONG_HISTORY, USERS
-from benchmarks.attack.costly_calls import LONG_USER, Call, other_reads, plain, recommendations, writes
+from benchmarks.attack.attacked_service import USERS
+from benchmarks.attack.costly_calls import (
+    LONG_LOG,
+    LONG_USER,
+    SHORT_HISTORY,
+    Call,
+    other_reads,
+    plain,
+    recommendations,
+    writes,
+)
 
 MEMBERS = 8  # users whom visitors are merged into
 ONE_CALL = "plain", "candidates", "history", "together", "exclude_seen", "search", "log", "events", "items"
@@ -40,7 +49,7 @@ def attacks(item_ids: Sequence[str], categories: Sequence[str]) -> list[Attack]:
         return Call("events of one user", "POST", "/v1/events", events)
 
     def undo_and_fold(number: int) -> list[Call]:
-        event = USERS * HISTORY + number % LONG_HISTORY
+        event = USERS * SHORT_HISTORY + number % LONG_LOG
         return [Call("undo", "DELETE", f"/v1/users/{LONG_USER}/events/history-{event}"), plain(LONG_USER)]
 
     def merge(number: int) -> list[Call]:

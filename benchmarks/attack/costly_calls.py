@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from app.recommendation import cost
-from app.recommendation.cost import charge_for
+from app.recommendation.cost import charge_for, correction_charge, update_charge
 from app.schemas.cursor import cursor_after
 from app.schemas.events import MAX_EVENTS
-from app.schemas.fields import MAX_BOOSTS, MAX_CATEGORIES, MAX_ITEM_IDS, MAX_K
+from app.schemas.fields import MAX_BOOSTS, MAX_CATEGORIES, MAX_CATEGORY_CHARS, MAX_ITEM_IDS, MAX_K
 from app.schemas.items import MAX_ITEMS
 from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
 from app.settings import Settings
 
 BOUND = 4.0  # at least twice what was measured, since processor time varies
-LOG_BOUND = 60.0  # of the longest log, of which few are read at a time
-OPERATOR_BOUND = 12.0  # of numbers that only operators read
 USER = "user-1"
 LONG_USER = "user-long"
+UNDONE_USER = "user-undone"
+LONG_LOG = Settings().max_seen_events  # entries of LONG_USER
 MOST = Settings().max_cost
 UNLIMITED = 1 << 30
+ARMS = "arm-1", "arm-2"  # copies of the model
+SHORT_HISTORY = 30  # entries of USER and others
+LOG_LENGTHS = {LONG_USER: LONG_LOG, USER: SHORT_HISTORY}
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log that has to be there before a call; {number} in the user's name is how often the call was sent before."""
+
+    user_id: str
+    events: int
 
 
 @dataclass(frozen=True)
 class Call:
     """A call of the service.
 
-    body    its JSON, by how often it was sent before; None for none
-    charge  what it counts against a key's rate
-    bound   plain requests that a unit of the charge may take
+    path     {number} in it is how often it was sent before
+    body     its JSON, by the same number; None for none
+    charge   what it counts against a key's rate
+    bound    plain requests that a unit of the charge may take
+    log      what is posted before each such call
+    settled  the user whose state is folded again in the background, with {number} as in the path; "" for none
     """
 
     name: str
@@ -40,6 +55,8 @@ class Call:
     body: Callable[[int], Any] | None = None
     charge: int = 1
     bound: float = BOUND
+    log: Log | None = None
+    settled: str = ""
 
 
 def plain(user: str = USER) -> Call:
@@ -68,6 +85,7 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
         "categories_all": {"categories_all": labels[:MAX_CATEGORIES]},
         "categories_none": {"categories_none": labels},
         "exclude_seen": {"user_id": LONG_USER, "exclude_seen": "all"},
+        "exclude_seen of a short log": {"exclude_seen": "all"},
         "because": {"because": ""},
         "of nobody": {"user_id": "nobody", "k": MAX_K, "diversity": 0.5, "max_per_category": 1},
     }
@@ -81,7 +99,8 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
     }
     requests["together"] = {**together, "exclude": ids[:1_000]}
     calls = [_post(name, request) for name, request in requests.items()]
-    batches = {"plain": {}, "k": largest["k"], "explain": largest["explain"], "candidates": largest["candidates"]}
+    batched = "k", "explain", "candidates", "exclude_seen of a short log"
+    batches: dict[str, dict[str, Any]] = {"plain": {}} | {name: largest[name] for name in batched}
     for name, fields in batches.items():
         request = {"user_id": USER, **fields}
         count = min(MAX_REQUESTS, int(MOST / (_charge([request] * 100) / 100)))
@@ -90,13 +109,13 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
 
 
 def _post(name: str, body: dict[str, Any]) -> Call:
-    bound = LOG_BOUND if body.get("exclude_seen") == "all" else BOUND
-    charge = _charge(body.get("requests", [body]))
-    return Call(name, "POST", "/v1/recommendations", lambda _: body, charge, bound)
+    return Call(name, "POST", "/v1/recommendations", lambda _: body, _charge(body.get("requests", [body])))
 
 
 def _charge(requests: Sequence[dict[str, Any]]) -> int:
-    return charge_for([RecommendationRequest.model_validate(one) for one in requests], UNLIMITED)
+    logs = {one["user_id"]: LOG_LENGTHS[one["user_id"]] for one in requests if one.get("exclude_seen") == "all"}
+    parsed = [RecommendationRequest.model_validate(one) for one in requests]
+    return charge_for(parsed, UNLIMITED, list(logs.values()))
 
 
 def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call]:
@@ -104,7 +123,10 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
     item = item_ids[0]
     listed = "&".join(f"categories={quote(one)}" for one in categories[:100])
     similar = RecommendationRequest(history=[], k=MAX_K, explain=True)
+    by_query = RecommendationRequest(user_id=USER, k=MAX_K, explain=True, diversity=0.5)
+    query = f"k={MAX_K}&explain=true&diversity=0.5"
     return [
+        Call("by query", "GET", f"/v1/users/{USER}/recommendations?{query}", None, charge_for([by_query], MOST)),
         Call("similar", "GET", f"/v1/items/{item}/similar?k={MAX_K}&explain=true", None, charge_for([similar], MOST)),
         Call("popular", "GET", f"/v1/items/popular?k={MAX_K}", None, 1 + MAX_K // cost.LISTED_ITEMS),
         Call("trending", "GET", f"/v1/items/trending?k={MAX_K}&{listed}", None, 1 + MAX_K // cost.LISTED_ITEMS),
@@ -114,31 +136,98 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
         Call("log", "GET", f"/v1/users/{LONG_USER}/events?limit={MAX_K}", None, 1 + MAX_K // cost.LOGGED_EVENTS),
         Call("model", "GET", "/v1/model"),
         Call("stats", "GET", "/v1/stats"),
-        Call("metrics", "GET", "/metrics", bound=OPERATOR_BOUND),
+        Call("metrics", "GET", "/metrics", None, cost.METRICS),
+        Call("experiment", "GET", "/v1/admin/experiment"),
         Call("description", "GET", "/openapi.json"),
+        Call("script", "GET", "/client.js"),
         Call("health", "GET", "/healthz"),
         Call("readiness", "GET", "/readyz"),
     ]
 
 
 def writes(item_ids: Sequence[str]) -> list[Call]:
-    """Return the costliest calls that write."""
+    """Return the costliest calls that write events and items, in bodies of nearly as many bytes as a body may have."""
 
-    def events(number: int) -> list[dict[str, str]]:
+    def events(number: int) -> list[dict[str, Any]]:
         return [
-            {"event_id": f"e{number}-{n}", "user_id": f"user-{n}", "item_id": item_ids[n % len(item_ids)]}
+            {
+                "event_id": f"e{number}-{n}".ljust(128, "-"),
+                "user_id": f"user-{n}".ljust(128, "-"),
+                "item_id": item_ids[n % len(item_ids)],
+                "timestamp": f"2026-01-01T00:00:{n % 60:02}.{n:06}Z",
+                "recommendation_id": "x" * 128,
+                "value": n,
+            }
             for n in range(MAX_EVENTS)
         ]
 
     def items(number: int) -> list[dict[str, Any]]:
+        labels = [f"label {number} {n}".ljust(50) for n in range(10)]
         chosen = item_ids[:MAX_ITEMS]
-        return [{"item_id": one, "title": f"title {number}", "categories": ["tea", "cup"]} for one in chosen]
+        return [{"item_id": one, "title": f"title {number}".ljust(400), "categories": labels} for one in chosen]
+
+    def item(number: int) -> dict[str, Any]:
+        labels = [f"label {number} {n}".ljust(MAX_CATEGORY_CHARS) for n in range(MAX_K)]
+        return {"title": f"title {number}".ljust(1_024), "categories": labels}
+
+    def labelled_items(number: int) -> list[dict[str, Any]]:
+        labels = [f"{n:x}{number}" for n in range(100)]
+        return [{"item_id": one, "categories": labels} for one in item_ids[:MAX_ITEMS]]
 
     return [
         Call("events", "POST", "/v1/events", events, MAX_EVENTS),
         Call("event", "POST", "/v1/events", lambda number: events(number)[0] | {"event_id": f"one-{number}"}),
-        Call("items", "POST", "/v1/items", items, 1 + MAX_ITEMS // cost.UPDATED_ITEMS),
-        Call("undo", "DELETE", f"/v1/users/{USER}/events/history-40"),
-        Call("erase", "DELETE", "/v1/users/nobody-at-all"),
-        Call("merge", "POST", f"/v1/users/{USER}/merge", lambda number: {"from": f"visitor-{number}"}),
+        Call("items", "POST", "/v1/items", items, update_charge(items(0))),
+        Call("items of many categories", "POST", "/v1/items", labelled_items, update_charge(labelled_items(0))),
+        Call("put item", "PUT", f"/v1/items/{item_ids[0]}", item, update_charge([item(0)])),
     ]
+
+
+def corrections(log: int) -> list[Call]:
+    """Return calls that change whose events count, each of them with so many entries of a log to go through."""
+    charge = correction_charge(log)
+    undone, erased = f"/v1/users/{UNDONE_USER}/events/{UNDONE_USER}-{{number}}", "/v1/users/erased-{number}"
+    visitor = Log("visitor-{number}", log)
+    return [
+        Call("undo", "DELETE", undone, charge=charge, settled=UNDONE_USER),
+        Call(
+            "merge",
+            "POST",
+            "/v1/users/merged-{number}/merge",
+            lambda number: {"from": f"visitor-{number}"},
+            charge,
+            log=visitor,
+            settled="merged-{number}",
+        ),
+        Call("erase", "DELETE", erased, charge=charge, log=Log("erased-{number}", log)),
+    ]
+
+
+def operations() -> list[Call]:
+    """Return the calls of operators, the one that ends what the others began last."""
+    shares = dict.fromkeys(ARMS, 1.0)
+    return [
+        Call("activate", "POST", "/v1/admin/generations/shop/activate", charge=cost.LOADED_MODEL),
+        Call(
+            "begin experiment",
+            "PUT",
+            "/v1/admin/experiment",
+            lambda number: {"name": f"n{number}", "shares": shares},
+            cost.LOADED_MODEL * len(ARMS),
+        ),
+        Call("end experiment", "DELETE", "/v1/admin/experiment"),
+    ]
+
+
+def unmeasured(paths: Mapping[str, Mapping[str, Any]], calls: Sequence[Call]) -> list[str]:
+    """Return the operations of an OpenAPI document's paths that none of the calls is of."""
+    patterns = {path: re.compile(re.sub(r"{\w+}", "[^/]+", path)) for path in paths}
+
+    def operation(call: Call) -> str:
+        path = call.path.partition("?")[0]
+        found = [one for one, pattern in patterns.items() if pattern.fullmatch(path)]
+        return f"{call.method} {min(found, key=lambda one: one.count('{'), default=path)}"
+
+    measured = {operation(call) for call in calls}
+    documented = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+    return [one for one in documented if one not in measured]

@@ -203,6 +203,17 @@ class RedisStore(UserStore):
         return await self._states.users_without_log(tenant, user_ids)
 
     @override
+    async def log_lengths(self, tenant: str, user_ids: Sequence[str], *, limit: int) -> list[int]:
+        await self._session.require_open()
+        users = [self._session.keys.user(tenant, user_id) for user_id in user_ids]
+        return await asyncio.gather(*(self._corrections.log_length(user, limit) for user in users))
+
+    @override
+    async def erasure_length(self, tenant: str, user_id: str, *, limit: int) -> int:
+        await self._session.require_open()
+        return await self._erasure.length(self._session.keys.user(tenant, user_id), limit)
+
+    @override
     async def seen_items(
         self, tenant: str, user_id: str, unseen_types: Collection[str] = (), *, limit: int = MAX_SEEN_ENTRIES
     ) -> SeenItems:

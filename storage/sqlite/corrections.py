@@ -6,14 +6,12 @@ import time
 from storage.errors import MergeRefused, MergeTooLarge, StorageBusy
 from storage.records import MAX_MERGED
 from storage.sqlite.append import BEING_ERASED
-from storage.sqlite.log import ERASED, log_event, resolve_alias
+from storage.sqlite.log import ERASED, log_event, log_length, resolve_alias
 from storage.state.corrections import full_id, is_already_merged
 from storage.state.event import Merge, Undo, digest
 from storage.state.record_encoding import COLUMNS, EVENT
 
 OTHER_COLUMNS = ", ".join(column for column in COLUMNS if column not in ("user_id", "event_id"))
-
-COUNT_ENTRIES = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? LIMIT ?)"
 
 # As `readdressed` in storage/state/corrections.py does. One statement, in which other threads go on.
 COPY_LOG = f"""
@@ -53,8 +51,7 @@ def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bo
             return False
     except MergeRefused as refusal:
         return refusal
-    (entries,) = db.execute(COUNT_ENTRIES, (tenant, visitor, MAX_MERGED + 1)).fetchone()
-    if entries > MAX_MERGED:
+    if log_length(db, tenant, visitor, MAX_MERGED + 1) > MAX_MERGED:
         return MergeTooLarge(f"the visitor has more than {MAX_MERGED:,} events; nothing changed")
     db.execute(COPY_LOG, {"tenant": tenant, "visitor": visitor, "target": target})
     log_event(db, tenant, Merge(visitor, target, _now_us()))

@@ -1,17 +1,23 @@
 """The tables of logs and aliases in the embedded store: which log an event belongs to, and what is in it."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from functools import partial
+from typing import Protocol, TypeVar
 
-from storage.records import LogEntry
+from storage.records import LogEntry, LogPage
 from storage.sqlite.batches import execute_in_batches
-from storage.state.event import LogRecord, event_hash
+from storage.state.corrections import SeenItems
+from storage.state.event import LogRecord, digest, event_hash
 from storage.state.record_encoding import COLUMNS, from_row, to_row
+
+T = TypeVar("T")
 
 LOG_PAGE = 2_000  # entries of the whole log that are read at once, some 20 ms
 NEWEST_PAGE = 500  # entries of one user
 ERASED = ""  # whom a user has become who is being erased: nobody reads or appends to what is left of the log
 NO_LIMIT = -1
+NEWEST = 2**63 - 1  # above every sequence number
 
 RECORD_COLUMNS = ", ".join(COLUMNS)
 
@@ -39,6 +45,8 @@ INSERT_EVENT = f"""
 INSERT INTO log (tenant, {RECORD_COLUMNS}) VALUES (?{", ?" * len(COLUMNS)}) ON CONFLICT DO NOTHING
 """  # noqa: S608, the columns are a constant
 
+COUNT_ENTRIES = "SELECT count(*) FROM (SELECT 1 FROM log WHERE tenant = ? AND user_id = ? LIMIT ?)"
+
 SELECT_WITHOUT_LOG = """
 SELECT batch.column1 FROM ({rows}) AS batch
 WHERE NOT EXISTS (SELECT 1 FROM log WHERE tenant = ? AND user_id = batch.column1)
@@ -49,6 +57,14 @@ SELECT_NEWEST = """
 SELECT kind, user_id, event_id, item_id, type FROM log
 WHERE tenant = ? AND seq > (SELECT coalesce(max(seq), 0) FROM log) - ?
 """
+
+
+class PageReader(Protocol):
+    """What reads pages of something long, one after the other."""
+
+    def read_page(self, query: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
+        """Run a query that reads a page."""
+        ...
 
 
 def resolve_alias(db: sqlite3.Connection, tenant: str, user_id: str) -> str:
@@ -70,6 +86,12 @@ def users_without_log(db: sqlite3.Connection, tenant: str, user_ids: Iterable[st
     """Return those of the users who have no log, and have become nobody else."""
     rows = [(user_id,) for user_id in user_ids]
     return {user_id for (user_id,) in execute_in_batches(db, SELECT_WITHOUT_LOG, rows, after=[tenant, tenant])}
+
+
+def log_length(db: sqlite3.Connection, tenant: str, user_id: str, limit: int) -> int:
+    """Return how many entries the log has of the user, or of whom they became, counted up to `limit`."""
+    (entries,) = db.execute(COUNT_ENTRIES, (tenant, resolve_alias(db, tenant, user_id), limit)).fetchone()
+    return int(entries)
 
 
 def log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, limit: int) -> Iterator[LogEntry]:
@@ -108,3 +130,47 @@ def holds_archived(db: sqlite3.Connection, position: str) -> bool:
         return db.execute(SELECT_ERASED_AT, (seq,)).fetchone() is not None
     tenant, *columns = row
     return archive_position(seq, tenant, from_row(columns)) == position
+
+
+async def log_pages(reader: PageReader) -> AsyncIterator[LogPage]:
+    """Iterate over the log of every user, in pages between which others read."""
+    tenant, user_id = "", ""
+    while True:
+        page = await reader.read_page(lambda db, after=(tenant, user_id): list(log_page(db, *after)))  # type: ignore[misc]
+        is_complete = len(page) < LOG_PAGE
+        yield LogPage(page, is_complete)
+        if is_complete:
+            return
+        tenant, last = page[-1]
+        user_id, seq = last.record.user_id, last.seq
+        while not is_complete:  # the rest of the last user
+            rest = await reader.read_page(
+                lambda db, tenant=tenant, user_id=user_id, after=seq - 1: list(  # type: ignore[misc]
+                    log_entries(db, tenant, user_id, after, 1 + LOG_PAGE)
+                )
+            )
+            is_complete = len(rest) < 1 + LOG_PAGE
+            is_same = bool(rest) and rest[0].seq == seq
+            new = [(tenant, entry) for entry in rest if entry.seq > seq]
+            yield LogPage(new, is_complete, () if is_same else [(tenant, digest(user_id))])
+            seq = rest[-1].seq if rest else seq
+
+
+async def read_seen_items(
+    reader: PageReader, tenant: str, user_id: str, unseen_types: Collection[str], limit: int
+) -> SeenItems:
+    """Return the items among the newest `limit` entries of the user's log, but of no `unseen_types`."""
+    seen = SeenItems(unseen_types, limit)
+
+    def read(db: sqlite3.Connection, before: int, count: int) -> list[LogEntry]:
+        return newest_log_entries(db, tenant, resolve_alias(db, tenant, user_id), before, count)
+
+    before, left = NEWEST, limit + 1
+    while left > 0:
+        count = min(left, NEWEST_PAGE)
+        page = await reader.read_page(partial(read, before=before, count=count))
+        seen.add(entry.record for entry in page)
+        if len(page) < count:
+            break
+        before, left = page[-1].seq, left - count
+    return seen

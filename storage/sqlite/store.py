@@ -39,26 +39,24 @@ from storage.sqlite.connections.writer_thread import failure_cause
 from storage.sqlite.database import FILE_NAME, Database
 from storage.sqlite.generations import SQLiteGenerations, active
 from storage.sqlite.log import (
-    LOG_PAGE,
-    NEWEST_PAGE,
     holds_archived,
     log_entries,
-    log_page,
+    log_length,
+    log_pages,
     newest_entries,
-    newest_log_entries,
+    read_seen_items,
     resolve_alias,
     users_without_log,
 )
 from storage.state.compiled_fold import compile_fold
 from storage.state.corrections import SeenItems
-from storage.state.event import Event, Undo, digest
+from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.trends import Visit
 
 SAVED_AT_ONCE = 256  # states of a rebuild in one transaction, about 1 MB
 # About half a second of work: beyond it, writes are refused with StorageBusy instead of waiting longer.
 MAX_WAITING_EVENTS = 8192
-NEWEST = 2**63 - 1  # above every sequence number
 EMPTY_LOG_WITHIN_S = 1.0
 ERASE_PAUSE_S = 0.005
 
@@ -145,10 +143,9 @@ class SQLiteStore(UserStore):
     async def append(self, tenant: str, events: Sequence[Event | Undo]) -> list[AppendResult]:
         if not events:
             return []
-        served = self._served
-        if not served:
+        if not self._served:
             raise ValueError("a store that takes events needs at least one generation")
-        results, behind = await self._database.write(Append(served, tenant, events), size=len(events))
+        results, behind = await self._database.write(Append(self._served, tenant, events), size=len(events))
         for user_id, generation in behind:
             self._catch_up.start(tenant, user_id, generation)
         return results
@@ -158,37 +155,28 @@ class SQLiteStore(UserStore):
         self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
     ) -> list[bytes | None]:
         states = await self._database.read(
-            partial(
-                sqlite_states.current_states,
-                generation=generation,
-                tenant=tenant,
-                user_ids=user_ids,
-                max_missing=max_missing,
-            )
+            lambda db: sqlite_states.current_states(db, generation, tenant, user_ids, max_missing)
         )
         caught_up = []
         for state in states.values():
-            stored = state.stored
             if state.value is None:
-                self._catch_up.start(tenant, stored.user_id, generation)
-            elif stored.through_seq < stored.newest_seq:
-                caught_up.append(FoldedState(tenant, stored.user_id, stored.newest_seq, state.value))
+                self._catch_up.start(tenant, state.stored.user_id, generation)
+            elif state.stored.through_seq < state.stored.newest_seq:
+                caught_up.append(FoldedState(tenant, state.stored.user_id, state.stored.newest_seq, state.value))
         if caught_up:
             with suppress(StorageError):  # a state that cannot be saved, as on a full disk, can still be served
-                await self._save(generation, caught_up)
+                await self.save_states(generation, caught_up)
         return [states[user_id].value if states[user_id].stored.newest_seq else None for user_id in user_ids]
 
     @override
     def log(self) -> AsyncIterator[LogPage]:
-        return _log_pages(self._database)
+        return log_pages(self._database)
 
     @override
     async def save_states(self, generation: Generation, states: Sequence[FoldedState]) -> None:
         for start in range(0, len(states), SAVED_AT_ONCE):
-            await self._save(generation, states[start : start + SAVED_AT_ONCE])
-
-    async def _save(self, generation: Generation, states: Sequence[FoldedState]) -> None:
-        await self._database.write(lambda db: sqlite_states.save(db, generation, states), size=len(states))
+            save = partial(sqlite_states.save, generation=generation, states=states[start : start + SAVED_AT_ONCE])
+            await self._database.write(save, size=min(SAVED_AT_ONCE, len(states) - start))
 
     @override
     async def drop_idle_states(self) -> int:
@@ -210,10 +198,19 @@ class SQLiteStore(UserStore):
         return await self._database.read(lambda db: users_without_log(db, tenant, user_ids))
 
     @override
+    async def log_lengths(self, tenant: str, user_ids: Sequence[str], *, limit: int) -> list[int]:
+        query = partial(log_length, tenant=tenant, limit=limit)
+        return [await self._database.read_page(partial(query, user_id=user_id)) for user_id in user_ids]
+
+    @override
+    async def erasure_length(self, tenant: str, user_id: str, *, limit: int) -> int:
+        return sum(await self.log_lengths(tenant, [user_id], limit=limit))
+
+    @override
     async def seen_items(
         self, tenant: str, user_id: str, unseen_types: Collection[str] = (), *, limit: int = MAX_SEEN_ENTRIES
     ) -> SeenItems:
-        return await _seen_items(self._database, tenant, user_id, SeenItems(unseen_types, limit), limit)
+        return await read_seen_items(self._database, tenant, user_id, unseen_types, limit)
 
     @override
     async def undo(self, tenant: str, user_id: str, event_id: str) -> bool:
@@ -356,41 +353,3 @@ async def _erase(database: Database, tenant: str, user_id: str) -> None:
         await _finish_erasures(database, tenant)
     if not await database.empty_log(EMPTY_LOG_WITHIN_S):
         logger.info("a copy of what was erased stays in the write-ahead log while another program reads it")
-
-
-async def _log_pages(database: Database) -> AsyncIterator[LogPage]:
-    tenant, user_id = "", ""
-    while True:
-        page = await database.read_page(lambda db, after=(tenant, user_id): list(log_page(db, *after)))  # type: ignore[misc]
-        is_complete = len(page) < LOG_PAGE
-        yield LogPage(page, is_complete)
-        if is_complete:
-            return
-        tenant, last = page[-1]
-        user_id, seq = last.record.user_id, last.seq
-        while not is_complete:  # the rest of the last user
-            rest = await database.read_page(
-                lambda db, tenant=tenant, user_id=user_id, after=seq - 1: list(  # type: ignore[misc]
-                    log_entries(db, tenant, user_id, after, 1 + LOG_PAGE)
-                )
-            )
-            is_complete = len(rest) < 1 + LOG_PAGE
-            is_same = bool(rest) and rest[0].seq == seq
-            new = [(tenant, entry) for entry in rest if entry.seq > seq]
-            yield LogPage(new, is_complete, () if is_same else [(tenant, digest(user_id))])
-            seq = rest[-1].seq if rest else seq
-
-
-async def _seen_items(database: Database, tenant: str, user_id: str, seen: SeenItems, limit: int) -> SeenItems:
-    def read(db: sqlite3.Connection, before: int, count: int) -> list[LogEntry]:
-        return newest_log_entries(db, tenant, resolve_alias(db, tenant, user_id), before, count)
-
-    before, left = NEWEST, limit + 1
-    while left > 0:
-        count = min(left, NEWEST_PAGE)
-        page = await database.read_page(partial(read, before=before, count=count))
-        seen.add(entry.record for entry in page)
-        if len(page) < count:
-            break
-        before, left = page[-1].seq, left - count
-    return seen

@@ -8,21 +8,40 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks.attack import amplification, costly_calls
+from benchmarks.attack import amplification, attacked_service, costly_calls
+from benchmarks.attack.attacked_service import Store
 from tests.app.conftest import write_model
+from tests.benchmarks.support import require_servers
 
 
-def test_a_call_costs_what_it_is_charged_for_and_one_that_costs_more_fails_the_benchmark(
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_every_call_costs_what_it_is_charged_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: Store
+) -> None:
+    """The longest log is read; those that are corrected are shorter, since each is corrected once."""
+    if store == "redis":
+        require_servers()
+    monkeypatch.setattr(amplification, "MAX_CALLS", 100)
+    amplification.main(write_model(tmp_path / "tiny"), items=2_000, cpu_s=0.05, store=store, corrected=1_000)
+    printed = capsys.readouterr().out
+    for name in ("explain", "exclude_seen", "events", "search", "put item", "undo", "merge", "erase", "activate"):
+        assert f" {name} " in printed
+
+
+def test_one_that_costs_more_or_is_not_measured_fails_the_benchmark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = write_model(tmp_path / "tiny")
-    amplification.main(model, items=2_000, cpu_s=0.05)
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in ("explain", "candidates", "events", "search", "popular"))
-    monkeypatch.setattr(amplification, "recommendations", lambda *_: [])
-    monkeypatch.setattr(amplification, "other_reads", lambda *_: [])
+    monkeypatch.setattr(amplification, "AGAIN", 0)
+    monkeypatch.setattr(amplification, "MAX_CALLS", 10)
+    monkeypatch.setattr(attacked_service, "LONG_LOG", 0)
+    for name in ("recommendations", "other_reads", "corrections", "operations"):
+        monkeypatch.setattr(amplification, name, lambda *_: [])
     monkeypatch.setattr(
         amplification, "writes", lambda ids: [replace(one, bound=0.0) for one in costly_calls.writes(ids)[:1]]
     )
     with pytest.raises(typer.Exit):
-        amplification.main(model, items=2_000, cpu_s=0.05)
+        amplification.main(write_model(tmp_path / "tiny"), items=2_000, cpu_s=0.05, corrected=1)
+    printed = capsys.readouterr().out
+    assert "than it may: events" in printed
+    assert "no call measures DELETE /v1/users/{user_id}\n" in printed
+    assert "POST /v1/events" not in printed

@@ -4,12 +4,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from app.http.access import needs
-from app.http.dependencies import NO_QUERY, JsonBody, ServiceDep, example
+from app.http.access import charge_operation, needs
+from app.http.dependencies import NO_QUERY, CallerDep, JsonBody, ServiceDep, ServicesDep, example
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRoute
+from app.recommendation.cost import LOADED_MODEL
 from app.schemas.fields import Id
 from app.schemas.operations import Activated, Experiment, Experiments
+from app.serving.switcher import experiment_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
 
@@ -21,18 +23,28 @@ EXPERIMENT = json_request(
 
 @router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409))
 async def activate_generation(
-    name: Annotated[Id, Path(openapi_examples=example("shop-june"))], service: ServiceDep
+    name: Annotated[Id, Path(openapi_examples=example("shop-june"))],
+    service: ServiceDep,
+    services: ServicesDep,
+    caller: CallerDep,
 ) -> Activated:
-    """Serve the model of that name from the models folder: this process at once, all others within a second or so."""
+    """Serve the model of that name from the models folder: this process at once, all others within a second or so.
+
+    Each model that may have to be loaded counts as 3,000 requests, but all as half of the key's minute at most.
+    """
+    await charge_operation(services, caller, LOADED_MODEL)
     previous = service.served_model.generation
     served = await service.switcher.activate(name)
     return Activated(generation=served.model.generation, tag=served.model.tag, previous=previous)
 
 
 @router.put("/v1/admin/experiment", openapi_extra=EXPERIMENT, responses=errors(400, 404, 409, 413, 415))
-async def put_experiment(body: JsonBody, service: ServiceDep) -> Experiments:
+async def put_experiment(body: JsonBody, service: ServiceDep, services: ServicesDep, caller: CallerDep) -> Experiments:
     """Serve several models from the models folder at the same time, each to its share of the users."""
-    return Experiments(experiment=await service.switcher.start_experiment(body))
+    experiment = experiment_of(body)
+    await charge_operation(services, caller, LOADED_MODEL * len(experiment.shares))
+    await service.switcher.start_experiment(experiment)
+    return Experiments(experiment=experiment)
 
 
 @router.get("/v1/admin/experiment")

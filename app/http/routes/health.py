@@ -8,8 +8,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.errors import Draining
 from app.http.access import NO_SCOPE, needs
-from app.http.dependencies import NO_QUERY, ServicesDep
+from app.http.dependencies import NO_QUERY, ChargeDep, ServicesDep
 from app.http.routes.guarded_route import GuardedRoute
+from app.recommendation.cost import METRICS
 from app.schemas.operations import Health
 
 EXAMPLE = 'lisarec_events_total{outcome="accepted"} 3.0'
@@ -44,8 +45,9 @@ async def get_readiness(services: ServicesDep) -> Health:
     dependencies=[needs("metrics:read")],
     responses={200: {"content": {"text/plain": {"example": EXAMPLE}}}},
 )
-async def get_metrics(services: ServicesDep) -> PlainTextResponse:
+async def get_metrics(services: ServicesDep, charge: ChargeDep) -> PlainTextResponse:
     """The numbers of this service, all of its worker processes together, for Prometheus."""
+    await charge(METRICS)
     services.sample()
     # A thread, because the files of many workers take milliseconds to read.
     numbers = await asyncio.to_thread(services.metrics.exposition)

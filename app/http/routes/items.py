@@ -84,7 +84,7 @@ async def post_items(body: JsonBody, service: ServiceDep, charge: ChargeDep) -> 
 
     What an item leaves out stays as it was: said before, or learned with the model.
     """
-    await charge(1 + (len(body) if isinstance(body, list) else 1) // cost.UPDATED_ITEMS)
+    await charge(cost.update_charge(body if isinstance(body, list) else [body]))
     return await service.item_updates.post(body)
 
 
@@ -97,8 +97,9 @@ async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
 @router.put(
     "/v1/items/{item_id}", openapi_extra=PUT, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY]
 )
-async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep) -> Item:
+async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep, charge: ChargeDep) -> Item:
     """Say something of an item, whether a model has learned it or not; what is left out stays as it was."""
+    await charge(cost.update_charge([body]))
     return await service.item_updates.put(item_id, body)
 
 

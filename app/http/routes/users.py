@@ -4,8 +4,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from app.http import calls
 from app.http.access import needs
-from app.http.dependencies import NO_QUERY, ChargeDep, EventId, JsonBody, ServiceDep, UserId
+from app.http.dependencies import (
+    NO_QUERY,
+    CallerDep,
+    ChargeDep,
+    EventId,
+    JsonBody,
+    ServiceDep,
+    ServicesDep,
+    UserId,
+)
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRoute
 from app.recommendation.cost import LOGGED_EVENTS
@@ -37,9 +47,13 @@ async def get_user_events(
 
 
 @router.delete("/v1/users/{user_id}/events/{event_id}", responses=errors(404), dependencies=[NO_QUERY])
-async def undo_event(user_id: UserId, event_id: EventId, service: ServiceDep) -> Undone:
-    """Take back the event that was posted with this user and id: the state is as if it had never come."""
-    return await service.users.undo(user_id, event_id)
+async def undo_event(user_id: UserId, event_id: EventId, services: ServicesDep, caller: CallerDep) -> Undone:
+    """Take back the event that was posted with this user and id: the state is as if it had never come.
+
+    Undo, merge and erasure count by the logs that they go through: 1, and 1 for 25 entries, but at most half of what
+    the key has in a minute.
+    """
+    return await calls.undo(services, caller, user_id, event_id)
 
 
 @router.post(
@@ -48,12 +62,12 @@ async def undo_event(user_id: UserId, event_id: EventId, service: ServiceDep) ->
     responses=errors(400, 408, 409, 413, 415),
     dependencies=[NO_QUERY],
 )
-async def merge_user(user_id: UserId, body: JsonBody, service: ServiceDep) -> Merged:
+async def merge_user(user_id: UserId, body: JsonBody, services: ServicesDep, caller: CallerDep) -> Merged:
     """Let a visitor become this user: the visitor's events follow the user's, and later ones are the user's too."""
-    return await service.users.merge(user_id, body)
+    return await calls.merge(services, caller, user_id, body)
 
 
 @router.delete("/v1/users/{user_id}", status_code=202, dependencies=[NO_QUERY])
-async def erase_user(user_id: UserId, service: ServiceDep) -> Erasure:
+async def erase_user(user_id: UserId, services: ServicesDep, caller: CallerDep) -> Erasure:
     """Forget the user: state, log and ids at once, copies in files by the deadline. Later events are a new user's."""
-    return await service.users.erase(user_id)
+    return await calls.erase(services, caller, user_id)

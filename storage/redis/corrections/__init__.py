@@ -66,6 +66,13 @@ class RedisCorrections:
                 case MergeStage.DONE:
                     user = self._target(user, head)
 
+    async def log_length(self, user: User, limit: int) -> int:
+        """Return how many entries the log has of the user, or of whom they became; `limit` where some are archived."""
+        target = await self.resolve(user)
+        if Head.of(await self._head(target)).archived:
+            return limit
+        return min(limit, int(await self._session.call("ZCARD", target.id_index)))
+
     async def undo(self, user: User, event_id: str) -> bool:
         """Log the undo of an event; return whether the event counted until now."""
         for _ in _attempts():

@@ -22,6 +22,14 @@ class RedisErasure:
         self._session = session
         self._corrections = corrections
 
+    async def length(self, user: User, limit: int) -> int:
+        """Return how many entries are copied to erase the user: all of each partition's log, for each alias too."""
+        target = await self._corrections.resolve(user)
+        if not await self._session.call("EXISTS", target.head, target.aliases):
+            return 0
+        entries = int(await self._session.call("XLEN", target.log))
+        return min(limit, entries * (1 + int(await self._session.call("SCARD", target.aliases))))
+
     async def erase(self, user: User) -> None:
         """Erase the user, the one whom they were merged into, and everybody else who was merged into that one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -53,10 +54,24 @@ class TestTheCost:
 
     def test_of_a_call_is_bounded_and_the_refusal_names_what_costs_most(self) -> None:
         assert charge_for([request()] * MAX_REQUESTS, MOST) == MAX_REQUESTS
+        assert charge_for([request()], MOST, [0, 100, 600]) == 6
         with pytest.raises(TooCostly, match=f"may cost {MOST}") as refusal:
             charge_for([request(k=1_000, explain=True)] * MAX_REQUESTS, MOST)
         assert [detail.field for detail in refusal.value.details] == ["explain", "k", "requests"]
         assert refusal.value.details[0].reason == "costs 2,500"
+
+
+def post_log(client: Client, key: str, user_id: str, events: int) -> None:
+    for start in range(0, events, 1_000):
+        numbers = range(start, min(events, start + 1_000))
+        body = [{"event_id": f"{user_id}-{n}", "user_id": user_id, "item_id": f"item-{n % 60}"} for n in numbers]
+        assert client.post("/v1/events", json=body, headers=bearer(key)).json()["accepted"] == len(body)
+
+
+def left(client: Client, key: str) -> int:
+    """Spend what the key has left of its hundred, one by one, and return it."""
+    statuses = (client.get("/v1/items/popular", headers=bearer(key)).status_code for _ in range(101))
+    return list(takewhile(lambda status: status == 200, statuses)).count(200)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +79,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, 
     """A service and the texts of its keys: one without a rate, and some of different rates."""
     directory = tmp_path_factory.mktemp("guarded")
     texts = {}
-    for name, rate in (("free", None), ("small", 20), ("exact", 100), ("lists", 100)):
+    rates = {"free": None, "small": 20, "exact": 100, "lists": 100, "seen": 100, "corrects": 100, "operates": 100}
+    for name, rate in rates.items():
         texts[name], key = make("main", SCOPES, requests_per_minute=rate)
         add(directory / "keys", key)
     model_dir = write_model(directory / "models" / "tiny")
@@ -129,3 +145,51 @@ class TestACall:
         rest = {"requests": [{"user_id": "ada"}] * (100 - 47)}
         assert client.post("/v1/recommendations", json=rest, headers=headers).status_code == 200
         assert client.get("/v1/items/popular", headers=headers).status_code == 429
+
+    def test_that_reads_logs_costs_by_their_length(self, guarded: tuple[Client, dict[str, str]]) -> None:
+        """The reproduction: 98 logs of 10,000 entries fitted into one call, and each counted as a plain request."""
+        client, texts = guarded
+        post_log(client, texts["free"], "long", 2_100)
+        post_log(client, texts["free"], "short", 100)
+        asked = [{"user_id": "long", "exclude_seen": "all"}, {"user_id": "short", "exclude_seen": "all"}]
+        answer = client.post("/v1/recommendations", json={"requests": asked}, headers=bearer(texts["seen"]))
+        assert answer.status_code == 200
+        assert left(client, texts["seen"]) == 100 - (2 + 2 + 20)
+
+    def test_that_reads_too_long_logs_is_refused_and_told_why(
+        self, guarded: tuple[Client, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client, texts = guarded
+        users = [f"reader-{n}" for n in range(12)]
+        for user in users:
+            post_log(client, texts["free"], user, 2_000)
+        body = {"requests": [{"user_id": user, "exclude_seen": "all"} for user in users]}
+        reads: list[str] = []
+        monkeypatch.setattr(client.service.store, "seen_items", lambda _, user_id, *__, **___: reads.append(user_id))
+        refused = client.post("/v1/recommendations", json=body, headers=bearer(texts["free"]))
+        assert_refused(refused, 422)
+        error = refused.json()["error"]
+        assert error["code"] == "too_costly"
+        assert error["details"][0] == {"index": None, "field": "exclude_seen", "reason": "costs 240"}
+        assert reads == []
+
+    def test_that_corrects_a_log_costs_by_its_length(self, guarded: tuple[Client, dict[str, str]]) -> None:
+        client, texts = guarded
+        free, headers = texts["free"], bearer(texts["corrects"])
+        for user in ("ann", "visitor"):
+            post_log(client, free, user, 250)
+        assert client.request("DELETE", "/v1/users/ann/events/ann-3", headers=headers).json()["changed"]  # 11
+        body = {"from": "visitor"}
+        assert client.post("/v1/users/ann/merge", json=body, headers=headers).json()["changed"]  # 251 and 250: 21
+        assert client.request("DELETE", "/v1/users/nobody", headers=headers).status_code == 202  # 1
+        assert client.request("DELETE", "/v1/users/ann", headers=headers).status_code == 202  # 501: 21
+        assert left(client, texts["corrects"]) == 100 - 54
+
+    def test_of_an_operator_is_never_too_costly_but_counts_as_half_of_the_minute(
+        self, guarded: tuple[Client, dict[str, str]]
+    ) -> None:
+        client, texts = guarded
+        headers = bearer(texts["operates"])
+        activated = client.post("/v1/admin/generations/tiny/activate", headers=headers)
+        assert activated.status_code == 200
+        assert left(client, texts["operates"]) == 50

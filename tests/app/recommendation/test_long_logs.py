@@ -104,8 +104,9 @@ class TestOthers:
             reading += 1
             most = max(most, reading)
             await may_read.wait()
+            seen = await seen_items(*args, **options)
             reading -= 1
-            return await seen_items(*args, **options)
+            return seen
 
         monkeypatch.setattr(client.service.store, "seen_items", slow_seen_items)
 

@@ -17,7 +17,7 @@ from storage.protocol import UserStore
 from storage.records import FoldedState, LogEntry
 from storage.state.event import Event
 from storage.state.generation import Generation
-from tests.storage.contract.stores import open_store, opened
+from tests.storage.contract.stores import ARCHIVED, open_store, opened
 from tests.storage.oracles.naive_fold import NaiveUser, assert_state_is, fold
 from tests.storage.oracles.random_events import START_US, UNSEEN, click, fresh_user, logs, make_generation
 
@@ -184,6 +184,32 @@ def test_users_are_without_a_log_until_their_first_event_or_merge_and_after_thei
             assert await without(ada, visitor, nobody) == {nobody}
             await store.erase("main", ada)
             assert await without(ada, visitor, nobody) == {ada, visitor, nobody}
+
+    asyncio.run(law())
+
+
+def test_lengths_of_logs_are_counted_up_to_a_limit_and_never_too_short(address: str) -> None:
+    """Exactly, but where a part is archived; an erasure goes through no fewer entries than the user has."""
+
+    async def law() -> None:
+        ada, visitor, nobody = fresh_user(), fresh_user(), fresh_user()
+        is_archived = address.startswith(ARCHIVED)
+        async with opened(address, GENERATION) as store:
+            for n in range(6):
+                await store.append("main", [click(f"a{n}", ada), *([click(f"v{n}", visitor)] if n < 3 else [])])
+            for limit in (1, 3, 5, 50):
+                expected = [min(limit, 6), 0, min(limit, 3)]
+                found = await store.log_lengths("main", [ada, nobody, visitor], limit=limit)
+                assert found == ([limit, 0, limit] if is_archived else expected)
+                assert await store.erasure_length("main", nobody, limit=limit) == 0
+                erased = await store.erasure_length("main", ada, limit=limit)
+                assert erased <= limit
+                assert is_archived or erased >= min(limit, 6)
+            assert await store.log_lengths("main", [], limit=5) == []
+            await store.merge("main", ada, visitor)
+            assert await store.log_lengths("main", [ada, visitor], limit=9) == [9, 9]
+            if not is_archived:
+                assert await store.erasure_length("main", visitor, limit=9) == 9
 
     asyncio.run(law())
 
