@@ -62,7 +62,7 @@ def archive(
 
 
 def backup(
-    out: Annotated[Path, typer.Option(help="File to write, such as log.jsonl.gz.", metavar="FILE")],
+    out: Annotated[str, typer.Option(help="File to write, such as log.jsonl.gz.", metavar="FILE|URL")],
     redis_url: RedisUrlOption = None,
     data_dir: DataDirOption = None,
     archive_dir: ArchiveDirOption = None,
@@ -76,12 +76,12 @@ def backup(
     settings = store_settings(redis_url=redis_url, data_dir=data_dir, archive_dir=archive_dir)
     with Progress(TextColumn("{task.completed:,} entries"), TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("entries", total=None)
-        entries = asyncio.run(backups.backup(settings, out, lambda done: bar.update(task, completed=done)))
+        entries = asyncio.run(backups.backup(settings, place_of(out), lambda done: bar.update(task, completed=done)))
     say(f"{out}: {entries:,} entries of the log")
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="That 'backup' wrote.", metavar="FILE")],
+    file: Annotated[str, typer.Argument(help="That 'backup' wrote.", metavar="FILE|URL")],
     model: ModelOption,
     redis_url: RedisUrlOption = None,
     data_dir: DataDirOption = None,
@@ -99,7 +99,9 @@ def restore(
         def on_progress(done: int) -> None:
             bar.update(task, completed=done)
 
-        entries = asyncio.run(backups.restore(settings, file, place_of(model), resume=resume, on_progress=on_progress))
+        entries = asyncio.run(
+            backups.restore(settings, place_of(file), place_of(model), resume=resume, on_progress=on_progress)
+        )
     serve = command_on(f"lisarec serve --model {quote(model)}", redis_url, data_dir)
     say(f"{entries:,} entries restored; try {serve}")
 

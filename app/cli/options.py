@@ -18,7 +18,29 @@ if TYPE_CHECKING:
     from app.settings import Settings, StoreSettings
 
 Device = Literal["cpu", "cuda"]
-DataOption = Annotated[Path, typer.Option("--data", help="Data directory with interactions.tsv.gz.", metavar="DIR")]
+
+
+def place_of(text: str) -> Place:
+    """Return the place; raise BadParameter if it is neither a path nor the URL of a bucket."""
+    try:
+        return parse_place(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
+
+
+def _data_directory(text: str) -> Path:
+    """Return the data directory, or a copy of one that is in a bucket."""
+    from app.jobs.datasets.bucket import local_copy
+    from app.settings import StoreSettings
+
+    place = place_of(text)
+    return place if isinstance(place, Path) else local_copy(place, StoreSettings().cache_dir)
+
+
+DataOption = Annotated[
+    Path,
+    typer.Option("--data", help="Data directory with interactions.tsv.gz.", metavar="DIR|URL", parser=_data_directory),
+]
 ModelOption = Annotated[str, typer.Option("--model", help="Model directory that 'train' wrote.", metavar="DIR|URL")]
 ModelsDirOption = Annotated[
     str | None,
@@ -97,14 +119,6 @@ def _of_one_store(given: Mapping[str, object]) -> dict[str, object]:
     if "redis_url" in options and "data_dir" in options:
         raise typer.BadParameter("give one of --redis-url and --data-dir: users are kept in Redis or in SQLite")
     return {"redis_url": None, **options} if "data_dir" in options else options
-
-
-def place_of(text: str) -> Place:
-    """Return the place; raise BadParameter if it is neither a path nor the URL of a bucket."""
-    try:
-        return parse_place(text)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from None
 
 
 def command_on(

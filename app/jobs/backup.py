@@ -5,33 +5,56 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from app.serving.model_places import load_model
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
-from storage.folders.place import Place
+from storage.folders.folder import add_file
+from storage.folders.place import ObjectUrl, Place, open_folder
 from storage.maintenance import backup as storage_backup
 
 
-async def backup(settings: StoreSettings, out: Path, on_progress: Callable[[int], None]) -> int:
+async def backup(settings: StoreSettings, out: Place, on_progress: Callable[[int], None]) -> int:
     """Write the store's log to a file, and return its number of entries.
 
     raises  StorageError, ValueError, OSError
     """
+    if isinstance(out, ObjectUrl):
+        return await _backup_to_bucket(settings, out, on_progress)
     if out.exists():
         raise ValueError(f"'{out}' exists already; choose another name with --out")
     async with opened_store(settings) as store:
         return await storage_backup.backup(store, out, on_progress)
 
 
+async def _backup_to_bucket(settings: StoreSettings, out: ObjectUrl, on_progress: Callable[[int], None]) -> int:
+    """Write the file on this machine first, since an upload would be held up by the store, and the store by it."""
+    folder = open_folder(out.parent, settings.cache_dir)
+    if out.name in await asyncio.to_thread(lambda: set(folder.names())):
+        raise ValueError(f"'{out}' exists already; choose another name with --out")
+    settings.cache_dir.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=settings.cache_dir, prefix="backup-") as directory:
+        file = Path(directory) / out.name
+        entries = await backup(settings, file, on_progress)
+        await asyncio.to_thread(add_file, folder, out.name, file)
+    return entries
+
+
 async def restore(
-    settings: StoreSettings, file: Path, model: Place, *, resume: bool, on_progress: Callable[[int], None]
+    settings: StoreSettings, file: Place, model: Place, *, resume: bool, on_progress: Callable[[int], None]
 ) -> int:
     """Fill the store with a back-up, fold it for the model, and return its number of entries.
 
-    raises  ArtifactError, StorageError, ValueError
+    raises  ArtifactError, StorageError, ValueError, OSError
     """
+    if isinstance(file, ObjectUrl):
+        folder = open_folder(file.parent, settings.cache_dir)
+        copy = await asyncio.to_thread(folder.path, file.name)
+        entries = await restore(settings, copy, model, resume=resume, on_progress=on_progress)
+        copy.unlink()
+        return entries
     loaded = await asyncio.to_thread(load_model, model, settings.cache_dir)
     async with opened_store(settings, generation_of(loaded), is_new=True) as store:
         return await storage_backup.restore(store, file, resume=resume, on_progress=on_progress)

@@ -11,7 +11,6 @@ import fcntl
 import glob
 import hashlib
 import json
-import mmap
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from typing_extensions import override
 from app.serving.model_registry import ModelRegistry, is_name, no_such_model
 from model.artifact import model_directory
 from model.artifact.model_directory import FILES, MANIFEST, Artifact, ArtifactError
-from storage.folders.folder import Content
+from storage.folders.folder import Content, add_file
 from storage.folders.object_folder import ObjectFolder
 from storage.folders.place import ObjectUrl
 
@@ -118,12 +117,7 @@ class BucketModels(ModelRegistry):
     @override
     def publish(self, name: str) -> None:
         for file in (*FILES, MANIFEST):
-            with (
-                (self.work / name / file).open("rb") as opened,
-                mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-                memoryview(mapped) as data,
-            ):
-                self.folder.add(f"{name}/{file}", data)
+            add_file(self.folder, f"{name}/{file}", self.work / name / file)
 
     @override
     def remove(self, name: str) -> None:

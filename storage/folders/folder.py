@@ -6,6 +6,7 @@ another OSError where it cannot be reached, read or written.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -61,3 +62,13 @@ class Folder(Protocol):
 
         raises  Overtaken  when another one does
         """
+
+
+def add_file(folder: Folder, name: str, path: Path) -> None:
+    """Write a file with the content of another one, which is not empty; OSError when that fails."""
+    with (
+        path.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as data,
+    ):
+        folder.add(name, data)

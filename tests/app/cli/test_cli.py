@@ -327,6 +327,7 @@ def test_a_command_to_try_next_leads_to_the_same_store_and_shows_no_password() -
     ("arguments", "hint"),
     [
         (["train"], "--data"),
+        (["train", "--data", "http://shop/data", "--out", "m"], "s3://"),
         (["train", "--data", "d", "--out", "m", "--preset", "huge"], "lisa-mini"),
         (["train", "--data", "d", "--out", "m", "--epochs", "0"], "epochs"),
         (["train", "--data", "d", "--out", "m", "--preset", "lisa-base", "--event-weight", "like=3"], "0 or 1"),

@@ -1,0 +1,105 @@
+"""Commands on what is at s3://: back-ups come back whole, and what is trained on is what was collected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+from app.cli.options import place_of
+from app.jobs.archive import ArchiverMetrics, ArchiverPlan, run_archiver
+from app.jobs.datasets.bucket import local_copy
+from app.jobs.datasets.synthetic_shop import generate
+from app.serving.bucket_models import BucketModels
+from app.settings import Settings
+from benchmarks.storage.s3_server import S3Server
+from model.data.readers import read_interactions, read_items
+from storage.folders.folder import add_file
+from storage.folders.object_folder import ObjectFolder
+from storage.folders.place import ObjectUrl
+from tests.app.conftest import Client, item_id, write_model
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Run a command; returns its exit status and what it printed."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return int(exit_.value.code or 0), " ".join((printed.out + printed.err).split())
+
+    return run
+
+
+def test_a_back_up_in_a_bucket_fills_another_store(
+    s3: Callable[[], str], tmp_path: Path, model_dir: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    url = s3()
+    models = BucketModels(ObjectUrl(f"{url}/models"), tmp_path / "cache")
+    write_model(models.work / "may")
+    models.publish("may")
+    clicked = [item_id(row) for row in range(12)]
+    client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state"))
+    client.click("ada", *clicked)
+    client.close()
+    out = f"{url}/backups/log.jsonl.gz"
+    status, printed = command("backup", "--data-dir", tmp_path / "state", "--out", out)
+    assert (status, f"{out}: 12 entries of the log" in printed) == (0, True)
+    status, printed = command("backup", "--data-dir", tmp_path / "state", "--out", out)
+    assert (status, "exists already" in printed) == (1, True)
+    status, printed = command("restore", out, "--model", f"{url}/models/may", "--data-dir", tmp_path / "other")
+    assert (status, "12 entries restored" in printed) == (0, True)
+    restored = Client(Settings(model_dir=place_of(f"{url}/models/may"), data_dir=tmp_path / "other"))
+    assert [event.item_id for event in restored.log("ada")] == clicked
+    assert restored.recommend("ada")["source"] == "personalised"
+    restored.close()
+    assert list((tmp_path / "cache").glob("backup-*")) == []
+
+
+def test_a_back_up_that_the_store_does_not_take_leaves_nothing(
+    own_s3: S3Server, tmp_path: Path, model_dir: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state"))
+    client.click("ada", item_id(1))
+    client.close()
+    own_s3.stop()
+    status, printed = command("backup", "--data-dir", tmp_path / "state", "--out", own_s3.url("backups/log.jsonl.gz"))
+    assert (status, "failed" in printed, "Traceback" in printed) == (1, True, False)
+    assert list((tmp_path / "cache").glob("backup-*")) == []
+
+
+def test_a_data_directory_in_a_bucket_is_read_as_it_is(s3: Callable[[], str], tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    generate(tmp_path / "shop", shoppers=30)
+    url, cache = s3(), tmp_path / "cache"
+    folder = ObjectFolder(url, cache)
+    for path in (tmp_path / "shop").iterdir():
+        add_file(folder, path.name, path)
+    copy = local_copy(ObjectUrl(url), cache)
+    assert read_interactions(copy).sha256 == read_interactions(tmp_path / "shop").sha256
+    assert read_items(copy) == read_items(tmp_path / "shop")
+
+
+def test_an_archive_in_a_bucket_is_read_as_one_in_a_directory(
+    s3: Callable[[], str], tmp_path: Path, model_dir: Path
+) -> None:
+    url, cache, once = s3(), tmp_path / "cache", ArchiverPlan(None, 0, None)
+    client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state"))
+    for turn in range(3):
+        for user in range(5):
+            client.click(f"u{user}", *(item_id(row) for row in range(turn, turn + user + 1)))
+        for place in (tmp_path / "archive", ObjectUrl(url)):
+            run_archiver(
+                client.settings.model_copy(update={"archive_dir": place, "cache_dir": cache}),
+                once,
+                lambda _: None,
+                ArchiverMetrics(),
+            )
+        for tenant in ("", "/tenant=main"):
+            copied = read_interactions(local_copy(ObjectUrl(f"{url}{tenant}"), cache))
+            assert copied.sha256 == read_interactions(tmp_path / "archive").sha256
+    client.close()
