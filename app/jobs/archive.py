@@ -106,7 +106,7 @@ def run_archiver(
 def _turns(settings: StoreSettings, plan: ArchiverPlan, metrics: ArchiverMetrics) -> Iterator[TurnCounts]:
     assert settings.archive is not None
     with ExitStack() as stack:
-        source = stack.enter_context(_open_source(settings))
+        source = stack.enter_context(open_source(settings))
         writer = stack.enter_context(ArchiveWriter.open(settings.archive))
         clock = SteadyClock(FOLLOW_JUMPS_AFTER_S)
         while True:
@@ -121,7 +121,8 @@ def _turns(settings: StoreSettings, plan: ArchiverPlan, metrics: ArchiverMetrics
             time.sleep(plan.every_s)
 
 
-def _open_source(settings: StoreSettings) -> AbstractContextManager[LogSource]:
+def open_source(settings: StoreSettings) -> AbstractContextManager[LogSource]:
+    """Open the log of the store that the settings name; StorageUnavailable when it cannot be read, also later."""
     if settings.redis_url is None:
         return SQLiteSource.open(settings.data_dir)
     return RedisSource.open(settings.redis_url_with_password, settings.redis_prefix)

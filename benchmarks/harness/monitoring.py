@@ -60,6 +60,7 @@ def monitored(
     archiver_options: Sequence[str],
     *,
     models: Path | None = None,
+    consumer: str | None = None,
     every_s: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Prometheus]:
     """Start them; logs and all they write are in the directory, and they are gone afterwards.
@@ -67,11 +68,14 @@ def monitored(
     directory         the archive is there, too, as ARCHIVE
     archiver_options  beside where it archives from and to
     models            folder of the trainer, which gets a turn once a day; None: no trainer
+    consumer          where one that runs already answers Prometheus
     every_s           instead of what Prometheus' file says under `global`, for a test that does not want to wait
     """
     archiver, trainer, listening = (f"127.0.0.1:{free_port()}" for _ in range(3))
     balancer = running.balancer_environment["LISAREC_METRICS_BIND"]
-    with _service_discovery(running, {"archive": [archiver], "trainer": [trainer], "haproxy": [balancer]}) as names_url:
+    known = {"archive": [archiver], "trainer": [trainer], "haproxy": [balancer]}
+    known["consume"] = [consumer] if consumer else []
+    with _service_discovery(running, known) as names_url:
         jobs = [_job(job, names_url, listening) for job in CONFIG["scrape_configs"]]
         rules = [str(MOUNTED / Path(name).name) for name in CONFIG["rule_files"]]
         config = CONFIG | {"global": CONFIG["global"] | every_s, "rule_files": rules, "scrape_configs": jobs}

@@ -63,16 +63,12 @@ class RedisSource(LogSource):
             raise StorageUnavailable(f"Redis failed: {exc}") from exc
 
     @override
+    def attach(self) -> None:
+        self._read_meta()
+
+    @override
     def claim(self, archive_id: str, is_new: bool) -> None:
-        meta = self._redis.hgetall(self._keys.meta)
-        if not {b"layout", b"partitions"} <= meta.keys():
-            raise StorageUnavailable(f"no service has used the key prefix '{self._prefix}' yet; is it the right one?")
-        if int(meta[b"layout"]) != LAYOUT_VERSION:
-            raise StorageError(
-                f"'{self._keys.meta}' has layout {int(meta[b'layout'])}, which this lisarec does not know"
-            )
-        self._keys = Keyspace(self._prefix, int(meta[b"partitions"]))
-        claimed = meta.get(b"archive")
+        claimed = self._read_meta().get(b"archive")
         if claimed is None and is_new:
             self._redis.hset(self._keys.meta, "archive", archive_id)
         elif claimed is None or claimed.decode() != archive_id:
@@ -80,6 +76,18 @@ class RedisSource(LogSource):
                 "this archive is not the one that these events are moved to; give the archive directory that was used "
                 "before, or, for a Redis that has lost its data, a new one"
             )
+
+    def _read_meta(self) -> dict[bytes, bytes]:
+        """Return the hash of what is known of the data, and keep the number of partitions."""
+        meta: dict[bytes, bytes] = self._redis.hgetall(self._keys.meta)
+        if not {b"layout", b"partitions"} <= meta.keys():
+            raise StorageUnavailable(f"no service has used the key prefix '{self._prefix}' yet; is it the right one?")
+        if int(meta[b"layout"]) != LAYOUT_VERSION:
+            raise StorageError(
+                f"'{self._keys.meta}' has layout {int(meta[b'layout'])}, which this lisarec does not know"
+            )
+        self._keys = Keyspace(self._prefix, int(meta[b"partitions"]))
+        return meta
 
     @override
     def entries(self, position_of: Callable[[int], str | None]) -> Iterator[EntryPage]:

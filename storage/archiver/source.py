@@ -26,6 +26,13 @@ class LogSource(Protocol):
     A position names an entry of a partition; None stands for the beginning.
     """
 
+    def attach(self) -> None:
+        """Find out how the log lies in its store, before the first read; StorageError when it cannot be read.
+
+        `claim` does so too.
+        """
+        ...
+
     def claim(self, archive_id: str, is_new: bool) -> None:
         """Bind this log to that archive; StorageError when it is bound to another one."""
         ...

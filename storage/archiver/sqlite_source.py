@@ -44,6 +44,10 @@ class SQLiteSource(LogSource):
             raise StorageUnavailable(f"SQLite failed: {exc}") from exc
 
     @override
+    def attach(self) -> None:
+        pass
+
+    @override
     def claim(self, archive_id: str, is_new: bool) -> None:
         pass  # Nothing is trimmed here, so any number of archives may copy the log; positions tell other data.
 

@@ -57,13 +57,14 @@ def test_versions_are_those_of_the_constraints(name: str) -> None:
 
 
 def test_nothing_is_missing_and_nothing_too_many() -> None:
-    wanted = needed(PROJECT["project"]["dependencies"])
+    optional = PROJECT["project"]["optional-dependencies"]
+    wanted = needed([*PROJECT["project"]["dependencies"], *optional["kafka"]])
     assert locked("requirements.txt").keys() | locked("torch.txt").keys() >= wanted
     assert locked("torch.txt").keys() == {"torch"}
     assert all(version(name).partition("+")[0] == PINS[name] for name in wanted)
     tools = [Requirement(text).name for text in PROJECT["build-system"]["requires"]]
     assert locked("build.txt").keys() >= set(tools)
-    tests = {Requirement(text).name for text in PROJECT["project"]["optional-dependencies"]["test"]} - wanted
+    tests = {Requirement(text).name for text in optional["test"]} - wanted
     assert not tests & locked("requirements.txt").keys(), "tests are not in the image"
 
 

@@ -34,6 +34,8 @@ COMMANDS = (
     "activate",
     "drop",
     "archive",
+    "consume",
+    "publish",
     "replay",
     "data",
     "demo",

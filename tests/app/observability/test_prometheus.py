@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -16,7 +17,9 @@ from benchmarks.harness import monitoring
 from benchmarks.harness.compose import ROOT
 from benchmarks.harness.monitoring import Prometheus
 from benchmarks.harness.topology import program, topology
+from benchmarks.kafka.brokers import mock_brokers
 from storage.errors import FAILURE_CAUSES
+from tests.app.jobs.kafka.topics import ConsumerProcess, produce
 from tests.waiting import PATIENCE_S, wait_until
 
 PROMETHEUS = ROOT / "docker" / "prometheus"
@@ -86,10 +89,10 @@ def test_prometheus_looks_where_compose_lets_things_listen() -> None:
         for config in job.get("dns_sd_configs", ())
         for name in config["names"]
     }
-    assert ports.keys() == {"app", "archive", "trainer", "haproxy"}
+    assert ports.keys() == {"app", "archive", "trainer", "consume", "haproxy"}
     assert f"LISAREC_PORT={ports['app']}" in (ROOT / "docker" / "Dockerfile").read_text()
-    for name in ("archive", "trainer"):
-        assert f"0.0.0.0:{ports[name]}" in services[name]["command"]
+    for name in ("archive", "trainer", "consume"):
+        assert f"0.0.0.0:{ports[name]}" in " ".join(services[name]["command"])
     assert services["haproxy"]["environment"]["LISAREC_METRICS_BIND"] == f":{ports['haproxy']}"
     for name in ports:
         assert set(services["prometheus"]["networks"]) & set(services[name]["networks"]), name
@@ -130,10 +133,23 @@ def watched(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     directory = tmp_path_factory.mktemp("watched")
     often = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     try:
-        with (
-            topology(model_dir, 1) as running,
-            monitoring.monitored(running, directory, ["--every", "1"], models=model_dir.parent, every_s=often) as found,
-        ):
+        with ExitStack() as stack:
+            running = stack.enter_context(topology(model_dir, 1))
+            brokers = stack.enter_context(mock_brokers())
+            brokers.create_topic("clicks", 1)
+            produce(brokers.addresses, "clicks", [("ada", b"poison")])
+            consumer = ConsumerProcess(directory, brokers.addresses, "clicks", running.url)
+            stack.callback(consumer.end)
+            found = stack.enter_context(
+                monitoring.monitored(
+                    running,
+                    directory,
+                    ["--every", "1"],
+                    models=model_dir.parent,
+                    consumer=f"127.0.0.1:{consumer.metrics_port}",
+                    every_s=often,
+                )
+            )
             drive(running.url)
             wait_until(lambda: is_up(found), (directory / "prometheus.log").read_text)
             yield found
@@ -154,9 +170,10 @@ def drive(url: str) -> None:
 def is_up(watched: Prometheus) -> bool:
     try:
         return (
-            len(watched.query("up == 1")) == 5
+            len(watched.query("up == 1")) == 6
             and watched.number("lisarec_trainer_rounds_total") > 0
             and "lisarec_archive_through_timestamp_seconds" in watched.names()
+            and "lisarec_consume_lag_records" in watched.names()
             and len(watched.query("rate(lisarec_store_seconds_count[1m])")) > 0
         )
     except httpx.TransportError:

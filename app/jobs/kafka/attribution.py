@@ -1,0 +1,61 @@
+"""Which recommendation an event came of: the generation, the experiment and the place that its id is signed for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from app.events.recommendation_ids import RecommendationIds, hash_of
+from app.schemas.operations import Experiment
+from app.serving.store_factory import opened_store
+from app.settings import StoreSettings
+from storage.state.event import Event
+
+READ_AGAIN_AFTER_S = 60.0
+
+
+class Attribution:
+    """Reads recommendation ids of every tenant, with what the store knows of generations and experiments."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._settings = settings
+        self._ids: dict[str, RecommendationIds] = {}
+        self._read()
+
+    def of(self, tenant: str, event: Event) -> Mapping[str, str | int | None] | None:
+        """Return generation, experiment and place; None when no list of a service had the item there.
+
+        A generation that was dropped, and an experiment that has ended, have no name any more.
+        """
+        if event.recommendation_id is None:
+            return None
+        place = self._ids_of(tenant).place(event.recommendation_id, event.item_id)
+        if place is None:
+            return None
+        if place.generation not in self._generations and time.monotonic() > self._read_at_s + READ_AGAIN_AFTER_S:
+            self._read()
+        return {
+            "generation": self._generations.get(place.generation),
+            "experiment": self._experiments.get(place.experiment),
+            "place": place.place,
+        }
+
+    def _ids_of(self, tenant: str) -> RecommendationIds:
+        if tenant not in self._ids:
+            self._ids[tenant] = RecommendationIds(tenant)
+            self._ids[tenant].set_secret(self._secret)
+        return self._ids[tenant]
+
+    def _read(self) -> None:
+        asyncio.run(self._read_store())
+        self._read_at_s = time.monotonic()
+
+    async def _read_store(self) -> None:
+        async with opened_store(self._settings) as store:
+            self._secret = await store.secret()
+            known = await store.generations.known()
+            pointers = await store.pointers()
+        self._generations = {one.named.tag[:4]: one.named.name for one in known}
+        name = None if pointers.experiment is None else Experiment.model_validate_json(pointers.experiment).name
+        self._experiments = {} if name is None else {hash_of(name): name}

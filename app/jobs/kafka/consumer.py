@@ -1,0 +1,224 @@
+"""Moves the records of topics into a service, each once, however often it is killed.
+
+Two threads share the work. This one reads records and parses them, and speaks for the group; the other one, of an
+executor, settles one batch at a time: it posts the events, and writes the dead letters. A batch is settled when the
+service has acknowledged its events and the brokers its dead letters. Only then its offsets are stored, which
+librdkafka commits once a second, when partitions leave and when the consumer closes. Whoever is killed before reads
+the same records again, with the same ids, which the service knows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from app.jobs.kafka.dead_letters import DeadLetter, DeadLetters
+from app.jobs.kafka.failures import KafkaFailure, Stopped
+from app.jobs.kafka.metrics import ConsumerMetrics
+from app.jobs.kafka.records import Decode, PoisonRecord, event_of
+from app.jobs.kafka.service import EventService
+
+PAUSE_AFTER_S = 1.0  # a batch that takes longer pauses the partitions
+POLL_S = 0.2
+REVOKE_WAIT_S = 5.0  # for the batch in flight, so that the next owner does not read it again
+STATISTICS_MS = 2_000
+
+# what an operator may set otherwise
+DEFAULTS = {
+    "auto.offset.reset": "earliest",
+    "partition.assignment.strategy": "cooperative-sticky",
+    "queued.max.messages.kbytes": 16_384,
+}
+# what the promises rest on
+REQUIRED = {"enable.auto.commit": True, "auto.commit.interval.ms": 1_000, "enable.auto.offset.store": False}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ConsumerPlan:
+    """What is read, and how much at a time: up to so many records, or what came in so many seconds."""
+
+    topics: Sequence[str]
+    group: str
+    batch_size: int
+    linger_s: float
+
+
+class Batch(NamedTuple):
+    """Records that were read together: events in JSON, and what are none."""
+
+    records: Sequence[Message]
+    events: Sequence[bytes]
+    letters: Sequence[DeadLetter]
+
+    @classmethod
+    def of(cls, records: Sequence[Message], decode: Decode) -> Batch:
+        """Parse the records."""
+        kept, events, letters = [], [], []
+        for record in records:
+            try:
+                events.append(event_of(record, decode))
+                kept.append(record)
+            except PoisonRecord as exc:
+                letters.append(DeadLetter(record, str(exc)))
+        return cls(kept, events, letters)
+
+    def offsets(self) -> list[TopicPartition]:
+        """Return where to go on behind the batch."""
+        newest: dict[tuple[str, int], int] = {}
+        for record in (*self.records, *(letter.record for letter in self.letters)):
+            place = str(record.topic()), int(record.partition() or 0)
+            newest[place] = max(newest.get(place, 0), int(record.offset() or 0))
+        return [TopicPartition(topic, number, offset + 1) for (topic, number), offset in newest.items()]
+
+
+class Settling(NamedTuple):
+    """A batch that is being settled, and the offsets behind it."""
+
+    done: Future[None]
+    offsets: list[TopicPartition]
+
+
+class EventConsumer:
+    """A member of a group of consumers."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        plan: ConsumerPlan,
+        decode: Decode,
+        settle: Callable[[Batch], None],
+        metrics: ConsumerMetrics,
+    ) -> None:
+        self._consumer = Consumer(
+            {
+                **DEFAULTS,
+                "statistics.interval.ms": STATISTICS_MS,
+                **config,
+                **REQUIRED,
+                "group.id": plan.group,
+                "stats_cb": lambda text: metrics.read_lag(json.loads(text)),
+                "logger": logger,
+            }
+        )
+        self._plan = plan
+        self._decode = decode
+        self._settle = settle
+        self._metrics = metrics
+        self._settling: Settling | None = None
+        self._early: list[Message] = []  # came while partitions were about to be paused
+
+    def run(self, stopping: threading.Event) -> None:
+        """Consume until it is told to stop; then what is settled is committed.
+
+        raises  KafkaFailure  when brokers or service refuse what it does
+        """
+        self._consumer.subscribe(
+            list(self._plan.topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+        with ThreadPoolExecutor(1, thread_name_prefix="settle") as executor:
+            try:
+                while not stopping.is_set():
+                    batch = Batch.of(self._read(), self._decode)
+                    self._finish()
+                    if batch.events or batch.letters:
+                        self._settling = Settling(executor.submit(self._settle, batch), batch.offsets())
+                self._finish()
+            except Stopped:
+                pass
+            finally:
+                stopping.set()
+                self._consumer.close()
+
+    def _read(self) -> list[Message]:
+        """Return the next records: at most a batch, of at most the time of a batch."""
+        early, self._early = self._early, []
+        found = self._consumer.consume(max(1, self._plan.batch_size - len(early)), self._plan.linger_s)
+        return [*early, *filter(self._is_record, found)]
+
+    def _is_record(self, message: Message) -> bool:
+        error = message.error()
+        if error is not None and error.fatal():
+            raise KafkaFailure(f"the brokers refuse this consumer: {error.str()}")
+        if error is not None:
+            logger.warning("%s: %s", message.topic(), error.str())
+        return error is None
+
+    def _finish(self) -> None:
+        """Wait until the batch in flight is settled, and store its offsets.
+
+        Meanwhile nothing is read, but the group hears of this member.
+        """
+        if self._settling is None:
+            return
+        done = self._settling.done
+        if not _ends(done, PAUSE_AFTER_S):
+            self._metrics.pause(True)
+            while not done.done():
+                self._consumer.pause(self._consumer.assignment())  # there may be new ones
+                message = self._consumer.poll(POLL_S)
+                if message is not None and self._is_record(message):
+                    self._early.append(message)
+            self._consumer.resume(self._consumer.assignment())
+            self._metrics.pause(False)
+        self._store()
+
+    def _store(self) -> None:
+        """Store the offsets of the batch that is settled; raise what has ended it otherwise."""
+        if self._settling is None:
+            return
+        settling, self._settling = self._settling, None
+        settling.done.result()
+        for offset in settling.offsets:
+            try:
+                self._consumer.store_offsets(offsets=[offset])
+            except KafkaException as exc:  # the partition has left: its next owner reads the same again
+                logger.info("the offset of %s/%d is not stored: %s", offset.topic, offset.partition, exc)
+
+    def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._metrics.rebalanced("assigned", len(partitions))
+
+    def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._metrics.rebalanced("revoked", len(partitions))
+        settling = self._settling
+        if settling is not None and _ends(settling.done, REVOKE_WAIT_S) and settling.done.exception() is None:
+            self._store()
+        self._forget(partitions)
+
+    def _lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._metrics.rebalanced("lost", len(partitions))
+        self._forget(partitions)
+
+    def _forget(self, partitions: list[TopicPartition]) -> None:
+        gone = {(one.topic, one.partition) for one in partitions}
+        self._early = [record for record in self._early if (record.topic(), record.partition()) not in gone]
+
+
+def _ends(done: Future[None], timeout_s: float) -> bool:
+    """Return whether the future has a result, or has failed, within that time."""
+    try:
+        done.exception(timeout_s)
+    except TimeoutError:
+        return False
+    return True
+
+
+def settle_with(service: EventService, dead_letters: DeadLetters, metrics: ConsumerMetrics) -> Callable[[Batch], None]:
+    """Return what settles a batch: its events are logged or refused, and what is refused becomes a dead letter."""
+
+    def settle(batch: Batch) -> None:
+        with metrics.batch_seconds.time():
+            refused = service.send(batch.events)
+            letters = [*batch.letters, *(DeadLetter(batch.records[n], refused[n]) for n in sorted(refused))]
+            dead_letters.write(letters)
+        metrics.count("dead_letter", len(letters))
+
+    return settle

@@ -1,0 +1,76 @@
+"""The metrics of a consumer, and the server that Prometheus scrapes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+
+Outcome = Literal["accepted", "duplicate", "dead_letter"]
+Rebalance = Literal["assigned", "revoked", "lost"]
+BATCH_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 600)
+
+
+class ConsumerMetrics:
+    """What became of the records, how far behind their topics they are, and what is waited for."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._records = Counter(
+            "lisarec_consume_records", "Records that are settled, by outcome", ["outcome"], registry=registry
+        )
+        self._failures = Counter(
+            "lisarec_consume_failures", "Requests that the service did not take for now", registry=registry
+        )
+        self._rebalances = Counter(
+            "lisarec_consume_rebalances", "Partitions that came and went", ["change"], registry=registry
+        )
+        self._lag = Gauge(
+            "lisarec_consume_lag_records",
+            "Records of a partition that are not settled yet",
+            ["topic", "partition"],
+            registry=registry,
+        )
+        self._paused = Gauge(
+            "lisarec_consume_paused", "1 while partitions are paused, as the service is slow or away", registry=registry
+        )
+        self.batch_seconds = Histogram(
+            "lisarec_consume_batch_seconds", "Time until a batch is settled", buckets=BATCH_BUCKETS_S, registry=registry
+        )
+        for outcome in get_args(Outcome):
+            self._records.labels(outcome)
+        for change in get_args(Rebalance):
+            self._rebalances.labels(change)
+
+    def listen(self, host: str, port: int) -> None:
+        """Answer GET /metrics in a thread of its own; OSError when the address cannot be listened on."""
+        start_http_server(port, host, self.registry)
+
+    def count(self, outcome: Outcome, records: int) -> None:
+        """Count settled records."""
+        self._records.labels(outcome).inc(records)
+
+    def count_failure(self) -> None:
+        """Count a request that has to be made again."""
+        self._failures.inc()
+
+    def rebalanced(self, change: Rebalance, partitions: int) -> None:
+        """Count partitions that came or went."""
+        self._rebalances.labels(change).inc(partitions)
+
+    def pause(self, is_paused: bool) -> None:
+        """Note whether partitions are paused."""
+        self._paused.set(is_paused)
+
+    def read_lag(self, statistics: Any) -> None:
+        """Take the lags out of librdkafka's statistics: of the stored offset, else the committed, else the first."""
+        self._lag.clear()
+        for topic, of_topic in statistics["topics"].items():
+            for number, partition in of_topic["partitions"].items():
+                known = [partition["consumer_lag_stored"], partition["consumer_lag"]]
+                if partition["lo_offset"] >= 0:
+                    known.append(partition["hi_offset"] - partition["lo_offset"])
+                lag = next((records for records in known if records >= 0), None)
+                if partition["fetch_state"] == "active" and lag is not None:
+                    self._lag.labels(topic, number).set(lag)

@@ -1,0 +1,172 @@
+"""Writes the event log to a topic, for other systems: what was done, and which recommendation it came of.
+
+How far the log is published stands in a file, which is replaced when the brokers have everything up to there. Whoever
+is killed before writes the same entries again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from confluent_kafka import KafkaError, Message, Producer
+
+from app.jobs.archive import PAUSE_AFTER_FAILURE_S, open_source
+from app.jobs.kafka.attribution import Attribution
+from app.jobs.kafka.clients import until_signalled
+from app.jobs.kafka.failures import KafkaFailure, Stopped
+from app.settings import StoreSettings
+from storage.archive.writer import EventEntry
+from storage.archiver.source import LogSource
+from storage.errors import StorageError, StorageUnavailable
+from storage.state.event import Event, LogRecord, Undo
+
+MAX_UNDELIVERED = 10_000
+FLUSH_S = 0.2
+
+MISSING = (
+    "the log no longer has what comes next: it was archived longer ago than --keep-tail, or these are other data. What "
+    "is missing is in the archive; remove '{file}' to publish what the log holds"
+)
+
+logger = logging.getLogger(__name__)
+
+
+def run_publisher(
+    settings: StoreSettings, config: Mapping[str, Any], topic: str, positions: Path, every_s: float | None
+) -> int:
+    """Publish what is new, every so many seconds or once (None); return the number of entries.
+
+    raises  StorageUnavailable  when the log cannot be read the only time
+            KafkaFailure        when the log no longer has what comes next, or the brokers refuse what is written
+    """
+    published = 0
+    with until_signalled() as stopping:
+        publisher = LogPublisher(config, topic, PositionsFile(positions, topic), stopping)
+        while not stopping.is_set():
+            try:
+                with open_source(settings) as source:
+                    source.attach()
+                    attribution = Attribution(settings)
+                    while not stopping.is_set():
+                        published += publisher.publish(source, attribution)
+                        if every_s is None:
+                            return published
+                        stopping.wait(every_s)
+            except Stopped:
+                break
+            except StorageUnavailable as exc:
+                if every_s is None:
+                    raise
+                logger.warning("will try again: %s", exc)
+                stopping.wait(PAUSE_AFTER_FAILURE_S)
+            except StorageError as exc:
+                raise KafkaFailure(MISSING.format(file=positions)) from exc
+    return published
+
+
+class PositionsFile:
+    """How far each partition of the log is published; a file that is only replaced as a whole."""
+
+    def __init__(self, path: Path, topic: str) -> None:
+        self._path = path
+        self._topic = topic
+        self.positions: dict[int, str] = {}
+        if path.exists():
+            self.positions = self._read()
+
+    def _read(self) -> dict[int, str]:
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            topic, positions = content["topic"], content["positions"]
+            found = {int(number): str(position) for number, position in positions.items()}
+        except (ValueError, LookupError, TypeError, AttributeError) as exc:
+            raise ValueError(f"'{self._path}' is no file of positions; without it, the log is published anew") from exc
+        if topic != self._topic:
+            raise ValueError(f"'{self._path}' has the positions of the topic '{topic}'; give each topic its own file")
+        return found
+
+    def save(self) -> None:
+        """Make the positions durable."""
+        unfinished = self._path.with_name(f"{self._path.name}.unfinished")
+        with unfinished.open("w", encoding="utf-8") as file:
+            json.dump({"topic": self._topic, "positions": self.positions}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self._path)
+
+
+class LogPublisher:
+    """Writes entries of the log to a topic, those of one user in order."""
+
+    def __init__(
+        self, config: Mapping[str, Any], topic: str, positions: PositionsFile, stopping: threading.Event
+    ) -> None:
+        self._producer = Producer({"compression.type": "lz4", **config, "enable.idempotence": True, "logger": logger})
+        self._topic = topic
+        self._positions = positions
+        self._stopping = stopping
+        self._failure: KafkaError | None = None
+
+    def publish(self, source: LogSource, attribution: Attribution) -> int:
+        """Publish what the log has behind the positions; return the number of entries.
+
+        raises  Stopped       when the command ends before
+                KafkaFailure  when the brokers refuse something
+        """
+        published = undelivered = 0
+        reached: dict[int, str] = {}
+        for page in source.entries(lambda number: reached.get(number) or self._positions.positions.get(number)):
+            entries = [entry for entry in page.entries if isinstance(entry, EventEntry)]
+            self._produce(entries, attribution)
+            undelivered += len(entries)
+            reached[page.partition] = str(page.position)
+            if undelivered >= MAX_UNDELIVERED:
+                self._settle(reached)
+                published, undelivered = published + undelivered, 0
+        if reached:
+            self._settle(reached)
+        return published + undelivered
+
+    def _produce(self, entries: Iterable[EventEntry], attribution: Attribution) -> None:
+        for entry in entries:
+            value = orjson.dumps(message_of(entry.tenant, entry.record, attribution))
+            self._producer.produce(self._topic, value, entry.record.user_id.encode(), on_delivery=self._delivered)
+
+    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+        self._failure = error or self._failure
+
+    def _settle(self, reached: Mapping[int, str]) -> None:
+        """Wait until the brokers have everything, then move the positions."""
+        while self._producer.flush(FLUSH_S):
+            if self._stopping.is_set():
+                raise Stopped
+        if self._failure is not None:
+            raise KafkaFailure(f"the log cannot be written to the topic '{self._topic}': {self._failure.str()}")
+        self._positions.positions |= reached
+        self._positions.save()
+
+
+def message_of(tenant: str, record: LogRecord, attribution: Attribution) -> dict[str, Any]:
+    """Return what is published of an entry of the log; `recommended` is None where no recommendation led there."""
+    about = {"tenant": tenant, "user_id": record.user_id, "timestamp": record.timestamp_us / 1e6}
+    if isinstance(record, Event):
+        return {
+            "kind": "event",
+            **about,
+            "event_id": record.event_id,
+            "item_id": record.item_id,
+            "type": record.type,
+            "value": record.value,
+            "recommendation_id": record.recommendation_id,
+            "recommended": attribution.of(tenant, record),
+        }
+    if isinstance(record, Undo):
+        return {"kind": "undo", **about, "event_id": record.event_id}
+    return {"kind": "merge", **about, "into": record.target}

@@ -1,0 +1,150 @@
+"""Records of a topic as events: JSON, Avro or Protobuf, each with an id that follows from the record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import orjson
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+
+UUID7_TIMES_MS = range(1, 2**48)
+TIMESTAMP = "google.protobuf.Timestamp"
+
+Decode: TypeAlias = Callable[[bytes], Any]
+
+
+class PoisonRecord(ValueError):
+    """The record is no event; the message says why, in one sentence without what the record holds."""
+
+
+def decode_json(value: bytes) -> Any:
+    """Parse a record in JSON; PoisonRecord when it is none."""
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as exc:
+        raise PoisonRecord(f"is not JSON: {exc.msg} at byte {exc.pos}") from None
+
+
+def avro_decoder(schema: Path) -> Decode:
+    """Return what parses records in Avro without a header, which were all written with this schema.
+
+    raises  ValueError  when the file is no schema of a record
+    """
+    from fastavro import parse_schema, schemaless_reader
+    from fastavro.schema import SchemaParseException, UnknownType
+
+    try:
+        parsed = parse_schema(json.loads(schema.read_text(encoding="utf-8")))
+    except (ValueError, SchemaParseException, UnknownType) as exc:
+        raise ValueError(f"'{schema}' is no schema of Avro: {exc}") from exc
+
+    def decode(value: bytes) -> Any:
+        stream = BytesIO(value)
+        try:
+            fields = schemaless_reader(stream, parsed, None)
+        except Exception as exc:  # the library says of strange bytes what its parts happen to raise
+            raise PoisonRecord(f"is no Avro of the schema: {type(exc).__name__}") from None
+        if stream.read(1):
+            raise PoisonRecord("is no Avro of the schema: it is longer")
+        if not isinstance(fields, dict):
+            raise PoisonRecord("is no Avro record with fields")
+        return {name: _json_value(content) for name, content in fields.items() if content is not None}
+
+    return decode
+
+
+def protobuf_decoder(descriptors: Path, message_type: str) -> Decode:
+    """Return what parses records of one type of Protobuf without a header.
+
+    descriptors   what ``protoc --include_imports --descriptor_set_out`` has written
+    message_type  full name, with the package
+    raises        ValueError  when the file does not describe that type
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message import DecodeError
+    from google.protobuf.message_factory import GetMessageClass
+
+    pool = DescriptorPool()
+    try:
+        for file in FileDescriptorSet.FromString(descriptors.read_bytes()).file:
+            pool.Add(file)
+        kind = GetMessageClass(pool.FindMessageTypeByName(message_type))
+    except (DecodeError, KeyError, TypeError) as exc:
+        raise ValueError(f"'{descriptors}' does not describe a message '{message_type}': {exc}") from exc
+
+    def decode(value: bytes) -> Any:
+        try:
+            message = kind.FromString(value)
+        except DecodeError:
+            raise PoisonRecord(f"is no message of the type {message_type}") from None
+        return {field.name: _json_value(content) for field, content in message.ListFields()}
+
+    return decode
+
+
+def _json_value(content: Any) -> Any:
+    """Return a time as seconds since the epoch, and everything else as it is."""
+    if isinstance(content, datetime):
+        return content.timestamp()
+    descriptor = getattr(content, "DESCRIPTOR", None)
+    if descriptor is not None and descriptor.full_name == TIMESTAMP:
+        return (content.seconds * 1_000_000 + content.nanos // 1_000) / 1e6
+    return content
+
+
+def event_of(record: Message, decode: Decode) -> bytes:
+    """Return the record as an event of ``POST /v1/events``, in JSON.
+
+    What its value does not say comes from the record, and so is the same whenever it is read again: the user from the
+    key, the time from the record's time, the id from `derived_id`.
+
+    raises  PoisonRecord  when it has no value, or one that is no object
+    """
+    value = record.value()
+    if value is None:
+        raise PoisonRecord("has no value")
+    event = decode(value)
+    if not isinstance(event, dict):
+        raise PoisonRecord("is no object with fields")
+    kind, time_ms = record.timestamp()
+    has_time = kind != TIMESTAMP_NOT_AVAILABLE
+    if event.get("user_id") is None and (key := record.key()) is not None:
+        event["user_id"] = _text(key)
+    if event.get("event_id") is None:
+        event["event_id"] = derived_id(record, time_ms if has_time else 0)
+    if event.get("timestamp") is None and has_time:
+        event["timestamp"] = time_ms / 1000
+    try:
+        return orjson.dumps(event)
+    except orjson.JSONEncodeError:
+        raise PoisonRecord("has a field that JSON cannot have") from None
+
+
+def _text(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise PoisonRecord("has no user_id, and a key that is no text") from None
+
+
+def derived_id(record: Message, time_ms: int) -> str:
+    """Return the id of an event without one: a hash of topic, partition and offset behind the record's time.
+
+    As a UUIDv7 it is known for new without a look into the archive, and a topic that is made anew, whose offsets begin
+    again, has other ids.
+    """
+    place = f"{record.topic()}/{record.partition()}/{record.offset()}"
+    if time_ms in UUID7_TIMES_MS:
+        chance = int.from_bytes(blake2b(place.encode(), digest_size=10).digest(), "big")
+        version_and_chance = 0x7000 | (chance >> 64) & 0x0FFF
+        variant_and_chance = 1 << 63 | chance & (1 << 62) - 1
+        return str(UUID(int=time_ms << 80 | version_and_chance << 64 | variant_and_chance))  # RFC 9562, section 5.7
+    return str(uuid5(NAMESPACE_URL, f"kafka:{place}"))

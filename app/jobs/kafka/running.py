@@ -1,0 +1,38 @@
+"""Runs a consumer until the process is told to end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from app.jobs.kafka.clients import until_signalled
+from app.jobs.kafka.consumer import ConsumerPlan, EventConsumer, settle_with
+from app.jobs.kafka.dead_letters import DeadLetters
+from app.jobs.kafka.metrics import ConsumerMetrics
+from app.jobs.kafka.records import Decode
+from app.jobs.kafka.service import EventService
+
+
+class ServiceAccess(NamedTuple):
+    """Where the service is, and a key that may write events."""
+
+    url: str
+    key: str | None
+
+
+def run_consumer(
+    config: Mapping[str, Any],
+    plan: ConsumerPlan,
+    decode: Decode,
+    access: ServiceAccess,
+    dead_letter_topic: str,
+    metrics: ConsumerMetrics,
+) -> None:
+    """Consume until SIGTERM or SIGINT; then what is settled is committed.
+
+    raises  KafkaFailure  when brokers or service refuse what it does
+    """
+    with until_signalled() as stopping, closing(EventService(*access, stopping, metrics)) as service:
+        letters = DeadLetters(config, dead_letter_topic, stopping)
+        EventConsumer(config, plan, decode, settle_with(service, letters, metrics), metrics).run(stopping)

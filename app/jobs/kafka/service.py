@@ -1,0 +1,115 @@
+"""The service that takes the events: it is waited for while it is away, and asked which events it refuses."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from app.jobs.kafka.failures import KafkaFailure, Stopped
+from app.jobs.kafka.metrics import ConsumerMetrics
+from app.jobs.replay import FIRST_PAUSE_S, MAX_PAUSE_S, TIMEOUT_S, error_message, require_http_url
+
+MAX_RETRY_AFTER_S = 60.0
+WAITED_OUT = frozenset({408, 429})  # and all of 5xx
+# what an event of the request is to blame for
+REFUSALS = frozenset({"invalid_json", "invalid_events", "body_too_large", "too_many_events"})
+
+logger = logging.getLogger(__name__)
+
+
+class EventService:
+    """Posts events to a service, one request at a time."""
+
+    def __init__(self, url: str, key: str | None, stopping: threading.Event, metrics: ConsumerMetrics) -> None:
+        require_http_url(url)
+        headers = {"content-type": "application/json"} | ({} if key is None else {"authorization": f"Bearer {key}"})
+        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers)
+        self._stopping = stopping
+        self._metrics = metrics
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def send(self, events: Sequence[bytes]) -> dict[int, str]:
+        """Have the service log the events, in order; return the reason for each that it refuses, by position.
+
+        Everything else is durable when this returns. It waits for as long as the service, or its store, is away.
+
+        raises  Stopped       when the command ends before
+                KafkaFailure  when the service refuses the requests themselves
+        """
+        refused: dict[int, str] = {}
+        parts = [list(range(len(events)))]
+        while parts:
+            part = [position for position in parts.pop(0) if position not in refused]
+            if not part:
+                continue
+            answer = self._post(b"[%s]" % b",".join([events[position] for position in part]))
+            if answer.status_code == httpx.codes.OK:
+                self._count(answer)
+                continue
+            named = self._refused(answer)
+            if named:
+                refused |= {part[index]: reason for index, reason in named.items()}
+                parts.insert(0, part)
+            elif len(part) == 1:
+                refused[part[0]] = error_message(answer)
+            else:  # one of them is to blame, or all of them together are too large
+                parts[:0] = [part[: len(part) // 2], part[len(part) // 2 :]]
+        return refused
+
+    def _post(self, body: bytes) -> httpx.Response:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            at_least_s = 0.0
+            try:
+                answer = self._client.post("/v1/events", content=body)
+            except httpx.TransportError as exc:
+                problem = f"cannot be reached ({str(exc) or type(exc).__name__})"
+            else:
+                if answer.status_code < 500 and answer.status_code not in WAITED_OUT:
+                    return answer
+                problem = f"answers {answer.status_code}: {error_message(answer)}"
+                at_least_s = _retry_after_s(answer)
+            self._metrics.count_failure()
+            logger.warning("will try again: %s %s", self._client.base_url, problem)
+            if self._stopping.wait(max(pause_s, at_least_s)):
+                raise Stopped
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _refused(self, answer: httpx.Response) -> dict[int, str]:
+        """Return the reasons for events that the answer names, by position; none where it names no events."""
+        error = _json(answer).get("error")
+        if not isinstance(error, dict) or error.get("code") not in REFUSALS:
+            raise KafkaFailure(f"{self._client.base_url} answers {answer.status_code}: {error_message(answer)}")
+        details = [detail for detail in error.get("details", []) if detail.get("index") is not None]
+        return {detail["index"]: f"{detail['field'] or 'event'}: {detail['reason']}" for detail in reversed(details)}
+
+    def _count(self, answer: httpx.Response) -> None:
+        counts = _json(answer)
+        try:
+            accepted, duplicates, refused = (counts[name] for name in ("accepted", "duplicates", "refused"))
+        except LookupError:
+            raise KafkaFailure(f"{answer.url} does not answer as lisarec does; is the address right?") from None
+        if refused:
+            raise KafkaFailure("a key of pages leaves out events on unknown items; give a key without --origin")
+        self._metrics.count("accepted", accepted)
+        self._metrics.count("duplicate", duplicates)
+
+
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        body = answer.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    given = answer.headers.get("retry-after", "")
+    return min(float(given), MAX_RETRY_AFTER_S) if given.isdecimal() else 0.0

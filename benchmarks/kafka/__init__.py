@@ -1,0 +1,1 @@
+"""Reading and writing topics: throughput, and what kills, cuts and failures of brokers do."""

@@ -1,0 +1,47 @@
+"""Brokers over sockets, and consumers that end with their test."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kafka.brokers import MockBrokers, mock_brokers
+from tests.app.jobs.kafka.topics import PARTITIONS, ConsumerProcess
+from tests.app.service_process import Process
+from tests.app.service_process import launch as launch
+
+__all__ = ["launch"]
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[MockBrokers]:
+    with mock_brokers() as running:
+        yield running
+
+
+@pytest.fixture
+def topic(brokers: MockBrokers, request: pytest.FixtureRequest) -> str:
+    """A topic of this test alone."""
+    name = f"events-{abs(hash(request.node.nodeid))}"
+    brokers.create_topic(name, PARTITIONS)
+    brokers.create_topic(f"{name}-dead", 1)
+    return name
+
+
+@pytest.fixture
+def consume(brokers: MockBrokers, topic: str, tmp_path: Path) -> Iterator[Callable[..., ConsumerProcess]]:
+    """Start a consumer of the topic that posts to a service."""
+    started: list[ConsumerProcess] = []
+
+    def start(service: Process | str, *options: object) -> ConsumerProcess:
+        url = service if isinstance(service, str) else service.url
+        started.append(ConsumerProcess(tmp_path, brokers.addresses, topic, url, *options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.process.poll() is None:
+            process.end(signal.SIGKILL)

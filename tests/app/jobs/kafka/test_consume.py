@@ -1,0 +1,223 @@
+"""`lisarec consume`, in processes of its own, from brokers over sockets to a real service: each record once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from benchmarks.harness.service_process import free_port
+from benchmarks.kafka.brokers import FETCH, HEARTBEAT, OFFSET_COMMIT, MockBrokers
+from storage.state.event import Event
+from tests.app.conftest import item_id, logged_events
+from tests.app.jobs.kafka.topics import ConsumerProcess, group_lag, headers_of, produce, read_all
+from tests.app.service_process import Process
+from tests.waiting import wait_until
+
+USERS = 20
+
+Launch = Callable[..., Process]
+Consume = Callable[..., ConsumerProcess]
+
+
+def events(count: int, first: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Events with their numbers as values, every second one without an id, a user or a time."""
+    for number in range(first, first + count):
+        user = f"user-{number % USERS}"
+        plain = {"item_id": item_id(number % 50), "value": float(number)}
+        own = {"event_id": f"own-{number}", "user_id": user, "timestamp": 1_750_000_000 + number}
+        yield user, plain if number % 2 else plain | own
+
+
+def logged(model_dir: Path, data_dir: Path) -> dict[str, list[Event]]:
+    settings = Settings(model_dir=model_dir, data_dir=data_dir)
+    return {user: asyncio.run(logged_events(settings, user)) for user in (f"user-{number}" for number in range(USERS))}
+
+
+def require_each_once(model_dir: Path, data_dir: Path, count: int) -> None:
+    """Each event is in the log of its user, once, and in the order of the topic."""
+    for user, log in logged(model_dir, data_dir).items():
+        number = int(user.removeprefix("user-"))
+        assert [event.value for event in log] == [float(n) for n in range(number, count, USERS)], user
+
+
+def settled(brokers: MockBrokers, topic: str, *consumers: ConsumerProcess) -> None:
+    """Wait until everything in the topic is committed."""
+    with group_lag(brokers.addresses, topic) as lag:
+        wait_until(lambda: lag() == 0, lambda: "".join(one.log() for one in consumers))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def test_each_record_is_logged_and_what_is_no_event_is_a_dead_letter_with_the_reason(
+    brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
+) -> None:
+    poison: list[tuple[str | None, Any]] = [
+        ("user-1", b"{"),
+        (None, {"item_id": "tea"}),
+        ("user-1", {"item_id": "tea", "colour": "blue"}),
+        ("user-1", {"item_id": "tea", "timestamp": 32_000_000_000}),
+        ("user-1", {"item_id": "x" * 1_500_000}),
+        ("user-1", None),
+    ]
+    good = list(events(60))
+    produce(brokers.addresses, topic, [*good[:30], *poison[:4], *good[30:], *poison[4:]])
+    consumer = consume(launch())
+    settled(brokers, topic, consumer)
+    metrics = consumer.metrics()
+    assert consumer.end() == 0, consumer.log()
+    require_each_once(model_dir, state, 60)
+    assert metrics['lisarec_consume_records_total{outcome="accepted"}'] == 60
+    assert metrics['lisarec_consume_records_total{outcome="dead_letter"}'] == len(poison)
+    letters = read_all(brokers.addresses, f"{topic}-dead", len(poison))
+    headers = [headers_of(letter) for letter in letters]
+    assert len(letters) == len(poison)
+    assert {header["lisarec-topic"] for header in headers} == {topic}
+    assert len({(header["lisarec-partition"], header["lisarec-offset"]) for header in headers}) == len(poison)
+    reasons = sorted(header["lisarec-reason"] for header in headers)
+    assert [reason.partition(":")[0] for reason in reasons] == sorted(
+        ["is not JSON", "user_id", "event", "timestamp", "a body has at most 1,048,576 bytes; split it", "has no value"]
+    ), reasons
+
+
+def test_many_that_are_refused_leave_the_others_in_order(
+    brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
+) -> None:
+    """The service names the first twenty of a request; here are more of them than that."""
+    mixed = [
+        one
+        for number, pair in enumerate(events(400))
+        for one in ([pair, ("user-1", {})] if number % 4 == 0 else [pair])
+    ]
+    produce(brokers.addresses, topic, mixed)
+    consumer = consume(launch())
+    settled(brokers, topic, consumer)
+    assert consumer.end() == 0, consumer.log()
+    require_each_once(model_dir, state, 400)
+    assert len(read_all(brokers.addresses, f"{topic}-dead", 100)) == 100
+
+
+def test_killed_again_and_again_each_event_counts_once(
+    brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
+) -> None:
+    service = launch()
+    kills, more = 6, 300
+    for number in range(kills):
+        produce(brokers.addresses, topic, events(more, number * more))
+        consumer = consume(service, "--batch-size", 20)
+        consumer.wait_for('lisarec_consume_records_total{outcome="accepted"}')
+        assert consumer.end(signal.SIGKILL) == -signal.SIGKILL
+    consumer = consume(service)
+    settled(brokers, topic, consumer)
+    assert consumer.end() == 0, consumer.log()
+    require_each_once(model_dir, state, kills * more)
+
+
+def test_members_that_come_and_go_share_the_partitions_and_each_event_counts_once(
+    brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
+) -> None:
+    service = launch()
+    first = consume(service, "--batch-size", 50)
+    total = 0
+    for _ in range(3):
+        produce(brokers.addresses, topic, events(400, total))
+        total += 400
+        second = consume(service, "--batch-size", 50)
+        second.wait_for('lisarec_consume_rebalances_total{change="assigned"}')
+        produce(brokers.addresses, topic, events(400, total))
+        total += 400
+        assert second.end() == 0, second.log()
+    settled(brokers, topic, first)
+    assert first.metrics()['lisarec_consume_rebalances_total{change="revoked"}'] > 0
+    assert first.end() == 0, first.log()
+    require_each_once(model_dir, state, total)
+
+
+def test_brokers_that_go_and_connections_that_are_cut_lose_nothing(
+    brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
+) -> None:
+    consumer = consume(launch(), "--batch-size", 50)
+    total = 0
+    for broker in (1, 2, 3):
+        for request in (FETCH, HEARTBEAT, OFFSET_COMMIT):
+            brokers.cut(broker, request, 5)
+        produce(brokers.addresses, topic, events(300, total))
+        total += 300
+        brokers.stop(broker)
+        brokers.move(topic, broker - 1, broker % 3 + 1)
+        brokers.start(broker)
+    settled(brokers, topic, consumer)
+    assert consumer.end() == 0, consumer.log()
+    require_each_once(model_dir, state, total)
+
+
+def test_a_service_that_is_away_is_waited_for_and_nothing_becomes_a_dead_letter(
+    brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
+) -> None:
+    port = free_port()
+    service = launch(port=port)
+    consumer = consume(service)
+    produce(brokers.addresses, topic, events(100))
+    settled(brokers, topic, consumer)
+    service.kill()
+    produce(brokers.addresses, topic, events(300, 100))
+    wait_until(lambda: consumer.metrics()["lisarec_consume_paused"] == 1, consumer.log)
+    wait_until(lambda: sum(lags(consumer).values()) == 300, lambda: str(lags(consumer)))
+    launch(port=port)
+    settled(brokers, topic, consumer)
+    wait_until(lambda: sum(lags(consumer).values()) == 0, lambda: str(lags(consumer)))
+    assert consumer.metrics()["lisarec_consume_paused"] == 0
+    assert consumer.metrics()['lisarec_consume_records_total{outcome="dead_letter"}'] == 0
+    assert consumer.end() == 0, consumer.log()
+    require_each_once(model_dir, state, 400)
+
+
+def lags(consumer: ConsumerProcess) -> dict[str, float]:
+    return {name: value for name, value in consumer.metrics().items() if "lag_records" in name}
+
+
+def test_told_to_end_while_the_service_is_away_it_ends_at_once(
+    brokers: MockBrokers, topic: str, consume: Consume
+) -> None:
+    produce(brokers.addresses, topic, events(10))
+    consumer = consume(f"http://127.0.0.1:{free_port()}")
+    consumer.wait_for("lisarec_consume_failures_total")
+    wait_until(lambda: sum(lags(consumer).values()) == 10, lambda: str(consumer.metrics()))
+    assert consumer.end() == 0, consumer.log()
+    with group_lag(brokers.addresses, topic) as lag:
+        assert lag() == 10
+
+
+def test_what_the_service_refuses_as_a_whole_ends_the_command(
+    brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.touch()
+    produce(brokers.addresses, topic, events(10))
+    consumer = consume(launch(keys_file=keys))
+    assert consumer.process.wait(60) == 1
+    assert "answers 401" in consumer.log()
+    assert "Traceback" not in consumer.log()
+    with group_lag(brokers.addresses, topic) as lag:
+        assert lag() == 10
+
+
+def test_records_of_one_user_stay_in_their_order(
+    brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
+) -> None:
+    places: defaultdict[str, list[float]] = defaultdict(list)
+    for user, event in events(200):
+        places[user].append(event["value"])
+    produce(brokers.addresses, topic, events(200))
+    consumer = consume(launch(), "--batch-size", 7)
+    settled(brokers, topic, consumer)
+    assert {user: [event.value for event in log] for user, log in logged(model_dir, state).items()} == places

@@ -1,0 +1,112 @@
+"""`lisarec publish`: what is logged reaches the topic, in order, with the recommendation that it came of."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from benchmarks.kafka.brokers import MockBrokers
+from tests.app.conftest import item_id
+from tests.app.jobs.kafka.topics import Command, read_all
+from tests.app.service_process import Process
+from tests.storage.redis.servers import RedisServer
+from tests.waiting import wait_until
+
+Launch = Callable[..., Process]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+    if request.param == "sqlite":
+        return {"data_dir": tmp_path / "state"}
+    server: RedisServer = request.getfixturevalue("redis_server")
+    return {"redis_url": server.url}
+
+
+def publish(directory: Path, brokers: MockBrokers, topic: str, store: dict[str, object], *options: object) -> Command:
+    place = [part for name, value in store.items() for part in (f"--{name.replace('_', '-')}", value)]
+    arguments = ("publish", "--brokers", brokers.addresses, "--topic", topic, "--positions", directory / "positions")
+    return Command(directory / "publish.log", *arguments, *place, *options)
+
+
+def click(service: Process, user: str, *numbers: int, **fields: object) -> None:
+    events = [{"user_id": user, "item_id": item_id(n), "event_id": f"{user}-{n}", **fields} for n in numbers]
+    assert httpx.post(f"{service.url}/v1/events", json=events).json()["accepted"] == len(numbers)
+
+
+def wait_for_change(path: Path, before: bytes) -> None:
+    wait_until(lambda: path.exists() and path.read_bytes() != before)
+
+
+def values(brokers: MockBrokers, topic: str, count: int) -> list[dict[str, Any]]:
+    records = read_all(brokers.addresses, topic, count)
+    found: list[dict[str, Any]] = []
+    for record in records:
+        found.append(orjson.loads(record.value() or b""))
+        assert record.key() == found[-1]["user_id"].encode()
+    return found
+
+
+def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation(
+    brokers: MockBrokers, topic: str, launch: Launch, tmp_path: Path, store: dict[str, object]
+) -> None:
+    service = launch(**store)
+    click(service, "ada", 1, 2, 3)
+    shown = httpx.get(f"{service.url}/v1/users/ada/recommendations").json()
+    third = shown["items"][2]["item_id"]
+    click(service, "ada", int(third.removeprefix("item-")), recommendation_id=shown["recommendation_id"])
+    click(service, "bob", 5, recommendation_id="made-up")
+    assert httpx.delete(f"{service.url}/v1/users/ada/events/ada-2").is_success
+    first = publish(tmp_path, brokers, topic, store, "--once")
+    assert first.process.wait(60) == 0, first.log()
+    click(service, "ada", 40, 41)
+    again = publish(tmp_path, brokers, topic, store, "--once")
+    assert again.process.wait(60) == 0, again.log()
+    found = values(brokers, topic, 8)
+    assert len(found) == 8
+    ada = [one for one in found if one["user_id"] == "ada"]
+    assert [one["event_id"] for one in ada] == [
+        "ada-1",
+        "ada-2",
+        "ada-3",
+        ada[3]["event_id"],
+        "ada-2",
+        "ada-40",
+        "ada-41",
+    ]
+    assert [one["kind"] for one in ada] == ["event"] * 4 + ["undo"] + ["event"] * 2
+    assert ada[3]["item_id"] == third
+    assert ada[3]["recommended"] == {"generation": shown["generation"], "experiment": None, "place": 3}
+    assert [one["recommended"] for one in found if one["kind"] == "event"].count(None) == 6
+
+
+def test_killed_it_goes_on_and_leaves_nothing_out(
+    brokers: MockBrokers, topic: str, launch: Launch, tmp_path: Path, store: dict[str, object]
+) -> None:
+    service = launch(**store)
+    positions = tmp_path / "positions"
+    for number in range(3):
+        click(service, f"user-{number}", *range(50))
+        running = publish(tmp_path, brokers, topic, store, "--every", 0.05)
+        wait_for_change(positions, positions.read_bytes() if positions.exists() else b"")
+        assert running.end(signal.SIGKILL) == -signal.SIGKILL
+    last = publish(tmp_path, brokers, topic, store, "--every", 0.05)
+    click(service, "user-9", *range(50))
+    found = values(brokers, topic, 200)
+    assert last.end() == 0, last.log()
+    for user in ("user-0", "user-1", "user-2", "user-9"):
+        in_order = dict.fromkeys(one["event_id"] for one in found if one["user_id"] == user)
+        assert list(in_order) == [f"{user}-{number}" for number in range(50)]
+
+
+def test_positions_of_another_topic_are_refused(brokers: MockBrokers, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "positions").write_text('{"topic": "other", "positions": {}}')
+    refused = publish(tmp_path, brokers, topic, {"data_dir": tmp_path}, "--once")
+    assert refused.process.wait(60) == 1
+    assert "has the positions of the topic 'other'" in refused.log()
