@@ -44,13 +44,15 @@ class Cluster:
         self.redis: Pod | None = None
         self.apps: list[Pod] = []
         self.balancers: list[Pod] = []
+        self.jobs: list[Pod] = []
         self.ended: list[Pod] = []
         self.endpoints: set[str] = set()  # of the balancer's Service, as those that send requests know them
-        self.keys = root / "keys"
+        self.keys, self.models = root / "keys", models
         self.headers = {"authorization": f"Bearer {self.add_key()}"}
         self._root = root
         self._count = 0
         self._app_port, self._redis_port = free_port(), free_port()
+        self._redis_address = {f"{RELEASE}-redis:6379": f"127.0.0.1:{self._redis_port}"}
         self._volumes = {"models": models, "archive": root / "archive", "data": root / "data"}
         for folder in ("archive", "data"):
             (root / folder).mkdir()
@@ -84,9 +86,17 @@ class Cluster:
         wait_until_ready(self.redis)
         return self.redis
 
+    def start_job(self, component: str) -> Pod:
+        """Start the archiver or the trainer."""
+        port = free_port()
+        replacements = {**self._redis_address, "0.0.0.0:9464": f"127.0.0.1:{port}"}
+        pod = self._pod(component, ports={"metrics": port}, replacements=replacements)
+        self.jobs.append(pod)
+        return pod
+
     def close(self) -> None:
         """End everything at once."""
-        for pod in (*self.apps, *self.balancers, *([self.redis] if self.redis else ())):
+        for pod in (*self.apps, *self.balancers, *self.jobs, *([self.redis] if self.redis else ())):
             pod.vanish()
         self.names.close()
 
@@ -150,7 +160,7 @@ class Cluster:
             str(address),
             ports={"http": self._app_port},
             variables={"LISAREC_HOST": str(address), "LISAREC_PORT": str(self._app_port)},
-            replacements={f"{RELEASE}-redis:6379": f"127.0.0.1:{self._redis_port}"},
+            replacements=self._redis_address,
         )
         later(NAMES_LATE_S, self.names.addresses.add, address)
         return pod

@@ -196,6 +196,9 @@ class Pod:
         due_s = dict.fromkeys(failures, time.monotonic())
         while not self._ended.wait(0.05):
             if self.process.poll() is not None and not self.terminating:
+                if self.spec.get("restartPolicy") == "Never":
+                    self.exit_code = self.process.returncode
+                    return
                 self._restart()
             for name in failures:
                 probe = DEFAULTS | self.container.get(name, {})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from benchmarks.rollout.scaling import ScalingTally, Visitor
 from model.artifact.model_directory import load
 from tests.deploy.chart import pods, rendered_variant
 from tests.deploy.cluster import ENDPOINTS_LATE_S, Cluster, url_of
+from tests.deploy.kubelet import wait_until_ready
 from tests.waiting import PATIENCE_S, wait_until
 
 # Sooner than by default, but later than everybody has noticed.
@@ -30,7 +33,9 @@ VALUES: dict[str, Any] = {
 
 @pytest.fixture
 def cluster(tmp_path: Path, model_dir: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path, model_dir.parent, VALUES)
+    models = tmp_path / "models"
+    shutil.copytree(model_dir, models / model_dir.name)
+    cluster = Cluster(tmp_path, models, VALUES)
     try:
         yield cluster
     finally:
@@ -148,6 +153,35 @@ def test_only_a_redis_that_has_lost_something_ends_readiness(cluster: Cluster, t
         wait_until(lambda: post("e-2").status_code == 200)
         assert client.get("/v1/users/ada").json()["event_count"] == 2
         assert [pod.restarts for pod in cluster.apps] == [0, 0]
+
+
+def test_the_archiver_is_ready_and_a_round_of_the_trainer_ends_well(cluster: Cluster, tmp_path: Path) -> None:
+    """Each in the folders that it may write, and with nobody's keys."""
+    cluster.start()
+    with cluster.client() as client:
+        events = [{"event_id": f"e-{n}", "user_id": "ada", "item_id": f"item-{n}"} for n in range(10)]
+        assert client.post("/v1/events", json=events).status_code == 200
+    archiver = cluster.start_job("archive")
+    wait_until_ready(archiver)
+    wait_until(lambda: (tmp_path / "archive" / "archive.json").exists(), archiver.log)
+    archiver.delete()
+    trainer = cluster.start_job("trainer")
+    wait_until(lambda: trainer.exit_code is not None, trainer.log)
+    assert trainer.exit_code == 0, trainer.log()  # there is too little to train on, which is well
+    assert (cluster.models / "retrain.json").exists()
+    assert trainer.restarts == 0
+
+
+def test_a_process_that_hangs_is_started_again(cluster: Cluster) -> None:
+    """With the probe of the chart, asked more often."""
+    (container,) = cluster.specs["app"]["containers"]
+    container["livenessProbe"] |= {"periodSeconds": 1, "timeoutSeconds": 1}
+    cluster.start()
+    hung = cluster.apps[0]
+    hung.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: hung.restarts)
+    wait_until_ready(hung)
+    assert cluster.apps[1].restarts == 0
 
 
 def test_keys_and_the_password_of_redis_are_changed_without_a_restart(cluster: Cluster) -> None:
