@@ -84,6 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
         version="1",
         description="Online recommendations from constant-size user states.",
         lifespan=lifespan,
+        openapi_url=None,  # the framework would write the document anew for every request
         # The framework's pages load their scripts from elsewhere; the service works offline.
         docs_url=None,
         redoc_url=None,
@@ -100,6 +101,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(playground.router)
     install_error_handlers(app)
     openapi.describe_keys(app, settings)
+    openapi.add_document(app)
     return app
 
 

@@ -1,9 +1,13 @@
 """Parts of /openapi.json that the framework cannot derive: bodies parsed by hand, error responses, and keys."""
 
+from functools import cache
 from typing import Any
 
+import orjson
 from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
+from starlette.requests import Request
+from starlette.responses import Response
 
 from app.http.access import declared_scopes
 from app.http.error_responses import ErrorBody
@@ -76,6 +80,19 @@ def describe_keys(app: FastAPI, settings: Settings) -> None:
         return document
 
     app.openapi = described  # type: ignore[method-assign]
+
+
+def add_document(app: FastAPI) -> None:
+    """Serve the app's document to everybody, written once."""
+
+    @cache
+    def document() -> bytes:
+        return orjson.dumps(app.openapi())
+
+    async def get_document(_request: Request) -> Response:
+        return Response(document(), media_type="application/json")
+
+    app.add_route("/openapi.json", get_document, include_in_schema=False)
 
 
 def _describe_key(operation: dict[str, Any], scope: str | None) -> None:

@@ -33,7 +33,7 @@ LOGGED_EVENTS = 100  # that are read
 UPDATED_ITEMS = 25
 UPDATED_CATEGORIES = 50  # of all these items together
 CORRECTED_EVENTS = 25  # that an undo, a merge or an erasure goes through
-LOADED_MODEL = 3_000  # one
+LOADED_MODEL = 500
 METRICS = 3
 
 

@@ -30,7 +30,7 @@ async def activate_generation(
 ) -> Activated:
     """Serve the model of that name from the models folder: this process at once, all others within a second or so.
 
-    Each model that may have to be loaded counts as 3,000 requests, but all as half of the key's minute at most.
+    Each model that may have to be loaded counts as 500 requests, but all as half of the key's minute at most.
     """
     await charge_operation(services, caller, LOADED_MODEL)
     previous = service.served_model.generation

@@ -47,6 +47,7 @@ HOSTILE = {
     "a key of underlines": PLAIN._replace(header="authorization", value="Bearer " + "_" * LARGE),
     "many headers of a page": Asked("OPTIONS", "/v1/events", "", "access-control-request-headers", "a," * 15_000),
     "an origin": Asked("POST", "/v1/events", "", "origin", "https://" + "a." * 15_000),
+    "the description of the service": Asked("GET", "/openapi.json"),
     "a type": Asked("POST", "/v1/events", "", "content-type", ";" * LARGE),
 }
 
