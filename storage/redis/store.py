@@ -45,7 +45,7 @@ from storage.redis.session import RedisSession
 from storage.redis.states import RedisStates
 from storage.redis.writer import EventWriter
 from storage.state.compiled_fold import compile_fold
-from storage.state.corrections import SeenItems
+from storage.state.corrections import SeenItems, seen_entry
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.trends import Visit
@@ -219,7 +219,7 @@ class RedisStore(UserStore):
     ) -> SeenItems:
         seen = SeenItems(unseen_types, limit)
         async for page in self._log.newest(await self._resolve(tenant, user_id), limit + 1):
-            seen.add(entry.record for entry in page)
+            seen.add(seen_entry(entry.record) for entry in page)
         return seen
 
     # ---- corrections

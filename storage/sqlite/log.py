@@ -1,5 +1,6 @@
 """The tables of logs and aliases in the embedded store: which log an event belongs to, and what is in it."""
 
+import json
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from functools import partial
@@ -14,7 +15,7 @@ from storage.state.record_encoding import COLUMNS, from_row, to_row
 T = TypeVar("T")
 
 LOG_PAGE = 2_000  # entries of the whole log that are read at once, some 20 ms
-NEWEST_PAGE = 500  # entries of one user
+NEWEST_PAGE = 1_000  # entries of one user
 ERASED = ""  # whom a user has become who is being erased: nobody reads or appends to what is left of the log
 NO_LIMIT = -1
 NEWEST = 2**63 - 1  # above every sequence number
@@ -33,9 +34,12 @@ SELECT_ENTRY = f"""
 SELECT tenant, {RECORD_COLUMNS} FROM log WHERE seq = ? AND NOT {IS_ERASED}
 """  # noqa: S608, the columns are a constant
 SELECT_ERASED_AT = "SELECT 1 FROM erasures WHERE through_seq >= ? LIMIT 1"
-SELECT_NEWEST_OF_USER = f"""
-SELECT seq, {RECORD_COLUMNS} FROM log WHERE tenant = ? AND user_id = ? AND seq < ? ORDER BY seq DESC LIMIT ?
-"""  # noqa: S608, the columns are a constant
+# One row for a page: between rows other threads of Python take turns, which takes longer than reading them.
+SELECT_SEEN = """
+SELECT json_group_array(json_array(seq, event_id, item_id, type)) FROM (
+    SELECT seq, event_id, item_id, type FROM log WHERE tenant = ? AND user_id = ? AND seq < ? ORDER BY seq DESC LIMIT ?
+)
+"""
 SELECT_LOG = f"""
 SELECT tenant, seq, {RECORD_COLUMNS} FROM log WHERE (tenant, user_id) > (?, ?) AND NOT {IS_ERASED}
 ORDER BY tenant, user_id, seq LIMIT ?
@@ -100,10 +104,12 @@ def log_entries(db: sqlite3.Connection, tenant: str, user_id: str, after: int, l
         yield LogEntry(seq, from_row(columns))
 
 
-def newest_log_entries(db: sqlite3.Connection, tenant: str, user_id: str, before: int, limit: int) -> list[LogEntry]:
-    """Return the last `limit` entries of the user's log with sequence numbers below `before`, newest first."""
-    rows = db.execute(SELECT_NEWEST_OF_USER, (tenant, user_id, before, limit))
-    return [LogEntry(seq, from_row(columns)) for seq, *columns in rows]
+def add_seen(db: sqlite3.Connection, tenant: str, user_id: str, before: int, limit: int, seen: SeenItems) -> list[int]:
+    """Add the last `limit` entries of the user's log below `before`; return their sequence numbers, newest first."""
+    (text,) = db.execute(SELECT_SEEN, (tenant, user_id, before, limit)).fetchone()
+    entries = sorted(json.loads(text), reverse=True)
+    seen.add((event_id, item_id, event_type) for _, event_id, item_id, event_type in entries)
+    return [seq for seq, *_ in entries]
 
 
 def log_page(db: sqlite3.Connection, tenant: str, user_id: str) -> Iterator[tuple[str, LogEntry]]:
@@ -162,15 +168,14 @@ async def read_seen_items(
     """Return the items among the newest `limit` entries of the user's log, but of no `unseen_types`."""
     seen = SeenItems(unseen_types, limit)
 
-    def read(db: sqlite3.Connection, before: int, count: int) -> list[LogEntry]:
-        return newest_log_entries(db, tenant, resolve_alias(db, tenant, user_id), before, count)
+    def add_page(db: sqlite3.Connection, before: int, count: int) -> list[int]:
+        return add_seen(db, tenant, resolve_alias(db, tenant, user_id), before, count, seen)
 
     before, left = NEWEST, limit + 1
     while left > 0:
         count = min(left, NEWEST_PAGE)
-        page = await reader.read_page(partial(read, before=before, count=count))
-        seen.add(entry.record for entry in page)
-        if len(page) < count:
+        added = await reader.read_page(partial(add_page, before=before, count=count))
+        if len(added) < count:
             break
-        before, left = page[-1].seq, left - count
+        before, left = added[-1], left - count
     return seen

@@ -11,7 +11,7 @@ from typing import Self
 
 from storage.errors import MergeRefused
 from storage.state.compiled_fold import fold_encoded
-from storage.state.event import Event, LogRecord, Undo
+from storage.state.event import Event, LogRecord, Merge, Undo
 from storage.state.generation import Generation
 
 
@@ -38,6 +38,21 @@ def effective_events(records: Iterable[LogRecord]) -> Iterator[Event]:
     return (record for record in records if isinstance(record, Event) and record.event_id not in undone)
 
 
+SeenEntry = tuple[str | None, str | None, str | None]
+"""The id, the item and the type of an event; of an undo, the id of what it takes back; of a merge, nothing."""
+
+
+def seen_entry(record: LogRecord) -> SeenEntry:
+    """Return what `SeenItems` needs of an entry."""
+    match record:
+        case Event():
+            return record.event_id, record.item_id, record.type
+        case Undo():
+            return record.event_id, None, None
+        case Merge():
+            return None, None, None
+
+
 class SeenItems:
     """The items of a user's newest events that no undo takes back, collected from the newest log entry backwards.
 
@@ -51,23 +66,20 @@ class SeenItems:
         self.item_ids: set[str] = set()
         self.is_complete = True
         self._unseen_types = unseen_types
-        self._undone: set[str] = set()
+        self._undone: set[str | None] = set()
         self._room = limit
 
-    def add(self, records: Iterable[LogRecord]) -> None:
+    def add(self, entries: Iterable[SeenEntry]) -> None:
         """Add the log's next older entries."""
-        for record in records:
+        for event_id, item_id, event_type in entries:
             if not self._room:
                 self.is_complete = False
                 return
             self._room -= 1
-            if isinstance(record, Undo):
-                self._undone.add(record.event_id)
-            elif isinstance(record, Event) and not self._is_left_out(record):
-                self.item_ids.add(record.item_id)
-
-    def _is_left_out(self, event: Event) -> bool:
-        return event.event_id in self._undone or event.type in self._unseen_types
+            if item_id is None:
+                self._undone.add(event_id)
+            elif event_id not in self._undone and event_type not in self._unseen_types:
+                self.item_ids.add(item_id)
 
 
 def is_already_merged(target: str, visitor: str, visitors_target: str) -> bool:
