@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 from app.errors import TooManyNewUsersAtOnce
 from app.schemas.events import MAX_PUBLIC_NEW_USERS
@@ -16,10 +17,12 @@ class Sender:
 
     is_public        it has a page's key, which everybody can read
     count_new_users  counts users that the request brings, and raises when they are too many; None: nobody counts
+    run_apart        runs what takes milliseconds where nobody else waits for it, by what it costs; None: it runs here
     """
 
     is_public: bool = False
     count_new_users: Callable[[int], Awaitable[None]] | None = None
+    run_apart: Callable[[Callable[[], Any], float], Awaitable[Any]] | None = None
 
 
 ANYBODY = Sender()  # where there are no keys

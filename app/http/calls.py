@@ -8,18 +8,23 @@ import orjson
 from pydantic import ValidationError
 
 from app.errors import InvalidRequest, TooManyEvents, details_of
-from app.events.new_users import ANYBODY, Sender
+from app.events.ingest import FEW_EVENTS
+from app.events.new_users import Sender
 from app.events.user_data import visitor_of
 from app.http.access import Caller, charge, charge_operation, operation_limit
 from app.http.services import Services
 from app.recommendation.cost import CORRECTED_EVENTS, charge_for, correction_charge
 from app.recommendation.state_reader import users_who_exclude_all
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
+from app.schemas.items import ItemsTaken
 from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
 from app.schemas.users import Erasure, Merged, Undone
+from app.serving.item_updates import parse_items
 
 LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
+ID_COST = 30.0  # of validating one of them, beside a byte of JSON
 LONG_ANSWER_BYTES = 1 << 16
+FEW_ITEMS, ITEM_COST = 50, 500.0
 
 
 async def append_events(services: Services, caller: Caller, body: object) -> EventCounts:
@@ -27,10 +32,10 @@ async def append_events(services: Services, caller: Caller, body: object) -> Eve
 
     raises  TooManyEvents, TooManyRequests  when the caller may not send so many, and as `Ingest.append`
     """
-    ingest, key = services.by_tenant[caller.tenant].ingest, caller.key
+    key, events = caller.key, len(body) if isinstance(body, list) else 1
+    run_apart = partial(services.shared_thread.run, requester=caller.requester)
     if key is None:
-        return await ingest.append(body, ANYBODY)
-    events = len(body) if isinstance(body, list) else 1
+        return await _append(services, caller, body, Sender(run_apart=run_apart))
     rate = key.requests_per_minute
     if rate is not None and events > rate:
         raise TooManyEvents(f"this key may send {rate:,} events a minute; nothing was applied, split the request")
@@ -41,7 +46,28 @@ async def append_events(services: Services, caller: Caller, body: object) -> Eve
     if events > 1:
         await services.rate_limiter.count(key, events - 1)  # one was counted with the request
     count = partial(services.rate_limiter.count_new_users, key, services.settings.new_users_per_hour)
-    return await ingest.append(body, Sender(key.is_public, count))
+    return await _append(services, caller, body, Sender(key.is_public, count, run_apart))
+
+
+async def _append(services: Services, caller: Caller, body: object, sender: Sender) -> EventCounts:
+    ingest = services.by_tenant[caller.tenant].ingest
+    if not isinstance(body, list) or len(body) <= FEW_EVENTS:
+        return await ingest.append(body, sender)
+    async with services.large_write_of(caller.requester.flow):
+        return await ingest.append(body, sender)
+
+
+async def update_items(services: Services, caller: Caller, body: object) -> ItemsTaken:
+    """Parse and apply the parsed body of ``POST /v1/items``.
+
+    raises  InvalidItems, and as `ItemUpdates.post`
+    """
+    updates = services.by_tenant[caller.tenant].item_updates
+    if not isinstance(body, list) or len(body) <= FEW_ITEMS:
+        return await updates.post(parse_items(body))
+    async with services.large_write_of(caller.requester.flow):
+        posted = await services.shared_thread.run(partial(parse_items, body), ITEM_COST * len(body), caller.requester)
+        return await updates.post(posted)
 
 
 async def recommend(services: Services, caller: Caller, request: RecommendationRequest) -> bytes:
@@ -59,7 +85,7 @@ async def recommend_body(services: Services, caller: Caller, body: object) -> by
     """
     size = _size(body)
     if size > LONG_BODY:
-        parsed = await services.shared_thread.run(partial(parse_request, body), size, caller.requester)
+        parsed = await services.shared_thread.run(partial(parse_request, body), ID_COST * size, caller.requester)
     else:
         parsed = parse_request(body)
     if isinstance(parsed, RecommendationBatch):

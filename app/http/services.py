@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -26,7 +27,7 @@ SAMPLE_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class Services:
-    """A service for each tenant, and what they share. Only `draining` and the idle connections change."""
+    """A service for each tenant, and what they share. Only `draining`, the locks and the idle connections change."""
 
     settings: Settings
     by_tenant: Mapping[str, Service]
@@ -35,6 +36,8 @@ class Services:
     rate_limiter: RateLimiter
     shared_thread: FairThread
     draining: bool = False
+    # by key, as long as one is under way
+    large_writes: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     # of this process that are owed no response, the one that has been so for longest first
     idle_connections: dict[LingeringTransport, None] = field(default_factory=dict)
 
@@ -43,6 +46,16 @@ class Services:
         """Why the store of a tenant takes nothing until somebody has put that right."""
         stores = (service.store for service in self.by_tenant.values())
         return next((failure for store in stores if (failure := store.failure) is not None), None)
+
+    def large_write_of(self, key_id: str) -> asyncio.Lock:
+        """Return the lock that a key's writes of many events or items hold: one is at work at a time.
+
+        The store would else take all of them together, and others' writes with them.
+        """
+        lock = self.large_writes.get(key_id)
+        if lock is None:
+            lock = self.large_writes[key_id] = asyncio.Lock()
+        return lock
 
     def sample(self) -> None:
         """Write the current queue depths and buffered observations to the metrics."""

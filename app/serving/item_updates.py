@@ -37,13 +37,8 @@ class ItemUpdates:
         await self._put([_entry(item_id, words)])
         return self.item(item_id)
 
-    async def post(self, body: object) -> ItemsTaken:
-        """Apply the parsed body of ``POST /v1/items``, one item or an array.
-
-        raises  InvalidItems  when one item is invalid, or there are none or too many
-                StorageError  as for `put`
-        """
-        posted = _validate(body if isinstance(body, list) else [body])
+    async def post(self, posted: Sequence[PostedItem]) -> ItemsTaken:
+        """Apply the items of a body; StorageError as for `put`."""
         await self._put([_entry(item.item_id, item) for item in posted])
         learned = self._switcher.current.generation.item_index
         return ItemsTaken(accepted=len(posted), unknown_items=sum(item.item_id not in learned for item in posted))
@@ -63,8 +58,12 @@ class ItemUpdates:
         await self._switcher.refresh_items()
 
 
-def _validate(bodies: Sequence[object]) -> list[PostedItem]:
-    """Return the items if all of them are valid; InvalidItems names the first 20 that are not, and why."""
+def parse_items(body: object) -> list[PostedItem]:
+    """Return the items of the parsed body of ``POST /v1/items``, one item or an array.
+
+    raises  InvalidItems  when there are none or too many, or some are invalid; it names the first 20 of these, and why
+    """
+    bodies = body if isinstance(body, list) else [body]
     if not 1 <= len(bodies) <= MAX_ITEMS:
         raise InvalidItems(f"a request has 1 to {MAX_ITEMS:,} items; nothing was noted")
     items: list[PostedItem] = []

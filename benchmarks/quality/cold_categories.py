@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.schemas.recommendations import RecommendationRequest
+from app.serving.item_updates import parse_items
 from app.serving.lifespan import Service
 from benchmarks.machine import cpu
 from benchmarks.quality.cold_items import HELD_OUT_EVERY, NOT_RANKED, K, finish, service_of
@@ -68,7 +69,7 @@ async def measure(
             found["items with a twin, by popularity"] = np.array([_rank(popular, wanted) for _, wanted in asked])
             bodies = [{"item_id": TWIN + name, "categories": categories} for name, categories in twins.items()]
             for begin in range(0, len(bodies), POSTED_AT_ONCE):
-                await service.item_updates.post(bodies[begin : begin + POSTED_AT_ONCE])
+                await service.item_updates.post(parse_items(bodies[begin : begin + POSTED_AT_ONCE]))
             await service.switcher.poll()
             await finish(service)
             assert len(service.switcher.current.cold_items) == len(twins)

@@ -1,0 +1,112 @@
+"""Writes of many events or items: a key has one at work at a time, and small ones do not wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from app.events import ingest
+from app.serving.item_updates import parse_items
+from tests.app.conftest import Client, item_id
+from tests.waiting import until
+
+LARGE, SMALL = 2 * ingest.FEW_EVENTS, 2
+
+
+class Held:
+    """Calls of a method that wait until they may go on."""
+
+    def __init__(self) -> None:
+        self.may_go = asyncio.Event()
+        self.sizes: list[int] = []
+        self.at_work = 0
+        self.most = 0
+
+    def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        async def held(tenant: str, entries: list[Any]) -> Any:
+            async with self.counting(len(entries)):
+                return await method(tenant, entries)
+
+        return held
+
+    @asynccontextmanager
+    async def counting(self, size: int) -> AsyncIterator[None]:
+        self.sizes.append(size)
+        if size <= SMALL:
+            yield
+            return
+        self.at_work += 1
+        self.most = max(self.most, self.at_work)
+        await self.may_go.wait()
+        yield
+        self.at_work -= 1
+
+
+def events(name: str, count: int) -> list[dict[str, str]]:
+    return [{"event_id": f"{name}-{n}", "user_id": f"user-{n}", "item_id": item_id(n % 60)} for n in range(count)]
+
+
+@pytest.mark.parametrize("path", ["/v1/events", "/v1/items"])
+def test_large_writes_of_a_key_take_turns_and_small_ones_pass_them(
+    client: Client, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    held, store = Held(), client.service.store
+    for method in ("append", "put_items"):
+        monkeypatch.setattr(store, method, held.around(getattr(store, method)))
+
+    def body(name: str, count: int) -> list[dict[str, str]]:
+        if path == "/v1/events":
+            return events(name, count)
+        return [{"item_id": item_id(n), "title": name} for n in range(count)]
+
+    async def law() -> None:
+        large = [asyncio.create_task(client.http.post(path, json=body(f"large-{n}", LARGE))) for n in range(5)]
+        await until(lambda: held.at_work == 1)
+        for n in range(5):
+            assert (await client.http.post(path, json=body(f"small-{n}", SMALL))).status_code == 200
+        assert not any(one.done() for one in large)
+        held.may_go.set()
+        assert [answer.status_code for answer in await asyncio.gather(*large)] == [200] * 5
+
+    client.runner.run(law())
+    assert held.most == 1
+    assert sorted(held.sizes) == [SMALL] * 5 + [LARGE] * 5
+
+
+def test_a_large_write_that_fails_leaves_the_turn_to_the_next(client: Client) -> None:
+    async def law() -> None:
+        wrong = [*events("wrong", LARGE), {"user_id": "ada"}]
+        bodies = [wrong, events("right", LARGE), wrong, events("right", LARGE)]
+        answers = await asyncio.gather(*(client.http.post("/v1/events", json=body) for body in bodies))
+        assert [answer.status_code for answer in answers] == [422, 200, 422, 200]
+        assert [answer.json()["accepted"] for answer in answers[1::2]] == [LARGE, 0]
+        assert not client.services.large_writes
+
+    client.runner.run(law())
+
+
+def test_many_events_and_items_are_validated_off_the_event_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **options: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return function(*arguments, **options)
+
+        return noted
+
+    monkeypatch.setattr(ingest, "parse_events", noting(ingest.parse_events))
+    monkeypatch.setattr("app.http.calls.parse_items", noting(parse_items))
+    items = [{"item_id": item_id(n)} for n in range(LARGE)]
+    for path, body in (("/v1/events", events("many", LARGE)), ("/v1/items", items)):
+        assert client.post(path, json=body).status_code == 200
+        assert client.post(path, json=body[:SMALL]).status_code == 200
+    own = threading.current_thread().name
+    assert [name == own for name in threads] == [False, True] * 2
