@@ -1,4 +1,4 @@
-"""Let numba compile, while the image is built, all that a service runs: so that a container need not.
+"""Let numba compile, while the image is built, all that its services and commands run: so that a container need not.
 
 What is compiled is for this CPU; on one of another kind numba finds nothing that fits and compiles for that.
 
@@ -12,16 +12,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
+import numpy as np
+from rich.console import Console
 from starlette.types import Receive, Scope, Send
 
+from app.jobs.archive import ArchiverMetrics, ArchiverPlan, run_archiver
 from app.jobs.datasets import synthetic_shop
 from app.jobs.generations import rebuild
+from app.jobs.retraining.loop import run_trainer
+from app.jobs.retraining.metrics import TrainerMetrics
+from app.jobs.retraining.round import RetrainingPlan
 from app.main import create_app
 from app.settings import Settings
-from model.config import Config, ModelConfig, TrainConfig
+from model.config import MECHANISMS, PRESETS, SERVED_TRAINING, Config, MechanismRecipe
 from model.data.readers import read_interactions
+from model.mechanisms import train as mechanisms
 from model.training.loop import EpochReport
 from model.training.train import train
+
+SHOPPERS = 200  # of whom half have to do something after the others, for the trainer to compare models
+BATCH = 1000
+CONSOLE = Console(quiet=True)
+Click = dict[str, str]
 
 
 class Silent:
@@ -31,17 +43,44 @@ class Silent:
 
 def main(place: Path) -> None:
     (place / "shop").mkdir()
-    synthetic_shop.generate(place / "shop", shoppers=100)
-    config = Config(model=ModelConfig(), training=TrainConfig(epochs=1))
-    train(place / "shop", place / "model", config, progress=Silent())
-    item_ids = read_interactions(place / "shop").item_ids[:3]
-    settings = Settings(model_dir=place / "model", data_dir=place / "state")
-    asyncio.run(use(settings, item_ids))
-    asyncio.run(use(Settings(data_dir=place / "empty"), item_ids))  # a service that has no model yet
-    asyncio.run(rebuild(settings, place / "model", lambda _: None))
+    synthetic_shop.generate(place / "shop", shoppers=SHOPPERS)
+    shop = read_interactions(place / "shop")
+    clicks = [
+        {"user_id": shop.user_ids[shop.user[row]], "item_id": shop.item_ids[shop.item[row]]}
+        for row in np.random.default_rng(0).permutation(len(shop))
+    ]
+    for model in train_models(place):
+        settings = Settings(model_dir=model, data_dir=place / "state" / model.name)
+        asyncio.run(use(settings, clicks[:3]))
+        asyncio.run(rebuild(settings, model, lambda _: None))
+    retrain(place, clicks)  # last, as the trainer is a nice process from then on
 
 
-async def use(settings: Settings, item_ids: list[str]) -> None:
+def retrain(place: Path, clicks: list[Click]) -> None:
+    """Run a service without a model, the archiver and the trainer on what it logged, and a service with that model.
+
+    Its items have neither titles nor categories.
+    """
+    settings = Settings(data_dir=place / "log", archive_dir=place / "archive", models_dir=place / "models")
+    asyncio.run(use(settings, clicks))
+    run_archiver(settings, ArchiverPlan(None, 0, None), lambda _: None, ArchiverMetrics())
+    outcome = run_trainer(settings, RetrainingPlan(epochs=1, min_events=1), None, CONSOLE, TrainerMetrics())
+    assert outcome.outcome == "activated", outcome.reason
+    asyncio.run(use(settings, clicks[:3]))
+
+
+def train_models(place: Path) -> list[Path]:
+    """Train a model of each kind."""
+    for name, (shape, training) in PRESETS.items():
+        recipe = Config(model=shape, training=training.model_copy(update={"epochs": 1}))
+        train(place / "shop", place / name, recipe, progress=Silent())
+    learned = SERVED_TRAINING.model_copy(update={"epochs": 1})
+    mechanism = MechanismRecipe(model=MECHANISMS["lisa-soft"], training=learned)
+    mechanisms.train(place / "shop", place / "lisa-soft", mechanism, progress=Silent())
+    return [place / name for name in (*PRESETS, "lisa-soft")]
+
+
+async def use(settings: Settings, clicks: list[Click]) -> None:
     """Ask a service that runs in this process."""
     app = create_app(settings)
     async with app.router.lifespan_context(app) as state:
@@ -50,10 +89,11 @@ async def use(settings: Settings, item_ids: list[str]) -> None:
             await app({**scope, "state": dict(state or {})}, receive, send)
 
         async with httpx.AsyncClient(transport=httpx.ASGITransport(with_state), base_url="http://service") as client:
-            clicks = [{"user_id": "ann", "item_id": item_id} for item_id in item_ids]
-            (await client.post("/v1/events", json=clicks)).raise_for_status()
-            few = {"user_id": "ann", "candidates": item_ids}
-            asked = [{"user_id": "ann"}, {"user_id": "bob"}, few, {"history": item_ids}]
+            for begin in range(0, len(clicks), BATCH):
+                (await client.post("/v1/events", json=clicks[begin : begin + BATCH])).raise_for_status()
+            user_id, item_ids = clicks[0]["user_id"], sorted({click["item_id"] for click in clicks[:3]})
+            few = {"user_id": user_id, "candidates": item_ids}
+            asked = [{"user_id": user_id}, {"user_id": "visitor"}, few, {"history": item_ids}]
             (await client.post("/v1/recommendations", json={"requests": asked})).raise_for_status()
             (await client.get("/v1/items", params={"query": "red"})).raise_for_status()
 

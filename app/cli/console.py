@@ -25,7 +25,7 @@ class LogLines(io.StringIO):
 
     @override
     def write(self, text: str) -> int:
-        for line in text.splitlines():
+        for line in filter(None, text.splitlines()):
             self._logger.info("%s", line)
         return len(text)
 
