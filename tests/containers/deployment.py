@@ -28,24 +28,28 @@ class Deployment:
         self.port = free_port()
         self.files: tuple[str, ...] = ()  # options that name environments
         shutil.rmtree(folder, ignore_errors=True)
-        listed = subprocess.run(
-            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        for name in listed.stdout.splitlines():
-            if (ROOT / name).exists():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, folder / name)
-        (folder / "secrets").mkdir()
+        (folder / "secrets").mkdir(parents=True)
+        self.check_out()
         self.set(
             LISAREC_PUBLISH=f"127.0.0.1:{self.port}",
             LISAREC_GRAFANA_PUBLISH=f"127.0.0.1:{free_port()}",
             LISAREC_RETRAIN_EVERY="20s",
             LISAREC_REPLICAS="2",
         )
+
+    def check_out(self) -> None:
+        """Copy the project's files, as they are in the working tree."""
+        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        for name in listed.stdout.splitlines():
+            if (ROOT / name).exists():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, self.folder / name)
+
+    def remove(self) -> None:
+        """Stop what runs, and remove the volumes."""
+        self.files = ()
+        self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5")
 
     def set(self, **variables: str) -> None:
         """Add lines to the file .env; the last one of a name counts."""
@@ -62,9 +66,9 @@ class Deployment:
             command = ["docker-compose", "--progress", "plain", "build"]
             self.engine.run(*command, cwd=self.folder, environment={"TORCH_INDEX": index})
 
-    def containers(self, service: str) -> list[str]:
-        """Return the ids of the service's containers that run."""
-        return self.compose("ps", "--quiet", service).split()
+    def containers(self, *services: str) -> list[str]:
+        """Return the ids of the services' containers that run; of all without a name."""
+        return self.compose("ps", "--quiet", *services).split()
 
     def container(self, service: str) -> str:
         """Return the id of the service's container, or of one of them."""
@@ -94,6 +98,16 @@ class Deployment:
             self.engine.docker("restart", container)
             self.wait_for_state(container, "Health.Status", "healthy")
 
+    def renew(self) -> None:
+        """Replace every container of lisarec's image, as docs/operations.md does after a build."""
+        old = self.containers("app")
+        self.compose("up", "--detach", "--no-recreate", "--no-deps", "--scale", f"app={2 * len(old)}", "app")
+        self.wait_until_healthy("app", 2 * len(old))
+        self.engine.docker("stop", *old)
+        self.engine.docker("rm", *old)
+        self.compose("up", "--detach", "--no-deps", "secrets", "archive", "trainer")
+        self.compose("up", "--wait")  # which has nothing left to do
+
     def add_key(self, *scopes: str) -> str:
         """Make a key, and return it."""
         options = [word for scope in scopes for word in ("--scope", scope)]
@@ -102,6 +116,15 @@ class Deployment:
     def generation(self, key: str) -> str:
         """Return the name of the model that a replica serves, `none` before the first."""
         return str(self.ask_replica("/v1/model", key)["generation"])
+
+    def address(self, container: str) -> str:
+        """Return the container's address in the network of load balancer and replicas."""
+        field = '{{(index .NetworkSettings.Networks "lisarec_middle").IPAddress}}'
+        return self.engine.inspect("container", container, field)
+
+    def log(self, container: str) -> list[str]:
+        """Return the lines that the container has written to its outputs."""
+        return self.engine.run("sh", "-c", f"docker logs {container} 2>&1").splitlines()
 
     def ask_replica(self, path: str, key: str = "") -> dict[str, object]:
         """Ask one of the replicas itself."""

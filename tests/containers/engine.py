@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_network
 from pathlib import Path
 
 import yaml
@@ -34,7 +35,9 @@ PYTHON_NEEDS = (
     "ca-certificates,libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libnsl2,libreadline8,libsqlite3-0,libssl3,"
     "libuuid1,netbase,tzdata,zlib1g"
 )
+NOT_IN_SLIM = ("doc", "info", "locale", "man")
 NOT_IN_PYTHON = ("site-packages", "test", "__pycache__", "config-3.11-x86_64-linux-gnu", "idlelib", "tkinter")
+INDEX_PORT = 41509  # always the same: it is an argument of the build, and another one would make all layers anew
 COMMAND_TIMEOUT_S = 1200.0
 
 
@@ -91,7 +94,9 @@ class Engine:
     @property
     def gateway(self) -> str:
         """The address of this machine, as containers that are built see it."""
-        return self.docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
+        # not its field Gateway, which is empty where the network's bridge was there before the engine
+        subnet = self.docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Subnet}}")
+        return str(ip_network(subnet)[1])
 
 
 @contextmanager
@@ -104,7 +109,15 @@ def running_engine(folder: Path) -> Iterator[Engine]:
         forwarding = forward_policy()
         with log.open("w") as output:
             dockerd = subprocess.Popen(
-                ["dockerd", *map(str, options), "--host", f"unix://{place}/docker.sock"],
+                [
+                    "setpriv",
+                    "--pdeathsig",
+                    "TERM",
+                    "dockerd",
+                    *map(str, options),
+                    "--host",
+                    f"unix://{place}/docker.sock",
+                ],
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -156,9 +169,11 @@ def make_images_of_others(engine: Engine) -> None:
     if not engine.has_image(DEBIAN):
         sources = "/etc/apt/sources.list.d/debian.sources"
         tar = context / "debian.tar"
-        engine.run(
-            "mmdebstrap", "--quiet", "--variant=minbase", f"--include={PYTHON_NEEDS}", "bookworm", str(tar), sources
-        )
+        options = [
+            f"--include={PYTHON_NEEDS}",
+            *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in NOT_IN_SLIM),
+        ]
+        engine.run("mmdebstrap", "--quiet", "--variant=minbase", *options, "bookworm", str(tar), sources)
         engine.docker("import", str(tar), DEBIAN)
         tar.unlink()
     with tarfile.open(context / "python.tar", "w") as tar_file:
@@ -205,9 +220,9 @@ def torch_index(engine: Engine) -> Iterator[str]:
         yield "default"
         return
     handler = partial(QuietFiles, directory=str(engine.folder / "index"))
-    with ThreadingHTTPServer((engine.gateway, 0), handler) as server:
+    with ThreadingHTTPServer((engine.gateway, INDEX_PORT), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{engine.gateway}:{server.server_port}/simple"
+        yield f"http://{engine.gateway}:{INDEX_PORT}/simple"
         server.shutdown()
 
 
