@@ -25,6 +25,7 @@ Manifest = dict[str, Any]
 # Everything that can be switched on.
 EVERYTHING = {
     "autoscaling": {"queueDepth": 30},
+    "consume": {"brokers": "kafka-1:9092,kafka-2:9092"},
     "imagePullSecrets": [{"name": "registry"}],
     "ingress": {
         "enabled": True,

@@ -16,8 +16,15 @@ from tests.deploy.chart import Manifest, environment_of, named, pods, rendered_v
 
 COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
-SERVICE_OF = {"app": "app", "archive": "archive", "trainer": "trainer", "redis": "redis", "balancer": "haproxy"}
-OF_THE_IMAGE = ("app", "archive", "trainer")
+SERVICE_OF = {
+    "app": "app",
+    "archive": "archive",
+    "trainer": "trainer",
+    "redis": "redis",
+    "balancer": "haproxy",
+    "consume": "consume",
+}
+OF_THE_IMAGE = ("app", "archive", "trainer", "consume")
 STAYING = ("app", "archive", "redis", "balancer")
 
 # What only one of the two has, or has otherwise: (the chart's, the compose file's); None is neither.
@@ -36,6 +43,7 @@ DIFFERENT_SETTINGS: dict[str, dict[str, tuple[str | None, str | None]]] = {
         "LISAREC_REDIS_PASSWORD": (None, ""),
         "LISAREC_REDIS_URL": ("redis://lisarec@lisarec-redis:6379/0", "redis://lisarec@redis:6379/0"),
     },
+    "consume": {},
     "balancer": {
         "LISAREC_APP": ("lisarec-app.shop.svc.cluster.local", "app"),
         "LISAREC_DNS": (None, "127.0.0.11:53"),  # of the pod's /etc/resolv.conf
@@ -63,7 +71,8 @@ def service(component: str) -> Manifest:
 
 
 def pod(component: str) -> Manifest:
-    found: Manifest = pods(rendered_variant("defaults"))[component]
+    variant = "everything" if component == "consume" else "defaults"  # which has no brokers
+    found: Manifest = pods(rendered_variant(variant))[component]
     return found
 
 
@@ -103,6 +112,12 @@ def test_the_image_starts_the_same_command(component: str) -> None:
     if component == "trainer":
         assert command == ["retrain", "--every", "24h", "--metrics", "0.0.0.0:9465"]
         command = command[:1]
+    if component == "consume":
+        there = {
+            "--brokers=": "--brokers=kafka-1:9092,kafka-2:9092",
+            "--url=http://haproxy:8000": "--url=http://lisarec-balancer",
+        }
+        command = [there.get(word, word) for word in command]
     assert container(component)["args"] == command
     assert "command" not in container(component)  # the image's own ENTRYPOINT
     assert container(component)["image"].partition(":")[0] == service(component)["image"].partition(":")[0]
@@ -174,7 +189,7 @@ def test_who_ends_has_as_much_time(component: str) -> None:
     assert grace_s - waiting_s - draining_s == seconds_of(service(component)["stop_grace_period"])
 
 
-@pytest.mark.parametrize("component", ["app", "archive"])
+@pytest.mark.parametrize("component", ["app", "archive", "consume"])
 def test_readiness_is_the_healthcheck_of_the_image(component: str) -> None:
     (interval, timeout, start, retries) = re.findall(
         r"HEALTHCHECK --interval=(\d+)s --timeout=(\d+)s --start-period=(\d+)s --retries=(\d+)", DOCKERFILE
@@ -205,6 +220,7 @@ def test_every_part_that_stays_is_there_and_nothing_else() -> None:
     staying = {name for name, service in COMPOSE.items() if "restart" in service and "profiles" not in service}
     of_watching = {"prometheus", "grafana"}  # the cluster's own
     assert {SERVICE_OF[component] for component in pods(rendered_variant("defaults"))} == staying - of_watching
+    assert pods(rendered_variant("everything")).keys() == SERVICE_OF.keys()
     kinds = {component: "StatefulSet" if component == "redis" else "Deployment" for component in STAYING}
     for component, kind in kinds.items():
         assert named(rendered_variant("defaults"), kind, component)
