@@ -71,7 +71,7 @@ class ObjectFolder(Folder):
 
     @override
     def read(self, name: str, known: Version | None = None) -> Content | None:
-        with self._failing():
+        with self._failing(name):
             try:
                 found = obstore.get(self._quick, name, options={"if_none_match": known[0]} if known else None)
             except NotModifiedError:
@@ -80,13 +80,13 @@ class ObjectFolder(Folder):
 
     @override
     def add(self, name: str, data: bytes | memoryview) -> None:
-        with self._failing():
+        with self._failing(name):
             obstore.put(self._bulk, name, data)
 
     @override
     def replace(self, name: str, data: bytes, version: Version | None) -> Version:
         mode: PutMode = "create" if version is None else _update(version)
-        with self._failing():
+        with self._failing(name):
             try:
                 return _version(obstore.put(self._bulk, name, data, mode=mode, use_multipart=False))
             except (AlreadyExistsError, PreconditionError) as exc:
@@ -98,7 +98,7 @@ class ObjectFolder(Folder):
 
     @override
     def remove(self, name: str) -> None:
-        with self._failing(), suppress(FileNotFoundError):
+        with self._failing(name), suppress(FileNotFoundError):
             obstore.delete(self._bulk, name)
         for copy in self._cache.glob(f"*/{glob.escape(name)}"):
             copy.unlink(missing_ok=True)
@@ -118,13 +118,13 @@ class ObjectFolder(Folder):
         return copy
 
     def _digest_of_version(self, name: str) -> str:
-        with self._failing():
+        with self._failing(name):
             version = "".join(_version(obstore.head(self._quick, name)))
         return hashlib.sha256(version.encode()).hexdigest()[:32]
 
     def _download(self, name: str, path: Path, sha256: str | None) -> None:
         digest = hashlib.sha256()
-        with self._failing(), path.open("wb") as file:
+        with self._failing(name), path.open("wb") as file:
             found = obstore.get(self._bulk, name)
             for chunk in found.stream(min_chunk_size=CHUNK):
                 file.write(chunk)
@@ -150,10 +150,12 @@ class ObjectFolder(Folder):
         yield  # who replaces a file that another one has replaced is told so then
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _failing(self, name: str = "") -> Iterator[None]:
         """Raise OSError for what the store, or the way to it, fails with."""
         try:
             yield
+        except FileNotFoundError:
+            raise FileNotFoundError(f"there is no '{self._url}/{name}'") from None
         except (BaseError, ValueError) as exc:
             raise OSError(f"'{self._url}' failed: {str(exc).partition(chr(10))[0]}") from exc
 
