@@ -137,13 +137,13 @@ def own_s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server
     for name, value in {**server.environment, "LISAREC_CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     yield server
-    server.stop()
+    server.close()
 
 
 @cache
 def running_s3() -> S3Server:
     server = S3Server()
-    atexit.register(server.stop)
+    atexit.register(server.close)
     return server
 
 

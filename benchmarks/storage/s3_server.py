@@ -100,7 +100,7 @@ class S3Server:
         """Go on."""
         self._process.send_signal(signal.SIGCONT)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the server, and with it all that it keeps."""
         self._process.kill()
         self._process.wait()

@@ -20,7 +20,8 @@ from benchmarks.inference import attention, constant_cost, scan, worker_memory
 from benchmarks.quality import mechanisms, served_equals_offline
 from benchmarks.rollout import model_switch
 from benchmarks.service import long_logs, overload, throughput
-from benchmarks.storage import exactly_once, rebuild, redis_memory
+from benchmarks.storage import bucket, exactly_once, rebuild, redis_memory
+from benchmarks.storage.s3_server import environment_for
 from model.artifact import model_directory
 from model.config import (
     MECHANISMS,
@@ -102,6 +103,18 @@ def test_a_rebuild_is_printed_in_parts_and_folds_as_one_by_one(capsys: pytest.Ca
     printed = capsys.readouterr().out
     assert "fold alone:" in printed
     assert all(store in printed for store in ("SQLite", "Redis"))
+
+
+def test_an_archiver_that_is_killed_archives_into_a_bucket_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_servers()
+    for name in (*environment_for(""), "LISAREC_CACHE_DIR"):
+        monkeypatch.setenv(name, "")  # the bench sets them
+    monkeypatch.setattr(bucket, "PART", 1 << 20)
+    monkeypatch.setattr(bucket, "KILL_WITHIN_S", 0.5)
+    bucket.main(events=2_000, kills=2, users=50)
+    assert "each event is in the archive once" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_a_back_up_that_the_store_does_not_take_leaves_nothing(
     client = Client(Settings(model_dir=model_dir, data_dir=tmp_path / "state"))
     client.click("ada", item_id(1))
     client.close()
-    own_s3.stop()
+    own_s3.close()
     status, printed = command("backup", "--data-dir", tmp_path / "state", "--out", own_s3.url("backups/log.jsonl.gz"))
     assert (status, "failed" in printed, "Traceback" in printed) == (1, True, False)
     assert list((tmp_path / "cache").glob("backup-*")) == []

@@ -1,0 +1,187 @@
+"""Archive into a bucket with an archiver that is killed again and again, and measure the ways to and from it.
+
+Events go into Redis while archivers are killed at random moments after their start; now and then the S3 server answers
+nothing for a while. Afterwards every acknowledged event must be in the archive once.
+
+    python -m benchmarks.storage.bucket --events 10000000 --kills 50
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import polars as pl
+import typer
+from rich.console import Console
+from uuid_utils import uuid7
+
+from benchmarks.harness.topology import redis_server
+from benchmarks.machine import cpu
+from benchmarks.storage.rebuild import ITEMS, NOW_US, random_generation
+from benchmarks.storage.s3_server import ROOT, S3Server
+from storage.archive.manifest import MANIFEST, Manifest
+from storage.archive.reader import ArchiveReader
+from storage.errors import StorageUnavailable
+from storage.folders.folder import Folder
+from storage.folders.local_folder import LocalFolder
+from storage.folders.object_folder import ObjectFolder
+from storage.redis.store import RedisStore
+from storage.state.event import Event
+
+BATCH = 500
+LANES = 4
+FREEZE_EVERY = 10  # kills
+FREEZE_S = 3.0
+KILL_WITHIN_S = 8.0  # after an archiver has opened the archive
+PART = 64 << 20
+PARTS = 3
+
+console = Console()
+
+
+def batches(events: int, users: int) -> Iterator[list[Event]]:
+    """Yield the events in batches."""
+    rng = random.Random(3)
+    for begin in range(0, events, BATCH):
+        yield [
+            Event(str(uuid7()), f"user-{rng.randrange(users)}", f"item-{rng.randrange(ITEMS)}", "click", at, at)
+            for at in range(NOW_US + begin, NOW_US + min(begin + BATCH, events))
+        ]
+
+
+async def append(url: str, archive: Folder, events: int, users: int) -> None:
+    """Append all events, a few batches at a time."""
+    store = await RedisStore.open(url, [random_generation(b"served..")], archive_dir=archive)
+    left = batches(events, users)
+
+    async def lane() -> None:
+        for batch in left:
+            while True:
+                with suppress(StorageUnavailable):  # and sent again, which counts once
+                    await store.append("main", batch)
+                    break
+
+    await asyncio.gather(*(lane() for _ in range(LANES)))
+    await store.close()
+
+
+def manifest_of(archive: Folder) -> Manifest | None:
+    """Return the archive's manifest; None where it has none, or cannot be read."""
+    try:
+        found = archive.read(MANIFEST)
+    except OSError:
+        return None
+    return None if found is None else Manifest.from_json(found.data.decode())
+
+
+def kill_archivers(server: S3Server, archive: Folder, command: list[str], kills: int) -> int:
+    """Start archivers and kill each at a random moment; returns how many had committed something."""
+    rng, committed = random.Random(4), 0
+    for kill in range(1, kills + 1):
+        before = opened = manifest_of(archive)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        while (opened is None or (before is not None and opened.writer == before.writer)) and process.poll() is None:
+            time.sleep(0.02)
+            opened = manifest_of(archive)
+        if kill % FREEZE_EVERY == 0:
+            server.freeze()
+            time.sleep(FREEZE_S)
+            server.thaw()
+        time.sleep(rng.uniform(0, KILL_WITHIN_S))
+        process.kill()
+        process.wait()
+        found = manifest_of(archive)
+        committed += opened is not None and found is not None and found.positions != opened.positions
+    return committed
+
+
+def faults(archive: Folder, expected: int) -> list[str]:
+    """Return what is wrong with the archive; nothing where each event is there once."""
+    manifest = manifest_of(archive)
+    assert manifest is not None
+    columns = ["partition", "seq", "event_id"]
+    table = pl.concat([pl.read_parquet(archive.path(f.path, f.sha256), columns=columns) for f in manifest.files])
+    wrong = []
+    if len(table) != expected or table["event_id"].n_unique() != expected:
+        wrong.append(f"{len(table):,} rows of {table['event_id'].n_unique():,} events, not {expected:,}")
+    ends = table.group_by("partition").agg(pl.col("seq").max(), rows=pl.len(), different=pl.col("seq").n_unique())
+    gaps = ends.filter((pl.col("seq") != pl.col("rows")) | (pl.col("rows") != pl.col("different")))
+    return [*wrong, *(f"partition {row[0]} has gaps" for row in gaps.iter_rows())]
+
+
+def print_rates(name: str, folder: Folder) -> None:
+    """Print how fast large files go to a folder, and come from it to this machine."""
+    data = os.urandom(PART)
+    begin_s = time.perf_counter()
+    for number in range(PARTS):
+        folder.add(f"part-{number}", data)
+    there_s = time.perf_counter()
+    for number in range(PARTS):
+        folder.path(f"part-{number}").read_bytes()
+    back_s = time.perf_counter()
+    size_mb = PART * PARTS / 1e6
+    console.print(
+        f"{name}: {size_mb / (there_s - begin_s):,.0f} MB/s there, {size_mb / (back_s - there_s):,.0f} MB/s back"
+    )
+
+
+def archive_and_kill(server: S3Server, directory: Path, url: str, events: int, kills: int, users: int) -> ObjectFolder:
+    """Append all events while archivers are killed, let one end its work, and print how that went."""
+    archive = ObjectFolder(server.url("archive"), directory / "cache")
+    command = [sys.executable, "-m", "app", "archive", "--redis-url", url, "--archive-dir", str(archive)]
+    appending = threading.Thread(target=asyncio.run, args=(append(url, archive, events, users),))
+    begin_s = time.perf_counter()
+    appending.start()
+    committed = kill_archivers(server, archive, [*command, "--every", "0", "--keep-tail", "0"], kills)
+    appending.join()
+    subprocess.run([*command, "--once", "--keep-tail", "0"], cwd=ROOT, check=True)
+    console.print(
+        f"{events:,} events, {kills} kills, {committed} of them after a commit, {kills // FREEZE_EVERY} times "
+        f"{FREEZE_S:g} s without answers: {time.perf_counter() - begin_s:,.0f} s"
+    )
+    return archive
+
+
+def main(
+    events: Annotated[int, typer.Option(min=1)] = 10_000_000,
+    kills: Annotated[int, typer.Option(min=0)] = 50,
+    users: Annotated[int, typer.Option(min=1)] = 20_000,
+) -> None:
+    """Archive, kill, compare, measure."""
+    console.print(f"{cpu()}, {os.cpu_count()} cores; moto's server beside it")
+    with TemporaryDirectory() as folder, closing(S3Server()) as server, redis_server(Path(folder)) as url:
+        directory = Path(folder)
+        os.environ.update({**server.environment, "LISAREC_CACHE_DIR": str(directory / "archiver")})
+        archive = archive_and_kill(server, directory, url, events, kills, users)
+        begin_s = time.perf_counter()
+        wrong = faults(archive, events)
+        size_mb = sum(path.stat().st_size for path in (directory / "cache").rglob("*.parquet")) / 1e6
+        console.print(f"copied, verified and counted: {size_mb:,.0f} MB in {time.perf_counter() - begin_s:.1f} s")
+        begin_s = time.perf_counter()
+        reader = ArchiveReader(ObjectFolder(server.url("archive"), directory / "reader"))
+        for what in ("first look-up, with an empty cache", "second look-up"):
+            reader.read(lambda snapshot: snapshot.holds("main", [("user-1", "no such event")]))
+            console.print(f"{what}: {time.perf_counter() - begin_s:.3f} s")
+            begin_s = time.perf_counter()
+        local, bucket = LocalFolder(directory / "local"), ObjectFolder(server.url("rates"), directory / "rates")
+        print_rates("directory", local)
+        print_rates("bucket", bucket)
+    for line in wrong or ["each event is in the archive once"]:
+        console.print(line)
+    if wrong:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
