@@ -39,7 +39,8 @@ from storage.redis.corrections.erasure import RedisErasure
 from storage.redis.generations import RedisGenerations
 from storage.redis.items import RedisItems
 from storage.redis.layout import Keyspace, User
-from storage.redis.log import LogRepair, UserLog
+from storage.redis.log import UserLog
+from storage.redis.log.repair import LogRepair
 from storage.redis.nodes import ReplicaAcks
 from storage.redis.session import RedisSession
 from storage.redis.states import RedisStates
