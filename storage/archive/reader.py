@@ -175,8 +175,14 @@ class ArchiveSnapshot:
 
     def holds(self, tenant: str, events: Sequence[tuple[str, str]]) -> list[bool]:
         """Return whether each (user id, event id) is archived, by the hashes alone."""
-        held: NDArray[np.bool_] = np.zeros(len(events), np.bool_)
-        wanted = hashes_of_events(events)
+        return self._holds(tenant, hashes_of_events(events))
+
+    def holds_users(self, tenant: str, user_ids: Sequence[str]) -> list[bool]:
+        """Return whether anything of each user is archived, by the hashes alone."""
+        return self._holds(tenant, hashes_of_users(user_ids))
+
+    def _holds(self, tenant: str, wanted: Hashes) -> list[bool]:
+        held: NDArray[np.bool_] = np.zeros(wanted.shape[1], np.bool_)
         for file in self._files(tenant):
             held |= contains(self._hashes(file), wanted)
         return [bool(one) for one in held]

@@ -42,6 +42,7 @@ CAUSES_OF_REFUSALS: Mapping[str, FailureCause] = {
     "MISCONF": "disk_error",
     "no permission": "refused",
     "no head": "damaged",
+    "no index": "damaged",
 }
 
 Argument: TypeAlias = str | bytes | int

@@ -125,6 +125,7 @@ class Part(_Waiting):
         self.archived: set[tuple[User, int]] = set()
         self.searched_through = 0
         self.must_search_through = 0
+        self.asked_about_users = False
 
     @property
     def number(self) -> int:
@@ -147,7 +148,10 @@ class Part(_Waiting):
 
     def without_unreadable(self, folds: "Mapping[User, UserFold]") -> "list[Part]":
         """Fail the entries of users who cannot be read; return the part with the others, if there are any."""
-        failures = {user: failure for user, _ in self.entries if (failure := folds[user].failure) is not None}
+        return self.without({user: failure for user, _ in self.entries if (failure := folds[user].failure) is not None})
+
+    def without(self, failures: "Mapping[User, Exception]") -> "list[Part]":
+        """Fail the entries of these users; return the part with the others, if there are any."""
         if not failures:
             return [self]  # almost always
         for user, failure in failures.items():
@@ -156,6 +160,10 @@ class Part(_Waiting):
         if not self.entries:
             self.request.settle(self, [])
         return [self] if self.entries else []
+
+    def unknown_users(self, folds: "Mapping[User, UserFold]") -> "list[User]":
+        """Return users without a head, unless the archive was asked about them."""
+        return [] if self.asked_about_users else [user for user, _ in self.entries if folds[user].head is None]
 
     def has_merged_user(self, folds: "Mapping[User, UserFold]") -> bool:
         """Return whether one of the users was merged, or is about to be merged, into another one."""
@@ -179,6 +187,7 @@ class Part(_Waiting):
     def split_off(self, users: Set[User]) -> "list[Part]":
         """Move the entries of these users into a part of their own, and return it, if there are any."""
         other = Part(self.request, self.partition, refusals=self.refusals, deadline_s=self.deadline_s)
+        other.asked_about_users = self.asked_about_users
         own = list(zip(self.entries, self.positions, strict=True))
         self.entries, self.positions, self.size = [], [], 0
         for (user, entry), position in own:

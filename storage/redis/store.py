@@ -40,6 +40,7 @@ from storage.redis.generations import RedisGenerations
 from storage.redis.items import RedisItems
 from storage.redis.layout import Keyspace, User
 from storage.redis.log import UserLog
+from storage.redis.log.lost_users import LostUsers
 from storage.redis.log.repair import LogRepair
 from storage.redis.nodes import ReplicaAcks
 from storage.redis.session import RedisSession
@@ -94,11 +95,12 @@ class RedisStore(UserStore):
         self._archive = archive
         self._log = UserLog(session, archive)
         self._repair = LogRepair(session, self._log)
-        self._corrections = RedisCorrections(session, self._log, archive)
+        lost_users = LostUsers(session, archive)
+        self._corrections = RedisCorrections(session, self._log, archive, lost_users)
         self._erasure = RedisErasure(session, self._corrections)
         self._states = RedisStates(session, self._log, self._corrections, max_waiting=max_waiting, ttl_s=ttl_s)
         self._writer = EventWriter(
-            session, self._states, self._corrections, archive, max_waiting=max_waiting, ttl_s=ttl_s
+            session, self._states, self._corrections, archive, lost_users, max_waiting=max_waiting, ttl_s=ttl_s
         )
         self._writer.serve(generations)
         self._items = RedisItems(session, archive)

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 from redis.exceptions import TryAgainError
@@ -17,6 +17,7 @@ from storage.records import AppendResult
 from storage.redis.client import PAUSE_S
 from storage.redis.corrections import RedisCorrections
 from storage.redis.layout import Entry, User
+from storage.redis.log.lost_users import USER_IS_LOST, LostUsers
 from storage.redis.nodes import Command
 from storage.redis.requests import DUPLICATE, Commit, Part, Request, UserFold, commits_of, fold_new_entries
 from storage.redis.scripts.events import COMMIT, commit_arguments
@@ -39,6 +40,7 @@ class EventWriter:
         states: RedisStates,
         corrections: RedisCorrections,
         archive: AsyncArchiveReader,
+        lost_users: LostUsers,
         *,
         max_waiting: int,
         ttl_s: int,
@@ -50,6 +52,7 @@ class EventWriter:
         self._states = states
         self._corrections = corrections
         self._archive = archive
+        self._lost_users = lost_users
         self._max_waiting = max_waiting
         self._ttl_s = ttl_s
         node_of = session.servers.slots.node_of
@@ -122,6 +125,7 @@ class EventWriter:
         if merged:
             self._append_as_others(merged)
             parts = [part for part in parts if part not in merged]
+        parts = self._ask_about_unknown_users(parts, folds)
         commits: list[Commit] = []
         undecided: list[Part] = []
         for commit in commits_of(parts, folds):
@@ -137,7 +141,7 @@ class EventWriter:
             else:
                 commits.append(commit)
         if undecided:
-            self._look_up(undecided)
+            self._await_archive(undecided, self._look_up_in_archive(undecided))
         fold_new_entries(serving, commits)
         replies = await trusted_replies(self._session.trust, commits, await self._commit(commits))
         return self._settle(commits, replies)
@@ -222,17 +226,36 @@ class EventWriter:
         """Return the result of a record that is new and not folded yet."""
         return AppendResult(unknown_item=isinstance(record, Event) and not self.serving[0].knows_item_of(record))
 
-    def _look_up(self, parts: list[Part]) -> None:
-        """Let the archive tell which of the parts' events it holds, and put the parts back."""
+    def _ask_about_unknown_users(self, parts: list[Part], folds: Mapping[User, UserFold]) -> list[Part]:
+        """Let the archive tell which of the users without a head are new, and put their parts back; return the others.
+
+        A user whose keys are lost would begin a second log, whose numbers the archive has already.
+        """
+        if not self._lost_users.can_tell:
+            return parts
+        unknown = {part: users for part in parts if (users := part.unknown_users(folds))}
+
+        async def ask() -> None:
+            lost = await self._lost_users.among(set(chain.from_iterable(unknown.values())))
+            for part, users in unknown.items():
+                part.asked_about_users = True
+                part.without(dict.fromkeys(lost.intersection(users), StorageError(USER_IS_LOST, "damaged")))
+
+        if unknown:
+            self._await_archive(list(unknown), ask())
+        return [part for part in parts if part not in unknown]
+
+    def _await_archive(self, parts: Sequence[Part], work: Coroutine[Any, Any, None]) -> None:
+        """Put the parts back when the archive has answered."""
         self._awaiting_archive.update(parts)
 
-        async def look_up() -> None:
+        async def answered() -> None:
             try:
-                await self._look_up_in_archive(parts)
+                await work
             finally:
                 self._awaiting_archive.difference_update(parts)
 
-        self._requeue_after(parts, look_up())
+        self._requeue_after(parts, answered())
 
     async def _look_up_in_archive(self, parts: Sequence[Part]) -> None:
         """Look up all of the parts' events, also those that are decided as things are now."""
@@ -265,7 +288,7 @@ class EventWriter:
                 for part in parts:
                     part.fail(exc)
             else:
-                self._writes.requeue([part for part in parts if not part.expire()])
+                self._writes.requeue([part for part in parts if part.entries and not part.expire()])
 
         self._start(requeue())
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 
 from storage.archive.async_reader import AsyncArchiveReader
@@ -28,6 +28,7 @@ from storage.errors import MergeTooLarge, StorageUnavailable, UnknownEvent
 from storage.records import MAX_MERGED
 from storage.redis.layout import Entry, Head, MergeStage, User, index_member
 from storage.redis.log import UserLog
+from storage.redis.log.lost_users import LostUsers
 from storage.redis.scripts.corrections import APPEND, MARK_MERGE, append_arguments, mark_merge_arguments
 from storage.redis.scripts.events import COMMIT, commit_arguments
 from storage.redis.session import RedisSession
@@ -42,7 +43,8 @@ CONTENTION = "others were always faster with events of the same users; send it a
 class RedisCorrections:
     """Changes which events count, and for whom."""
 
-    def __init__(self, session: RedisSession, log: UserLog, archive: AsyncArchiveReader) -> None:
+    def __init__(self, session: RedisSession, log: UserLog, archive: AsyncArchiveReader, lost_users: LostUsers) -> None:
+        self._lost_users = lost_users
         self._session = session
         self._log = log
         self._archive = archive
@@ -78,6 +80,7 @@ class RedisCorrections:
         for _ in _attempts():
             target = await self.resolve(user)
             value = await self._head(target)
+            await self._require_known({target: value})
             undone = full_id(event_id, user.user_id, target.user_id)
             entry = Entry.of(target.tenant, Undo(target.user_id, undone, _now_us()))
             known = await self._logged_ids(target, value, [undone, entry.event.entry_id])
@@ -99,6 +102,7 @@ class RedisCorrections:
                 await self.wait_for_replicas(visitor)
                 return is_proposed
             value = await self._head(visitor)
+            await self._require_known({visitor: value, target: await self._head(target)})
             if Head.of(value).merge is None:
                 await self._require_mergeable_size(visitor)
                 is_proposed = await self._mark(visitor, value, MergeStage.PROPOSED, target.user_id)
@@ -118,6 +122,7 @@ class RedisCorrections:
             seq, value = await self._session.call("MGET", target.seq, target.head)
             if await self.resolve(user) != target:
                 continue
+            await self._require_known({target: value})
             own = [readdressed(record, target.user_id) for record in records]
             known = await self._logged_ids(target, value, [record.entry_id for record in own])
             first = {record.entry_id: place for place, record in reversed(list(enumerate(own)))}
@@ -231,6 +236,14 @@ class RedisCorrections:
         mark = "" if stage is None else stage.value + target
         tags = () if last is None else await self._session.registered_tags()
         return bool(await self._session.write(MARK_MERGE, *mark_merge_arguments(user, value, mark, last, tags)))
+
+    async def is_lost(self, user: User) -> bool:
+        """Return whether Redis has lost what it had of the user, so that only the archive has events of theirs."""
+        return await self._head(user) is None and bool(await self._lost_users.among([user]))
+
+    async def _require_known(self, heads: Mapping[User, bytes | None]) -> None:
+        """Raise StorageError where Redis has lost what it had of one of the users."""
+        await self._lost_users.require_none(user for user, head in heads.items() if head is None)
 
     async def _head(self, user: User) -> bytes | None:
         value: bytes | None = await self._session.call("GET", user.head)

@@ -62,7 +62,8 @@ class RedisErasure:
 
     async def _erase_alone(self, user: User) -> None:
         tags = await self._session.registered_tags()
-        await self._session.write(ERASE, *erase_arguments(user, secrets.token_hex(8), tags))
+        is_lost = await self._corrections.is_lost(user)
+        await self._session.write(ERASE, *erase_arguments(user, secrets.token_hex(8), tags, is_lost=is_lost))
         late = await self._session.registered_tags() - tags  # a generation's first states were written meanwhile
         if late:
             await self._session.call("DEL", *map(user.state_of_tag, late))

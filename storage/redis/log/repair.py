@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from redis.exceptions import ResponseError
 
 from storage.archive.reader import ArchivedLog
 from storage.errors import StorageError, StorageUnavailable
@@ -21,16 +25,20 @@ from storage.redis.layout import (
 )
 from storage.redis.layout.stream_entries import entry_seq, parse_stream_page
 from storage.redis.log import STREAM_PAGE, UserLog
+from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts.corrections import REPAIR
 from storage.redis.session import RedisSession
 from storage.state.event import Merge, digest, uuid7_time_us
+from storage.state.layout import LAYOUT_VERSION, TAG_BYTES
 
 REPAIR_ATTEMPTS = 20
 HEADS_PAGE = 500
+INDEX_PAGE = 200  # ids, some 0.1 ms in which Redis does nothing else
+CHECKS_AT_ONCE = 100
 
 
 class LogRepair:
-    """Makes heads and indexes again that are missing or damaged."""
+    """Makes heads and indexes again that are missing or damaged, and removes states that are."""
 
     def __init__(self, session: RedisSession, log: UserLog) -> None:
         self._session = session
@@ -53,8 +61,7 @@ class LogRepair:
             for partition in logs or [number]:
                 repaired += await self._repair_partition(partition, logs.get(partition), accept_loss=accept_loss)
                 number = partition + 1
-        await self._drop_states_without_head()
-        return repaired
+        return repaired + await self._drop_damaged_states()
 
     async def _join_archive(self) -> None:
         """Let the streams go on behind the archive's newest entries, where they have lost those.
@@ -95,7 +102,7 @@ class LogRepair:
                     )
                 archived = newer
                 continue
-            results = await self._repair_users(log)
+            results = await self._repair_users(number, log)
             repaired += results.count(1)
             if 0 not in results:
                 return repaired
@@ -125,64 +132,143 @@ class LogRepair:
         log.seq = max(log.seq, after)
         return log
 
-    async def _repair_users(self, log: _PartitionLog) -> list[int]:
+    async def _repair_users(self, number: int, log: _PartitionLog) -> list[int]:
         """Repair those who need it; return for each of them 1, or 0 where somebody logged something meanwhile."""
         users, results = list(log.users), []
         tags = await self._session.registered_tags()
         for start in range(0, len(users), HEADS_PAGE):
-            page = users[start : start + HEADS_PAGE]
-            heads = await self._session.call("MGET", *(user.head for user in page))
-            for user, head in zip(page, heads, strict=True):
+            for user, head in (await self._damaged(number, log, users[start : start + HEADS_PAGE])).items():
                 found = log.users[user]
-                if _is_sound(head, found.newest, log.seq):
-                    continue
                 keys = [user.seq, user.log, user.head, user.id_index, *map(user.state_of_tag, tags)]
-                read = [head or b"", log.seq, log.first_id]
-                args = [*read, found.head(log.archived), *found.index]
+                args: list[Argument] = [head or b"", log.seq, log.first_id, found.head(log.archived)]
+                args += chain.from_iterable(zip(*found.index(log.archived), strict=True))
                 results.append(int(await self._session.run(REPAIR, keys, args, wait_for_replicas=True)))
         return results
 
-    async def _drop_states_without_head(self) -> None:
-        """Remove states that an erasure or a loss has left; whoever comes back meanwhile has theirs folded again."""
-        keys = self._session.keys
-        async for states in self._session.servers.scan(keys.all_states_pattern):
-            groups = [[_head_of_state(state)] for state in states]
-            for state, heads in zip(states, await self._session.servers.read(groups), strict=True):
-                if heads == [None]:
+    async def _damaged(self, number: int, log: _PartitionLog, users: Sequence[User]) -> dict[User, bytes | None]:
+        """Return those of the users whose head or index is not what the log says, with their heads.
+
+        A user whose head changes meanwhile is read again.
+        """
+        damaged: dict[User, bytes | None] = {}
+        for _ in range(REPAIR_ATTEMPTS):
+            heads = await self._heads(users)
+            sound = {user: Head.of(head) for user, head in heads.items() if log.users[user].fits(head, log.seq)}
+            if any(head.archived > log.archived for head in sound.values()):
+                manifest = await self._log.manifest()  # of an archiver that went on
+                archived = 0 if manifest is None else manifest.seq(number)
+                sound = {user: head for user, head in sound.items() if head.archived <= archived}
+            unsound = await self._with_damaged_index(sound, log)
+            suspects = [user for user in users if user not in sound or user in unsound]
+            damaged = {user: head for user, head in heads.items() if user in suspects}
+            heads = await self._heads(suspects)
+            if heads == damaged:
+                break
+            users = suspects
+        return damaged
+
+    async def _heads(self, users: Sequence[User]) -> dict[User, bytes | None]:
+        heads = await self._session.call("MGET", *(user.head for user in users)) if users else []
+        return dict(zip(users, heads, strict=True))
+
+    async def _with_damaged_index(self, heads: Mapping[User, Head], log: _PartitionLog) -> set[User]:
+        """Return users whose index lacks some of the entries behind the archived ones, or has others."""
+        checks: list[tuple[User, Command, list[int]]] = []
+        for user, head in heads.items():
+            seqs, members = log.users[user].index(head.archived)
+            checks.append((user, Command.of("ZCARD", user.id_index), [len(seqs)]))
+            for start in range(0, len(seqs), INDEX_PAGE):
+                page = slice(start, start + INDEX_PAGE)
+                checks.append((user, Command.of("ZMSCORE", user.id_index, *members[page]), seqs[page]))
+        damaged: set[User] = set()
+        for start in range(0, len(checks), CHECKS_AT_ONCE):
+            some = checks[start : start + CHECKS_AT_ONCE]
+            replies = await self._session.servers.execute_all([command for _, command, _ in some])
+            for (user, _, expected), reply in zip(some, replies, strict=True):
+                if isinstance(reply, Exception) and not _is_of_another_type(reply):
+                    raise storage_error(reply) from reply
+                has_more = isinstance(reply, int) and reply > expected[0] and heads[user].newest > log.seq
+                if reply not in (expected, expected[0]) and not has_more:
+                    damaged.add(user)
+        return damaged
+
+    async def _drop_damaged_states(self) -> int:
+        """Remove states that are damaged, or that an erasure or a loss has left; return of how many users.
+
+        They are folded again when they are read. What can be seen without their model is looked at: type, beginning and
+        length; `lisarec rebuild` writes all of them anew.
+        """
+        users: set[str] = set()
+        lengths: defaultdict[str, Counter[int]] = defaultdict(Counter)  # by tag
+        async for states in self._session.servers.scan(self._session.keys.all_states_pattern):
+            commands = [
+                Command.of(*command)
+                for state in states  # the head last: a state is never ahead of it
+                for command in (("GETRANGE", state, 0, 31), ("STRLEN", state), ("GET", _head_of_state(state)))
+            ]
+            replies = iter(await self._session.servers.execute_all(commands))
+            for state, begin, length, head in zip(states, replies, replies, replies, strict=True):
+                tag = _tag_of_state(state)
+                if isinstance(length, int):
+                    lengths[tag][length] += 1
+                if head is None or not _is_state(begin, tag, head) or length != lengths[tag].most_common(1)[0][0]:
                     await self._session.call("UNLINK", state)
+                    users |= set() if head is None else {_head_of_state(state)}
+        return len(users)
 
 
 class _FoundUser:
     """What the log has of a user.
 
     newest  SEQ of the newest entry
-    index   SEQ and hash of the id of each entry that is not in the archive
     """
 
     def __init__(self) -> None:
         self.newest = 0
-        self.index: list[int | bytes] = []
+        self._entries: list[tuple[int, bytes, int]] = []  # SEQ, hash of the id, and its time if that is a UUIDv7
         self._is_archived = False
-        self._id_time_s = 0
         self._merged_into = ""
 
     def add(self, entry: LogEntry, *, is_archived: bool) -> None:
         self.newest = entry.seq
         self._merged_into = entry.record.target if isinstance(entry.record, Merge) else ""
-        if is_archived:
-            self._is_archived = True
-            self._id_time_s = max(self._id_time_s, rounded_up_s(uuid7_time_us(entry.record.entry_id) or 0))
-        else:
-            self.index += (entry.seq, index_member(entry.record.entry_id))
+        self._is_archived = self._is_archived or is_archived
+        entry_id = entry.record.entry_id
+        self._entries.append((entry.seq, index_member(entry_id), rounded_up_s(uuid7_time_us(entry_id) or 0)))
+
+    def index(self, archived: int) -> tuple[list[int], list[bytes]]:
+        """Return SEQs and hashes of the ids of the entries behind the archived ones."""
+        entries = [(seq, member) for seq, member, _ in self._entries if seq > archived]
+        return [seq for seq, _ in entries], [member for _, member in entries]
 
     def head(self, archived: int) -> str:
         """Return the value of the user's head. A merge that is done is decided again, which changes nothing."""
         value = f"{self.newest:0{SEQ_DIGITS}}"
         if self._is_archived:
-            value += f"{archived:0{SEQ_DIGITS}}{self._id_time_s:0{TIME_DIGITS}}"
+            value += f"{archived:0{SEQ_DIGITS}}{self._archived_time_s(archived):0{TIME_DIGITS}}"
         if self._merged_into:
             value = f"{value:0<{MERGE_MARK}}{MergeStage.DECIDED.value}{self._merged_into}"
         return value
+
+    def fits(self, value: bytes | None, last: int) -> bool:
+        """Return whether a head can be that of this user, or one behind it: the log was read to its last entry."""
+        try:
+            head = Head.of(value)
+        except StorageError:
+            return False
+        if head.newest != self.newest and head.newest <= last:
+            return False
+        if head.newest == self.newest and not self._is_merge_of(head):
+            return False
+        return head.id_time_s >= self._archived_time_s(head.archived)
+
+    def _is_merge_of(self, head: Head) -> bool:
+        if self._merged_into:
+            return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and head.merge_target == self._merged_into
+        return head.merge in (None, MergeStage.PROPOSED)
+
+    def _archived_time_s(self, archived: int) -> int:
+        return max((time_s for seq, _, time_s in self._entries if seq <= archived), default=0)
 
 
 class _PartitionLog:
@@ -219,10 +305,19 @@ def _head_of_state(key: str) -> str:
     return f"{partition}:head:{rest.partition(':')[2]}"
 
 
-def _is_sound(head: bytes | None, newest: int, last: int) -> bool:
-    """Return whether a head can be the one of a user with that newest entry, of a log that was read to the last one."""
-    try:
-        found = Head.of(head).newest
-    except StorageError:
+def _is_of_another_type(reply: Exception) -> bool:
+    return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
+
+
+def _tag_of_state(key: str) -> str:
+    """Return the tag, in hex, of the generation whose state has this key."""
+    return key.partition(":state:")[2].partition(":")[0]
+
+
+def _is_state(begin: Any, tag: str, head: bytes) -> bool:
+    """Return whether a stored value with this beginning can be the user's state of the generation."""
+    if not isinstance(begin, bytes) or not begin[:SEQ_DIGITS].isdigit():
         return False
-    return found == newest or found > last
+    state = begin[SEQ_DIGITS:]
+    is_own = state[:1] == bytes([LAYOUT_VERSION]) and state[TAG_BYTES].hex() == tag
+    return is_own and int(begin[:SEQ_DIGITS]) <= Head.of(head).newest

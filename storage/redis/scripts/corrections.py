@@ -14,11 +14,11 @@ REWRITTEN_AT_ONCE = 250  # entries, some 2 ms in which Redis does nothing else
 # all the same: an APPEND that began before is refused, and a number without an entry would count as a loss.
 ERASE = Script("""
 -- KEYS  seq, log, erasing, erased index, aliases, head, index; states
--- ARGV  what to log, name of the erasure
+-- ARGV  what to log, name of the erasure, 1 where only the archive has anything of the user
 local time = redis.call('TIME')
 local seq = redis.call('INCRBY', KEYS[1], 1)
 local id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
-local is_there = redis.call('EXISTS', unpack(KEYS, 5)) > 0
+local is_there = ARGV[3] == '1' or redis.call('EXISTS', unpack(KEYS, 5)) > 0
 redis.call('XADD', KEYS[2], id, 'x', is_there and ARGV[1] or '')
 if not is_there then return id end
 redis.call('ZADD', KEYS[3], 0, ARGV[2])
@@ -134,11 +134,17 @@ return 1
 """)
 
 
-def erase_arguments(user: User, erasure: str, tags: Iterable[str]) -> tuple[list[str], list[Argument]]:
+def erase_arguments(
+    user: User, erasure: str, tags: Iterable[str], *, is_lost: bool
+) -> tuple[list[str], list[Argument]]:
     """Return KEYS and ARGV of ERASE."""
     logged = compact_json((user.tenant, digest(user.user_id).hex()))
     keys = [user.seq, user.log, erasing_key(user.partition), erased_index_key(user.partition, erasure)]
-    return [*keys, user.aliases, user.head, user.id_index, *map(user.state_of_tag, tags)], [logged, erasure]
+    return [*keys, user.aliases, user.head, user.id_index, *map(user.state_of_tag, tags)], [
+        logged,
+        erasure,
+        int(is_lost),
+    ]
 
 
 def rewrite_arguments(partition: str, erasures: Sequence[bytes]) -> tuple[list[str], list[Argument]]:

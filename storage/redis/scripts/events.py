@@ -46,8 +46,9 @@ end, heads)
 local function is_as_believed(number)
     local user = users[number]
     if heads[number] ~= user.head then return false end
-    if user.head == '' and redis.call('EXISTS', KEYS[user.key + 1]) == 1 then
-        user.lost_head = {err = 'a user has entries and no head'}
+    local is_in_redis = string.sub(user.head, 1, 16) > string.sub(user.head, 17, 32)
+    if is_in_redis ~= (redis.call('EXISTS', KEYS[user.key + 1]) == 1) then
+        user.damage = {err = is_in_redis and 'a user has no index of entries' or 'a user has entries and no head'}
         return false
     end
     for new = user.first_new, user.first_new + 2 * user.new - 2, 2 do
@@ -84,7 +85,7 @@ local function apply(partition)
                 kept[#kept + 1] = state
             end
         end
-        replies[number] = user.applies and string.format('%.0f', seq) .. id_end or user.lost_head or 0
+        replies[number] = user.applies and string.format('%.0f', seq) .. id_end or user.damage or 0
     end
 end
 
@@ -127,11 +128,14 @@ return 1
 READ_LOG = Script("""
 -- KEYS  head, index, log
 -- ARGV  after, through, limit; where the newest come first, 'newest'
-local found
+local found, head = nil, redis.call('GET', KEYS[1]) or ''
+local archived = string.sub(head, 17, 32)
+if string.sub(head, 1, 16) > archived and redis.call('EXISTS', KEYS[2]) == 0 then
+    return redis.error_reply('a user has no index of entries')
+end
 if ARGV[4] == 'newest' then
     found = redis.call('ZREVRANGEBYSCORE', KEYS[2], ARGV[2], '(' .. ARGV[1], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
 else
-    local archived = string.sub(redis.call('GET', KEYS[1]) or '', 17, 32)
     if archived ~= '' and tonumber(ARGV[1]) < tonumber(archived) then return {archived} end
     found = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', 0, ARGV[3])
 end

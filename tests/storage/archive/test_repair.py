@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
-from storage.errors import StorageError, StorageUnavailable
-from storage.redis.layout import Keyspace
+from storage.archive.reader import ArchiveReader
+from storage.errors import PartlyApplied, StorageError, StorageUnavailable
+from storage.redis.layout import Keyspace, User
 from storage.redis.store import RedisStore
-from tests.storage.archive.archived_redis import assert_nothing_is_missing_or_twice, opened, turn
+from tests.storage.archive.archived_redis import (
+    NOW_MS,
+    assert_nothing_is_missing_or_twice,
+    move_all,
+    opened,
+    turn,
+    uuid7,
+)
 from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
@@ -51,6 +62,86 @@ def damage_everything(server: RedisServer) -> None:
         server.client.delete(head.replace(b":head:", b":index:"))
 
 
+Damage = Callable[[Any, User], object]
+
+
+def lose_index(client: Any, user: User) -> None:
+    client.delete(user.id_index)
+
+
+def lose_an_id(client: Any, user: User) -> None:
+    client.zremrangebyrank(user.id_index, 0, 0)
+
+
+def misplace_an_id(client: Any, user: User) -> None:
+    client.zincrby(user.id_index, 1000, client.zrange(user.id_index, 0, 0)[0])
+
+
+def add_an_id(client: Any, user: User) -> None:
+    client.zadd(user.id_index, {b"8 bytes.": 1})
+
+
+def make_index_a_text(client: Any, user: User) -> None:
+    client.set(user.id_index, "text")
+
+
+def make_state_a_text(client: Any, user: User) -> None:
+    client.set(user.state(GENERATION), "text")
+
+
+def make_state_a_list(client: Any, user: User) -> None:
+    client.delete(user.state(GENERATION))
+    client.rpush(user.state(GENERATION), "text")
+
+
+def cut_state_off(client: Any, user: User) -> None:
+    client.set(user.state(GENERATION), client.getrange(user.state(GENERATION), 0, 100))
+
+
+def put_state_ahead(client: Any, user: User) -> None:
+    client.setrange(user.state(GENERATION), 0, "0" * 10 + "9" * 6)
+
+
+def put_state_of_another_generation(client: Any, user: User) -> None:
+    client.setrange(user.state(GENERATION), 16 + 8, b"gen two\0")
+
+
+def lose_merge(client: Any, user: User) -> None:
+    client.set(user.head, client.get(user.head)[:42])
+
+
+def lose_archived_part(client: Any, user: User) -> None:
+    client.set(user.head, client.get(user.head)[:16])
+
+
+def lower_archived_part(client: Any, user: User) -> None:
+    client.setrange(user.head, 16, "0" * 16)
+
+
+def raise_archived_part(client: Any, user: User) -> None:
+    client.setrange(user.head, 16, "0" * 10 + "9" * 6)
+
+
+def lose_id_time(client: Any, user: User) -> None:
+    client.setrange(user.head, 32, "0" * 10)
+
+
+DAMAGES = [
+    lose_index,
+    lose_an_id,
+    misplace_an_id,
+    add_an_id,
+    make_index_a_text,
+    make_state_a_text,
+    make_state_a_list,
+    cut_state_off,
+    put_state_ahead,
+    put_state_of_another_generation,
+    lose_merge,
+]
+DAMAGES_OF_ARCHIVED = [lose_archived_part, lower_archived_part, raise_archived_part, lose_id_time]
+
+
 class TestDamage:
     @pytest.mark.parametrize("is_archived", [False, True], ids=["in Redis", "archived"])
     def test_all_that_readers_see_is_as_before(self, server: RedisServer, tmp_path: Path, is_archived: bool) -> None:
@@ -79,6 +170,72 @@ class TestDamage:
 
         asyncio.run(law())
 
+    @pytest.mark.parametrize(
+        ("damage", "is_archived"),
+        [
+            *((damage, is_archived) for damage in DAMAGES for is_archived in (False, True)),
+            *((damage, True) for damage in DAMAGES_OF_ARCHIVED),
+        ],
+        ids=lambda value: getattr(value, "__name__", "archived" if value else "in Redis"),
+    )
+    def test_each_damage_of_one_user_is_found(
+        self, any_server: RedisServer, tmp_path: Path, damage: Damage, is_archived: bool
+    ) -> None:
+        """Of users whose archived entries are still there in part, as with any archiver that keeps a tail."""
+        directory = tmp_path / "archive"
+
+        async def law() -> None:
+            async with opened(any_server, directory) as store:
+                await append_all(store, 0, 3)
+                if is_archived:
+                    await asyncio.to_thread(turn, any_server, directory)
+                await append_all(store, 3, 5)
+                await store.append("main", [click(uuid7(NOW_MS, number), USERS[4]) for number in range(2)])
+                if is_archived:
+                    await asyncio.to_thread(turn, any_server, directory)
+                await append_all(store, 5, 6)
+                if is_archived:
+                    await asyncio.to_thread(turn, any_server, directory, keep_tail_s=3600)
+                await append_all(store, 6, 7)
+                await store.merge("main", INTO, MERGED)
+                before = await seen_of(store)
+                assert await store.repair() == 0
+                user = Keyspace("lisarec", FEW_PARTITIONS).user("main", MERGED if damage is lose_merge else USERS[4])
+                damage(any_server.client, user)
+                assert await store.repair() == 1
+                assert await seen_of(store) == before
+                assert await append_all(store, 0, 7) == 0
+                resent = [click(uuid7(NOW_MS, number), USERS[4]) for number in range(2)]
+                assert [result.duplicate for result in await store.append("main", resent)] == [True, True]
+                assert await store.repair() == 0
+
+        asyncio.run(law())
+
+    def test_repairing_finds_nothing_in_a_store_that_is_used(self, any_server: RedisServer, tmp_path: Path) -> None:
+        """Events, the archiver and erasures go on meanwhile."""
+        directory = tmp_path / "archive"
+
+        async def law() -> None:
+            async with opened(any_server, directory) as store, opened(any_server, directory) as command:
+                await append_all(store, 0, 3)
+                is_done = asyncio.Event()
+
+                async def use() -> None:
+                    number = 3
+                    while not is_done.is_set():
+                        await append_all(store, number, number + 1)
+                        await asyncio.to_thread(turn, any_server, directory)
+                        await store.erase("main", USERS[number % len(USERS)])
+                        number += 1
+
+                using = asyncio.ensure_future(use())
+                for _ in range(20):
+                    assert await command.repair() == 0
+                is_done.set()
+                await using
+
+        asyncio.run(law())
+
     def test_states_of_nobody_are_removed(self, any_server: RedisServer) -> None:
         async def law() -> None:
             async with opened(any_server, None) as store:
@@ -91,6 +248,82 @@ class TestDamage:
                 await store.repair()
                 assert not any_server.client.exists(left)
                 await store.append("main", [click("e", "nobody")])
+
+        asyncio.run(law())
+
+
+class TestLostUsers:
+    """All keys of users whose events are archived are gone."""
+
+    @pytest.fixture
+    def lost(self, any_server: RedisServer, tmp_path: Path) -> RedisServer:
+        async def fill() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await append_all(store, 0, 3)
+
+        asyncio.run(fill())
+        move_all(any_server, tmp_path)
+        for user_id in (*USERS[:5], *USERS[6:8]):
+            user = Keyspace("lisarec", FEW_PARTITIONS).user("main", user_id)
+            any_server.client.delete(user.head, user.id_index, user.state(GENERATION))
+        return any_server
+
+    def test_nobody_begins_a_second_log_for_them(self, lost: RedisServer, tmp_path: Path) -> None:
+        async def law() -> None:
+            async with opened(lost, tmp_path) as store:
+                new = [click("e", f"new {number}") for number in range(20)]
+                events = [click("e", USERS[0]), *new, click("e", USERS[1]), click("e", USERS[20])]
+                with pytest.raises(PartlyApplied, match="lisarec repair") as partly:
+                    await store.append("main", events)
+                assert set(partly.value.results) == set(range(len(events))) - {0, 21}
+                for call in (
+                    lambda: store.append("main", [click("f", USERS[2])]),
+                    lambda: store.undo("main", USERS[2], f"{USERS[2]}-1"),
+                    lambda: store.merge("main", USERS[2], USERS[20]),
+                    lambda: store.merge("main", USERS[20], USERS[2]),
+                ):
+                    with pytest.raises(StorageError, match="lisarec repair"):
+                        await call()
+                assert await store.repair() == 7
+                assert await append_all(store, 0, 3) == 0
+                for user_id in USERS:
+                    log = [entry.record.entry_id for entry in await store.events("main", user_id)]
+                    assert log[:3] == ids_of(user_id, 3)
+                await store.append("main", [click("f", USERS[2])])
+
+        asyncio.run(law())
+
+    def test_erasing_them_erases_what_is_archived(self, lost: RedisServer, tmp_path: Path) -> None:
+        async def law() -> None:
+            async with opened(lost, tmp_path) as store:
+                await store.erase("main", USERS[0])
+                await store.append("main", [click("a", USERS[0])])  # a new user, before the archiver's next turn
+                await asyncio.to_thread(turn, lost, tmp_path)
+                await store.append("main", [click("b", USERS[0])])
+                await store.repair()
+                assert [entry.record.entry_id for entry in await store.events("main", USERS[0])] == ["a", "b"]
+
+        asyncio.run(law())
+        tables = [pl.read_parquet(path) for path in tmp_path.rglob("*.parquet")]
+        assert pl.concat(tables).filter(user_id=USERS[0])["event_id"].to_list() == ["a"]
+
+    def test_without_their_archive_new_users_are_taken_at_once(
+        self, lost: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = 0
+
+        def hang(*_: Any) -> None:
+            nonlocal asked
+            asked += 1
+            time.sleep(1.5)
+
+        async def law() -> None:
+            async with opened(lost, tmp_path) as store:
+                await store.append("main", [click("e", USERS[20])])
+                monkeypatch.setattr(ArchiveReader, "read", hang)
+                for number in range(20):  # one of them waits, for a second
+                    await store.append("main", [click("e", f"new {number}")])
+                assert asked <= 3
 
         asyncio.run(law())
 

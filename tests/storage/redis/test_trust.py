@@ -358,3 +358,26 @@ class TestDamagedUsers:
                 assert await ids(store, sound) == ["1", "2"]
 
         asyncio.run(law())
+
+    def test_a_lost_index_beside_a_sound_head_fails_only_its_user(self, server: RedisServer) -> None:
+        async def law() -> None:
+            broken = user_of(server.url, "broken")
+            sound = next(name for name in map(str, count()) if user_of("", name).partition == broken.partition)
+            async with opened(server.url) as store:
+                await store.append("main", [click("1", "broken"), click("1", sound)])
+                server.client.delete(broken.id_index)
+                requests = [
+                    store.append("main", [click("1", user_id), click("2", user_id)]) for user_id in ("broken", sound)
+                ]
+                failed, applied = await asyncio.gather(*requests, return_exceptions=True)
+                assert isinstance(failed, StorageError)
+                assert failed.failure_cause == "damaged"
+                assert not isinstance(applied, BaseException)
+                for read in (store.events("main", "broken"), store.seen_items("main", "broken")):
+                    with pytest.raises(StorageError, match="no index"):
+                        await read
+                assert await store.repair() == 1
+                assert [one.duplicate for one in await store.append("main", [click("1", "broken")])] == [True]
+                assert await ids(store, "broken") == ["1"]
+
+        asyncio.run(law())

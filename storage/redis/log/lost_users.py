@@ -1,0 +1,91 @@
+"""Users whom Redis does not know, though events of theirs are in the archive: it has lost what it had of them."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+from storage.archive.async_reader import AsyncArchiveReader
+from storage.archive.reader import ArchiveSnapshot
+from storage.errors import StorageError
+from storage.redis.layout import User
+from storage.redis.layout.stream_entries import parse_stream_page
+from storage.redis.log import STREAM_PAGE
+from storage.redis.session import RedisSession
+from storage.state.event import digest
+
+TIMEOUT_S = 1.0
+PAUSE_AFTER_FAILURE_S = 5.0
+USER_IS_LOST = "a user has archived events and no head; 'lisarec repair' makes it again from the archive"
+
+logger = logging.getLogger(__name__)
+
+
+class LostUsers:
+    """Tells new users from those whose head and index were lost after all of their events were archived.
+
+    An archive that cannot be read is not waited for, and all are taken for new users: a shop has new visitors whether
+    or not it has its archive.
+    """
+
+    def __init__(self, session: RedisSession, archive: AsyncArchiveReader) -> None:
+        self._session = session
+        self._archive = archive
+        self._ask_again_at_s = 0.0
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether there is an archive to ask, which has answered lately."""
+        return self._archive.is_configured and asyncio.get_running_loop().time() >= self._ask_again_at_s
+
+    async def require_none(self, users: Iterable[User]) -> None:
+        """Raise StorageError where one of these users, who have no head, is lost."""
+        if await self.among(list(users)):
+            raise StorageError(USER_IS_LOST, "damaged")
+
+    async def among(self, users: Collection[User]) -> set[User]:
+        """Return those of these users, who have no head, who are lost.
+
+        The archive has the events of an erased user until the archiver's next turn; the log names the user.
+        """
+        lost: set[User] = set()
+        held = await self._held(users)
+        while held:
+            kept = [user for user, through in held.items() if not await self._is_erased(user, through)]
+            now = await self._held(kept)  # an archiver may have gone on, and trimmed the erasure
+            lost.update(user for user in kept if now.get(user) == held[user])
+            held = {user: through for user, through in now.items() if user not in lost}
+        return lost
+
+    async def _held(self, users: Collection[User]) -> dict[User, int]:
+        """Return the users whom the archive has, and how far it goes in the logs of their partitions."""
+        if not users or not self.can_tell or not (archive_id := await self._session.archive_id()):
+            return {}
+        by_tenant: defaultdict[str, list[User]] = defaultdict(list)
+        for user in users:
+            by_tenant[user.tenant].append(user)
+
+        def held(snapshot: ArchiveSnapshot) -> dict[User, int]:
+            snapshot.require(archive_id, 0, 0)
+            return {
+                user: snapshot.manifest.seq(user.partition_number)
+                for tenant, own in by_tenant.items()
+                for user, is_held in zip(own, snapshot.holds_users(tenant, [one.user_id for one in own]), strict=True)
+                if is_held
+            }
+
+        try:
+            return await self._archive.read(held, TIMEOUT_S)
+        except StorageError as exc:
+            logger.warning("the archive does not tell whether users are new: %s", exc)
+            self._ask_again_at_s = asyncio.get_running_loop().time() + PAUSE_AFTER_FAILURE_S
+            return {}
+
+    async def _is_erased(self, user: User, through: int) -> bool:
+        """Return whether the log names an erasure of the user behind that entry."""
+        after, erased = str(through + 1), (user.tenant, digest(user.user_id))
+        while page := await self._session.call("XRANGE", user.log, after, "+", "COUNT", STREAM_PAGE):
+            if erased in parse_stream_page(page, is_complete=False).erased:
+                return True
+            after = f"({page[-1][0].decode()}"
+        return False
