@@ -141,7 +141,7 @@ class EventWriter:
             else:
                 commits.append(commit)
         if undecided:
-            self._await_archive(undecided, self._look_up_in_archive(undecided))
+            self._await_archive(undecided, look_up_in_archive(self._session, self._archive, undecided))
         fold_new_entries(serving, commits)
         replies = await trusted_replies(self._session.trust, commits, await self._commit(commits))
         return self._settle(commits, replies)
@@ -257,27 +257,6 @@ class EventWriter:
 
         self._requeue_after(parts, answered())
 
-    async def _look_up_in_archive(self, parts: Sequence[Part]) -> None:
-        """Look up all of the parts' events, also those that are decided as things are now."""
-        archive_id = await self._session.archive_id()
-        entries: defaultdict[str, list[tuple[User, Entry]]] = defaultdict(list)
-        for part in parts:
-            for user, entry in part.entries:
-                entries[user.tenant].append((user, entry))
-
-        def look_up(snapshot: ArchiveSnapshot) -> None:
-            for part in parts:
-                snapshot.require(archive_id, part.number, part.must_search_through)
-            found: set[tuple[User, int]] = set()
-            for tenant, own in entries.items():
-                held = snapshot.holds(tenant, [(user.user_id, entry.event.entry_id) for user, entry in own])
-                found.update((user, entry.id_hash) for user, entry in compress(own, held))
-            for part in parts:
-                part.searched_through = snapshot.manifest.seq(part.number)
-                part.archived = found.intersection((user, entry.id_hash) for user, entry in part.entries)
-
-        await self._archive.read(look_up)
-
     def _requeue_after(self, parts: Sequence[Part], work: Coroutine[Any, Any, None]) -> None:
         """Put the parts back when this is done, or fail them with it."""
 
@@ -297,6 +276,28 @@ class EventWriter:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def look_up_in_archive(session: RedisSession, archive: AsyncArchiveReader, parts: Sequence[Part]) -> None:
+    """Look up all of the parts' events, also those that are decided as things are now."""
+    archive_id = await session.archive_id()
+    entries: defaultdict[str, list[tuple[User, Entry]]] = defaultdict(list)
+    for part in parts:
+        for user, entry in part.entries:
+            entries[user.tenant].append((user, entry))
+
+    def look_up(snapshot: ArchiveSnapshot) -> None:
+        for part in parts:
+            snapshot.require(archive_id, part.number, part.must_search_through)
+        found: set[tuple[User, int]] = set()
+        for tenant, own in entries.items():
+            held = snapshot.holds(tenant, [(user.user_id, entry.event.entry_id) for user, entry in own])
+            found.update((user, entry.id_hash) for user, entry in compress(own, held))
+        for part in parts:
+            part.searched_through = snapshot.manifest.seq(part.number)
+            part.archived = found.intersection((user, entry.id_hash) for user, entry in part.entries)
+
+    await archive.read(look_up)
 
 
 async def trusted_parts(trust: ServerTrust, parts: Sequence[Part]) -> list[Part]:
