@@ -32,7 +32,7 @@ def test_one_that_costs_more_or_is_not_measured_fails_the_benchmark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(amplification, "AGAIN", 0)
-    monkeypatch.setattr(amplification, "MAX_CALLS", 10)
+    monkeypatch.setattr(amplification, "MAX_CALLS", 20)
     monkeypatch.setattr(attacked_service, "LONG_LOG", 0)
     for name in ("recommendations", "other_reads", "corrections", "operations"):
         monkeypatch.setattr(amplification, name, lambda *_: [])
