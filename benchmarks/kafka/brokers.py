@@ -1,7 +1,7 @@
 """Brokers in a process of their own: librdkafka's mock cluster, reached over sockets as any brokers are.
 
 They keep 5 MB of records a partition, in memory, and share offsets and groups. They do not move leaders or coordinators
-away from a broker that is down: it comes back, or `MockBrokers.move` moves them.
+away from a broker that is down: it comes back, or `MockBrokers.move` and `MockBrokers.coordinate` move them.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class MockBrokers:
     def move(self, topic: str, partition: int, broker: int) -> None:
         """Make another broker the leader of a partition."""
         self._ask("move", topic, partition, broker)
+
+    def coordinate(self, group: str, broker: int) -> None:
+        """Make a broker the coordinator of a group."""
+        self._ask("coordinate", group, broker)
 
     def cut(self, broker: int, request: int, times: int) -> None:
         """Close a connection instead of answering, for the next requests of this kind to a broker."""
@@ -128,6 +132,10 @@ class MockCluster:
         """Make a broker the leader of a partition."""
         lead = self._library.rd_kafka_mock_partition_set_leader
         self._done(lead(self._cluster, topic.encode(), partition, broker))
+
+    def coordinate(self, group: str, broker: int) -> None:
+        """Make a broker the coordinator of a group."""
+        self._done(self._library.rd_kafka_mock_coordinator_set(self._cluster, b"group", group.encode(), broker))
 
     def cut(self, broker: int, request: int, times: int) -> None:
         """Close the connections of the next requests of a kind."""

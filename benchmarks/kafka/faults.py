@@ -42,10 +42,11 @@ from storage.state.event import Event
 HOST = "127.0.0.1"
 TOPIC, GROUP, DEAD_LETTERS = "clicks", "lisarec", "dead-letters"
 PARTITIONS, BROKERS, CONSUMERS = 16, 3, 2
+COORDINATOR = 1  # the broker that the group commits to
 BATCH_SIZE = 500  # so that there are requests enough to cut
 SERVICE_KILLS = 10  # one in so many
 POSTED_SHARE = 0.1  # of the cuts: between consumers and service; the others are at the brokers
-CUT_REQUESTS = (FETCH, FETCH, FETCH, OFFSET_COMMIT, HEARTBEAT)
+CUT_REQUESTS = (*[FETCH] * 8, OFFSET_COMMIT, HEARTBEAT)
 DOWN_S = (0.2, 2.0)
 # who is killed is missed soon, and whose connection is cut comes back soon
 PROPERTIES = """
@@ -201,7 +202,8 @@ class FaultRun:
             due = min(planned, round(planned * 1.1 * self._progress)) - pushed
             for number in range(max(0, due)):
                 request = CUT_REQUESTS[(pushed + number) % len(CUT_REQUESTS)]
-                await asyncio.to_thread(self._brokers.cut, self._random.randrange(BROKERS) + 1, request, 1)
+                broker = self._random.randrange(BROKERS) + 1 if request == FETCH else COORDINATOR
+                await asyncio.to_thread(self._brokers.cut, broker, request, 1)
             pushed += max(0, due)
             waiting = 0
             for broker in range(1, BROKERS + 1):
@@ -253,6 +255,7 @@ def run_faults(plan: FaultPlan) -> Verdict:
         brokers = stack.enter_context(mock_brokers(BROKERS))
         brokers.create_topic(TOPIC, PARTITIONS)
         brokers.create_topic(DEAD_LETTERS, 1)
+        brokers.coordinate(GROUP, COORDINATOR)
         if plan.store == "redis":
             url = stack.enter_context(redis_server(directory))
             settings, options = StoreSettings(redis_url=url), ["--redis-url", url]

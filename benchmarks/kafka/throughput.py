@@ -1,7 +1,8 @@
 """Measure how many records a second `lisarec consume` settles, beside the same events in HTTP batches.
 
 Brokers, consumer, service and Redis share this machine. The topic is filled before; the rate is that of the middle of
-the records, so starts do not count.
+the records, so starts do not count. Beside it stands what a record costs each process in CPU time, which tells more
+where other programs want the same cores.
 
     python -m benchmarks.kafka.throughput --model models/ml-1m
     python -m benchmarks.kafka.throughput --model models/ml-1m --store sqlite
@@ -13,15 +14,17 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 import httpx
 import orjson
+import psutil
 import typer
 from confluent_kafka import Producer
 from rich.console import Console
@@ -63,19 +66,47 @@ def fill(addresses: str, sent: Sequence[Event]) -> None:
         raise RuntimeError("the brokers do not take the records")
 
 
-def middle_rate(total: int, settled: Callable[[], float]) -> float:
-    """Return the records a second between the first and the last tenth."""
-    times_s = []
-    for share in MIDDLE:
-        while (count := settled()) < share * total:
-            time.sleep(0.05)
-        times_s.append((time.monotonic(), count))
-    (begin_s, first), (end_s, last) = times_s
-    return (last - first) / (end_s - begin_s)
+class CpuTimes:
+    """CPU seconds of the processes that this one has started, by a word of their command."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def read(self) -> dict[str, float]:
+        """Return the seconds so far."""
+        found = dict.fromkeys(self._words, 0.0)
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                command = process.cmdline()
+                for word in self._words:
+                    if any(part.endswith(word) for part in command[:4]):
+                        found[word] += sum(process.cpu_times()[:2])
+        return found
 
 
-def consumed_rate(addresses: str, url: str, total: int) -> float:
-    """Run one consumer over the topic; return its records a second."""
+@dataclass(frozen=True)
+class Measured:
+    """Records a second, and µs of CPU time a record by process."""
+
+    rate: float
+    cpu_us: dict[str, float]
+
+    @classmethod
+    def between(
+        cls, begin: tuple[float, float, dict[str, float]], end: tuple[float, float, dict[str, float]]
+    ) -> Measured:
+        """Return what lies between two moments: the time, the number of records, the CPU times."""
+        records = end[1] - begin[1]
+        cpu_us = {name: (end[2][name] - begin[2][name]) * 1e6 / records for name in end[2]}
+        return cls(records / (end[0] - begin[0]), cpu_us)
+
+    def __str__(self) -> str:
+        costs = ", ".join(f"{name} {cost:.0f}" for name, cost in self.cpu_us.items() if cost)
+        return f"{self.rate:,.0f}/s ({costs} µs)"
+
+
+def consumed(addresses: str, url: str, total: int) -> Measured:
+    """Run one consumer over the topic, and measure the middle of the records."""
     metrics = f"127.0.0.1:{free_port()}"
     command = ["consume", "--brokers", addresses, "--topic", TOPIC, "--url", url, "--metrics", metrics]
     consumer = subprocess.Popen([sys.executable, "-m", "app", *command], cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -90,14 +121,19 @@ def consumed_rate(addresses: str, url: str, total: int) -> float:
         return sum(float(line.split()[-1]) for line in lines if line.startswith("lisarec_consume_records_total"))
 
     try:
-        return middle_rate(total, settled)
+        cpu, moments = CpuTimes("consume", "serve", "redis-server"), []
+        for share in MIDDLE:
+            while (count := settled()) < share * total:
+                time.sleep(0.05)
+            moments.append((time.monotonic(), count, cpu.read()))
+        return Measured.between(*moments)
     finally:
         consumer.terminate()
         consumer.wait(30)
 
 
-def posted_rate(url: str, sent: Sequence[Event], connections: int) -> float:
-    """Post the events in batches that are prepared; return events a second."""
+def posted(url: str, sent: Sequence[Event], connections: int) -> Measured:
+    """Post the events in batches that are prepared."""
     bodies = [orjson.dumps(sent[begin : begin + BATCH]) for begin in range(0, len(sent), BATCH)]
     headers = {"content-type": "application/json"}
     with httpx.Client(base_url=url, timeout=60) as client, ThreadPoolExecutor(connections) as executor:
@@ -105,9 +141,10 @@ def posted_rate(url: str, sent: Sequence[Event], connections: int) -> float:
         def post(body: bytes) -> None:
             client.post("/v1/events", content=body, headers=headers).raise_for_status()
 
-        begin_s = time.monotonic()
+        cpu = CpuTimes("serve", "redis-server")
+        begin = (time.monotonic(), 0.0, cpu.read())
         list(executor.map(post, bodies))
-        return len(sent) / (time.monotonic() - begin_s)
+        return Measured.between(begin, (time.monotonic(), float(len(sent)), cpu.read()))
 
 
 def main(
@@ -127,10 +164,10 @@ def main(
             brokers = stack.enter_context(mock_brokers())
             brokers.create_topic(TOPIC, PARTITIONS)
             fill(brokers.addresses, events(records, item_ids))
-            consumed = consumed_rate(brokers.addresses, url, records)
-            posted = {count: posted_rate(url, events(records, item_ids), count) for count in (1, 4)}
-        ways = ", ".join(f"{rate:,.0f} over {count} connection(s)" for count, rate in posted.items())
-        console.print(f"consumed {consumed:,.0f} records/s; posted events/s: {ways}", highlight=False)
+            measured = {"consumed": consumed(brokers.addresses, url, records)}
+            for count in (1, 4):
+                measured[f"posted over {count}"] = posted(url, events(records, item_ids), count)
+        console.print("; ".join(f"{way} {numbers}" for way, numbers in measured.items()), highlight=False)
 
 
 if __name__ == "__main__":

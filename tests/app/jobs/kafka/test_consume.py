@@ -18,7 +18,7 @@ from storage.state.event import Event
 from tests.app.conftest import item_id, logged_events
 from tests.app.jobs.kafka.topics import ConsumerProcess, group_lag, headers_of, produce, read_all
 from tests.app.service_process import Process
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 USERS = 20
 
@@ -204,7 +204,7 @@ def test_what_the_service_refuses_as_a_whole_ends_the_command(
     keys.touch()
     produce(brokers.addresses, topic, events(10))
     consumer = consume(launch(keys_file=keys))
-    assert consumer.process.wait(60) == 1
+    assert consumer.process.wait(PATIENCE_S) == 1
     assert "answers 401" in consumer.log()
     assert "Traceback" not in consumer.log()
     with group_lag(brokers.addresses, topic) as lag:

@@ -16,7 +16,7 @@ from tests.app.conftest import item_id
 from tests.app.jobs.kafka.topics import Command, read_all
 from tests.app.service_process import Process
 from tests.storage.redis.servers import RedisServer
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 Launch = Callable[..., Process]
 
@@ -64,10 +64,10 @@ def test_each_entry_is_published_once_in_its_users_order_with_the_recommendation
     click(service, "bob", 5, recommendation_id="made-up")
     assert httpx.delete(f"{service.url}/v1/users/ada/events/ada-2").is_success
     first = publish(tmp_path, brokers, topic, store, "--once")
-    assert first.process.wait(60) == 0, first.log()
+    assert first.process.wait(PATIENCE_S) == 0, first.log()
     click(service, "ada", 40, 41)
     again = publish(tmp_path, brokers, topic, store, "--once")
-    assert again.process.wait(60) == 0, again.log()
+    assert again.process.wait(PATIENCE_S) == 0, again.log()
     found = values(brokers, topic, 8)
     assert len(found) == 8
     ada = [one for one in found if one["user_id"] == "ada"]
@@ -108,5 +108,5 @@ def test_killed_it_goes_on_and_leaves_nothing_out(
 def test_positions_of_another_topic_are_refused(brokers: MockBrokers, topic: str, tmp_path: Path) -> None:
     (tmp_path / "positions").write_text('{"topic": "other", "positions": {}}')
     refused = publish(tmp_path, brokers, topic, {"data_dir": tmp_path}, "--once")
-    assert refused.process.wait(60) == 1
+    assert refused.process.wait(PATIENCE_S) == 1
     assert "has the positions of the topic 'other'" in refused.log()
