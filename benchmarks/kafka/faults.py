@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,12 +160,12 @@ class FaultRun:
     def _is_cut_due(self) -> bool:
         return self.faults["cut: service"] < self.plan.cuts * POSTED_SHARE * min(1.0, 1.1 * self._progress)
 
-    async def _spread(self, count: int, fault: object) -> None:
+    async def _spread(self, count: int, fault: Callable[[int], Awaitable[None]]) -> None:
         """Have one fault after the other, evenly over the records."""
         for number in range(count):
             while self._progress < (number + 0.5) / count:
                 await asyncio.sleep(0.02)
-            await fault(number)  # type: ignore[operator]
+            await fault(number)
 
     async def _kill(self, number: int) -> None:
         is_service = number % SERVICE_KILLS == SERVICE_KILLS - 1

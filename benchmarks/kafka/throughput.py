@@ -79,7 +79,7 @@ class CpuTimes:
             with suppress(psutil.Error):
                 command = process.cmdline()
                 for word in self._words:
-                    if any(part.endswith(word) for part in command[:4]):
+                    if any(part.partition(" ")[0].endswith(word) for part in command[:4]):  # Redis's is one part
                         found[word] += sum(process.cpu_times()[:2])
         return found
 

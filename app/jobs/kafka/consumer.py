@@ -198,6 +198,8 @@ class EventConsumer:
         self._forget(partitions)
 
     def _forget(self, partitions: list[TopicPartition]) -> None:
+        """Drop what is left of partitions that leave; one that left paused would still be so when it comes back."""
+        self._consumer.resume(partitions)
         gone = {(one.topic, one.partition) for one in partitions}
         self._early = [record for record in self._early if (record.topic(), record.partition()) not in gone]
 

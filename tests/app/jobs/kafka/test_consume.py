@@ -181,6 +181,24 @@ def test_a_service_that_is_away_is_waited_for_and_nothing_becomes_a_dead_letter(
     require_each_once(model_dir, state, 400)
 
 
+def test_partitions_that_leave_while_they_are_paused_are_read_when_they_come_back(
+    brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, model_dir: Path, state: Path
+) -> None:
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    produce(brokers.addresses, topic, events(200))
+    first = consume(url)
+    first.wait_for("lisarec_consume_paused")
+    second = consume(url)
+    second.wait_for('lisarec_consume_rebalances_total{change="assigned"}')
+    launch(port=port)
+    settled(brokers, topic, first, second)
+    assert second.end() == 0, second.log()
+    produce(brokers.addresses, topic, events(200, 200))
+    settled(brokers, topic, first)
+    assert first.end() == 0, first.log()
+    require_each_once(model_dir, state, 400)
+
+
 def lags(consumer: ConsumerProcess) -> dict[str, float]:
     return {name: value for name, value in consumer.metrics().items() if "lag_records" in name}
 
