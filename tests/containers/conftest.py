@@ -70,6 +70,7 @@ def engine(pytestconfig: pytest.Config, measured: Measured) -> Iterator[Engine]:
 def deployment(engine: Engine, measured: Measured) -> Iterator[Deployment]:
     """A checkout whose image is built; what runs is stopped, and its volumes are removed, at the end."""
     deployment = Deployment(engine, ENGINE_FOLDER / "checkout")
+    deployment.remove()  # what a run that was killed has left
     begin_s = time.monotonic()
     deployment.build()
     measured.append(("build, s", f"{time.monotonic() - begin_s:.0f}"))
