@@ -85,6 +85,9 @@ class RedisCorrections:
             entry = Entry.of(target.tenant, Undo(target.user_id, undone, _now_us()))
             known = await self._logged_ids(target, value, [undone, entry.event.entry_id])
             if undone not in known:
+                await self.require_whole(user, target)
+                if await self._head(target) != value:  # it has gone to the archive, or to another user, meanwhile
+                    continue
                 raise UnknownEvent("the user's log has no event of this id")
             is_new = entry.event.entry_id not in known
             if not is_new or await self._append(target, value, None, [entry]):
@@ -98,6 +101,7 @@ class RedisCorrections:
         is_proposed = False
         for _ in _attempts():
             target, visitors_target = await self.resolve(user), await self.resolve(visitor)
+            await self.require_whole(user, visitor)
             if is_already_merged(target.user_id, visitor.user_id, visitors_target.user_id):
                 await self.wait_for_replicas(visitor)
                 return is_proposed
@@ -199,6 +203,15 @@ class RedisCorrections:
         if not entries:
             return True
         return bool(await self._session.write(APPEND, *append_arguments(user, value, seq, entries)))
+
+    async def require_whole(self, *users: User) -> None:
+        """Raise StorageUnavailable where what was just read of these users may be too little.
+
+        A server that lacks data is not written to, but knows neither the event that an undo is about, nor who was
+        merged into whom; and what follows from that may be written to another server.
+        """
+        for user in users:
+            await self._session.trust.require_whole(user.log)
 
     async def wait_for_replicas(self, user: User) -> None:
         """Return when as many replicas as required have the user's partition, whoever wrote to it."""

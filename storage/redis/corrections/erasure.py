@@ -95,6 +95,7 @@ class RedisErasure:
 
     async def _is_merged_into(self, alias: User, user: User) -> bool:
         head = await self._head(alias)
+        await self._corrections.require_whole(alias)
         return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and self._target(alias, head) == user
 
     async def _head(self, user: User) -> Head:

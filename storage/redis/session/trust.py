@@ -24,9 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
-
-from redis.exceptions import ResponseError
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import FailureCause, StorageError, StorageUnavailable
@@ -35,6 +32,7 @@ from storage.redis.layout import META, Keyspace
 from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.nodes import CONNECTION_ERRORS, Argument, storage_error
 from storage.redis.session.newest_entries import NewestEntries
+from storage.redis.session.replies import address, has_entry, is_refusal, is_replica, process_of
 
 EXAMINE_EVERY_S = 1.0
 ARCHIVE_TIMEOUT_S = 1.0  # of a witness that writes do not need
@@ -194,11 +192,11 @@ class ServerTrust:
         info, replication, *settings = await self._call(
             url, ("INFO", "server"), ("INFO", "replication"), *(("CONFIG GET", name) for name in REQUIRED_SETTINGS)
         )
-        process = _process(info, replication, connected)
-        if not _is_replica(replication):  # that one takes no writes, whatever it holds
-            reason = _unsafe_setting(_address(url), settings) or await self._loss(url, server, process)
+        process = process_of(info, replication, connected)
+        if not is_replica(replication):  # that one takes no writes, whatever it holds
+            reason = _unsafe_setting(address(url), settings) or await self._loss(url, server, process)
             if reason != server.reason:
-                logger.warning("%s", f"Redis at {_address(url)} is written to again" if reason is None else reason.text)
+                logger.warning("%s", f"Redis at {address(url)} is written to again" if reason is None else reason.text)
             server.reason, server.process = reason, process
         server.connected = connected
         server.examine_at_s = asyncio.get_running_loop().time() + EXAMINE_EVERY_S
@@ -209,7 +207,7 @@ class ServerTrust:
         what = of_meta if self._is_meta_on(url) else None
         if what is not None or process != server.process or server.reason is not None:
             what = await self._missing_data(url) or what
-        return None if what is None else _Reason(LOST.format(server=_address(url), what=what), "wrong_store")
+        return None if what is None else _Reason(LOST.format(server=address(url), what=what), "wrong_store")
 
     async def _missing_data(self, url: str) -> str | None:
         """Return what the server has to hold and lacks; where it lacks nothing, remember what it holds."""
@@ -242,7 +240,7 @@ class ServerTrust:
         return {
             number: entry_id
             for (number, entry_id), entries in zip(known, found, strict=True)
-            if isinstance(entries, list) and not _has(entries, entry_id)
+            if isinstance(entries, list) and not has_entry(entries, entry_id)
         }
 
     async def _learn(self, url: str, partitions: Sequence[int]) -> None:
@@ -319,10 +317,10 @@ class ServerTrust:
             await self._servers.call("HSET", self._keys.meta, "lost", json.dumps(self._lost))
 
     async def _call(self, url: str, *commands: tuple[Argument, ...]) -> list[Any]:
-        """Execute commands; a reply that is an error is in its place, a failed connection is raised."""
+        """Execute commands; a reply that is a refusal is in its place, a failure is raised."""
         replies = await self._servers.call_node(url, commands) if commands else []
         for reply in replies:
-            if isinstance(reply, CONNECTION_ERRORS) and not isinstance(reply, ResponseError):
+            if isinstance(reply, CONNECTION_ERRORS) and not is_refusal(reply):
                 raise storage_error(reply) from reply
         return replies
 
@@ -333,17 +331,6 @@ class _Meta:
 
     archive_id: str
     accepted_ms: int
-
-
-def _process(info: Any, replication: Any, connected: int) -> tuple[str, str]:
-    """Return what tells a server from the same one after a restart; where it does not tell, each connection counts."""
-    if isinstance(info, Exception) or isinstance(replication, Exception):
-        return "", str(connected)
-    return str(info["run_id"]), str(replication.get("master_replid", ""))
-
-
-def _is_replica(replication: Any) -> bool:
-    return not isinstance(replication, Exception) and replication.get("role") == "slave"
 
 
 def _unsafe_setting(server: str, replies: Sequence[Any]) -> _Reason | None:
@@ -358,20 +345,7 @@ def _unsafe_setting(server: str, replies: Sequence[Any]) -> _Reason | None:
     return None
 
 
-def _has(entries: Sequence[tuple[bytes, Any]], entry_id: str) -> bool:
-    """Return whether the first entry is that one, or one behind it."""
-    return bool(entries) and (
-        entries[0][0].decode() == entry_id or entry_seq(entries[0][0]) > entry_seq(entry_id.encode())
-    )
-
-
 def _partition_of(key: str) -> int | None:
     """Return the number of the partition that has the key; None where none has."""
     found = re.search(r":\{p(\d+)\}", key)
     return None if found is None else int(found[1])
-
-
-def _address(url: str) -> str:
-    """Return the address without user and password."""
-    parts = urlsplit(url)
-    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archiver.archiver import TurnCounts
 from storage.archiver.redis_source import trim_arguments
-from storage.errors import StorageError, StorageUnavailable
+from storage.errors import StorageError, StorageUnavailable, UnknownEvent
 from storage.redis.scripts.events import COMMIT
 from storage.state.event import Event
 from tests.storage.archive.archived_redis import (
@@ -145,6 +145,22 @@ class TestMoving:
                 answers = await store.append("main", [click("contended"), click("new")])
                 assert [answer.duplicate for answer in answers] == [True, False]
                 await assert_state_is_fold_of_log(store)
+
+        asyncio.run(law())
+
+    def test_trimming_between_reading_a_head_and_its_index_is_noticed(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The head that an undo has read knew nothing of an archive, and then the id is gone from the index."""
+
+        async def law() -> None:
+            async with opened(any_server, tmp_path) as store:
+                await store.append("main", [click("undone"), *(click(f"e{n}") for n in range(40))])
+                overtake(monkeypatch, "ZMSCORE", lambda: asyncio.to_thread(turn, any_server, tmp_path))
+                assert await store.undo("main", "u", "undone")
+                assert not await store.undo("main", "u", "undone")
+                with pytest.raises(UnknownEvent):
+                    await store.undo("main", "u", "unknown")
 
         asyncio.run(law())
 

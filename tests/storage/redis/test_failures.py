@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ClusterDownError
 
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.records import AppendResult
+from storage.redis.client import RedisServers
 from storage.redis.layout import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import GENERATION, PREFIX, assert_state_is_fold_of_log, ids, in_other_partitions, opened
-from tests.waiting import until
+from tests.storage.redis.stores import (
+    GENERATION,
+    PREFIX,
+    assert_state_is_fold_of_log,
+    ids,
+    in_other_partitions,
+    opened,
+    until_applied,
+)
+from tests.waiting import PATIENCE_S, until
 
 FROZEN_TIMEOUT_S = 0.3
 
@@ -246,5 +257,74 @@ class TestFailures:
                 failed, applied = await asyncio.gather(*requests, return_exceptions=True)
                 assert isinstance(failed, StorageError)
                 assert not isinstance(applied, BaseException)
+
+        asyncio.run(law())
+
+
+async def refusal_of_loss(store: RedisStore, user_id: str) -> str:
+    """Post an event until the store says why it takes none; it never takes it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with pytest.raises(StorageUnavailable) as refused:
+                await store.append("main", [click("never", user_id)])
+            if not str(refused.value).startswith("Redis failed"):  # the connection that the restart broke
+                return str(refused.value)
+
+
+class TestMissingData:
+    """What a server lacks, for seconds or for good, is not taken for what never was."""
+
+    def test_a_node_that_does_not_find_its_cluster_yet_is_not_trusted(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """For seconds after its start a node of a cluster tells its state, and reads no keys."""
+        call = RedisServers.call_node
+
+        async def refuse_keys(servers: RedisServers, url: str, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+            replies = await call(servers, url, commands)
+            down = ClusterDownError("The cluster is down")
+            return [
+                down if name.startswith("X") else reply for (name, *_), reply in zip(commands, replies, strict=True)
+            ]
+
+        async def law() -> None:
+            new, *others = in_other_partitions(3)
+            async with opened(any_server.url) as store:
+                older = any_server.copy_data(tmp_path / "older")
+                await store.append("main", [click("1", user_id) for user_id in others])
+                any_server.restart_with(older)
+                monkeypatch.setattr(RedisServers, "call_node", refuse_keys)
+                for _ in range(3):
+                    with pytest.raises(StorageUnavailable):
+                        await store.append("main", [click("2", new)])
+                monkeypatch.undo()
+                assert "has lost events" in await refusal_of_loss(store, new)
+
+        asyncio.run(law())
+
+    def test_what_follows_from_missing_data_is_not_said(self, any_server: RedisServer, tmp_path: Path) -> None:
+        """Undos and merges of what the server lacks are refused, and not answered as if it had never been."""
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                older = any_server.copy_data(tmp_path / "older")
+                await store.append("main", [click("1", "ada"), click("1", "visitor"), click("1", "bob")])
+                await store.merge("main", "ada", "visitor")
+                newer = any_server.copy_data(tmp_path / "newer")
+                any_server.restart_with(older)
+                await refusal_of_loss(store, "ada")
+                for call in (
+                    lambda: store.undo("main", "ada", "1"),
+                    lambda: store.undo("main", "visitor", "1"),
+                    lambda: store.merge("main", "bob", "visitor"),
+                    lambda: store.merge("main", "visitor", "visitor"),
+                    lambda: store.erase("main", "ada"),
+                ):
+                    with pytest.raises(StorageUnavailable, match="has lost events"):
+                        await call()
+                any_server.restart_with(newer)
+                await until_applied(store, [click("2", "ada")])
+                assert await store.undo("main", "ada", "1")
+                assert await ids(store, "visitor") == await ids(store, "ada")
 
         asyncio.run(law())

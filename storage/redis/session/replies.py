@@ -1,0 +1,44 @@
+"""What replies of a server say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.exceptions import ClusterDownError, ResponseError
+
+from storage.redis.layout.stream_entries import entry_seq
+
+
+def process_of(info: Any, replication: Any, connected: int) -> tuple[str, str]:
+    """Return what tells a server from the same one after a restart; where it does not tell, each connection counts."""
+    if isinstance(info, Exception) or isinstance(replication, Exception):
+        return "", str(connected)
+    return str(info["run_id"]), str(replication.get("master_replid", ""))
+
+
+def is_refusal(reply: Exception) -> bool:
+    """Return whether the server refuses a command for what it holds.
+
+    A node that does not find its cluster tells its state, and nothing of its data: it has to be asked again.
+    """
+    return isinstance(reply, ResponseError) and not isinstance(reply, ClusterDownError)
+
+
+def is_replica(replication: Any) -> bool:
+    """Return whether a server follows another one; one that does not tell is none."""
+    return not isinstance(replication, Exception) and replication.get("role") == "slave"
+
+
+def has_entry(entries: Sequence[tuple[bytes, Any]], entry_id: str) -> bool:
+    """Return whether the first entry is that one, or one behind it."""
+    return bool(entries) and (
+        entries[0][0].decode() == entry_id or entry_seq(entries[0][0]) > entry_seq(entry_id.encode())
+    )
+
+
+def address(url: str) -> str:
+    """Return the address without user and password."""
+    parts = urlsplit(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
