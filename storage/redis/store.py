@@ -94,9 +94,9 @@ class RedisStore(UserStore):
         self._session = session
         self._archive = archive
         self._log = UserLog(session, archive)
-        self._repair = LogRepair(session, self._log)
         lost_users = LostUsers(session, archive)
         self._corrections = RedisCorrections(session, self._log, archive, lost_users)
+        self._repair = LogRepair(session, self._log, self._corrections)
         self._erasure = RedisErasure(session, self._corrections)
         self._states = RedisStates(session, self._log, self._corrections, max_waiting=max_waiting, ttl_s=ttl_s)
         self._writer = EventWriter(
@@ -299,10 +299,7 @@ class RedisStore(UserStore):
 
     @override
     async def repair(self, *, accept_loss: bool = False) -> int:
-        repaired = await self._repair.run(accept_loss=accept_loss)
-        if accept_loss:
-            await self.accept_loss()
-        return repaired
+        return await (self._repair.accept_loss() if accept_loss else self._repair.run())
 
     @override
     async def accept_loss(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -12,6 +13,7 @@ from redis.exceptions import ResponseError
 from storage.archive.reader import ArchivedLog
 from storage.errors import StorageError, StorageUnavailable
 from storage.records import LogEntry
+from storage.redis.corrections import RedisCorrections
 from storage.redis.layout import (
     MERGE_MARK,
     SEQ_DIGITS,
@@ -28,8 +30,9 @@ from storage.redis.log import STREAM_PAGE, UserLog
 from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts.corrections import REPAIR
 from storage.redis.session import RedisSession
-from storage.state.event import Merge, digest, uuid7_time_us
+from storage.state.event import Event, Merge, Undo, digest, uuid7_time_us
 from storage.state.layout import LAYOUT_VERSION, TAG_BYTES
+from storage.state.record_encoding import from_json
 
 REPAIR_ATTEMPTS = 20
 HEADS_PAGE = 500
@@ -40,21 +43,40 @@ CHECKS_AT_ONCE = 100
 class LogRepair:
     """Makes heads and indexes again that are missing or damaged, and removes states that are."""
 
-    def __init__(self, session: RedisSession, log: UserLog) -> None:
+    def __init__(self, session: RedisSession, log: UserLog, corrections: RedisCorrections) -> None:
         self._session = session
         self._log = log
+        self._corrections = corrections
 
-    async def run(self, *, accept_loss: bool) -> int:
+    async def run(self) -> int:
         """Repair all users, and return how many had to be.
 
-        raises  StorageError  when entries are lost, unless that is accepted
+        raises  StorageError  when entries are lost
         """
         await self._session.require_open()
-        if accept_loss:
-            await self._join_archive()
-        else:
-            for partition in range(self._session.keys.partitions):
-                await self._session.trust.require(self._session.keys.log(partition))
+        for partition in range(self._session.keys.partitions):
+            await self._session.trust.require(self._session.keys.log(partition))
+        return await self._repair_all(accept_loss=False)
+
+    async def accept_loss(self) -> int:
+        """Repair all users, and let everybody go on without what log and archive lack; return how many users that were.
+
+        Entries that stand under the numbers of archived ones were logged by who did not know of those: between the end
+        of a server and the first look at what came in its place, or by a service without the archive. They are logged
+        again, behind the archived ones.
+        """
+        await self._session.require_open()
+        positions, overwriting = await self._continue_archive()
+        repaired = await self._repair_all(accept_loss=True)
+        # by these entries services know a store that lacks nothing: before, they would write to heads that lack much
+        for number, position in positions.items():
+            await self._session.call("XADD", self._session.keys.log(number), position, "x", "")
+        await self._session.trust.accept_loss()
+        for user, records in overwriting.items():
+            await self._corrections.append(user, records)
+        return repaired
+
+    async def _repair_all(self, *, accept_loss: bool) -> int:
         repaired = number = 0
         while number < self._session.keys.partitions:
             logs = await self._log.archived_logs(number, self._session.keys.partitions)
@@ -63,31 +85,63 @@ class LogRepair:
                 number = partition + 1
         return repaired + await self._drop_damaged_states()
 
-    async def _join_archive(self) -> None:
-        """Let the streams go on behind the archive's newest entries, where they have lost those.
+    async def _continue_archive(self) -> tuple[dict[int, str], dict[User, list[Event | Undo]]]:
+        """Let the numbers go on behind those of the archive's newest entries.
 
-        raises  StorageError  when other entries were logged under the numbers of archived ones
+        returns  by partition, which of those entries its stream lacks; and what stood there under archived numbers
         """
+        positions: dict[int, str] = {}
+        overwriting: dict[User, list[Event | Undo]] = {}
         manifest = await self._log.manifest()
         archive_id = await self._session.archive_id()
         if manifest is None or (archive_id and archive_id != manifest.archive_id):
-            return
-        for number, position in manifest.positions.items():
-            key, seq = self._session.keys.log(number), manifest.seq(number)
-            found = await self._session.call("XRANGE", key, seq, "+", "COUNT", 1)
-            if found and found[0][0].decode() != position:
-                raise StorageError(
-                    f"'{key}' and the archive have different entries of the number {seq} and cannot be joined; see "
-                    "'When Redis has lost events' in docs/operations.md",
-                    "wrong_store",
-                )
-            if not found:
-                await self._session.call("XADD", key, position, "x", "")
-            seq_key = self._session.keys.seq(number)
-            behind = seq - int(await self._session.call("GET", seq_key) or 0)
-            if behind > 0:
-                await self._session.call("INCRBY", seq_key, behind)
+            return positions, overwriting
         await self._session.call("HSET", self._session.keys.meta, "archive", manifest.archive_id)
+        number = 0
+        while number < self._session.keys.partitions:
+            logs = await self._log.archived_logs(number, self._session.keys.partitions)
+            for partition, archived in logs.items():
+                position = manifest.positions.get(partition)
+                if position is not None and not await self._has(partition, position):
+                    positions[partition] = position
+                    overwriting |= await self._let_go(partition, position, archived)
+                number = partition + 1
+        return positions, overwriting
+
+    async def _has(self, number: int, position: str) -> bool:
+        """Return whether a stream has the archive's newest entry; numbers go on behind it then."""
+        seq = entry_seq(position.encode())
+        found = await self._session.call("XRANGE", self._session.keys.log(number), seq, "+", "COUNT", 1)
+        return bool(found) and found[0][0].decode() == position
+
+    async def _let_go(self, number: int, position: str, archived: ArchivedLog) -> dict[User, list[Event | Undo]]:
+        """Let a partition's numbers go on behind the position; return what stands in the place of archived entries.
+
+        What stands before the first number that log and archive use for two entries is in the archive. A merge or an
+        erasure behind it is left out, and can be asked for again.
+        """
+        keys, log, seq = self._session.keys, self._session.keys.log(number), entry_seq(position.encode())
+        archived_ids = dict(archived.table.select("seq", "logged_ms").iter_rows())
+        overwriting: defaultdict[User, list[Event | Undo]] = defaultdict(list)
+        users: set[User] = set()
+        has_parted, after = False, "-"
+        while found := await self._session.call("XRANGE", log, after, "+", "COUNT", STREAM_PAGE):
+            for entry_id, fields in found:
+                has_parted = has_parted or _is_another(entry_id, archived_ids) or entry_seq(entry_id) >= seq
+                if b"e" in fields:
+                    tenant, record = from_json(json.loads(fields[b"e"]))
+                    user = keys.user(tenant, record.user_id)
+                    users.add(user)
+                    if has_parted and not isinstance(record, Merge):
+                        overwriting[user].append(record)
+            after = f"({found[-1][0].decode()}"
+        if has_parted:
+            tags = await self._session.registered_tags()
+            for user in users:  # what they have in the archive is found again by the repair
+                await self._session.call("UNLINK", user.head, user.id_index, *map(user.state_of_tag, tags))
+            await self._session.call("UNLINK", log)
+        await self._session.call("SET", keys.seq(number), seq)
+        return overwriting
 
     async def _repair_partition(self, number: int, archived: ArchivedLog | None, *, accept_loss: bool) -> int:
         repaired = 0
@@ -321,3 +375,12 @@ def _is_state(begin: Any, tag: str, head: bytes) -> bool:
     state = begin[SEQ_DIGITS:]
     is_own = state[:1] == bytes([LAYOUT_VERSION]) and state[TAG_BYTES].hex() == tag
     return is_own and int(begin[:SEQ_DIGITS]) <= Head.of(head).newest
+
+
+def _is_another(entry_id: bytes, archived_ids: Mapping[int, int]) -> bool:
+    """Return whether the archive has another entry under the number of this one.
+
+    archived_ids  SEQ -> milliseconds, the two parts of an id
+    """
+    seq, logged_ms = map(int, entry_id.split(b"-"))
+    return archived_ids.get(seq, logged_ms) != logged_ms

@@ -1,0 +1,105 @@
+"""A loss is accepted while services are at work, on a store that others have written to meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from storage.errors import StorageUnavailable
+from storage.redis.scripts.corrections import REPAIR
+from storage.redis.session.trust import EXAMINE_EVERY_S
+from storage.redis.store import RedisStore
+from tests.storage.archive.archived_redis import assert_nothing_is_missing_or_twice, opened, turn
+from tests.storage.archive.test_repair import USERS, append_all, ids_of, seen_of
+from tests.storage.oracles.random_events import click
+from tests.storage.redis.overtaken import overtake
+from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import assert_state_is_fold_of_log
+from tests.waiting import PATIENCE_S
+
+
+class TestAcceptedLoss:
+    @pytest.mark.parametrize("more", [1, 5], ids=["fewer than archived", "more than archived"])
+    def test_what_others_logged_under_the_numbers_of_archived_entries_comes_behind_them(
+        self, any_server: RedisServer, tmp_path: Path, more: int
+    ) -> None:
+        directory, newcomers = tmp_path / "archive", [f"newcomer-{number}" for number in range(10)]
+
+        async def late(store: RedisStore) -> list[bool]:
+            users = [*USERS[::3], *newcomers]
+            events = [click(f"late-{number}", user_id) for user_id in users for number in range(more)]
+            return [result.duplicate for result in await store.append("main", events)]
+
+        async def law() -> None:
+            async with opened(any_server, directory) as store:
+                await append_all(store, 0, 2)
+                await asyncio.to_thread(turn, any_server, directory, keep_tail_s=1_000)
+                older = any_server.copy_data(tmp_path / "older")
+                await append_all(store, 2, 4)
+                await asyncio.to_thread(turn, any_server, directory)
+                archived = await seen_of(store)
+                any_server.restart_with(older)
+            async with opened(any_server, None) as forgetful:  # it cannot know
+                await late(forgetful)
+            async with opened(any_server, directory) as store:
+                await store.repair(accept_loss=True)
+                assert set(await late(store)) == {True}
+                for user_id in (*USERS, *newcomers):
+                    found = [entry.record.entry_id for entry in await store.events("main", user_id, limit=1000)]
+                    own = [record.entry_id for record in archived["logs"].get(user_id, ())]
+                    added = (
+                        [f"late-{number}" for number in range(more)] if user_id not in USERS[1::3] + USERS[2::3] else []
+                    )
+                    assert found == own + added
+                    await assert_state_is_fold_of_log(store, user_id)
+                await asyncio.to_thread(turn, any_server, directory)
+                assert set(await late(store)) == {True}
+                assert await append_all(store, 0, 5) == len(USERS)
+            turn(any_server, directory)
+            assert_nothing_is_missing_or_twice(any_server, directory)
+
+        asyncio.run(law())
+
+    def test_services_write_nothing_before_all_heads_are_made_again(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        directory = tmp_path / "archive"
+
+        async def law() -> None:
+            async with opened(any_server, directory) as service, opened(any_server, directory) as command:
+                await append_all(service, 0, 2)
+                older = any_server.copy_data(tmp_path / "older")
+                await append_all(service, 2, 4)
+                await asyncio.to_thread(turn, any_server, directory)
+                any_server.restart_with(older)
+                tried = 0
+
+                async def resend() -> None:
+                    nonlocal tried
+                    for _ in range(3):  # each time the service looks at the server again
+                        await asyncio.sleep(EXAMINE_EVERY_S)
+                        with pytest.raises(StorageUnavailable):
+                            await append_all(service, 0, 4)
+                        tried += 1
+
+                overtake(monkeypatch, REPAIR.sha, resend)
+                async with asyncio.timeout(PATIENCE_S):
+                    while not tried:
+                        with suppress(StorageUnavailable):  # the connection that the restart broke
+                            await command.repair(accept_loss=True)
+                assert tried == 3
+                async with asyncio.timeout(PATIENCE_S):
+                    while True:
+                        with suppress(StorageUnavailable):
+                            assert await append_all(service, 0, 5) == len(USERS)
+                            break
+                        await asyncio.sleep(0.05)
+                for user_id in USERS:
+                    found = await service.events("main", user_id)
+                    assert [entry.record.entry_id for entry in found] == ids_of(user_id, 5)
+                    await assert_state_is_fold_of_log(service, user_id)
+
+        asyncio.run(law())
