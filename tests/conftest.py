@@ -40,6 +40,7 @@ if sys.platform == "linux":
 # what the other process still runs when the queue is empty is short, because these files come first
 LONGEST = (
     "tests/benchmarks/test_resilience.py",
+    "tests/benchmarks/test_attack.py",
     "tests/benchmarks/test_benchmarks.py",
     "tests/app/jobs/kafka/test_consume.py",
     "tests/benchmarks/test_kafka.py",

@@ -5,6 +5,7 @@ measure little else. What is forked is the command as it is, or with a weakness 
 
     none           the command as it is
     without-guard  no event is ever taken for a duplicate: each gets another id before it reaches the store
+    without-trust  no store is ever refused because it lacks what was acknowledged
     unsynced       SQLite does not sync its log at a commit
 """
 
@@ -38,13 +39,15 @@ from benchmarks.harness.faulty_machine import FaultyMachine, library
 from benchmarks.harness.ledger import RENAMED
 from model.artifact import model_directory
 from storage.records import AppendResult
+from storage.redis.session.trust import ServerTrust
 from storage.redis.store import RedisStore
+from storage.sqlite.connections.open_files import OpenFiles
 from storage.sqlite.store import SQLiteStore
 from storage.state.event import Event
 
 ROOT = Path(__file__).parents[2]
 
-Weakness = Literal["none", "without-guard", "unsynced"]
+Weakness = Literal["none", "without-guard", "without-trust", "unsynced"]
 
 
 class ForkServer:
@@ -69,12 +72,17 @@ class ForkServer:
         weakness: Weakness = "none",
         machine: FaultyMachine | None = None,
         environment: Mapping[str, str] | None = None,
+        status: Path | None = None,
     ) -> int:
-        """Start `lisarec` with the arguments, on the machine if there is one; returns the id of the process."""
+        """Start `lisarec` with the arguments, on the machine if there is one; returns the id of the process.
+
+        status  a file that gets the exit status, where the process ends by itself
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        root = str(machine.root) if machine else None
         request = SpawnRequest(
-            list(arguments), str(log), weakness, str(machine.root) if machine else None, dict(environment or {})
+            list(arguments), str(log), weakness, root, dict(environment or {}), str(status) if status else None
         )
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
@@ -93,6 +101,7 @@ class SpawnRequest(NamedTuple):
     weakness: Weakness
     machine_root: str | None
     environment: dict[str, str]
+    status: str | None
 
 
 @cache
@@ -117,6 +126,18 @@ def disable_deduplication(store: Any) -> None:
     store.append = append_renamed
 
 
+def disable_trust() -> None:
+    """Let no store be refused, whatever it lacks."""
+
+    async def require_nothing(*_: object) -> None:
+        pass
+
+    trust: Any = ServerTrust
+    trust.require = trust.require_whole = trust.acknowledge = require_nothing
+    files: Any = OpenFiles
+    files.look = lambda _: None
+
+
 def disable_syncs() -> None:
     """Let SQLite not sync its log at a commit."""
     connect = storage.sqlite.database.connect
@@ -134,6 +155,8 @@ def weaken(weakness: Weakness) -> None:
     if weakness == "without-guard":
         disable_deduplication(SQLiteStore)
         disable_deduplication(RedisStore)
+    elif weakness == "without-trust":
+        disable_trust()
     elif weakness == "unsynced":
         disable_syncs()
 
@@ -164,6 +187,8 @@ def run_service_as_child(request: SpawnRequest) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        if request.status is not None:
+            Path(request.status).write_text(str(status))
         os._exit(status)
 
 

@@ -53,6 +53,14 @@ class SupervisedProcess:
         """Say whether the process runs: a pidfd can be read once its process has ended."""
         return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
 
+    def is_stopped(self) -> bool:
+        """Say whether SIGSTOP holds the process."""
+        try:
+            status = Path(f"/proc/{self._pid}/stat").read_text()
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] == "T"
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process, if it runs."""
         with suppress(ProcessLookupError):

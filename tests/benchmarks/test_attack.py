@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.attack.chaos import disruptions, store_disruptions
+from benchmarks.attack.chaos.disruptions import kinds_of
 from benchmarks.attack.chaos.elle import violations, write_history
 from benchmarks.attack.chaos.environment import ChaosStore
-from benchmarks.attack.chaos.operations import Operation, OperationKind, OperationLog, Outcome
-from benchmarks.attack.chaos.run import ChaosSettings, chaos, list_operations, unclear_answers
+from benchmarks.attack.chaos.operations import AcceptedLoss, Operation, OperationKind, OperationLog, Outcome
+from benchmarks.attack.chaos.run import ChaosSettings, chaos, list_operations
 from benchmarks.attack.chaos.verdict import judge
 from benchmarks.harness.ledger import TENANT
 from storage.records import FoldedState
@@ -106,6 +108,12 @@ class Story:
         if carry_out:
             await self.store.merge(TENANT, user_id, visitor)
 
+    def lose(self, *archived: str, since_s: float, is_noticed: bool = True) -> None:
+        """Note that what ended since then was taken by a loss that is accepted now, but for archived events of Ada."""
+        keys = frozenset(("ada", event_id) for event_id in archived)
+        until_s = 2.0 * len(self.record.operations) - 0.5
+        self.record.losses.append(AcceptedLoss(since_s, until_s, keys, is_noticed))
+
     async def erase(self, user_id: str, *, carry_out: bool = True) -> None:
         self._note("erase", user_id)
         if carry_out:
@@ -157,6 +165,33 @@ async def _not_erased(story: Story) -> None:
     await story.erase("ada", carry_out=False)
 
 
+async def _gone_with_a_loss(story: Story) -> None:
+    await story.append("ada", "a")
+    await story.append("ada", "b", carry_out=False)
+    story.lose(since_s=1.5)
+    await story.append("ada", "c")
+
+
+async def _gone_with_a_loss_that_nobody_noticed(story: Story) -> None:
+    await story.append("ada", "a", "b", carry_out=False)
+    story.lose(since_s=0.5, is_noticed=False)
+
+
+async def _gone_before_a_loss(story: Story) -> None:
+    await story.append("ada", "a", carry_out=False)
+    story.lose(since_s=1.5)
+
+
+async def _gone_behind_a_loss(story: Story) -> None:
+    story.lose(since_s=-1.0)
+    await story.append("ada", "a", carry_out=False)
+
+
+async def _gone_with_a_loss_although_archived(story: Story) -> None:
+    await story.append("ada", "a", "b", carry_out=False)
+    story.lose("a", since_s=0.5)
+
+
 async def _folded_from_something_else(story: Story) -> None:
     await story.append("ada", "a", "b")
     log = await story.store.events(TENANT, "ada")
@@ -176,6 +211,11 @@ async def _folded_from_something_else(story: Story) -> None:
         (_not_merged, {"diverged": 1}),
         (_not_erased, {"resurrected": 1}),
         (_folded_from_something_else, {"unfolded": 1}),
+        (_gone_with_a_loss, {}),
+        (_gone_with_a_loss_that_nobody_noticed, {"unnoticed": 2}),
+        (_gone_before_a_loss, {"lost": 1}),
+        (_gone_behind_a_loss, {"lost": 1}),
+        (_gone_with_a_loss_although_archived, {"lost": 1}),
     ],
 )
 def test_the_judgement_finds_each_fault(tell: Telling, expected: dict[str, int], tmp_path: Path) -> None:
@@ -223,12 +263,48 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [write_model(folder / "may", seed=7), write_model(folder / "june", seed=11)]
 
 
-@pytest.mark.parametrize("store", ["sqlite", "redis", "cluster"])
-def test_nothing_acknowledged_is_lost_doubled_or_wrong(store: ChaosStore, models: list[Path], tmp_path: Path) -> None:
+STORES: list[ChaosStore] = ["sqlite", "redis", "cluster"]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_everything_happens_and_nothing_acknowledged_is_lost_doubled_or_wrong(
+    store: ChaosStore, models: list[Path], tmp_path: Path
+) -> None:
     require_servers()
-    chaos_settings = ChaosSettings(models, store, seconds=10.0, seed=3, left_out=(), directory=tmp_path)
-    verdict, workload = asyncio.run(chaos(chaos_settings))
-    assert {name: faults for name, faults in verdict.faults().items() if faults} == {}
-    assert list(violations(list_operations(workload))) == []
-    assert verdict.acknowledged > 100
-    assert unclear_answers(workload) == {}
+    report = asyncio.run(chaos(ChaosSettings(models, store, 5.0, 3, tmp_path, kinds_of(store))))
+    assert report.all_faults() == {}
+    assert [kind for kind in kinds_of(store) if report.injected[kind] == 0] == []
+    assert report.verdict.acknowledged > 100
+    assert list_operations(report.workload) != []
+    if store != "sqlite":
+        assert report.verdict.restored > 0  # what the archive had of an accepted loss
+
+
+class TestTheRunNotices:
+    @pytest.mark.parametrize(("store", "lost"), [("sqlite", set()), ("redis", {"lost"})])
+    def test_that_a_store_is_trusted_whatever_it_lacks(
+        self, store: ChaosStore, lost: set[str], models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is written to SQLite's file while it is away comes back with it."""
+        require_servers()
+        monkeypatch.setattr(store_disruptions, "NOTICED_WITHIN_S", 3.0)
+        monkeypatch.setattr(disruptions, "ATTEMPTS", 1)
+        run = ChaosSettings(models, store, 0.0, 3, tmp_path, ["store lost"], weakness="without-trust")
+        faults = asyncio.run(chaos(run)).all_faults()
+        assert faults.keys() >= {"not refused", "did not happen"} | lost
+
+    @pytest.mark.parametrize("store", ["sqlite", "redis"])
+    def test_that_the_guard_against_duplicates_is_off(
+        self, store: ChaosStore, models: list[Path], tmp_path: Path
+    ) -> None:
+        require_servers()
+        run = ChaosSettings(models, store, 3.0, 3, tmp_path, ["app killed"], weakness="without-guard")
+        assert "doubled" in asyncio.run(chaos(run)).all_faults()
+
+    def test_what_nobody_waited_for_when_a_replica_takes_over(self, models: list[Path], tmp_path: Path) -> None:
+        require_servers()
+        run = ChaosSettings(models, "cluster", 0.0, 3, tmp_path, ["lagging replica took over"], replicas=0)
+        report = asyncio.run(chaos(run))
+        assert report.all_faults() == {}
+        assert report.verdict.accepted_losses > 0
+        assert report.injected["failover accepted"] == 1

@@ -3,179 +3,210 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import random
 import signal
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from email.utils import parsedate_to_datetime
 
-from benchmarks.attack.chaos.environment import ChaosEnvironment
-from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
+from benchmarks.attack.chaos.correction_gate import CorrectionGate
+from benchmarks.attack.chaos.environment import ChaosEnvironment, ChaosStore
+from benchmarks.attack.chaos.operator_calls import Operator
+from benchmarks.attack.chaos.store_disruptions import (
+    Disruption,
+    FileDisruptions,
+    ServerDisruptions,
+    restarted,
+    stopped,
+)
 from benchmarks.harness.supervised_process import SupervisedProcess
+from benchmarks.harness.tcp_proxy import Address
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-LANES = 2  # disruptions at a time
-PAUSE_S = (0.2, 2.0)
+LANES = 3  # disruptions at a time
+ATTEMPTS = 5  # at a kind that did not happen yet, when the time is over
+PAUSE_S = (0.1, 1.0)
 READY_WITHIN_S = 180.0
-REBUILT_WITHIN_S = 120.0
 JUMPS_S = (3_600.0, 86_400.0, 365 * 86_400.0)
+
+KINDS = (
+    "app killed",
+    "app restarted",
+    "app stopped",
+    "clock jumped",
+    "archiver killed",
+    "model activated",
+    "experiment changed",
+    "model rebuilt",
+    "rebuild killed",
+    "store repaired",
+    "store lost",
+    "store older",
+)
+KINDS_OF_REDIS = ("redis killed", "redis restarted", "redis stopped", "loss accepted")
+KINDS_OF_CLUSTER = ("primary replaced", "lagging replica took over")
+
+
+def kinds_of(store: ChaosStore) -> tuple[str, ...]:
+    """Return the kinds of disruptions of a store."""
+    of_redis = KINDS_OF_REDIS if store != "sqlite" else ()
+    return (*KINDS, *of_redis, *(KINDS_OF_CLUSTER if store == "cluster" else ()))
 
 
 class Disruptions:
     """Disrupts an environment until it is told to end.
 
-    injected  how often each kind was injected
+    injected  how often each kind has happened: it was seen to, and not only tried
     """
 
-    def __init__(self, environment: ChaosEnvironment, seed: int, left_out: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        environment: ChaosEnvironment,
+        archiver: SupervisedProcess,
+        gate: CorrectionGate,
+        seed: int,
+        kinds: Collection[str],
+    ) -> None:
         self.injected: Counter[str] = Counter()
+        self.operator = Operator(environment)
+        self.file = FileDisruptions(environment, self.operator)
+        self.servers = ServerDisruptions(environment, self.operator, gate)
         self._environment = environment
+        self._archiver = archiver
         self._seed = seed
-        self._store = asyncio.Lock()
+        self._rng = random.Random(seed)
+        self._tried: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+        self._deck: list[str] = []
         self._apps = [asyncio.Lock() for _ in environment.apps]
-        self._file_copy: Path | None = None
-        self._kinds: dict[str, Callable[[random.Random], Awaitable[None]]] = {
-            "app killed": self._kill_app,
-            "app restarted": self._restart_app,
+        known = self._kinds_of_processes() | (self.servers if environment.servers else self.file).kinds()
+        self._kinds = {kind: known[kind] for kind in kinds}
+
+    def _kinds_of_processes(self) -> dict[str, Disruption]:
+        return {
+            "app killed": lambda rng: self._restart_app(rng, signal.SIGKILL),
+            "app restarted": lambda rng: self._restart_app(rng, signal.SIGTERM),
             "app stopped": self._stop_app,
             "clock jumped": self._jump_clock,
+            "archiver killed": self._kill_archiver,
             "model activated": self._activate,
             "experiment changed": self._change_experiment,
             "model rebuilt": self._rebuild,
-            "store lost": self._lose_store,
-            "store older": self._age_store,
+            "rebuild killed": self._kill_rebuild,
+            "store repaired": self._repair,
         }
-        if environment.servers:
-            self._kinds |= {
-                "redis killed": self._kill_server,
-                "redis restarted": self._restart_server,
-                "redis stopped": self._stop_server,
-            }
-        for kind in left_out:
-            self._kinds.pop(kind, None)
+
+    @property
+    def missing(self) -> list[str]:
+        """Return the kinds that have not happened."""
+        return [kind for kind in self._kinds if not self.injected[kind]]
 
     async def run(self, is_over: Callable[[], bool]) -> None:
-        """Disrupt until it is over; everything is healed and ready then."""
+        """Disrupt until it is over and each kind has happened; everything is healed and ready then."""
         async with asyncio.TaskGroup() as lanes:
             for number in range(LANES):
                 lanes.create_task(self._lane(random.Random(self._seed * LANES + number), is_over))
-        await self._all_ready()
+        servers = self._environment.servers
+        await asyncio.gather(
+            *(server.settle() for server in servers),
+            *(app.is_ready_within(READY_WITHIN_S) for app in self._environment.apps),
+        )
 
     async def _lane(self, rng: random.Random, is_over: Callable[[], bool]) -> None:
-        while not is_over():
-            kind = rng.choice(list(self._kinds))
-            await self._kinds[kind](rng)
-            self.injected[kind] += 1
+        while (kind := self._next_kind(is_over())) is not None:
+            self._tried[kind] += 1
+            self._running[kind] += 1
+            self.injected[kind] += await self._kinds[kind](rng)
+            self._running[kind] -= 1
             await asyncio.sleep(rng.uniform(*PAUSE_S))
 
-    async def _kill_app(self, rng: random.Random) -> None:
-        async with self._app(rng) as number:
-            await self._restart(self._environment.apps[number], signal.SIGKILL)
+    def _next_kind(self, is_over: bool) -> str | None:
+        """Deal the kinds in any order, all of them before one comes again; in the end those that did not happen."""
+        if is_over:
+            left = [kind for kind in self.missing if self._tried[kind] < ATTEMPTS and not self._running[kind]]
+            return self._rng.choice(left) if left else None
+        if not self._deck:
+            self._deck = self._rng.sample(list(self._kinds), len(self._kinds))
+        return self._deck.pop()
 
-    async def _restart_app(self, rng: random.Random) -> None:
-        async with self._app(rng) as number:
-            await self._restart(self._environment.apps[number], signal.SIGTERM)
+    # ---- processes
 
-    async def _stop_app(self, rng: random.Random) -> None:
-        async with self._app(rng) as number:
-            await self._environment.apps[number].stop_for(rng.uniform(0.2, 2.0))
+    async def _restart_app(self, rng: random.Random, number: signal.Signals) -> bool:
+        async with self._app(rng) as app, self._app_may_start():
+            return await restarted(self._environment.apps[app], number)
 
-    async def _jump_clock(self, rng: random.Random) -> None:
-        async with self._app(rng) as number:
-            clock = self._environment.clocks[number]
-            clock.jump_clock(rng.choice((-1, 1)) * rng.choice(JUMPS_S))
-            await asyncio.sleep(rng.uniform(0.5, 4.0))
+    async def _stop_app(self, rng: random.Random) -> bool:
+        async with self._app(rng) as app:
+            return await stopped(self._environment.apps[app], rng.uniform(0.2, 2.0))
+
+    async def _jump_clock(self, rng: random.Random) -> bool:
+        async with self._app(rng) as app:
+            clock, address = self._environment.clocks[app], self._environment.addresses[app]
+            by_s = rng.choice((-1, 1)) * rng.choice(JUMPS_S)
+            clock.jump_clock(by_s)
+            await asyncio.sleep(rng.uniform(1.5, 4.0))  # the server makes a new date every second
+            seen_s = await asyncio.to_thread(_date_of, address)
             clock.jump_clock(0)
+            return seen_s is not None and abs(seen_s - time.time() - by_s) < 60
 
-    async def _activate(self, rng: random.Random) -> None:
-        await self._ask(rng, "POST", f"/v1/admin/generations/{rng.choice(self._environment.models).name}/activate")
+    async def _kill_archiver(self, rng: random.Random) -> bool:
+        before = self._environment.archived_positions()
+        is_killed = await restarted(self._archiver, signal.SIGKILL)
+        await asyncio.sleep(rng.uniform(0.0, 2.0))
+        return is_killed and bool(before)
 
-    async def _change_experiment(self, rng: random.Random) -> None:
-        if rng.random() < 0.5:
-            await self._ask(rng, "DELETE", "/v1/admin/experiment")
-        else:
-            shares = {model.name: 1 / len(self._environment.models) for model in self._environment.models}
-            await self._ask(rng, "PUT", "/v1/admin/experiment", {"name": "chaos", "shares": shares})
+    # ---- operators
 
-    async def _rebuild(self, rng: random.Random) -> None:
-        """Rebuild a model's states; every other time the command is killed on its way."""
+    async def _activate(self, rng: random.Random) -> bool:
+        name = rng.choice(self._environment.models).name
+        return await self.operator.call(self._address(rng), "POST", f"/v1/admin/generations/{name}/activate")
+
+    async def _change_experiment(self, rng: random.Random) -> bool:
+        shares = {model.name: 1 / len(self._environment.models) for model in self._environment.models}
+        experiment = {"name": "chaos", "shares": shares}
+        begun = await self.operator.call(self._address(rng), "PUT", "/v1/admin/experiment", experiment)
+        await asyncio.sleep(rng.uniform(0.0, 3.0))
+        return await self.operator.call(self._address(rng), "DELETE", "/v1/admin/experiment") and begun
+
+    async def _rebuild(self, rng: random.Random) -> bool:
+        return bool(await self.operator.command("rebuild", "--model", str(rng.choice(self._environment.models))))
+
+    async def _kill_rebuild(self, rng: random.Random) -> bool:
         model = str(rng.choice(self._environment.models))
-        killed_after_s = rng.uniform(0.05, 1.5) if rng.random() < 0.5 else REBUILT_WITHIN_S
-        await self._environment.run_command("rebuild", "--model", model, killed_after_s=killed_after_s)
+        after_s = rng.uniform(0.05, 1.5)
+        return await self.operator.command("rebuild", "--model", model, killed_after_s=after_s) is None
 
-    async def _kill_server(self, rng: random.Random) -> None:
-        async with self._store:
-            await self._restart(rng.choice(self._environment.servers).process, signal.SIGKILL)
+    async def _repair(self, _: random.Random) -> bool:
+        return bool(await self.operator.command("repair"))
 
-    async def _restart_server(self, rng: random.Random) -> None:
-        async with self._store:
-            await self._restart(rng.choice(self._environment.servers).process, signal.SIGTERM)
+    # ---- who may disrupt what
 
-    async def _stop_server(self, rng: random.Random) -> None:
-        async with self._store:
-            await rng.choice(self._environment.servers).process.stop_for(rng.uniform(0.2, 3.0))
-
-    async def _lose_store(self, rng: random.Random) -> None:
-        """For some seconds there is an empty Redis, or no file of SQLite."""
-        async with self._store_and_apps():
-            if not self._environment.servers:
-                with self._environment.replaced_file(None):
-                    await asyncio.sleep(rng.uniform(1.0, 3.0))
-                return
-            async with rng.choice(self._environment.servers).holding(None):
-                await asyncio.sleep(rng.uniform(1.0, 3.0))
-
-    async def _age_store(self, rng: random.Random) -> None:
-        """For some seconds the store is as it was when it was copied; the first time it is copied."""
-        async with self._store_and_apps():
-            if not self._environment.servers:
-                if self._file_copy is not None:
-                    with self._environment.replaced_file(self._file_copy):
-                        await asyncio.sleep(rng.uniform(1.0, 3.0))
-                self._file_copy = await asyncio.to_thread(self._environment.copy_file)
-                return
-            server = rng.choice(self._environment.servers)
-            if server.snapshot.exists():
-                async with server.holding(server.snapshot):
-                    await asyncio.sleep(rng.uniform(1.0, 3.0))
-            await server.copy()
-
-    async def _ask(self, rng: random.Random, method: str, path: str, body: object = None) -> None:
-        connection = HttpConnection(rng.choice(self._environment.addresses))
-        try:
-            status, _ = await connection.request(method, path, body)
-            self.injected[f"{method} of an operator: {status}"] += 1
-        except TRANSPORT_ERRORS:
-            self.injected[f"{method} of an operator: {NO_ANSWER}"] += 1
-        finally:
-            connection.close()
-
-    async def _restart(self, process: SupervisedProcess, number: signal.Signals) -> None:
-        await process.end(number)
-        await process.start()
+    def _address(self, rng: random.Random) -> Address:
+        return rng.choice(self._environment.addresses)
 
     @asynccontextmanager
     async def _app(self, rng: random.Random) -> AsyncIterator[int]:
         """Take one app for a disruption of its own."""
         number = rng.randrange(len(self._apps))
         async with self._apps[number]:
-            yield number
+            with self.operator.disturbance():
+                yield number
 
-    @asynccontextmanager
-    async def _store_and_apps(self) -> AsyncIterator[None]:
-        """Take everything: a process that starts on an empty or older store cannot know what it lacks."""
-        async with AsyncExitStack() as stack:
-            for lock in (self._store, *self._apps):
-                await stack.enter_async_context(lock)
-            await self._all_ready()
-            yield
+    def _app_may_start(self) -> AbstractAsyncContextManager[object]:
+        """On SQLite a process that starts without the file, or on an older one, cannot know what it lacks."""
+        return nullcontext() if self._environment.servers else self.file.file
 
-    async def _all_ready(self) -> None:
-        await asyncio.gather(*(process.is_ready_within(READY_WITHIN_S) for process in self._processes()))
 
-    def _processes(self) -> Iterable[SupervisedProcess]:
-        return [*(server.process for server in self._environment.servers), *self._environment.apps]
+def _date_of(address: Address) -> float | None:
+    """Return the time by the clock of the service, as its answers have it."""
+    connection = http.client.HTTPConnection(*address, timeout=10)
+    try:
+        connection.request("GET", "/healthz")
+        date = connection.getresponse().getheader("date")
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    return None if date is None else parsedate_to_datetime(date).timestamp()

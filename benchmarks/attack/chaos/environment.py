@@ -1,96 +1,72 @@
-"""What the chaos run breaks: two processes of the service, with a model each, on SQLite, Redis or a Redis cluster."""
+"""What the chaos run breaks: two processes of the service, each with a model, an archiver, and their store."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import select
-import shutil
 import signal
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from shutil import copyfile
 from typing import Literal
 
+from redis.crc import key_slot
+
 from app.serving.served_generation import generation_of
+from benchmarks.attack.chaos.servers import Node, Server
 from benchmarks.harness.compose import RedisUsers, make_users, node_command, redis_command
 from benchmarks.harness.faulty_machine import FaultyMachine
-from benchmarks.harness.fork_server import fork_server
-from benchmarks.harness.redis_cluster import HOST, ClusterAdmin, free_node_port
+from benchmarks.harness.fork_server import Weakness, fork_server
+from benchmarks.harness.redis_cluster import HOST, ClusterAdmin, free_node_port, slots_of
 from benchmarks.harness.service_process import free_port
 from benchmarks.harness.supervised_process import SupervisedProcess, is_loaded, is_ready, spawn_program
 from benchmarks.harness.tcp_proxy import Address
 from benchmarks.harness.topology import program
 from model.artifact import model_directory
+from storage.archive.manifest import MANIFEST, Manifest
 from storage.protocol import UserStore
-from storage.redis.store import RedisStore
+from storage.redis.layout import Keyspace
+from storage.redis.store import PARTITIONS, RedisStore
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore
 from storage.state.generation import Generation
 
 ChaosStore = Literal["sqlite", "redis", "cluster"]
 
-NODES = 3
+PRIMARIES = 3
 NODE_TIMEOUT_MS = 2_000
-KEPT_OF_A_NODE = "nodes.conf"  # who a node is, and which slots it has
-
-
-@dataclass
-class Server:
-    """A Redis server and its data directory."""
-
-    process: SupervisedProcess
-    data: Path
-    snapshot: Path
-
-    async def copy(self) -> None:
-        """Keep a copy of the data as it is now."""
-        await self.process.end(signal.SIGTERM)
-        shutil.rmtree(self.snapshot, ignore_errors=True)
-        shutil.copytree(self.data, self.snapshot)
-        await self.process.start()
-
-    @asynccontextmanager
-    async def holding(self, snapshot: Path | None) -> AsyncIterator[None]:
-        """Within the block the server has the data of the copy, or none; afterwards its own again."""
-        await self.process.end(signal.SIGTERM)
-        away = self.data.with_name(f"{self.data.name}-away")
-        self.data.rename(away)
-        if snapshot is None:
-            self.data.mkdir()
-        else:
-            shutil.copytree(snapshot, self.data)
-        if (away / KEPT_OF_A_NODE).exists():
-            shutil.copyfile(away / KEPT_OF_A_NODE, self.data / KEPT_OF_A_NODE)
-        try:
-            await self.process.start()
-            yield
-        finally:
-            await self.process.end(signal.SIGKILL)
-            shutil.rmtree(self.data)
-            away.rename(self.data)
-            await self.process.start()
+KEYS = Keyspace("lisarec", PARTITIONS)
+ARCHIVER = ("--every", "1", "--keep-tail", "5")  # seconds: most of what is sent is in the archive alone at the end
+NOTICED = "(wrong_store)"  # in the log of a service that refuses a store, or a file, which is not what it was
 
 
 @dataclass
 class ChaosEnvironment:
     """The running processes.
 
-    models   model directories of one folder, one for each app
-    apps     the processes of the service, each with a clock of its own
-    servers  of Redis; none on SQLite
+    models    model directories of one folder, one for each app
+    replicas  of every primary of a cluster that must have an event before it is acknowledged
+    weakness  of the service, which the run has to notice
+    apps      the processes of the service, each with a clock of its own
+    servers   of Redis; none on SQLite
     """
 
     kind: ChaosStore
     models: Sequence[Path]
     directory: Path
+    replicas: int = 1
+    weakness: Weakness = "none"
     apps: list[SupervisedProcess] = field(default_factory=list)
     clocks: list[FaultyMachine] = field(default_factory=list)
     addresses: list[Address] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
     redis_url: str = ""
+    numbers: Iterator[int] = field(default_factory=count)
 
     @property
     def data(self) -> Path:
@@ -98,9 +74,20 @@ class ChaosEnvironment:
         return self.directory / "data"
 
     @property
+    def archive(self) -> Path:
+        """Return the directory of the archive."""
+        return self.directory / "archive"
+
+    @property
     def store_options(self) -> list[str]:
         """Return the options that name the store, for commands."""
-        return ["--redis-url", self.redis_url] if self.redis_url else ["--data-dir", str(self.data)]
+        store = ["--redis-url", self.redis_url] if self.redis_url else ["--data-dir", str(self.data)]
+        return [*store, "--archive-dir", str(self.archive)]
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Return the environment of processes and commands."""
+        return {"LISAREC_REDIS_REPLICAS": str(self.replicas)} if self.kind == "cluster" else {}
 
     def generations(self) -> list[Generation]:
         """Return the generations of the models."""
@@ -109,12 +96,14 @@ class ChaosEnvironment:
     async def open_store(self) -> UserStore:
         """Open the store beside the service."""
         if self.redis_url:
-            return await RedisStore.open(self.redis_url, self.generations())
+            return await RedisStore.open(self.redis_url, self.generations(), archive_dir=self.archive)
         return await SQLiteStore.open(self.data, self.generations())
 
-    async def run_command(self, *arguments: str, killed_after_s: float) -> None:
-        """Run a command of `lisarec` on the store; kill it when it takes longer."""
-        pid = fork_server().spawn([*arguments, *self.store_options], self.directory / "commands.log")
+    async def run_command(self, *arguments: str, killed_after_s: float) -> tuple[int | None, str]:
+        """Run a command of `lisarec` on the store; return its exit status, None if it was killed, and what it said."""
+        number = next(self.numbers)
+        log, status = (self.directory / f"command-{number}.{suffix}" for suffix in ("log", "status"))
+        pid = fork_server().spawn([*arguments, *self.store_options], log, environment=self.variables, status=status)
         with suppress(ProcessLookupError):
             pidfd = os.pidfd_open(pid)
             try:
@@ -125,6 +114,42 @@ class ChaosEnvironment:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             finally:
                 os.close(pidfd)
+        said = log.read_text(encoding="utf-8") if log.exists() else ""
+        return int(status.read_text()) if status.exists() else None, said
+
+    def archived_positions(self) -> Mapping[int, str]:
+        """Return the newest archived entry of each partition."""
+        try:
+            return Manifest.from_json((self.archive / MANIFEST).read_text(encoding="utf-8")).positions
+        except FileNotFoundError:
+            return {}
+
+    def is_archived_beyond(self, server: Server, before: Mapping[int, str]) -> bool:
+        """Return whether the archive has more of the server's log than it had then."""
+        return any(
+            position != before.get(number)
+            for number, position in self.archived_positions().items()
+            if self.is_on(server, KEYS.log(number))
+        )
+
+    def is_on(self, server: Server, key: str) -> bool:
+        """Return whether the server has the key."""
+        return server.slots is None or key_slot(key.encode()) in server.slots
+
+    def log_sizes(self) -> dict[Path, int]:
+        """Return how long the logs of the apps are."""
+        logs = [self.directory / f"app-{number}.log" for number in range(len(self.models))]
+        return {log: log.stat().st_size for log in logs if log.exists()}
+
+    async def is_noticed(self, before: Mapping[Path, int], within_s: float) -> bool:
+        """Return, once it is so, whether a service has refused the store since the logs had these lengths."""
+        try:
+            async with asyncio.timeout(within_s):
+                while not any(NOTICED in log.read_bytes()[size:].decode() for log, size in before.items()):
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            return False
+        return True
 
     @contextmanager
     def replaced_file(self, snapshot: Path | None) -> Iterator[None]:
@@ -134,7 +159,7 @@ class ChaosEnvironment:
         for file in self.data.glob(f"{FILE_NAME}*"):
             file.rename(away / file.name)
         if snapshot is not None:
-            shutil.copyfile(snapshot, self.data / FILE_NAME)
+            copyfile(snapshot, self.data / FILE_NAME)
         try:
             yield
         finally:
@@ -154,41 +179,52 @@ class ChaosEnvironment:
 
 
 @asynccontextmanager
-async def chaos_environment(
-    kind: ChaosStore, models: Sequence[Path], directory: Path
-) -> AsyncIterator[ChaosEnvironment]:
-    """Start everything below the directory; it is ready then, and ended afterwards."""
-    environment = ChaosEnvironment(kind, models, directory)
+async def running(environment: ChaosEnvironment) -> AsyncIterator[SupervisedProcess]:
+    """Start everything below the directory; it is ready then, and ended afterwards. Yields the archiver."""
     async with AsyncExitStack() as stack:
-        if kind == "sqlite":
+        if environment.kind == "sqlite":
             environment.data.mkdir(parents=True)
         else:
-            users = make_users(directory)
-            ports = [free_node_port() for _ in range(NODES if kind == "cluster" else 1)]
-            environment.servers = [_server(kind, users, directory, port) for port in ports]
-            await _start(stack, [server.process for server in environment.servers])
-            if kind == "cluster":
-                await asyncio.to_thread(ClusterAdmin(users).form, ports)
-            environment.redis_url = users.cluster_url(ports) if kind == "cluster" else users.url(ports[0])
-        for number, model in enumerate(models):
+            await _start_servers(environment, stack)
+        for number, model in enumerate(environment.models):
             _add_app(environment, number, model)
         await _start(stack, environment.apps)
-        yield environment
+        archiver = _archiver(environment)
+        await _start(stack, [archiver])
+        yield archiver
 
 
-def _server(kind: ChaosStore, users: RedisUsers, directory: Path, port: int) -> Server:
-    data = directory / f"redis-{port}"
+async def _start_servers(environment: ChaosEnvironment, stack: AsyncExitStack) -> None:
+    users = make_users(environment.directory)
+    admin = ClusterAdmin(users)
+    is_cluster = environment.kind == "cluster"
+    ports = [free_node_port() for _ in range(2 * PRIMARIES if is_cluster else 1)]
+    nodes = [_node(environment, users, port) for port in ports]
+    await _start(stack, [node.process for node in nodes])
+    if not is_cluster:
+        environment.servers = [Server(nodes, environment.directory / "snapshot", admin)]
+        environment.redis_url = users.url(ports[0])
+        return
+    await asyncio.to_thread(admin.form, ports[:PRIMARIES], ports[PRIMARIES:])
+    environment.redis_url = users.cluster_url(ports)
+    environment.servers = [
+        Server(pair, environment.directory / f"snapshot-{number}", admin, slots_of(number, PRIMARIES))
+        for number, pair in enumerate(map(list, zip(nodes[:PRIMARIES], nodes[PRIMARIES:], strict=True)))
+    ]
+
+
+def _node(environment: ChaosEnvironment, users: RedisUsers, port: int) -> Node:
+    data = environment.directory / f"redis-{port}"
     data.mkdir(parents=True)
     binary = program("redis-server", "valkey-server")
-    if kind == "cluster":
+    if environment.kind == "cluster":
         shell, *rest = node_command(binary, data, users, port, "--cluster-node-timeout", str(NODE_TIMEOUT_MS))
         command = [program(shell), *rest]
     else:
         command = redis_command(binary, data, users, port)
-    process = SupervisedProcess(
-        "redis", lambda: spawn_program(command, directory / f"redis-{port}.log"), lambda: is_loaded(users, port)
-    )
-    return Server(process, data, directory / f"snapshot-{port}")
+    log = environment.directory / f"redis-{port}.log"
+    process = SupervisedProcess("redis", lambda: spawn_program(command, log), lambda: is_loaded(users, port))
+    return Node(port, process, data)
 
 
 def _add_app(environment: ChaosEnvironment, number: int, model: Path) -> None:
@@ -196,11 +232,28 @@ def _add_app(environment: ChaosEnvironment, number: int, model: Path) -> None:
     clock = FaultyMachine(environment.directory / f"clock-{number}")
     arguments = ["serve", "--model", str(model), "--host", HOST, "--port", str(address[1]), *environment.store_options]
     log = environment.directory / f"app-{number}.log"
-    environment.apps.append(
-        SupervisedProcess("app", lambda: fork_server().spawn(arguments, log, machine=clock), lambda: is_ready(address))
-    )
+
+    def spawn() -> int:
+        return fork_server().spawn(
+            arguments, log, weakness=environment.weakness, machine=clock, environment=environment.variables
+        )
+
+    environment.apps.append(SupervisedProcess("app", spawn, lambda: is_ready(address)))
     environment.clocks.append(clock)
     environment.addresses.append(address)
+
+
+def _archiver(environment: ChaosEnvironment) -> SupervisedProcess:
+    arguments = ["archive", *environment.store_options, *ARCHIVER]
+    log = environment.directory / "archiver.log"
+
+    async def is_at_work() -> bool:
+        """Once it runs: whether a turn succeeds is up to the store."""
+        return True
+
+    return SupervisedProcess(
+        "archiver", lambda: fork_server().spawn(arguments, log, environment=environment.variables), is_at_work
+    )
 
 
 async def _start(stack: AsyncExitStack, processes: Sequence[SupervisedProcess]) -> None:

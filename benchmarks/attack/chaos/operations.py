@@ -53,16 +53,41 @@ class Operation:
         self.ended_s = math.inf if self.outcome == "unknown" else now_s
 
 
+@dataclass(frozen=True, slots=True)
+class AcceptedLoss:
+    """A store, or a part of it, has gone back for good, and an operator has accepted what it lacks since.
+
+    since_s     what was acknowledged before is in it
+    until_s     what began later is in it
+    archived    events that the archive held: it brings them back
+    is_noticed  whether a service has refused the store until it was accepted
+    """
+
+    since_s: float
+    until_s: float
+    archived: frozenset[EventKey]
+    is_noticed: bool
+
+    def may_lack(self, operation: Operation) -> bool:
+        """Return whether what the operation did may be gone."""
+        return self.since_s <= operation.ended_s and operation.began_s <= self.until_s
+
+
 @dataclass
 class OperationLog:
-    """All operations, in the order in which they began, and the item of each event."""
+    """All operations, in the order in which they began, the item of each event, and what may be gone."""
 
     operations: list[Operation] = field(default_factory=list)
+    losses: list[AcceptedLoss] = field(default_factory=list)
     items: dict[EventKey, str] = field(default_factory=dict)
 
     def of_kind(self, kind: OperationKind) -> Iterable[Operation]:
         """Return the operations of one kind."""
         return (operation for operation in self.operations if operation.kind == kind)
+
+    def losses_of(self, operation: Operation) -> list[AcceptedLoss]:
+        """Return the losses that may have taken what the operation did."""
+        return [loss for loss in self.losses if loss.may_lack(operation)]
 
     def posts(self) -> dict[EventKey, list[Operation]]:
         """Return the operations that posted each event: the first, and those that sent it again."""

@@ -1,10 +1,12 @@
 """Break everything at once, at random, and check afterwards that nothing acknowledged is lost, doubled or wrong.
 
 Twelve clients append, read, undo, merge and erase, through two processes of the service that serve different models.
-Meanwhile processes and servers are killed, stopped and restarted, models activated, rebuilt and put into experiments,
-clocks jump by up to a year, and the store comes back empty or as it was before. At the end every user's log is held
-against what clients were told, every state of both models against the fold of its log, and the histories of some users
-are checked for linearizability and may be written for Elle. Exit status 1 where anything is wrong.
+An archiver works beside them. Meanwhile processes and servers are killed, stopped and restarted, models activated,
+rebuilt and put into experiments, clocks jump by up to a year, replicas take over, and the store comes back empty or as
+it was before: for a moment, or for good, which an operator accepts. At the end every user's log is held against what
+clients were told, every state of both models against the fold of its log, the archive against the logs, and the
+histories of some users are checked for linearizability and may be written for Elle. Exit status 1 where anything is
+wrong, a call or a command of an operator failed without a reason, or a kind of disruption did not happen.
 
     python -m benchmarks.attack.chaos.run --model models/may --other models/june --store redis --seconds 1200
     python -m benchmarks.attack.chaos.run --model models/may --other models/june --store cluster --elle history.edn
@@ -25,12 +27,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.attack.chaos.disruptions import Disruptions
+from benchmarks.attack.chaos.correction_gate import CorrectionGate
+from benchmarks.attack.chaos.disruptions import Disruptions, kinds_of
 from benchmarks.attack.chaos.elle import violations, write_history
-from benchmarks.attack.chaos.environment import ChaosStore, chaos_environment
+from benchmarks.attack.chaos.environment import ChaosEnvironment, ChaosStore, running
 from benchmarks.attack.chaos.operations import Operation
 from benchmarks.attack.chaos.verdict import ChaosVerdict, judge
 from benchmarks.attack.chaos.workload import Workload
+from benchmarks.harness.fork_server import Weakness
 from model.artifact import model_directory
 
 REPORT_EVERY_S = 30.0
@@ -45,7 +49,9 @@ class ChaosSettings:
     """What a run is made of.
 
     models     model directories of one folder, one for each process
-    left_out   kinds of disruptions
+    replicas   of every primary of a cluster that must have an event before it is acknowledged
+    kinds      of disruptions
+    weakness   of the service, which the run has to notice
     directory  for data, logs and the record of all operations
     """
 
@@ -53,47 +59,92 @@ class ChaosSettings:
     store: ChaosStore
     seconds: float
     seed: int
-    left_out: Sequence[str]
     directory: Path
+    kinds: Sequence[str]
+    replicas: int = 1
+    weakness: Weakness = "none"
 
 
-async def chaos(settings: ChaosSettings) -> tuple[ChaosVerdict, Workload]:
-    """Run clients and disruptions for so long; return the verdict on the store, and what was sent."""
-    async with chaos_environment(settings.store, settings.models, settings.directory) as environment:
-        workload = Workload(environment.addresses, model_directory.load(settings.models[0]).items.ids, settings.seed)
-        disruptions = Disruptions(environment, settings.seed, settings.left_out)
-        begin_s = time.monotonic()
-        is_healed = False
+@dataclass
+class ChaosReport:
+    """What came of a run.
 
-        async def disrupt() -> None:
-            nonlocal is_healed
-            await disruptions.run(lambda: time.monotonic() - begin_s > settings.seconds)
-            is_healed = True
+    injected  how often each kind of disruption has happened
+    missing   kinds that have not
+    faults    by kind, without those of the verdict
+    """
 
-        async def report() -> None:
-            while True:
-                await asyncio.sleep(REPORT_EVERY_S)
-                console.print(
-                    f"{time.monotonic() - begin_s:5.0f} s  {len(workload.record.operations):,} operations; "
-                    f"{disruptions.injected.total():,} disruptions"
-                )
+    verdict: ChaosVerdict
+    workload: Workload
+    injected: Counter[str]
+    missing: Sequence[str]
+    faults: dict[str, list[str]]
 
-        reporting = asyncio.create_task(report())
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(disrupt())
-                tasks.create_task(workload.run(lambda: is_healed))
-        finally:
-            reporting.cancel()
-        console.print(f"injected: {_counts(disruptions.injected)}")
-        console.print(f"answers: {_counts(workload.answers)}")
+    def all_faults(self) -> dict[str, list[str]]:
+        """Return what is wrong, by kind; nothing where all is well."""
+        found = {**self.verdict.faults(), **self.faults, "did not happen": list(self.missing)}
+        return {name: faults for name, faults in found.items() if faults}
+
+
+async def chaos(settings: ChaosSettings) -> ChaosReport:
+    """Run clients and disruptions for so long; return what came of it."""
+    environment = ChaosEnvironment(
+        settings.store, settings.models, settings.directory, settings.replicas, settings.weakness
+    )
+    gate = CorrectionGate()
+    async with running(environment) as archiver:
+        item_ids = model_directory.load(settings.models[0]).items.ids
+        workload = Workload(environment.addresses, item_ids, settings.seed, gate)
+        disruptions = Disruptions(environment, archiver, gate, settings.seed, settings.kinds)
+        await _run(settings.seconds, workload, disruptions)
+        await archiver.close()
+        last_turn = await disruptions.operator.command("archive", "--once", "--keep-tail", "0")
+        workload.record.losses = disruptions.servers.losses
         _write_record(workload, settings.directory / "operations.jsonl")
         await asyncio.gather(*(app.close() for app in environment.apps))
         store = await environment.open_store()
         try:
-            return await judge(store, environment.generations(), workload.record), workload
+            archive = environment.archive if last_turn else None
+            verdict = await judge(store, environment.generations(), workload.record, archive)
         finally:
             await store.close()
+        faults = {
+            "operator": disruptions.operator.faults,
+            "not refused": disruptions.file.faults + disruptions.servers.faults,
+            "given up": workload.given_up,
+            "unclear answer": [f"{name}, {times} times" for name, times in unclear_answers(workload).items()],
+            "not linearizable": list(violations(list_operations(workload))),
+        }
+        accepted = Counter({"failover accepted": disruptions.servers.failovers_accepted})
+        injected = disruptions.injected + disruptions.operator.outcomes + accepted
+        return ChaosReport(verdict, workload, injected, disruptions.missing, faults)
+
+
+async def _run(seconds: float, workload: Workload, disruptions: Disruptions) -> None:
+    begin_s = time.monotonic()
+    is_healed = False
+
+    async def disrupt() -> None:
+        nonlocal is_healed
+        await disruptions.run(lambda: time.monotonic() - begin_s > seconds)
+        await disruptions.operator.require_success()
+        is_healed = True
+
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            console.print(
+                f"{time.monotonic() - begin_s:5.0f} s  {len(workload.record.operations):,} operations; "
+                f"{disruptions.injected.total():,} disruptions"
+            )
+
+    reporting = asyncio.create_task(report())
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(disrupt())
+            tasks.create_task(workload.run(lambda: is_healed))
+    finally:
+        reporting.cancel()
 
 
 def _write_record(workload: Workload, path: Path) -> None:
@@ -102,8 +153,11 @@ def _write_record(workload: Workload, path: Path) -> None:
 
 
 def list_operations(workload: Workload) -> list[Operation]:
-    """Return the operations on the users whose whole logs were read."""
-    return [operation for operation in workload.record.operations if operation.family < 0]
+    """Return the operations on the users whose whole logs were read, but for those that a loss may have shortened."""
+    record = workload.record
+    of_lists = [operation for operation in record.operations if operation.family < 0]
+    shortened = {operation.user_id for operation in of_lists if record.losses_of(operation)}
+    return [operation for operation in of_lists if operation.user_id not in shortened]
 
 
 def unclear_answers(workload: Workload) -> Counter[str]:
@@ -118,28 +172,31 @@ def main(  # noqa: PLR0913
     seconds: Annotated[float, typer.Option(min=1)] = 1_200.0,
     seed: Annotated[int, typer.Option(help="Of what is sent and what is disrupted.")] = 1,
     without: Annotated[list[str] | None, typer.Option(help="A kind of disruption to leave out; repeatable.")] = None,
+    wait_replicas: Annotated[
+        int, typer.Option(min=0, max=1, help="In a cluster: replicas that must have what is acknowledged.")
+    ] = 1,
     elle: Annotated[Path | None, typer.Option(help="Write the histories for Elle here.", metavar="FILE")] = None,
     directory: Annotated[Path | None, typer.Option(help="For data, logs and record.", metavar="DIR")] = None,
 ) -> None:
     """Run the chaos, print what was found."""
     if model.resolve().parent != other.resolve().parent:
         raise typer.BadParameter("the models must lie in one folder, as those do that can be activated")
+    kinds = [kind for kind in kinds_of(store) if kind not in (without or ())]
     with TemporaryDirectory(prefix="lisarec-chaos-", ignore_cleanup_errors=True) as temporary:
-        settings = ChaosSettings([model, other], store, seconds, seed, without or (), directory or Path(temporary))
-        verdict, workload = asyncio.run(chaos(settings))
-    of_lists = list_operations(workload)
-    not_linearizable = list(violations(of_lists))
-    unclear = unclear_answers(workload)
-    console.print(f"{store}, seed {seed}, {seconds:g} s: {verdict}")
-    console.print(f"{len(of_lists):,} operations on lists, {len(not_linearizable)} faults of linearizability")
-    for name, faults in {**verdict.faults(), "not linearizable": not_linearizable}.items():
+        place = directory or Path(temporary)
+        report = asyncio.run(chaos(ChaosSettings([model, other], store, seconds, seed, place, kinds, wait_replicas)))
+    of_lists = list_operations(report.workload)
+    console.print(f"injected: {_counts(report.injected)}")
+    console.print(f"answers: {_counts(report.workload.answers)}")
+    console.print(f"{store}, seed {seed}, {seconds:g} s: {report.verdict}")
+    console.print(f"{len(report.workload.record.losses)} losses accepted; {len(of_lists):,} operations on lists judged")
+    for name, faults in report.all_faults().items():
+        console.print(f"  {name}: {len(faults):,}")
         for fault in faults[:SHOWN]:
-            console.print(f"  {name}: {fault}")
+            console.print(f"    {fault}")
     if elle is not None:
         console.print(f"{write_history(of_lists, elle):,} operations written to {elle}")
-    if unclear:
-        console.print(f"unclear answers: {_counts(unclear)}")
-    if unclear or not_linearizable or not verdict.is_correct:
+    if report.all_faults():
         raise typer.Exit(1)
 
 

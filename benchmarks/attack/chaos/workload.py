@@ -11,6 +11,7 @@ from itertools import count
 
 from uuid_utils import uuid7
 
+from benchmarks.attack.chaos.correction_gate import CorrectionGate
 from benchmarks.attack.chaos.operations import EventKey, Operation, OperationKind, OperationLog
 from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
 from benchmarks.harness.tcp_proxy import Address
@@ -34,13 +35,16 @@ REFUSALS = (404, 409)
 class Workload:
     """Clients that send operations to any of the addresses.
 
-    record   every operation
-    answers  how many requests got which answer: what was asked, and an HTTP status, its code in the body, or none
+    record    every operation
+    answers   how many requests got which answer: what was asked, and an HTTP status, its code in the body, or none
+    given_up  what nobody has answered for so long
     """
 
-    def __init__(self, addresses: Sequence[Address], item_ids: Sequence[str], seed: int) -> None:
+    def __init__(self, addresses: Sequence[Address], item_ids: Sequence[str], seed: int, gate: CorrectionGate) -> None:
         self.record = OperationLog()
         self.answers: Counter[str] = Counter()
+        self.given_up: list[str] = []
+        self._gate = gate
         self._addresses = addresses
         self._item_ids = [*item_ids, *(f"cold-{number}" for number in range(COLD_ITEMS))]
         self._seed = seed
@@ -104,18 +108,23 @@ class Workload:
             await self._answered([undo], rng, connections, "DELETE", f"/v1/users/{user_id}/events/{event_id}")
 
     async def _merge(self, rng: random.Random, connections: Sequence[HttpConnection]) -> None:
+        if not self._gate.is_open:
+            return
         family, number = _any_user(rng)
         user_id = _user_of(family, number)
         visitor = _user_of(family, (number + rng.randrange(1, USERS_OF_A_FAMILY)) % USERS_OF_A_FAMILY)
         merge = self._begin("merge", family, user_id, visitor=visitor)
-        await self._answered([merge], rng, connections, "POST", f"/v1/users/{user_id}/merge", {"from": visitor})
+        with self._gate.correction():
+            await self._answered([merge], rng, connections, "POST", f"/v1/users/{user_id}/merge", {"from": visitor})
 
     async def _erase(self, rng: random.Random, connections: Sequence[HttpConnection]) -> None:
+        if not self._gate.is_open:
+            return
         family, number = _any_user(rng)
         user_id = _user_of(family, number)
-        await self._answered(
-            [self._begin("erase", family, user_id)], rng, connections, "DELETE", f"/v1/users/{user_id}"
-        )
+        erase = self._begin("erase", family, user_id)
+        with self._gate.correction():
+            await self._answered([erase], rng, connections, "DELETE", f"/v1/users/{user_id}")
 
     async def _recommend(self, rng: random.Random, connections: Sequence[HttpConnection]) -> None:
         path = f"/v1/users/{_user_of(*_any_user(rng))}/recommendations?exclude_seen=all"
@@ -173,6 +182,7 @@ class Workload:
                         operation.end("done" if status < 300 else "refused", time.monotonic())
                     return answer if status < 300 else None
             await asyncio.sleep(PAUSE_S * rng.uniform(0.5, 1.5))
+        self.given_up.append(f"{method} {path}")
         return None
 
     def _begin(
@@ -191,10 +201,10 @@ class Workload:
         return event if is_plain or rng.random() < 0.75 else event | {"timestamp": time.time() - 3_600 * rng.random()}
 
     def _list_user(self, rng: random.Random) -> str:
-        place = rng.randrange(LISTS)
-        user_id = f"list-{place}-{self._list_lengths[f'list-{place}'] // LIST_LENGTH}"
-        self._list_lengths[f"list-{place}"] += 1
-        return user_id
+        """Choose the user of a list; around a loss there are others, since what is gone is no history of a list."""
+        place = f"list-{rng.randrange(LISTS)}-{self._gate.epoch}"
+        self._list_lengths[place] += 1
+        return f"{place}.{self._list_lengths[place] // LIST_LENGTH}"
 
 
 def _any_user(rng: random.Random) -> tuple[int, int]:

@@ -1,0 +1,116 @@
+"""What an operator does in the chaos run, over HTTP and with commands, and what may come of it.
+
+A call or a command may fail while something is taken away from the service, and for a while afterwards. At any other
+time it has to succeed. It never ends with a traceback, and no call is answered with 500, 501 or 502.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from benchmarks.attack.chaos.environment import ChaosEnvironment
+from benchmarks.harness.retrying_clients import NO_ANSWER, TRANSPORT_ERRORS, HttpConnection
+from benchmarks.harness.tcp_proxy import Address
+
+RECOVERY_S = 10.0
+COMMAND_WITHIN_S = 120.0
+ACCEPTED_WITHIN_S = 120.0
+TRACEBACK = "Traceback (most recent call last)"
+
+
+class Operator:
+    """Calls and commands.
+
+    outcomes  how often which call was answered how, and which command ended how
+    faults    calls and commands that failed, and had no reason to
+    """
+
+    def __init__(self, environment: ChaosEnvironment) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self._environment = environment
+        self._disturbances = 0
+        self._disturbed_until_s = -math.inf
+
+    @contextmanager
+    def disturbance(self) -> Iterator[None]:
+        """Within the block something is taken away from the service."""
+        self._disturbances += 1
+        try:
+            yield
+        finally:
+            self._disturbances -= 1
+            self._disturbed_until_s = time.monotonic()
+
+    async def call(self, address: Address, method: str, path: str, body: object = None) -> bool:
+        """Send a request; return whether it is done."""
+        since_s, connection = time.monotonic(), HttpConnection(address)
+        try:
+            status, _ = await connection.request(method, path, body)
+            outcome = str(status)
+        except TRANSPORT_ERRORS:
+            outcome = NO_ANSWER
+        finally:
+            connection.close()
+        self._judge(f"{method} {path}", outcome, since_s, done="200", excusable=("503", NO_ANSWER))
+        return outcome == "200"
+
+    async def command(self, *arguments: str, killed_after_s: float = COMMAND_WITHIN_S) -> bool | None:
+        """Run a command; return whether it has succeeded, None if it was killed."""
+        since_s = time.monotonic()
+        status, said = await self._environment.run_command(*arguments, killed_after_s=killed_after_s)
+        name = " ".join(argument for argument in arguments if "/" not in argument)
+        if TRACEBACK in said:
+            self.faults.append(f"lisarec {name}: {said[said.index(TRACEBACK) :]}")
+        if status is None:
+            self.outcomes[f"lisarec {name}: killed"] += 1
+            if killed_after_s == COMMAND_WITHIN_S:
+                self.faults.append(f"lisarec {name}: no end after {COMMAND_WITHIN_S:g} s: {said}")
+            return None
+        self._judge(f"lisarec {name}", str(status), since_s, done="0", excusable=("1",), said=said)
+        return status == 0
+
+    async def accept_loss(self) -> bool:
+        """Accept what the store has lost; try again where others are in the way."""
+        give_up_at_s = time.monotonic() + ACCEPTED_WITHIN_S
+        with self.disturbance():
+            while not await self.command("repair", "--accept-loss"):
+                if time.monotonic() > give_up_at_s:
+                    self.faults.append("the loss could not be accepted")
+                    return False
+                await asyncio.sleep(1)
+        return True
+
+    async def require_success(self) -> None:
+        """Try everything once more when nothing is in the way; what goes on failing has no reason to."""
+        environment, name = self._environment, self._environment.models[0].name
+        shares = {model.name: 1 / len(environment.models) for model in environment.models}
+        for address in environment.addresses:
+            activate = partial(self.call, address, "POST", f"/v1/admin/generations/{name}/activate")
+            begin = partial(self.call, address, "PUT", "/v1/admin/experiment", {"name": "quiet", "shares": shares})
+            end = partial(self.call, address, "DELETE", "/v1/admin/experiment")
+            for call in (activate, begin, end):
+                await self._until_done(call)
+        for model in environment.models:
+            await self._until_done(partial(self.command, "rebuild", "--model", str(model)))
+        await self._until_done(partial(self.command, "repair"))
+
+    async def _until_done(self, attempt: Callable[[], Awaitable[bool | None]]) -> None:
+        """Try until it is done or has failed without a reason, which it cannot have for longer than RECOVERY_S."""
+        known = len(self.faults)
+        while not await attempt() and len(self.faults) == known:
+            await asyncio.sleep(0.5)
+
+    def _judge(
+        self, what: str, outcome: str, since_s: float, *, done: str, excusable: tuple[str, ...], said: str = ""
+    ) -> None:
+        self.outcomes[f"{what}: {outcome}"] += 1
+        is_disturbed = self._disturbances > 0 or self._disturbed_until_s > since_s - RECOVERY_S
+        if outcome != done and not (outcome in excusable and is_disturbed):
+            self.faults.append(f"{what}: {outcome} {said.strip()[-500:]}".rstrip())

@@ -1,0 +1,153 @@
+"""The servers of Redis that the chaos run takes data from: alone, or each with a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import redis
+
+from benchmarks.harness.redis_cluster import ClusterAdmin, command
+from benchmarks.harness.supervised_process import SupervisedProcess
+
+KEPT_OF_A_NODE = "nodes.conf"  # who a node is, and which slots it has
+SETTLED_WITHIN_S = 120.0
+LAG_S = 1.0
+
+
+@dataclass
+class Node:
+    """A Redis server and its data directory."""
+
+    port: int
+    process: SupervisedProcess
+    data: Path
+
+    async def end(self, number: signal.Signals) -> None:
+        """End the server; a replica that writes its first append-only file does not care about SIGTERM."""
+        try:
+            await self.process.end(number)
+        except TimeoutError:
+            await self.process.end(signal.SIGKILL)
+
+    def put(self, snapshot: Path | None) -> None:
+        """Put a copy of the snapshot, or nothing, in the place of the data, which are gone; the node stays itself."""
+        kept = self.data / KEPT_OF_A_NODE
+        identity = kept.read_bytes() if kept.exists() else None
+        shutil.rmtree(self.data)
+        if snapshot is None:
+            self.data.mkdir()
+        else:
+            shutil.copytree(snapshot, self.data)
+        if identity is not None:
+            kept.write_bytes(identity)
+
+
+@dataclass
+class Server:
+    """Nodes that hold the same: a primary and its replica, if there is one.
+
+    slots  of the cluster; None without one
+    lock   whoever breaks it holds this, until it is whole again
+    """
+
+    nodes: list[Node]
+    snapshot: Path
+    admin: ClusterAdmin
+    slots: range | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def copy(self) -> float:
+        """Keep a copy of the data as they are now; return the monotonic time before which all is in it."""
+        async with self._down(signal.SIGTERM) as primary:
+            ended_s = time.monotonic()
+            shutil.rmtree(self.snapshot, ignore_errors=True)
+            await asyncio.to_thread(shutil.copytree, primary.data, self.snapshot)
+        return ended_s
+
+    @asynccontextmanager
+    async def holding(self, snapshot: Path | None) -> AsyncIterator[None]:
+        """Within the block the server has the data of the copy, or none; afterwards its own again."""
+        away = {node.port: node.data.with_name(f"{node.data.name}-away") for node in self.nodes}
+        async with self._down(signal.SIGTERM):
+            for node in self.nodes:
+                await asyncio.to_thread(shutil.copytree, node.data, away[node.port])
+                await asyncio.to_thread(node.put, snapshot)
+        try:
+            yield
+        finally:
+            async with self._down(signal.SIGKILL):
+                for node in self.nodes:
+                    await asyncio.to_thread(node.put, away[node.port])
+                    shutil.rmtree(away[node.port])
+
+    async def go_back(self) -> None:
+        """Put the copy in the place of the data, for good."""
+        async with self._down(signal.SIGTERM):
+            for node in self.nodes:
+                await asyncio.to_thread(node.put, self.snapshot)
+
+    async def fail_over(self, *, lagged: bool) -> None:
+        """Kill the primary, and start it again once its replica has taken over.
+
+        lagged  whether the replica lacks what was written in the moment before, as where a machine or network dies
+        """
+        primary, replica = await self._primary_and_replica()
+        if lagged:
+            replica.process.send(signal.SIGSTOP)
+            with self.admin.client(primary.port) as connection:
+                command(connection, "CLIENT", "KILL", "TYPE", "replica")
+            await asyncio.sleep(LAG_S)
+        await primary.process.end(signal.SIGKILL)
+        replica.process.send(signal.SIGCONT)
+        await self._until(lambda: self.admin.is_primary(replica.port))
+        await primary.process.start()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Return when one node is the primary, and the other has all that it has."""
+        await asyncio.gather(*(node.process.is_ready_within(SETTLED_WITHIN_S) for node in self.nodes))
+        if len(self.nodes) > 1:
+            await self._until(self._is_whole)
+
+    @asynccontextmanager
+    async def _down(self, number: signal.Signals) -> AsyncIterator[Node]:
+        """Within the block no node runs, so none takes over; yields the one that was the primary, and is it again."""
+        primary, *replicas = await self._primary_and_replica() if len(self.nodes) > 1 else self.nodes
+        for node in (*replicas, primary):
+            await node.end(number)
+        try:
+            yield primary
+        finally:
+            for node in (primary, *replicas):
+                await node.process.start()
+            await self.settle()
+
+    async def _primary_and_replica(self) -> tuple[Node, Node]:
+        await self.settle()
+        one, other = self.nodes
+        return (one, other) if await asyncio.to_thread(self.admin.is_primary, one.port) else (other, one)
+
+    def _is_whole(self) -> bool:
+        primaries = [node for node in self.nodes if self.admin.is_primary(node.port)]
+        return len(primaries) == 1 and all(
+            self.admin.is_in_sync(node.port) for node in self.nodes if node not in primaries
+        )
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(SETTLED_WITHIN_S):
+            while not await asyncio.to_thread(_holds, is_so):
+                await asyncio.sleep(0.05)
+
+
+def _holds(is_so: Callable[[], bool]) -> bool:
+    """Return whether it is so; a node that does not answer is not."""
+    with suppress(redis.RedisError):
+        return is_so()
+    return False

@@ -1,0 +1,257 @@
+"""What the chaos run does to the store: to the servers of Redis, or to the file of SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+from uuid_utils import uuid7
+
+from benchmarks.attack.chaos.correction_gate import CorrectionGate
+from benchmarks.attack.chaos.environment import KEYS, ChaosEnvironment
+from benchmarks.attack.chaos.operations import AcceptedLoss
+from benchmarks.attack.chaos.operator_calls import Operator
+from benchmarks.attack.chaos.servers import Server
+from benchmarks.attack.chaos.verdict import archived_events, original
+from benchmarks.harness.ledger import TENANT
+from benchmarks.harness.retrying_clients import TRANSPORT_ERRORS, HttpConnection
+from benchmarks.harness.supervised_process import SupervisedProcess
+from benchmarks.harness.tcp_proxy import Address
+
+NOTICED_WITHIN_S = 20.0
+REFUSED_WITHIN_S = 60.0
+PROBE_EVERY_S = 0.1
+ARCHIVED_WITHIN_S = 60.0
+
+Disruption = Callable[[random.Random], Awaitable[bool]]
+"""Disrupts something, and returns whether that has happened."""
+
+
+class StoreDisruptions:
+    """What the store of an environment goes through.
+
+    losses   that were accepted
+    faults   losses that no service has noticed
+    """
+
+    def __init__(self, environment: ChaosEnvironment, operator: Operator) -> None:
+        self.losses: list[AcceptedLoss] = []
+        self.faults: list[str] = []
+        self._environment = environment
+        self._operator = operator
+
+    async def _noticed(self, what: str, before: Mapping[Path, int]) -> bool:
+        is_noticed = await self._environment.is_noticed(before, NOTICED_WITHIN_S)
+        if not is_noticed:
+            self.faults.append(f"no service has refused {what}")
+        return is_noticed
+
+
+class FileDisruptions(StoreDisruptions):
+    """SQLite's file is away, or another one is in its place."""
+
+    def __init__(self, environment: ChaosEnvironment, operator: Operator) -> None:
+        super().__init__(environment, operator)
+        self.file = asyncio.Lock()
+        self._copy: Path | None = None
+
+    def kinds(self) -> dict[str, Disruption]:
+        """Return what does each kind."""
+        return {"store lost": self._lose, "store older": self._age}
+
+    async def _lose(self, rng: random.Random) -> bool:
+        return await self._replace(rng, None)
+
+    async def _age(self, rng: random.Random) -> bool:
+        """For some seconds the file is as it was when it was copied."""
+        if self._copy is None:
+            self._copy = await asyncio.to_thread(self._environment.copy_file)
+        is_noticed = await self._replace(rng, self._copy)
+        async with self.file:
+            self._copy = await asyncio.to_thread(self._environment.copy_file)
+        return is_noticed
+
+    async def _replace(self, rng: random.Random, snapshot: Path | None) -> bool:
+        async with self.file:
+            before = self._environment.log_sizes()
+            with self._operator.disturbance(), self._environment.replaced_file(snapshot):
+                is_noticed = await self._noticed("no file" if snapshot is None else "an older file", before)
+                await asyncio.sleep(rng.uniform(0.5, 3.0))
+            return is_noticed
+
+
+class ServerDisruptions(StoreDisruptions):
+    """Servers of Redis are killed, stopped, empty or older, and replicas take over.
+
+    failovers_accepted  where a replica that took over lacked entries, of which not one may have been acknowledged
+                        unless nobody waited for replicas
+    """
+
+    def __init__(self, environment: ChaosEnvironment, operator: Operator, gate: CorrectionGate) -> None:
+        super().__init__(environment, operator)
+        self.failovers_accepted = 0
+        self._gate = gate
+
+    def kinds(self) -> dict[str, Disruption]:
+        """Return what does each kind."""
+        return {
+            "store lost": self._lose,
+            "store older": self._age,
+            "redis killed": lambda rng: self._restart(rng, signal.SIGKILL),
+            "redis restarted": lambda rng: self._restart(rng, signal.SIGTERM),
+            "redis stopped": self._stop,
+            "loss accepted": self._accept_loss,
+            "primary replaced": lambda rng: self._fail_over(rng, lagged=False),
+            "lagging replica took over": lambda rng: self._fail_over(rng, lagged=True),
+        }
+
+    async def _restart(self, rng: random.Random, number: signal.Signals) -> bool:
+        async with self._server(rng) as server:
+            node = rng.choice(server.nodes)
+            was_running = node.process.is_running()
+            await node.end(number)
+            await node.process.start()
+            return was_running
+
+    async def _stop(self, rng: random.Random) -> bool:
+        async with self._server(rng) as server:
+            return await stopped(rng.choice(server.nodes).process, rng.uniform(0.2, 3.0))
+
+    async def _lose(self, rng: random.Random) -> bool:
+        """For some seconds a server is empty."""
+        async with self._server(rng) as server:
+            if not self._environment.is_archived_beyond(server, {}):
+                await self._archived_beyond(server)
+            return await self._hold(rng, server, None)
+
+    async def _age(self, rng: random.Random) -> bool:
+        """For some seconds a server is as it was when it was copied, which the archive knows to be too old."""
+        async with self._server(rng) as server:
+            if not server.snapshot.exists():
+                await server.copy()
+            await self._archived_beyond(server)
+            is_noticed = await self._hold(rng, server, server.snapshot)
+            await server.copy()
+            return is_noticed
+
+    async def _accept_loss(self, rng: random.Random) -> bool:
+        """A server goes back to a copy for good, and an operator accepts it."""
+        async with self._only_server(rng) as server, self._gate.closed():
+            since_s = await server.copy()
+            await self._archived_beyond(server)
+            await asyncio.sleep(rng.uniform(0.5, 2.0))
+            before = self._environment.log_sizes()
+            await server.go_back()
+            is_noticed = await self._noticed("a store that went back", before)
+            found = await asyncio.to_thread(archived_events, self._environment.archive)
+            is_accepted = await self._operator.accept_loss()
+            archived = frozenset(original(*key) for key in found)
+            self.losses.append(AcceptedLoss(since_s, time.monotonic(), archived, is_noticed))
+            return is_accepted
+
+    async def _fail_over(self, rng: random.Random, *, lagged: bool) -> bool:
+        """Let a replica take over. What nobody waited for may be gone; that has to be noticed, and is accepted."""
+        may_lose = self._environment.replicas == 0
+        async with self._only_server(rng) as server, AsyncExitStack() as stack:
+            if may_lose:
+                await stack.enter_async_context(self._gate.closed())
+            since_s, before = time.monotonic(), self._environment.log_sizes()
+            await server.fail_over(lagged=lagged)
+            is_noticed = await self._refused(server, before)
+            if is_noticed:
+                self.failovers_accepted += await self._operator.accept_loss()
+            if may_lose:
+                self.losses.append(AcceptedLoss(since_s, time.monotonic(), frozenset(), is_noticed))
+        return True
+
+    async def _refused(self, server: Server, before: Mapping[Path, int]) -> bool:
+        """Return whether services refuse the server, which one of them has found out or each has taken an event on."""
+        refusing = asyncio.create_task(self._environment.is_noticed(before, REFUSED_WITHIN_S))
+        taking = asyncio.create_task(self._all_take(server))
+        await asyncio.wait([refusing, taking], return_when=asyncio.FIRST_COMPLETED)
+        is_refused = refusing.done() and refusing.result()
+        for task in (refusing, taking):
+            task.cancel()
+        await asyncio.wait([refusing, taking])
+        return is_refused
+
+    async def _all_take(self, server: Server) -> bool:
+        """Return when every service has taken an event on the server."""
+        await asyncio.gather(*(self._taken(address, server) for address in self._environment.addresses))
+        return True
+
+    async def _taken(self, address: Address, server: Server) -> None:
+        """Return when the service has taken an event of a user of the server, who is in no record."""
+        users = (f"probe-{number}" for number in count())
+        user_id = next(name for name in users if self._environment.is_on(server, KEYS.user(TENANT, name).head))
+        while True:
+            event = {"event_id": str(uuid7()), "user_id": user_id, "item_id": "probed"}
+            connection = HttpConnection(address)
+            try:
+                if (await connection.request("POST", "/v1/events", event))[0] == 200:
+                    return
+            except TRANSPORT_ERRORS:
+                pass
+            finally:
+                connection.close()
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _hold(self, rng: random.Random, server: Server, snapshot: Path | None) -> bool:
+        before = self._environment.log_sizes()
+        async with server.holding(snapshot):
+            is_noticed = await self._noticed("an empty store" if snapshot is None else "an older store", before)
+            await asyncio.sleep(rng.uniform(0.5, 3.0))
+        return is_noticed
+
+    async def _archived_beyond(self, server: Server) -> None:
+        """Return when the archive has more of the server's log than now: a process that starts goes by it alone."""
+        before = self._environment.archived_positions()
+        give_up_at_s = time.monotonic() + ARCHIVED_WITHIN_S
+        while not self._environment.is_archived_beyond(server, before):
+            if time.monotonic() > give_up_at_s:
+                raise RuntimeError(f"nothing was archived for {ARCHIVED_WITHIN_S:g} s; archiver.log says why")
+            await asyncio.sleep(0.1)
+
+    @asynccontextmanager
+    async def _server(self, rng: random.Random) -> AsyncIterator[Server]:
+        """Take one server; it is whole again afterwards."""
+        server = rng.choice(self._environment.servers)
+        async with server.lock:
+            with self._operator.disturbance():
+                yield server
+                await server.settle()
+
+    @asynccontextmanager
+    async def _only_server(self, rng: random.Random) -> AsyncIterator[Server]:
+        """Take one server while nothing happens to the others: a loss is accepted for all of them."""
+        async with AsyncExitStack() as stack:
+            for server in self._environment.servers:
+                await stack.enter_async_context(server.lock)
+            with self._operator.disturbance():
+                chosen = rng.choice(self._environment.servers)
+                yield chosen
+                await chosen.settle()
+
+
+async def restarted(process: SupervisedProcess, number: signal.Signals) -> bool:
+    """End the process with a signal and start it again; return whether it ran before and was gone then."""
+    was_running = process.is_running()
+    await process.end(number)
+    is_gone = not process.is_running()
+    await process.start()
+    return was_running and is_gone
+
+
+async def stopped(process: SupervisedProcess, seconds: float) -> bool:
+    """Stop the process for so long; return whether it was."""
+    stopping = asyncio.create_task(process.stop_for(seconds))
+    await asyncio.sleep(seconds / 2)
+    is_stopped = process.is_stopped()
+    await stopping
+    return is_stopped
