@@ -132,7 +132,8 @@ class _Readers:
         def run() -> T:
             connection = self._idle.get()
             try:
-                self._files.forget_other_contents(connection)
+                if self._files.has_failed:
+                    self._files.forget_other_contents(connection)
                 return query(connection)
             except sqlite3.Error as exc:
                 raise storage_error(exc) from exc

@@ -154,9 +154,8 @@ class SQLiteStore(UserStore):
     async def states(
         self, tenant: str, user_ids: Sequence[str], generation: Generation, *, max_missing: int | None = None
     ) -> list[bytes | None]:
-        states = await self._database.read(
-            lambda db: sqlite_states.current_states(db, generation, tenant, user_ids, max_missing)
-        )
+        current_states = partial(sqlite_states.current_states, generation=generation, tenant=tenant)
+        states = await self._database.read(partial(current_states, user_ids=user_ids, max_missing=max_missing))
         caught_up = []
         for state in states.values():
             if state.value is None:

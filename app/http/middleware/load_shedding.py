@@ -6,7 +6,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import Overloaded
 from app.http.access import verified_key
-from app.http.auth.keys import Key
 from app.http.error_responses import error_response
 from app.http.services import Services
 
@@ -31,8 +30,9 @@ class Source(NamedTuple):
     def of(cls, scope: Scope) -> "Source | None":
         """Return the source of a request; None for one without a valid key, and where there are no keys."""
         services: Services | None = scope.get("state", {}).get("services")
-        key: Key | None = None if services is None else verified_key(services, scope)
-        return None if key is None else cls(key.tenant, key.id)
+        if services is None or services.keyring is None or (key := verified_key(services, scope)) is None:
+            return None
+        return cls(key.tenant, key.id)
 
 
 class RequestsInProgress:

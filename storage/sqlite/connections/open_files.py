@@ -36,7 +36,11 @@ _descriptors_lock = threading.Lock()
 
 
 class OpenFiles:
-    """The files that some connection has open as long as this object is used. Any thread may use it."""
+    """The files that some connection has open as long as this object is used. Any thread may use it.
+
+    failure     what was wrong when they were last looked at; None while they are where they were opened
+    has_failed  whether anything was ever wrong
+    """
 
     def __init__(self, path: Path) -> None:
         self._paths = [path.with_name(path.name + part) for part in PARTS]
@@ -49,6 +53,7 @@ class OpenFiles:
         self._restored = 0  # how often the right contents came back
         self._forgotten: dict[int, int] = {}  # by connection: how often they had come back when it forgot others
         self.failure: StorageUnavailable | None = None
+        self.has_failed = False
 
     def close(self) -> None:
         """Release the files, when no connection of this object has them open any more."""
@@ -77,7 +82,14 @@ class OpenFiles:
             failure = _failure(f"'{self._paths[0]}' cannot be read while it is in use: {exc.strerror}")
         if failure is None and self.failure is not None:
             self._restored += 1
+        self.has_failed |= failure is not None
         self.failure = failure
+
+    def count_commit(self, connection: sqlite3.Connection) -> int:
+        """Give the transaction of the connection the next number, and return it."""
+        number = (self.read_number(connection) + 1) % TURN
+        connection.execute(f"PRAGMA application_id = {number - TURN if number >= TURN // 2 else number}")
+        return number
 
     def read_number(self, connection: sqlite3.Connection) -> int:
         """Return the number of the newest commit that the connection sees, and note whether it is behind others."""
@@ -175,14 +187,6 @@ class _Log:
 
     def _position(self, frame: int) -> int:
         return LOG_HEADER_BYTES + (frame - 1) * (FRAME_HEADER_BYTES + self._page_bytes)
-
-
-def count_commit(connection: sqlite3.Connection, number: int) -> int:
-    """Give the transaction of the connection the number behind this one, and return it."""
-    following = (number + 1) % TURN
-    signed = following - TURN if following >= TURN // 2 else following
-    connection.execute(f"PRAGMA application_id = {signed}")
-    return following
 
 
 def is_newer(number: int, other: int) -> bool:

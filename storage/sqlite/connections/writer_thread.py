@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from storage.errors import FailureCause, StorageBusy, StorageError, StorageUnavailable
 from storage.sqlite.append import Append, append_all
-from storage.sqlite.connections.open_files import OpenFiles, count_commit
+from storage.sqlite.connections.open_files import OpenFiles
 
 CAUSES: Mapping[int, FailureCause] = {  # by SQLite's primary result codes
     sqlite3.SQLITE_PERM: "refused",
@@ -120,12 +120,12 @@ class WriterThread:
 
         raises  StorageUnavailable  where the files are no longer those that were opened; it may have happened in others
         """
-        self._files.forget_other_contents(self._connection)
+        if self._files.has_failed:
+            self._files.forget_other_contents(self._connection)
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            before = self._files.read_number(self._connection)
             results = [result for run in _runs(group) for result in self._results(run)]
-            number = count_commit(self._connection, before)
+            number = self._files.count_commit(self._connection)
             self._files.require_same()  # where they are gone already, nothing happens
             self._connection.execute("COMMIT")
         except BaseException:
