@@ -36,12 +36,12 @@ from storage.records import (
 from storage.redis.client import RedisServers
 from storage.redis.corrections import RedisCorrections
 from storage.redis.corrections.erasure import RedisErasure
+from storage.redis.corrections.repair import LogRepair
 from storage.redis.generations import RedisGenerations
 from storage.redis.items import RedisItems
 from storage.redis.layout import Keyspace, User
 from storage.redis.log import UserLog
 from storage.redis.log.lost_users import LostUsers
-from storage.redis.log.repair import LogRepair
 from storage.redis.nodes import ReplicaAcks
 from storage.redis.session import RedisSession
 from storage.redis.states import RedisStates
