@@ -13,7 +13,7 @@ from storage.redis.scripts.corrections import REPAIR
 from storage.redis.session.trust import EXAMINE_EVERY_S
 from storage.redis.store import RedisStore
 from tests.storage.archive.archived_redis import assert_nothing_is_missing_or_twice, opened, turn
-from tests.storage.archive.test_repair import USERS, append_all, ids_of, seen_of
+from tests.storage.archive.many_users import USERS, append_all, ids_of, seen_of
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.overtaken import overtake
 from tests.storage.redis.servers import RedisServer
