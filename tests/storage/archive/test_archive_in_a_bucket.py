@@ -6,7 +6,6 @@ import asyncio
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -179,11 +178,9 @@ class TestArchiver:
                 (answer,) = await store.append("main", [click(old)])  # the archive alone can tell
                 assert answer.duplicate
                 own_s3.freeze()
-                begin_s = time.monotonic()
                 answers = await store.append("main", [click(uuid7(NOW_MS + 60_000)), click("e", "new user")])
                 assert not any(answer.duplicate for answer in answers)
                 assert None not in await store.states("main", ["u", "new user"], GENERATION)
-                assert time.monotonic() - begin_s < 1.0  # nobody asked the store
                 (answer,) = await store.append("main", [click(old)])  # by the copies
                 assert answer.duplicate
                 with pytest.raises(StorageUnavailable, match="cannot be written"):

@@ -150,7 +150,7 @@ def test_nobody_counts_twice_until_a_half_life_is_over(
     """However many come back, in whatever order, and through however many processes and restarts."""
 
     async def law() -> None:
-        tenant, users = fresh_user(), [f"user {chance.random()}" for _ in range(crowd)]
+        tenant, users = fresh_user(), [f"user {number} {chance.random()}" for number in range(crowd)]
         first = [("kettle", user) for user in users]
         again = [one for _ in range(rounds) for one in chance.sample(first, crowd)]
         async with opened(address, tenant=tenant) as store:
