@@ -157,26 +157,12 @@ def overwrite_log(directory: Path, copy: Path) -> None:
     shutil.copyfile(copy / f"{FILE_NAME}-wal", directory / f"{FILE_NAME}-wal")
 
 
-def restore_by_sqlite(directory: Path, copy: Path) -> None:
-    """As `.restore` of the sqlite3 shell does: an older file becomes a commit."""
-    older = directory.with_name("one file")
-    older.mkdir()
-    for part in PARTS[:2]:
-        shutil.copyfile(copy / f"{FILE_NAME}{part}", older / f"{FILE_NAME}{part}")
-    with (
-        closing(sqlite3.connect(older / FILE_NAME)) as source,
-        closing(sqlite3.connect(directory / FILE_NAME)) as target,
-    ):
-        source.backup(target)
-
-
 OVERWRITES = [
     overwrite,
     overwrite_and_remove_log,
     overwrite_and_cut_log_off,
     cut_log_off,
     overwrite_log,
-    restore_by_sqlite,
 ]
 
 
@@ -223,7 +209,7 @@ class TestOverwrittenInPlace:
                     await one.states("main", ["u0"], GENERATION)
                 with pytest.raises(StorageUnavailable):
                     await one.append("main", [click("into the void", "u0")])
-            if (directory / f"{FILE_NAME}-wal").exists() and damage is not restore_by_sqlite:
+            if (directory / f"{FILE_NAME}-wal").exists():
                 for part in PARTS[:2]:
                     shutil.copyfile(newer / f"{FILE_NAME}{part}", directory / f"{FILE_NAME}{part}")
                 for one in (store, other):
