@@ -24,6 +24,9 @@ MAX_FUNCTION_LINES = 60
 # numba compiles each kernel from the functions of one file
 KERNELS = ("model/inference/scan_kernel.py", "model/inference/step_kernel.py")
 
+# the client that others copy, one folder, into their projects
+RE_EXPORTING = "clients/lisarec_client/__init__.py"
+
 
 def files_of(*packages: str) -> list[Path]:
     """The Python files of the packages that git knows or would add."""
@@ -75,6 +78,16 @@ def is_marker(path: Path) -> bool:
         return path.name == "py.typed"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return len(tree.body) == int(ast.get_docstring(tree) is not None)
+
+
+def test_code_stands_in_files_that_have_a_name() -> None:
+    """An `__init__.py` holds a docstring, and re-exports where the folder is copied into others' projects."""
+    others = [name_of(path) for path in FILES if path.name == "__init__.py" and not is_marker(path)]
+    assert others == [RE_EXPORTING]
+    _docstring, *imports, names = ast.parse((ROOT / RE_EXPORTING).read_text(encoding="utf-8")).body
+    assert all(isinstance(node, ast.ImportFrom) for node in imports)
+    assert isinstance(names, ast.Assign)
+    assert ast.unparse(names.targets[0]) == "__all__"
 
 
 def test_no_folder_has_too_many_entries() -> None:

@@ -36,7 +36,7 @@ from benchmarks.harness.topology import program
 from benchmarks.resilience.environment import accept_loss
 from benchmarks.resilience.scenario import console, counts
 from model.artifact import model_directory
-from storage.redis.layout import Keyspace
+from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
 
 PRIMARIES = 3

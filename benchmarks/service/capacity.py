@@ -93,7 +93,7 @@ def measure_costs(model: Path, items: int, rate: float, seconds: float) -> UnitC
 
 
 def _bytes_in_redis(url: str) -> Counter[str]:
-    """Return MEMORY USAGE of all keys of a kind, as storage/redis/layout/ names them."""
+    """Return MEMORY USAGE of all keys of a kind, as storage/redis/layout/keys.py names them."""
     bytes_of_kind: Counter[str] = Counter()
     with redis.Redis.from_url(url, decode_responses=True) as client:
         for key in client.scan_iter(count=1_000):

@@ -20,7 +20,7 @@ from uuid_utils import uuid7
 from app.serving.served_generation import generation_of
 from benchmarks.harness.topology import redis_server
 from model.artifact import model_directory
-from storage.redis.layout import Keyspace
+from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
 from storage.state.event import Event
 from storage.state.generation import Generation

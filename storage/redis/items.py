@@ -15,11 +15,11 @@ from storage.archive.item_counts import (
 )
 from storage.errors import StorageError
 from storage.records import ItemChanges, ItemCodes, ItemEntry, Tally
-from storage.redis.layout import ITEMS_FIELD, compact_json
-from storage.redis.layout.stream_entries import parse_stream_page
+from storage.redis.layout.keys import ITEMS_FIELD
+from storage.redis.layout.stream_entries import compact_json, parse_stream_page
 from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
-from storage.redis.session import RedisSession
+from storage.redis.session.redis_session import RedisSession
 from storage.trends import (
     HALF_LIFE_S,
     LISTED_VISITORS,

@@ -34,16 +34,16 @@ from storage.records import (
     TenantPointers,
 )
 from storage.redis.client import RedisServers
-from storage.redis.corrections import RedisCorrections
 from storage.redis.corrections.erasure import RedisErasure
 from storage.redis.corrections.repair import LogRepair
+from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.generations import RedisGenerations
 from storage.redis.items import RedisItems
-from storage.redis.layout import Keyspace, User
-from storage.redis.log import UserLog
+from storage.redis.layout.keys import Keyspace, User
 from storage.redis.log.lost_users import LostUsers
+from storage.redis.log.user_log import UserLog
 from storage.redis.nodes import ReplicaAcks
-from storage.redis.session import RedisSession
+from storage.redis.session.redis_session import RedisSession
 from storage.redis.states import RedisStates
 from storage.redis.writer import EventWriter
 from storage.state.compiled_fold import compile_fold

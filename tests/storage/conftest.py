@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-import storage.redis.log
+import storage.redis.log.user_log
 import storage.redis.states
 import storage.sqlite.log
 import storage.sqlite.store
@@ -21,8 +21,8 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and save in pages so small that users and partitions cross their ends."""
     monkeypatch.setattr(storage.sqlite.log, "LOG_PAGE", 7)
-    monkeypatch.setattr(storage.redis.log, "STREAM_PAGE", 3)
-    monkeypatch.setattr(storage.redis.log, "USER_PAGE", 3)
+    monkeypatch.setattr(storage.redis.log.user_log, "STREAM_PAGE", 3)
+    monkeypatch.setattr(storage.redis.log.user_log, "USER_PAGE", 3)
     monkeypatch.setattr(storage.sqlite.log, "NEWEST_PAGE", 3)
     monkeypatch.setattr(storage.sqlite.store, "SAVED_AT_ONCE", 4)
     monkeypatch.setattr(storage.redis.states, "SAVED_AT_ONCE", 2)

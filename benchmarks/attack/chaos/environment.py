@@ -30,7 +30,7 @@ from benchmarks.harness.topology import program
 from model.artifact import model_directory
 from storage.archive.manifest import MANIFEST, Manifest
 from storage.protocol import UserStore
-from storage.redis.layout import Keyspace
+from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
 from storage.sqlite.database import FILE_NAME
 from storage.sqlite.store import SQLiteStore

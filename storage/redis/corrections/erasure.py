@@ -9,10 +9,11 @@ same user or of nobody, and so does the archiver before it has Redis rewrite its
 import secrets
 from collections.abc import Sequence
 
-from storage.redis.corrections import RedisCorrections
-from storage.redis.layout import Head, MergeStage, User, erasing_key
+from storage.redis.corrections.undo_and_merge import RedisCorrections
+from storage.redis.layout.head import Head, MergeStage
+from storage.redis.layout.keys import User, erasing_key
 from storage.redis.scripts.corrections import ERASE, REWRITE_LOG, erase_arguments, rewrite_arguments
-from storage.redis.session import RedisSession
+from storage.redis.session.redis_session import RedisSession
 
 
 class RedisErasure:

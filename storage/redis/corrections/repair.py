@@ -13,23 +13,14 @@ from redis.exceptions import ResponseError
 from storage.archive.reader import ArchivedLog
 from storage.errors import StorageError, StorageUnavailable
 from storage.records import LogEntry
-from storage.redis.corrections import RedisCorrections
-from storage.redis.layout import (
-    MERGE_MARK,
-    SEQ_DIGITS,
-    TIME_DIGITS,
-    Head,
-    Keyspace,
-    MergeStage,
-    User,
-    index_member,
-    rounded_up_s,
-)
-from storage.redis.layout.stream_entries import entry_seq, parse_stream_page
-from storage.redis.log import STREAM_PAGE, UserLog
+from storage.redis.corrections.undo_and_merge import RedisCorrections
+from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, TIME_DIGITS, Head, MergeStage, rounded_up_s
+from storage.redis.layout.keys import Keyspace, User
+from storage.redis.layout.stream_entries import entry_seq, index_member, parse_stream_page
+from storage.redis.log.user_log import STREAM_PAGE, UserLog
 from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts.corrections import REPAIR
-from storage.redis.session import RedisSession
+from storage.redis.session.redis_session import RedisSession
 from storage.state.event import Event, Merge, Undo, digest, uuid7_time_us
 from storage.state.layout import LAYOUT_VERSION, TAG_BYTES
 from storage.state.record_encoding import from_json

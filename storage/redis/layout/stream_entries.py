@@ -1,12 +1,56 @@
-"""The entries of a partition's log, as Redis replies with them."""
+"""The entries of a partition's log, as they are written and as Redis replies with them."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from storage.errors import StorageError
 from storage.records import LogEntry, LogPage
-from storage.state.event import digest
-from storage.state.record_encoding import from_json
+from storage.state.event import Event, LogRecord, digest, event_hash
+from storage.state.record_encoding import from_json, to_json
+
+compact_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Entry(NamedTuple):
+    """An event or correction as it enters the log, with the hash of its id as number and as member of the index."""
+
+    event: LogRecord
+    id_hash: int
+    member: bytes
+    encoded: str
+
+    @classmethod
+    def of(cls, tenant: str, event: LogRecord) -> Entry:
+        """Encode an event; raise StorageError when it cannot be encoded or folded, before it fails a whole round."""
+        try:
+            event.timestamp_us.to_bytes(8, "little", signed=True)
+            if isinstance(event, Event) and event.id_time_us is not None:
+                event.id_time_us.to_bytes(8, "little", signed=True)
+            id_hash = event_hash(event.entry_id)
+            encoded = compact_json(to_json(tenant, event))
+        except (ValueError, TypeError, OverflowError) as exc:
+            raise StorageError(f"an event cannot be stored: {exc!r}") from exc
+        return cls(event, id_hash, id_hash.to_bytes(8, "little"), encoded)
+
+
+def index_member(entry_id: str) -> bytes:
+    """Return the member of an index that stands for the id of an entry."""
+    return event_hash(entry_id).to_bytes(8, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is committed for one user: new entries, and the states that they are folded into, by their keys."""
+
+    head_key: str
+    id_index: str
+    head: bytes  # through which the states held the log before; empty without a log
+    entries: Sequence[Entry]
+    states: Mapping[str, bytes]
 
 
 def parse_erasure(value: bytes) -> tuple[str, bytes] | None:

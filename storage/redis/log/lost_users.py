@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.reader import ArchiveSnapshot
 from storage.errors import StorageError
-from storage.redis.layout import User
+from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import parse_stream_page
-from storage.redis.log import STREAM_PAGE
-from storage.redis.session import RedisSession
+from storage.redis.log.user_log import STREAM_PAGE
+from storage.redis.session.redis_session import RedisSession
 from storage.state.event import digest
 
 TIMEOUT_S = 1.0

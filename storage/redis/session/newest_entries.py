@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from storage.redis.layout import NEWEST_FIELD
+from storage.redis.layout.keys import NEWEST_FIELD
 from storage.redis.layout.stream_entries import entry_seq
 
 

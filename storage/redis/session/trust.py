@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
-from storage.redis.layout import META, Keyspace
+from storage.redis.layout.keys import META, Keyspace
 from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.nodes import CONNECTION_ERRORS, Argument, storage_error
 from storage.redis.session.newest_entries import NewestEntries

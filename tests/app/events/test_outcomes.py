@@ -13,7 +13,7 @@ import pytest
 from app.http.auth.keys import Scope, add, make
 from app.serving import switcher
 from app.settings import Settings
-from storage.redis.layout import Keyspace
+from storage.redis.layout.keys import Keyspace
 from tests.app.conftest import Client, item_id
 from tests.app.support import bearer, finish_background_work
 from tests.storage.redis.servers import RedisServer

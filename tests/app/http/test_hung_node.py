@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from app.serving import store_factory
-from storage.redis.layout import Keyspace
+from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisOptions
 from tests.app.conftest import Client
 from tests.storage.redis.servers import RedisCluster

@@ -17,7 +17,7 @@ from storage.archiver.archiver import TurnCounts, archive_log
 from storage.archiver.redis_source import RedisSource
 from storage.folders.folder import Folder
 from storage.folders.place import as_folder
-from storage.redis.layout import Keyspace
+from storage.redis.layout.keys import Keyspace
 from storage.redis.store import RedisStore
 from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import click

@@ -13,7 +13,7 @@ import pytest
 
 from storage.archive.reader import ArchiveReader
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
-from storage.redis.layout import Keyspace, User
+from storage.redis.layout.keys import Keyspace, User
 from tests.storage.archive.archived_redis import (
     NOW_MS,
     assert_nothing_is_missing_or_twice,

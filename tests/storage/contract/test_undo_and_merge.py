@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import storage.redis.corrections
+import storage.redis.corrections.undo_and_merge
 import storage.sqlite.corrections
 from storage.errors import MergeRefused, MergeTooLarge, UnknownEvent
 from storage.maintenance.rebuild import rebuild
@@ -145,7 +145,7 @@ class TestLaw:
         asyncio.run(law())
 
     def test_a_visitor_with_too_many_events_is_refused(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (storage.redis.corrections, storage.sqlite.corrections):
+        for module in (storage.redis.corrections.undo_and_merge, storage.sqlite.corrections):
             monkeypatch.setattr(module, "MAX_MERGED", 5)
 
         async def law() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import StorageUnavailable
-from storage.redis.layout import Keyspace, User
+from storage.redis.layout.keys import Keyspace, User
 from storage.redis.store import PARTITIONS, RedisOptions, RedisStore
 from storage.state.event import Event
 from storage.state.generation import Generation

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from storage.errors import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
-from storage.redis.layout import Keyspace
+from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.oracles.random_events import click, fresh_user
 from tests.storage.redis.servers import RedisCluster, free_port, new_server, redis_users

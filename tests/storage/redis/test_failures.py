@@ -16,7 +16,7 @@ from redis.exceptions import ClusterDownError
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.records import AppendResult
 from storage.redis.client import RedisServers
-from storage.redis.layout import Keyspace
+from storage.redis.layout.keys import Keyspace
 from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.redis.layout import Keyspace
+from storage.redis.layout.keys import Keyspace
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import GENERATION, PREFIX, assert_state_is_fold_of_log, opened

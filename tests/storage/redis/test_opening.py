@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import storage.redis.requests
-import storage.redis.session
+import storage.redis.session.redis_session
 import storage.redis.writer
 from storage.errors import StorageError, StorageUnavailable
-from storage.redis.layout import LAYOUT_VERSION
+from storage.redis.layout.keys import LAYOUT_VERSION
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer, free_port, make_certificate, new_server, redis_users, tls_cluster
@@ -44,7 +44,7 @@ class TestOpening:
         asyncio.run(law())
 
     def test_an_old_server_is_refused(self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(storage.redis.session, "OLDEST_SERVER", (99, 0))
+        monkeypatch.setattr(storage.redis.session.redis_session, "OLDEST_SERVER", (99, 0))
         with pytest.raises(StorageError, match="too old"):
             asyncio.run(RedisStore.open(any_server.url, [GENERATION]))
 

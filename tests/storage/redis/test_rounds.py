@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 import storage.redis.requests
-import storage.redis.session
 import storage.redis.writer
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
-from storage.redis.layout import Keyspace
-from storage.redis.log import UserLog
+from storage.redis.layout.keys import Keyspace
+from storage.redis.log.user_log import UserLog
 from storage.redis.nodes import Command
 from storage.redis.states import MAX_MISSING_IN_ROUND
 from storage.redis.store import PARTITIONS, RedisStore

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import storage.redis.requests
-import storage.redis.session
 import storage.redis.writer
 from storage.errors import StorageUnavailable
 from storage.redis.scripts.events import COMMIT

@@ -1,0 +1,268 @@
+"""The keys and values of a store in Redis.
+
+All keys of a partition share a hash tag and so, in a cluster, a slot. A user belongs to one partition. TENANT is
+percent-encoded, so that the first "/" ends it.
+
+  PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
+                                                "generation:TAG" for every generation that ever had a state,
+                                                "items:TENANT" for every tenant that has ever set values of items,
+                                                "secret", 64 hex digits that are made once
+                                                "accepted", when an operator last accepted a loss of data, in ms
+                                                "lost", entries that are missing and that nobody has accepted the loss
+                                                of: a JSON object, partition -> id of the newest one; "meta" -> ""
+                                                where these fields were gone, and logs were there
+                                                "newest:17", "accepted" as it was, a space, and the id of an entry of
+                                                partition 17 that is there: the newest one, as of a second ago
+  PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
+  PREFIX:{p17}:log                      stream  entry id SEQ-MS, MS being the time; one field: "e", JSON as in
+                                                storage/state/record_encoding.py, or "x": an erased user, see
+                                                `parse_erasure`, or empty: an entry of that user
+  PREFIX:{p17}:head:TENANT/USER         string  see `Head`: SEQ of the user's newest entry, 16 digits; once entries were
+                                                trimmed: SEQ through which to read the archive, 16 digits, and the
+                                                newest time of a UUIDv7 among the trimmed ids, 10 digits of seconds;
+                                                of a merged user: 42 digits, a merge mark and the other USER
+  PREFIX:{p17}:aliases:TENANT/USER      set     USERs who were merged into this one, or are about to be
+  PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
+  PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state;
+                                                expires if the store was opened with a time to live of states
+  PREFIX:{p17}:erasing                  zset    names of erasures whose entries may still have their content in the log;
+                                                scored 1 if the scratch lacks it from its beginning on, otherwise 0
+  PREFIX:{p17}:erased:NAME              zset    the index of the user whom that erasure has erased
+  PREFIX:{p17}:scratch                  stream  a copy of the log's first entries, which takes its place when complete
+  PREFIX:{items:TENANT}:version         string  how often values of the tenant's items, or codes, were set
+  PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version of their last change
+  PREFIX:{items:TENANT}:title           hash    item id -> the value set last; the same for :categories, a JSON array,
+                                                and :available, 0 or 1
+  PREFIX:{items:TENANT}:code-changes    zset    JSON arrays [item id, TAG], scored as :changes
+  PREFIX:{items:TENANT}:codes           hash    [item id, TAG] -> the fields of `ItemCodes` that follow, a JSON array
+  PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
+  PREFIX:{items:TENANT}:trend-clock     string  position and what Redis's clock showed then, see `TrendClock` there
+  PREFIX:{items:TENANT}:visitors        hash    item id -> its visitors of this half-life, see `with_visitor` there
+  PREFIX:{items:TENANT}:tallies         hash    the tenant's counters, by name, a JSON array
+  PREFIX:experiment:TENANT              string  the tenant's experiment, if there is one
+  PREFIX:generations                    hash    TAG -> name of its model directory
+  PREFIX:live:TAG                       string  expires when no process serves or builds the generation any more
+  PREFIX:active                         string  TAG, a space and name of the generation that every process is to serve
+                                                The last three are the generations of the tenant `main`; those of others
+                                                end in ":TENANT".
+
+No SEQ is ever used twice. So an unchanged head means an unchanged log, also when the user was erased in between, and a
+state is the fold of the log exactly if it begins with the head's SEQ.
+
+The entries of a user's log above the head's second number are in stream and index, the others in the archive. Trimming
+changes the head, so a commit that relied on what the archive held before is refused and decided again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+from zlib import crc32
+
+from storage.errors import StorageError
+from storage.records import MAIN_TENANT
+from storage.state.generation import Generation
+
+LAYOUT_VERSION = 4
+GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as do the next
+ITEMS_FIELD = "items:"
+NEWEST_FIELD = "newest:"
+META = "meta"  # in the field "lost"
+
+
+class Keyspace:
+    """The keys under one prefix."""
+
+    def __init__(self, prefix: str, partitions: int) -> None:
+        if not prefix or set(prefix) & set("{}") or partitions < 1:
+            raise ValueError(f"a key prefix without braces and a partition are needed, not {prefix!r} and {partitions}")
+        self.meta = f"{prefix}:meta"
+        self.partitions = partitions
+        self.all_states_pattern = f"{_escaped(prefix)}:{{p*}}:state:*"  # for SCAN
+        self._prefix = prefix
+        self._partitions = [self.partition(number) for number in range(partitions)]
+
+    def generations(self, tenant: str) -> str:
+        """Return the key of the tenant's generations."""
+        return f"{self._prefix}:generations{_tenant_suffix(tenant)}"
+
+    def active(self, tenant: str) -> str:
+        """Return the key of the tenant's active generation."""
+        return f"{self._prefix}:active{_tenant_suffix(tenant)}"
+
+    def live(self, tenant: str, tag: bytes) -> str:
+        """Return the key that exists as long as some process serves or builds the generation."""
+        return f"{self._prefix}:live:{tag.hex()}{_tenant_suffix(tenant)}"
+
+    def items(self, tenant: str) -> ItemKeys:
+        """Return the keys of the tenant's items."""
+        return ItemKeys(f"{self._prefix}:{{items:{quote(tenant, safe='')}}}")
+
+    def experiment(self, tenant: str) -> str:
+        """Return the key of the tenant's experiment."""
+        return f"{self._prefix}:experiment:{quote(tenant, safe='')}"
+
+    def states_pattern(self, tenant: str, tag: bytes) -> str:
+        """Return the SCAN pattern that matches every state of the tenant's generation."""
+        return f"{_escaped(self._prefix)}:{{p*}}:state:{tag.hex()}:{quote(tenant, safe='')}/*"
+
+    def partition(self, number: int) -> str:
+        """Return the prefix of the partition's keys, with the hash tag."""
+        return f"{self._prefix}:{{p{number}}}"
+
+    def log(self, partition: int) -> str:
+        """Return the key of the partition's log."""
+        return f"{self.partition(partition)}:log"
+
+    def seq(self, partition: int) -> str:
+        """Return the key of the number of the newest entry in the partition's log."""
+        return f"{self.partition(partition)}:seq"
+
+    def user(self, tenant: str, user_id: str) -> User:
+        """Return the user with the partition of their keys; raise StorageError when the ids are not Unicode."""
+        try:
+            name = f"{_encoded(tenant)}/{user_id}"
+            partition = crc32(name.encode()) % self.partitions
+        except UnicodeEncodeError as exc:
+            raise StorageError(f"an id cannot be stored: {exc}") from exc
+        return User(self._partitions[partition], name)
+
+
+def erasing_key(partition: str) -> str:
+    """Return the key of the erasures that are to be finished in a partition, PREFIX:{p17}."""
+    return f"{partition}:erasing"
+
+
+def erased_index_key(partition: str, erasure: str) -> str:
+    """Return the key of the index of what that erasure has erased."""
+    return f"{partition}:erased:{erasure}"
+
+
+@cache
+def _encoded(tenant: str) -> str:
+    return quote(tenant, safe="")
+
+
+def _tenant_suffix(tenant: str) -> str:
+    """Return the end of keys that are older than tenants with generations of their own: empty for `main`."""
+    return "" if tenant == MAIN_TENANT else f":{quote(tenant, safe='')}"
+
+
+def _escaped(text: str) -> str:
+    """Return the part of a pattern that matches just this text."""
+    return re.sub(r"([*?\[\]\\^])", r"\\\1", text)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemKeys:
+    """The keys of a tenant's items, all in one slot."""
+
+    prefix: str  # PREFIX:{items:TENANT}
+
+    @property
+    def version(self) -> str:
+        """Key of the number of changes."""
+        return f"{self.prefix}:version"
+
+    @property
+    def changes(self) -> str:
+        """Key of the item ids in the order of their last changes."""
+        return f"{self.prefix}:changes"
+
+    @property
+    def parts(self) -> list[str]:
+        """Keys of the values, in the order of an ItemEntry's fields."""
+        return [f"{self.prefix}:{part}" for part in ("title", "categories", "available")]
+
+    @property
+    def code_changes(self) -> str:
+        """Key of the items and generations in the order of their codes' last changes."""
+        return f"{self.prefix}:code-changes"
+
+    @property
+    def codes(self) -> str:
+        """Key of the codes by item and generation."""
+        return f"{self.prefix}:codes"
+
+    @property
+    def trends(self) -> str:
+        """Key of the items' trends."""
+        return f"{self.prefix}:trends"
+
+    @property
+    def trend_clock(self) -> str:
+        """Key of the clock of the trends."""
+        return f"{self.prefix}:trend-clock"
+
+    @property
+    def visitors(self) -> str:
+        """Key of the items' visitors."""
+        return f"{self.prefix}:visitors"
+
+    @property
+    def tallies(self) -> str:
+        """Key of the tenant's counters."""
+        return f"{self.prefix}:tallies"
+
+
+class User(NamedTuple):
+    """A user of a tenant, and the partition that has their keys."""
+
+    partition: str  # PREFIX:{p17}
+    name: str  # TENANT/USER
+
+    @property
+    def tenant(self) -> str:
+        """The tenant, decoded."""
+        return unquote(self.name.partition("/")[0])
+
+    @property
+    def user_id(self) -> str:
+        """The user's id within the tenant."""
+        return self.name.partition("/")[2]
+
+    @property
+    def partition_number(self) -> int:
+        """The number of the partition."""
+        return int(self.partition.rpartition(":{p")[2].removesuffix("}"))
+
+    @property
+    def head(self) -> str:
+        """Key of the user's head."""
+        return f"{self.partition}:head:{self.name}"
+
+    @property
+    def id_index(self) -> str:
+        """Key of the hashes of the user's event ids."""
+        return f"{self.partition}:index:{self.name}"
+
+    @property
+    def aliases(self) -> str:
+        """Key of the users who were merged into this one."""
+        return f"{self.partition}:aliases:{self.name}"
+
+    @property
+    def seq(self) -> str:
+        """Key of the number of the newest entry in the partition's log."""
+        return f"{self.partition}:seq"
+
+    @property
+    def log(self) -> str:
+        """Key of the partition's log."""
+        return f"{self.partition}:log"
+
+    def state(self, generation: Generation) -> str:
+        """Return the key of the user's state of the generation."""
+        return self.state_of_tag(generation.tag.hex())
+
+    def state_of_tag(self, tag: str) -> str:
+        """Return the key of the user's state of the generation with this tag, in hex."""
+        return f"{self.partition}:state:{tag}:{self.name}"
+
+    def states(self, generations: Sequence[Generation]) -> list[str]:
+        """Return the keys of the user's states of the generations."""
+        return [self.state(generation) for generation in generations]

@@ -1,0 +1,252 @@
+"""The servers of a Redis store, checked before their first use, and what is stored once for all users."""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
+
+from storage.archive.async_reader import AsyncArchiveReader
+from storage.errors import StorageError, StorageUnavailable
+from storage.redis.client import RedisServers
+from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, META, Keyspace
+from storage.redis.nodes import MAX_CONNECTIONS, Argument, Command, storage_error
+from storage.redis.scripts.script import Script
+from storage.redis.scripts.store_scripts import STORE_SCRIPTS
+from storage.redis.session.trust import ServerTrust
+from storage.state.generation import Generation
+
+OLDEST_SERVER = (6, 2)
+OLDEST_WITH_WAITAOF = (7, 2)
+SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+COVERAGE = "cluster-require-full-coverage"
+EARLIER_LAYOUT = (
+    "'{key}' was written by an earlier lisarec (layout {found}, this one knows {known}); "
+    "run 'lisarec backup' with that version, and 'lisarec restore' with this one under another key prefix"
+)
+
+logger = logging.getLogger(__name__)
+
+
+class RedisSession:
+    """Servers whose version, data layout and settings are checked once they can be reached.
+
+    trust          whether they still hold what was acknowledged, checked again for every write
+    lacks_archive  whether to warn if older parts of the log are in an archive
+    """
+
+    def __init__(
+        self, servers: RedisServers, keys: Keyspace, archive: AsyncArchiveReader, *, lacks_archive: bool
+    ) -> None:
+        self.servers = servers
+        self.keys = keys
+        self._is_closed = False
+        self._lacks_archive = lacks_archive
+        self._is_checked = False
+        self._archive_id = ""
+        self._fields: dict[str, str] = {}  # of PREFIX:meta that this process has made sure of
+        self.trust = ServerTrust(servers, keys, archive, self._fields)
+        # Folding missing states must not take the connections to a node that the rounds of all users need.
+        self._background = defaultdict[str | None, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_CONNECTIONS // 2))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether new calls are refused."""
+        return self._is_closed
+
+    def refuse_calls(self) -> None:
+        """Refuse new calls from now on. What was accepted can still be finished."""
+        self._is_closed = True
+
+    async def require_open(self) -> None:
+        """Check the servers before their first use; raise StorageUnavailable once the store is closed."""
+        if self._is_closed:
+            raise StorageUnavailable("the store is closed", "closed")
+        await self.check()
+
+    async def check(self) -> None:
+        """Make sure, before the first use, that the servers and their data can be used.
+
+        raises  StorageUnavailable  when the servers cannot be reached, or refuse the user or a command
+                StorageError        when they are too old, or their data have another layout
+        """
+        if self._is_checked:
+            return
+        await self.servers.connect()
+        await self._check_versions()
+        await self._check_layout()
+        await self._check_settings()
+        await self._load_scripts()
+        self._is_checked = True
+
+    async def prepare_writes(self, generations: Sequence[Generation]) -> None:
+        """Check the servers before their first use, and register generations whose states are to be written."""
+        await self.check()
+        await self.register(generations)
+
+    async def call(self, *command: Argument) -> Any:
+        """Execute one command whose first argument is its key."""
+        return await self.servers.call(*command)
+
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, wait_for_replicas: bool = False
+    ) -> Any:
+        """Run a script, and load it first where a server has lost it."""
+        command = script.command(keys, args)
+        (reply,) = await self.servers.execute_all([command], wait_for_replicas=wait_for_replicas)
+        if isinstance(reply, NoScriptError):
+            await self._load_scripts()
+            (reply,) = await self.servers.execute_all([command], wait_for_replicas=wait_for_replicas)
+        if isinstance(reply, Exception):
+            raise storage_error(reply) from reply
+        return reply
+
+    async def write(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, wait_for_replicas: bool = False
+    ) -> Any:
+        """Run a script that writes, on a server that is trusted before and after.
+
+        A script that logs something returns the id of its last entry.
+        """
+        await self.trust.require(keys[0])
+        reply = await self.run(script, keys, args, wait_for_replicas=wait_for_replicas)
+        await self.trust.acknowledge(keys[0], reply if isinstance(reply, bytes) else None)
+        return reply
+
+    async def reload_lost_scripts(self, replies: Sequence[Any]) -> bool:
+        """Load the scripts again if a reply says that a server has lost one; return whether one does."""
+        is_lost = any(isinstance(reply, NoScriptError) for reply in replies)
+        if is_lost:
+            await self._load_scripts()
+        return is_lost
+
+    def background_limit(self, key: str) -> asyncio.Semaphore:
+        """Return what bounds the calls outside of rounds to the key's node."""
+        return self._background[self.servers.slots.node_of(key)]
+
+    async def ping(self) -> None:
+        """Return when all servers can be read."""
+        await self.require_open()
+        for reply in await self.servers.call_all_nodes("PING"):
+            if isinstance(reply, Exception):
+                raise storage_error(reply) from reply
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.trust.close()
+        await self.servers.close()
+
+    # ---- what is stored once
+
+    async def register(self, generations: Sequence[Generation]) -> None:
+        """Note the generations before their first state is written: erasing a user relies on it."""
+        for generation in generations:
+            await self.note(f"{GENERATION_FIELD}{generation.tag.hex()}", "1")
+
+    async def note(self, field: str, value: str) -> None:
+        """Set a field of PREFIX:meta, unless it is set already; also where a server comes back without it."""
+        if field not in self._fields:
+            await self.call("HSETNX", self.keys.meta, field, value)
+            self._fields[field] = value
+
+    async def registered_tags(self) -> set[str]:
+        """Return the tags, in hex, of all generations that ever had a state."""
+        fields = [*self._fields, *(field.decode() for field in await self.call("HKEYS", self.keys.meta))]
+        return {field.removeprefix(GENERATION_FIELD) for field in fields if field.startswith(GENERATION_FIELD)}
+
+    async def archive_id(self) -> str:
+        """Return the id of the archive, empty where there is none.
+
+        It never changes; so a store that knows it does not need its server.
+        """
+        try:
+            self._archive_id = (await self.call("HGET", self.keys.meta, "archive") or b"").decode()
+        except StorageUnavailable:
+            if not self._archive_id:
+                raise
+        return self._archive_id
+
+    async def secret(self) -> bytes:
+        """Return the 32 random bytes that are made once for the data."""
+        await self.require_open()
+        await self.call("HSETNX", self.keys.meta, "secret", secrets.token_hex(32))
+        self._fields["secret"] = (await self.call("HGET", self.keys.meta, "secret")).decode()
+        return bytes.fromhex(self._fields["secret"])
+
+    # ---- checks
+
+    async def _check_versions(self) -> None:
+        for info in await self.servers.call_all_nodes("INFO", "server", replicas=True):
+            if isinstance(info, NoPermissionError):  # a user without dangerous commands: the scripts will tell
+                logger.info("Redis does not tell its version")
+            elif not isinstance(info, Exception):
+                version = str(info["redis_version"])
+                if _version_number(version) < OLDEST_SERVER:
+                    raise StorageError(f"Redis {version} is too old for lisarec, which needs 6.2 or later")
+                if self.servers.acks.synced and _version_number(version) < OLDEST_WITH_WAITAOF:
+                    raise StorageError(
+                        f"Redis {version} cannot tell what its replicas have synced, 7.2 can; wait for replicas without"
+                    )
+            elif not self.servers.is_cluster or isinstance(info, AuthenticationError):
+                raise storage_error(info) from info
+
+    async def _check_layout(self) -> None:
+        wanted = {"layout": LAYOUT_VERSION, "partitions": self.keys.partitions}
+        read = ("HMGET", self.keys.meta, *wanted)
+        if None in await self.call(*read):
+            # in this order: another process may begin the store just now
+            is_gone = await self._has_logs() and None in await self.call(*read)
+            lost = {"lost": json.dumps({META: ""})} if is_gone else {}
+            for name, value in (wanted | lost).items():
+                await self.call("HSETNX", self.keys.meta, name, value)
+        found = dict(zip(wanted, map(int, await self.call(*read)), strict=True))
+        if self._lacks_archive and await self.archive_id():
+            logger.warning("older parts of the log are in an archive, and no archive directory is given")
+        if found["layout"] < LAYOUT_VERSION:
+            raise StorageError(EARLIER_LAYOUT.format(key=self.keys.meta, found=found["layout"], known=LAYOUT_VERSION))
+        if found != wanted:
+            raise StorageError(
+                f"'{self.keys.meta}' says {found}, and this lisarec was started for {wanted}; "
+                "start it as the data were made, or choose another key prefix"
+            )
+
+    async def _has_logs(self) -> bool:
+        numbers = await self.servers.execute_all(
+            [Command.of("GET", self.keys.seq(number)) for number in range(self.keys.partitions)]
+        )
+        return any(isinstance(number, bytes) for number in numbers)
+
+    async def _check_settings(self) -> None:
+        """Warn of settings that differ from those of docker/redis/redis.conf and redis-cluster.conf."""
+        for name, safe in SAFE_SETTINGS.items():
+            for value in await self._settings(name):
+                if value != safe:
+                    logger.warning("Redis may lose acknowledged events: its %s is %s, not %s", name, value, safe)
+        if self.servers.is_cluster:
+            for value in await self._settings(COVERAGE):
+                if value != "no":
+                    logger.warning("one lost node will stop the whole cluster of Redis: its %s is %s", COVERAGE, value)
+
+    async def _settings(self, name: str) -> set[str]:
+        """Return the values on all servers that tell theirs."""
+        values = set()
+        for reply in await self.servers.call_all_nodes("CONFIG GET", name, replicas=True):
+            if isinstance(reply, Exception):  # many managed servers do not tell
+                logger.info("Redis does not tell its %s: %s", name, reply)
+            elif name in reply:
+                values.add(reply[name])
+        return values
+
+    async def _load_scripts(self) -> None:
+        for script in STORE_SCRIPTS:
+            for reply in await self.servers.call_all_nodes("SCRIPT LOAD", script.text):
+                if isinstance(reply, Exception) and not self.servers.is_cluster:
+                    raise storage_error(reply) from reply
+
+
+def _version_number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
