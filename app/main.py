@@ -144,10 +144,19 @@ def serve(settings: Settings) -> None:
     _require_keys_beyond_loopback(settings)
     require_free(settings.host, settings.port, "--port 8001")
     # For the time before the server handles signals, and after it shuts down, when it raises the signal again.
-    signal.signal(signal.SIGTERM, _exit)
+    told_to_end = False
+
+    def exit_now(_signum: int, _frame: FrameType | None) -> None:
+        nonlocal told_to_end
+        told_to_end = True
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, exit_now)
     app = create_app(settings)
     # Start and stop once, so that what is wrong is reported in one sentence, not in a traceback of every worker.
     asyncio.run(_start_and_stop(app))
+    if told_to_end:  # Python ignores what is raised while it runs a destructor
+        raise SystemExit(0)
     _warn_without_keys(settings)
     logger.info("users are kept in %s", settings.store_name)
     options: dict[str, Any] = {
@@ -259,7 +268,3 @@ async def _start_and_stop(app: FastAPI) -> None:
         pass
     if state and state["services"].draining:  # told to end meanwhile
         raise SystemExit(0)
-
-
-def _exit(_signum: int, _frame: FrameType | None) -> None:
-    raise SystemExit(0)

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from app.main import serve
+from app.serving.model_places import load_model
 from app.settings import Settings
-from model.artifact.model_directory import ArtifactError
+from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageUnavailable
 from tests.app.service_process import Process, logged_ids, raw_exchange
 from tests.storage.redis.servers import RedisServer, free_port
@@ -284,3 +285,28 @@ def test_what_cannot_start_says_why(
             serve(Settings(**{"model_dir": model_dir, "data_dir": tmp_path, **settings}))
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_service_that_is_told_to_end_while_it_starts_ends(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where Python ignores what the handler raises, as it does in a destructor."""
+
+    class Dying:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def load(place: Path, cache: Path) -> Artifact:
+        Dying()
+        return load_model(place, cache)
+
+    monkeypatch.setattr("app.main.load_model", load)
+    monkeypatch.setattr("uvicorn.run", lambda *_args, **_options: pytest.fail("it serves"))
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            serve(Settings(model_dir=model_dir, data_dir=tmp_path, port=0))
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
+    assert ended.value.code == 0
