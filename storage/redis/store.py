@@ -94,7 +94,7 @@ class RedisStore(UserStore):
         self._session = session
         self._archive = archive
         self._log = UserLog(session, archive)
-        lost_users = LostUsers(session, archive)
+        self._lost_users = lost_users = LostUsers(session, archive)
         self._corrections = RedisCorrections(session, self._log, archive, lost_users)
         self._repair = LogRepair(session, self._log, self._corrections)
         self._erasure = RedisErasure(session, self._corrections)
@@ -324,5 +324,6 @@ class RedisStore(UserStore):
         self._session.refuse_calls()
         await self._states.close()
         await self._writer.close()
+        await self._lost_users.close()
         await self._session.close()
         self._archive.close()

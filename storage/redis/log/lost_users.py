@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.reader import ArchiveSnapshot
@@ -15,7 +16,7 @@ from storage.redis.session.redis_session import RedisSession
 from storage.state.event import digest
 
 TIMEOUT_S = 1.0
-PAUSE_AFTER_FAILURE_S = 5.0
+PROBE_EVERY_S = 5.0
 USER_IS_LOST = "a user has archived events and no head; 'lisarec repair' makes it again from the archive"
 
 logger = logging.getLogger(__name__)
@@ -24,19 +25,25 @@ logger = logging.getLogger(__name__)
 class LostUsers:
     """Tells new users from those whose head and index were lost after all of their events were archived.
 
-    An archive that cannot be read is not waited for, and all are taken for new users: a shop has new visitors whether
-    or not it has its archive.
+    An archive that cannot be read is waited for once, and from then on all are taken for new users until it answers: a
+    shop has new visitors whether or not it has its archive.
     """
 
     def __init__(self, session: RedisSession, archive: AsyncArchiveReader) -> None:
         self._session = session
         self._archive = archive
-        self._ask_again_at_s = 0.0
+        self._probing: asyncio.Task[None] | None = None
 
     @property
     def can_tell(self) -> bool:
-        """Whether there is an archive to ask, which has answered lately."""
-        return self._archive.is_configured and asyncio.get_running_loop().time() >= self._ask_again_at_s
+        """Whether there is an archive to ask, which has answered the last time."""
+        return self._archive.is_configured and self._probing is None
+
+    async def close(self) -> None:
+        """End the work in the background."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.wait([self._probing])
 
     async def require_none(self, users: Iterable[User]) -> None:
         """Raise StorageError where one of these users, who have no head, is lost."""
@@ -78,8 +85,19 @@ class LostUsers:
             return await self._archive.read(held, TIMEOUT_S)
         except StorageError as exc:
             logger.warning("the archive does not tell whether users are new: %s", exc)
-            self._ask_again_at_s = asyncio.get_running_loop().time() + PAUSE_AFTER_FAILURE_S
+            if self._probing is None:
+                self._probing = asyncio.create_task(self._probe())
             return {}
+
+    async def _probe(self) -> None:
+        """Return when the archive answers again."""
+        is_away = True
+        while is_away:
+            await asyncio.sleep(PROBE_EVERY_S)
+            with suppress(StorageError):
+                await self._archive.read(lambda snapshot: snapshot.manifest, TIMEOUT_S)
+                is_away = False
+        self._probing = None
 
     async def _is_erased(self, user: User, through: int) -> bool:
         """Return whether the log names an erasure of the user behind that entry."""

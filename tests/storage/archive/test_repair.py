@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from storage.archive.reader import ArchiveReader
+from storage.archive.reader import ArchiveReader, ArchiveSnapshot
 from storage.errors import PartlyApplied, StorageError, StorageUnavailable
 from storage.redis.layout.keys import Keyspace, User
+from storage.redis.log import lost_users
 from tests.storage.archive.archived_redis import (
     NOW_MS,
     assert_nothing_is_missing_or_twice,
@@ -27,6 +28,7 @@ from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import GENERATION
+from tests.waiting import PATIENCE_S
 
 MERGED, INTO, UNDONE = USERS[:3]
 
@@ -289,23 +291,41 @@ class TestLostUsers:
         tables = [pl.read_parquet(path) for path in tmp_path.rglob("*.parquet")]
         assert pl.concat(tables).filter(user_id=USERS[0])["event_id"].to_list() == ["a"]
 
-    def test_without_their_archive_new_users_are_taken_at_once(
+    def test_while_their_archive_is_away_new_users_wait_for_it_once(
         self, lost: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked = 0
+        answers, read, asked = threading.Event(), ArchiveReader.read, 0
 
-        def hang(*_: Any) -> None:
+        def hang(reader: ArchiveReader, query: Callable[[ArchiveSnapshot], Any]) -> Any:
             nonlocal asked
             asked += 1
-            time.sleep(1.5)
+            if asked == 1:
+                raise StorageUnavailable("it is away")
+            assert answers.wait(PATIENCE_S)
+            return read(reader, query)
 
         async def law() -> None:
             async with opened(lost, tmp_path) as store:
                 await store.append("main", [click("e", USERS[20])])
                 monkeypatch.setattr(ArchiveReader, "read", hang)
-                for number in range(20):  # one of them waits, for a second
+                monkeypatch.setattr(lost_users, "PROBE_EVERY_S", 0.05)
+                monkeypatch.setattr(lost_users, "TIMEOUT_S", 2 * PATIENCE_S)
+                number = 0
+
+                async def append_new() -> None:
+                    nonlocal number
+                    number += 1
                     await store.append("main", [click("e", f"new {number}")])
-                assert asked <= 3
+
+                async with asyncio.timeout(PATIENCE_S):
+                    while asked < 2 or number < 20:  # the second time in the background
+                        await append_new()
+                    answers.set()
+                    before = asked
+                    while asked == before:  # until it is asked about a user
+                        await append_new()
+                    with pytest.raises(StorageError, match="lisarec repair"):
+                        await store.append("main", [click("e", USERS[0])])
 
         asyncio.run(law())
 
