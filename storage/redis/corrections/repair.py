@@ -12,16 +12,16 @@ from redis.exceptions import ResponseError
 
 from storage.archive.reader import ArchivedLog
 from storage.errors import StorageError, StorageUnavailable
-from storage.records import LogEntry
+from storage.redis.corrections.partition_log import PartitionLog
 from storage.redis.corrections.undo_and_merge import RedisCorrections
-from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, TIME_DIGITS, Head, MergeStage, rounded_up_s
-from storage.redis.layout.keys import Keyspace, User
-from storage.redis.layout.stream_entries import entry_seq, index_member, parse_stream_page
+from storage.redis.layout.head import SEQ_DIGITS, Head
+from storage.redis.layout.keys import User
+from storage.redis.layout.stream_entries import entry_seq, parse_stream_page
 from storage.redis.log.user_log import STREAM_PAGE, UserLog
 from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts.corrections import REPAIR
 from storage.redis.session.redis_session import RedisSession
-from storage.state.event import Event, Merge, Undo, digest, uuid7_time_us
+from storage.state.event import Event, Merge, Undo
 from storage.state.layout import LAYOUT_VERSION, TAG_BYTES
 from storage.state.record_encoding import from_json
 
@@ -29,6 +29,7 @@ REPAIR_ATTEMPTS = 20
 HEADS_PAGE = 500
 INDEX_PAGE = 200  # ids, some 0.1 ms in which Redis does nothing else
 CHECKS_AT_ONCE = 100
+OVERTAKEN = "others always logged something in the meantime; try again"
 
 
 class LogRepair:
@@ -57,11 +58,15 @@ class LogRepair:
         again, behind the archived ones.
         """
         await self._session.require_open()
-        positions, overwriting = await self._continue_archive()
-        repaired = await self._repair_all(accept_loss=True)
-        # by these entries services know a store that lacks nothing: before, they would write to heads that lack much
-        for number, position in positions.items():
-            await self._session.call("XADD", self._session.keys.log(number), position, "x", "")
+        overwriting: defaultdict[User, list[Event | Undo]] = defaultdict(list)
+        repaired = 0
+        for _ in range(REPAIR_ATTEMPTS):
+            positions = await self._continue_archive(overwriting)
+            repaired += await self._repair_all(accept_loss=True)
+            if await self._append_positions(positions):
+                break
+        else:
+            raise StorageUnavailable(OVERTAKEN, "contention")
         await self._session.trust.accept_loss()
         for user, records in overwriting.items():
             await self._corrections.append(user, records)
@@ -76,17 +81,17 @@ class LogRepair:
                 number = partition + 1
         return repaired + await self._drop_damaged_states()
 
-    async def _continue_archive(self) -> tuple[dict[int, str], dict[User, list[Event | Undo]]]:
+    async def _continue_archive(self, overwriting: defaultdict[User, list[Event | Undo]]) -> dict[int, str]:
         """Let the numbers go on behind those of the archive's newest entries.
 
-        returns  by partition, which of those entries its stream lacks; and what stood there under archived numbers
+        overwriting  gets what stood there under archived numbers
+        returns      by partition, which of the archive's newest entries its stream lacks
         """
         positions: dict[int, str] = {}
-        overwriting: dict[User, list[Event | Undo]] = {}
         manifest = await self._log.manifest()
         archive_id = await self._session.archive_id()
         if manifest is None or (archive_id and archive_id != manifest.archive_id):
-            return positions, overwriting
+            return positions
         await self._session.call("HSET", self._session.keys.meta, "archive", manifest.archive_id)
         number = 0
         while number < self._session.keys.partitions:
@@ -95,9 +100,24 @@ class LogRepair:
                 position = manifest.positions.get(partition)
                 if position is not None and not await self._has(partition, position):
                     positions[partition] = position
-                    overwriting |= await self._let_go(partition, position, archived)
+                    for user, records in (await self._let_go(partition, position, archived)).items():
+                        overwriting[user] += records
                 number = partition + 1
-        return positions, overwriting
+        return positions
+
+    async def _append_positions(self, positions: Mapping[int, str]) -> bool:
+        """Append the archive's newest entries to the streams that lack them; False where somebody was faster.
+
+        By these entries services know a store that lacks nothing: before, they would write to heads that lack much.
+        """
+        for number, position in positions.items():
+            log = self._session.keys.log(number)
+            (reply,) = await self._session.servers.execute_all([Command.of("XADD", log, position, "x", "")])
+            if isinstance(reply, ResponseError) and "equal or smaller" in str(reply):
+                return False
+            if isinstance(reply, Exception):
+                raise storage_error(reply) from reply
+        return True
 
     async def _has(self, number: int, position: str) -> bool:
         """Return whether a stream has the archive's newest entry; numbers go on behind it then."""
@@ -151,12 +171,12 @@ class LogRepair:
             repaired += results.count(1)
             if 0 not in results:
                 return repaired
-        raise StorageUnavailable("others always logged something in the meantime; try again", "contention")
+        raise StorageUnavailable(OVERTAKEN, "contention")
 
-    async def _read(self, number: int, archived: ArchivedLog | None) -> _PartitionLog:
+    async def _read(self, number: int, archived: ArchivedLog | None) -> PartitionLog:
         """Read a partition's log to its end."""
         keys, key, seq_key = self._session.keys, self._session.keys.log(number), self._session.keys.seq(number)
-        log = _PartitionLog(keys, 0 if archived is None else archived.through_seq)
+        log = PartitionLog(keys, 0 if archived is None else archived.through_seq)
         for entries in archived.pages(STREAM_PAGE) if archived is not None else ():
             log.add(entries, is_archived=True)
         log.seq = int(await self._session.call("GET", seq_key) or 0)
@@ -177,7 +197,7 @@ class LogRepair:
         log.seq = max(log.seq, after)
         return log
 
-    async def _repair_users(self, number: int, log: _PartitionLog) -> list[int]:
+    async def _repair_users(self, number: int, log: PartitionLog) -> list[int]:
         """Repair those who need it; return for each of them 1, or 0 where somebody logged something meanwhile."""
         users, results = list(log.users), []
         tags = await self._session.registered_tags()
@@ -190,7 +210,7 @@ class LogRepair:
                 results.append(int(await self._session.run(REPAIR, keys, args, wait_for_replicas=True)))
         return results
 
-    async def _damaged(self, number: int, log: _PartitionLog, users: Sequence[User]) -> dict[User, bytes | None]:
+    async def _damaged(self, number: int, log: PartitionLog, users: Sequence[User]) -> dict[User, bytes | None]:
         """Return those of the users whose head or index is not what the log says, with their heads.
 
         A user whose head changes meanwhile is read again.
@@ -216,7 +236,7 @@ class LogRepair:
         heads = await self._session.call("MGET", *(user.head for user in users)) if users else []
         return dict(zip(users, heads, strict=True))
 
-    async def _with_damaged_index(self, heads: Mapping[User, Head], log: _PartitionLog) -> set[User]:
+    async def _with_damaged_index(self, heads: Mapping[User, Head], log: PartitionLog) -> set[User]:
         """Return users whose index lacks some of the entries behind the archived ones, or has others."""
         checks: list[tuple[User, Command, list[int]]] = []
         for user, head in heads.items():
@@ -260,88 +280,6 @@ class LogRepair:
                     await self._session.call("UNLINK", state)
                     users |= set() if head is None else {_head_of_state(state)}
         return len(users)
-
-
-class _FoundUser:
-    """What the log has of a user.
-
-    newest  SEQ of the newest entry
-    """
-
-    def __init__(self) -> None:
-        self.newest = 0
-        self._entries: list[tuple[int, bytes, int]] = []  # SEQ, hash of the id, and its time if that is a UUIDv7
-        self._is_archived = False
-        self._merged_into = ""
-
-    def add(self, entry: LogEntry, *, is_archived: bool) -> None:
-        self.newest = entry.seq
-        self._merged_into = entry.record.target if isinstance(entry.record, Merge) else ""
-        self._is_archived = self._is_archived or is_archived
-        entry_id = entry.record.entry_id
-        self._entries.append((entry.seq, index_member(entry_id), rounded_up_s(uuid7_time_us(entry_id) or 0)))
-
-    def index(self, archived: int) -> tuple[list[int], list[bytes]]:
-        """Return SEQs and hashes of the ids of the entries behind the archived ones."""
-        entries = [(seq, member) for seq, member, _ in self._entries if seq > archived]
-        return [seq for seq, _ in entries], [member for _, member in entries]
-
-    def head(self, archived: int) -> str:
-        """Return the value of the user's head. A merge that is done is decided again, which changes nothing."""
-        value = f"{self.newest:0{SEQ_DIGITS}}"
-        if self._is_archived:
-            value += f"{archived:0{SEQ_DIGITS}}{self._archived_time_s(archived):0{TIME_DIGITS}}"
-        if self._merged_into:
-            value = f"{value:0<{MERGE_MARK}}{MergeStage.DECIDED.value}{self._merged_into}"
-        return value
-
-    def fits(self, value: bytes | None, last: int) -> bool:
-        """Return whether a head can be that of this user, or one behind it: the log was read to its last entry."""
-        try:
-            head = Head.of(value)
-        except StorageError:
-            return False
-        if head.newest != self.newest and head.newest <= last:
-            return False
-        if head.newest == self.newest and not self._is_merge_of(head):
-            return False
-        return head.id_time_s >= self._archived_time_s(head.archived)
-
-    def _is_merge_of(self, head: Head) -> bool:
-        if self._merged_into:
-            return head.merge in (MergeStage.DECIDED, MergeStage.DONE) and head.merge_target == self._merged_into
-        return head.merge in (None, MergeStage.PROPOSED)
-
-    def _archived_time_s(self, archived: int) -> int:
-        return max((time_s for seq, _, time_s in self._entries if seq <= archived), default=0)
-
-
-class _PartitionLog:
-    """A partition's log as it was read.
-
-    archived  SEQ of the newest archived entry
-    seq       SEQ of its newest entry
-    first_id  of the first entry in the stream; empty without any
-    lacks     what is missing in it; empty if nothing is
-    """
-
-    def __init__(self, keys: Keyspace, archived: int) -> None:
-        self.archived = archived
-        self.seq = 0
-        self.first_id = b""
-        self.lacks = ""
-        self.users: defaultdict[User, _FoundUser] = defaultdict(_FoundUser)
-        self._keys = keys
-
-    def add(self, entries: Sequence[tuple[str, LogEntry]], *, is_archived: bool) -> None:
-        for tenant, entry in entries:
-            self.users[self._keys.user(tenant, entry.record.user_id)].add(entry, is_archived=is_archived)
-
-    def forget(self, erased: Sequence[tuple[str, bytes]]) -> None:
-        if erased:
-            gone = set(erased)
-            for user in [user for user in self.users if (user.tenant, digest(user.user_id)) in gone]:
-                del self.users[user]
 
 
 def _head_of_state(key: str) -> str:

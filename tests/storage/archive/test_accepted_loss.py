@@ -103,3 +103,37 @@ class TestAcceptedLoss:
                     await assert_state_is_fold_of_log(service, user_id)
 
         asyncio.run(law())
+
+    def test_what_others_log_meanwhile_is_logged_behind_the_archived_entries(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The command is called once, though a service without the archive goes on with the numbers in the meantime."""
+        directory = tmp_path / "archive"
+        late = [click("late", user_id) for user_id in (*USERS, "newcomer")]
+
+        async def law() -> None:
+            async with opened(any_server, directory) as store:
+                await append_all(store, 0, 2)
+                await asyncio.to_thread(turn, any_server, directory, keep_tail_s=1_000)
+                older = any_server.copy_data(tmp_path / "older")
+                await append_all(store, 2, 4)
+                await asyncio.to_thread(turn, any_server, directory)
+                any_server.restart_with(older)
+            async with opened(any_server, None) as forgetful, opened(any_server, directory) as command:
+                await forgetful.append("main", [click("early", user_id) for user_id in USERS])
+
+                async def go_on() -> None:
+                    assert not any(result.duplicate for result in await forgetful.append("main", late))
+
+                overtake(monkeypatch, REPAIR.sha, go_on)
+                await command.repair(accept_loss=True)
+                for user_id in USERS:
+                    found = [entry.record.entry_id for entry in await command.events("main", user_id)]
+                    assert found[:4] == ids_of(user_id, 4)
+                    assert sorted(found[4:]) == ["early", "late"]
+                    await assert_state_is_fold_of_log(command, user_id)
+                assert {result.duplicate for result in await command.append("main", late)} == {True}
+            turn(any_server, directory)
+            assert_nothing_is_missing_or_twice(any_server, directory)
+
+        asyncio.run(law())
