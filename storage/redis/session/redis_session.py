@@ -173,8 +173,13 @@ class RedisSession:
     async def secret(self) -> bytes:
         """Return the 32 random bytes that are made once for the data."""
         await self.require_open()
-        await self.call("HSETNX", self.keys.meta, "secret", secrets.token_hex(32))
-        self._fields["secret"] = (await self.call("HGET", self.keys.meta, "secret")).decode()
+        read = ("HGET", self.keys.meta, "secret")
+        secret = await self.call(*read)
+        if secret is None:
+            await self.trust.require(self.keys.meta)  # a server that has lost its data had one
+            await self.call("HSETNX", self.keys.meta, "secret", secrets.token_hex(32))
+            secret = await self.call(*read)
+        self._fields["secret"] = secret.decode()
         return bytes.fromhex(self._fields["secret"])
 
     # ---- checks

@@ -4,9 +4,9 @@ A process remembers the newest entry that it knows of in the log of each partiti
 second, by a plain command: it stays where a server refuses the scripts and transactions of its log, and in a cluster
 where another node has lost its data. The archive is a further witness: it remembers the newest entry that it holds. A
 server that lacks one of these entries has lost others too: it came back empty or from older files, or a replica took
-over that was behind. Nothing is written to it until it has them again, or
-until an operator accepts the loss with `lisarec repair --accept-loss`. What a server has lost is also noted in the
-store, for processes that start later.
+over that was behind. Nothing is written to it until it has them again, or until an operator accepts the loss with
+`lisarec repair --accept-loss`. What a server has lost is also noted in the store, for processes that start later. Where
+the archive is all that could tell, because a server holds nothing, it is waited for.
 
 A server is examined before its first write, once a second, and after every new connection to it: also between a write
 and its acknowledgement. Recommendations go on meanwhile; a user's log is not shown from a server that lacks data.
@@ -31,11 +31,11 @@ from storage.redis.client import RedisServers
 from storage.redis.layout.keys import META, Keyspace
 from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.nodes import CONNECTION_ERRORS, Argument, storage_error
+from storage.redis.session.archive_witness import ArchiveWitness
 from storage.redis.session.newest_entries import NewestEntries
 from storage.redis.session.replies import address, has_entry, is_refusal, is_replica, process_of
 
 EXAMINE_EVERY_S = 1.0
-ARCHIVE_TIMEOUT_S = 1.0  # of a witness that writes do not need
 NOTE_TIMEOUT_S = 1.0  # of a process that ends
 REQUIRED_SETTINGS = {"appendonly": "yes", "maxmemory-policy": "noeviction"}
 HARMLESS = "volatile-"  # evicts states with a time to live, which are folded again
@@ -46,6 +46,11 @@ UNSAFE = (
 LOST = (
     "Redis at {server} has lost events that were acknowledged: {what}. Nothing is written until it has its data again. "
     "If they are gone, 'lisarec repair --accept-loss' restores what log and archive have, and goes on without the rest"
+)
+
+UNTOLD = (
+    "Redis at {server} is empty, and the archive does not tell whether it has to be: it is new, or has lost its data. "
+    "Nothing is written until the archive answers"
 )
 
 logger = logging.getLogger(__name__)
@@ -84,7 +89,7 @@ class ServerTrust:
     ) -> None:
         self._servers = servers
         self._keys = keys
-        self._archive = archive
+        self._witness = ArchiveWitness(archive)
         self._fields = fields
         self._known: dict[str, _Server] = {}
         self._newest = NewestEntries()
@@ -161,6 +166,9 @@ class ServerTrust:
             if isinstance(failure, Exception) and not isinstance(failure, StorageError):
                 logger.error("a server could not be examined", exc_info=failure)
         await self._note_newest()
+        if await self._witness.answers_again():
+            for server in self._known.values():
+                server.process = None
 
     async def _note_newest(self) -> None:
         """Note what this process knows, for processes that start later; what fails is tried again in a second."""
@@ -207,11 +215,13 @@ class ServerTrust:
         what = of_meta if self._is_meta_on(url) else None
         if what is not None or process != server.process or server.reason is not None:
             what = await self._missing_data(url) or what
+            if what is None and self._may_have_lost_all(url):
+                return _Reason(UNTOLD.format(server=address(url)), "archive")
         return None if what is None else _Reason(LOST.format(server=address(url), what=what), "wrong_store")
 
     async def _missing_data(self, url: str) -> str | None:
         """Return what the server has to hold and lacks; where it lacks nothing, remember what it holds."""
-        archived = await self._archived_entries()
+        archived = await self._witness.entries(self._meta.archive_id, self._meta.accepted_ms) if self._meta else {}
         if isinstance(archived, str):
             return archived
         for number, entry_id in archived.items():
@@ -278,20 +288,11 @@ class ServerTrust:
         self._lost = noted
         return f"'{self._keys.meta}'" if META in noted else None
 
-    async def _archived_entries(self) -> Mapping[int, str] | str:
-        """Return the newest archived entries by partition, or what is wrong with all of the log."""
-        if not self._archive.is_configured or self._meta is None:
-            return {}
-        try:
-            manifest = await self._archive.read(lambda snapshot: snapshot.manifest, ARCHIVE_TIMEOUT_S)
-        except StorageError as exc:
-            logger.warning("the archive does not tell what Redis has to hold: %s", exc)
-            return {}
-        if self._meta.archive_id == manifest.archive_id:
-            return manifest.positions
-        if not self._meta.archive_id and manifest.positions and not self._meta.accepted_ms:
-            return "the archive holds events of it, and it knows of no archive"
-        return {}
+    def _may_have_lost_all(self, url: str) -> bool:
+        """Return whether the server holds nothing by which a loss would be known, and the archive is silent."""
+        if self._meta is None or self._meta.archive_id or self._meta.accepted_ms:
+            return False
+        return self._witness.is_silent and not any(map(self._newest.required, self._partitions(url)))
 
     # ---- commands
 

@@ -14,13 +14,14 @@ import pytest
 from storage.archive.reader import ArchiveReader
 from storage.archive.writer import ArchiveWriter
 from storage.errors import StorageUnavailable
+from storage.redis.session import archive_witness
 from storage.redis.store import RedisOptions
 from storage.state.event import Event
-from tests.storage.archive.archived_redis import NOW_MS, move_all, opened, uuid7
+from tests.storage.archive.archived_redis import NOW_MS, move_all, opened, turn, uuid7
 from tests.storage.contract.stores import FEW_PARTITIONS
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
-from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, ids
+from tests.storage.redis.stores import GENERATION, assert_state_is_fold_of_log, ids, poll_until
 from tests.waiting import PATIENCE_S
 
 
@@ -125,3 +126,67 @@ class TestTheArchiveIsAway:
 
     def test_an_older_lisarec_cannot_be_started_over_trimmed_data(self, archived: RedisServer) -> None:
         assert archived.client.hget("lisarec:meta", "layout") == b"4"
+
+
+def take_archive_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the patch is undone."""
+
+    def fail(*_: Any) -> None:
+        raise StorageUnavailable("the archive is away", "archive")
+
+    monkeypatch.setattr(archive_witness, "ASK_AGAIN_AFTER_S", 0.05)
+    monkeypatch.setattr(ArchiveReader, "read", fail)
+
+
+class TestAServiceStarts:
+    """Redis and the services have ended together; the archive does not answer the first that starts."""
+
+    def test_an_older_redis_is_known_as_soon_as_the_archive_answers(
+        self, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        directory = tmp_path / "archive"
+
+        async def law() -> None:
+            async with opened(server, directory) as store:
+                await store.append("main", [click("1")])
+                older = server.copy_data(tmp_path / "older")
+                await store.append("main", [click("2")])
+            turn(server, directory)
+            server.restart_with(older)
+            take_archive_away(monkeypatch)
+            async with opened(server, directory) as store:
+                await store.append("main", [click("an outage of the archive stops nobody")])
+                monkeypatch.undo()
+                await poll_until(store, lambda: store.failure is not None)
+                with pytest.raises(StorageUnavailable, match="has lost events"):
+                    await store.append("main", [click("3")])
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize("is_new", [True, False], ids=["new", "lost"])
+    def test_an_empty_redis_takes_nothing_until_the_archive_has_told_whether_it_is_new(
+        self, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+    ) -> None:
+        async def law() -> None:
+            if not is_new:
+                async with opened(server, tmp_path) as store:
+                    await store.append("main", [click("1")])
+                turn(server, tmp_path)
+                server.restart_with(None)
+            take_archive_away(monkeypatch)
+            async with opened(server, tmp_path) as store:
+                with pytest.raises(StorageUnavailable, match="until the archive answers"):
+                    await store.append("main", [click("2")])
+                with pytest.raises(StorageUnavailable, match="until the archive answers"):
+                    await store.secret()
+                monkeypatch.undo()
+                if is_new:
+                    await poll_until(store, lambda: store.failure is None)
+                    await store.append("main", [click("2")])
+                    assert await store.secret()
+                else:
+                    await poll_until(store, lambda: "has lost events" in str(store.failure))
+                    with pytest.raises(StorageUnavailable, match="has lost events"):
+                        await store.secret()
+
+        asyncio.run(law())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -88,3 +88,11 @@ async def until_applied(store: RedisStore, events: list[Event]) -> None:
                 await asyncio.sleep(0.05)
             else:
                 return
+
+
+async def poll_until(store: RedisStore, condition: Callable[[], object]) -> None:
+    """Poll as a service does."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await store.pointers()
+            await asyncio.sleep(0.05)

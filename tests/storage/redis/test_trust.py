@@ -18,19 +18,12 @@ from tests.storage.redis.stores import (
     ids,
     in_other_partitions,
     opened,
+    poll_until,
     until_applied,
     user_of,
     users_by_node,
 )
 from tests.waiting import PATIENCE_S
-
-
-async def poll_until(store: RedisStore, condition: Callable[[], object]) -> None:
-    """Poll as a service does."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await store.pointers()
-            await asyncio.sleep(0.05)
 
 
 async def until_distrusted(store: RedisStore) -> str:

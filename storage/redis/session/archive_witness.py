@@ -1,0 +1,61 @@
+"""The archive as a witness of what Redis has to hold."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from storage.archive.async_reader import AsyncArchiveReader
+from storage.archive.manifest import Manifest
+from storage.errors import StorageError
+
+TIMEOUT_S = 1.0  # of a witness that writes do not need
+ASK_AGAIN_AFTER_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class ArchiveWitness:
+    """Asks the archive for its manifest, and remembers the last answer.
+
+    is_silent  the archive did not answer the last time, and has to be asked again
+    """
+
+    def __init__(self, archive: AsyncArchiveReader) -> None:
+        self.is_silent = False
+        self._archive = archive
+        self._manifest: Manifest | None = None
+        self._ask_at_s = 0.0
+
+    async def entries(self, archive_id: str, accepted_ms: int) -> Mapping[int, str] | str:
+        """Return the newest archived entries by partition, as far as it has ever told, or what is wrong with the log.
+
+        archive_id   of the archive that the log knows of
+        accepted_ms  when a loss was last accepted
+        """
+        await self._ask()
+        if self._manifest is None:
+            return {}
+        if archive_id == self._manifest.archive_id:
+            return self._manifest.positions
+        if not archive_id and self._manifest.positions and not accepted_ms:
+            return "the archive holds events of it, and it knows of no archive"
+        return {}
+
+    async def answers_again(self) -> bool:
+        """Ask an archive that was silent again; return whether it answers now."""
+        if not self.is_silent:
+            return False
+        await self._ask()
+        return not self.is_silent
+
+    async def _ask(self) -> None:
+        if not self._archive.is_configured or asyncio.get_running_loop().time() < self._ask_at_s:
+            return
+        try:
+            self._manifest = await self._archive.read(lambda snapshot: snapshot.manifest, TIMEOUT_S)
+            self.is_silent = False
+        except StorageError as exc:
+            self.is_silent = not isinstance(exc.__cause__, FileNotFoundError)  # there is none yet
+            if self.is_silent:
+                logger.warning("the archive does not tell what Redis has to hold: %s", exc)
+                self._ask_at_s = asyncio.get_running_loop().time() + ASK_AGAIN_AFTER_S
