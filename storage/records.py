@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from storage.state.event import LogRecord
+from storage.state.event import Event, LogRecord
+from storage.state.generation import Generation
 
 MAIN_TENANT = "main"
 
@@ -28,6 +30,11 @@ class AppendResult:
     duplicate: bool = False
     unknown_item: bool = False
     late: bool = False
+
+    @classmethod
+    def unfolded(cls, generation: Generation, record: LogRecord) -> Self:
+        """Return the outcome of a new record that the next reader folds."""
+        return cls(unknown_item=isinstance(record, Event) and not generation.knows_item_of(record))
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,7 +233,7 @@ class UserFold:
     stale: list[tuple[Generation, bytes | None]] = field(default_factory=list)  # with what is stored, if anything
     seen: set[int] = field(default_factory=set)  # hashes of ids that are certainly logged; the script knows all
     new: list[Entry] = field(default_factory=list)
-    late: set[int] = field(default_factory=set)  # hashes of new ids that are late to the first generation
+    outcomes: dict[int, AppendResult] = field(default_factory=dict)  # of folding, by the hashes of new ids
     failure: Exception | None = None  # why the user cannot be read
 
     def load(self, values: list[bytes | None] | Exception) -> None:
@@ -274,11 +274,8 @@ class UserFold:
         return True
 
     def result(self, entry: Entry) -> AppendResult:
-        """Return the result of a new entry, which has been folded in."""
-        if not isinstance(entry.event, Event):
-            return AppendResult()
-        unknown_item = not self.serving[0].knows_item_of(entry.event)
-        return AppendResult(unknown_item=unknown_item, late=entry.id_hash in self.late)
+        """Return the result of a new entry, as the first generation tells it."""
+        return self.outcomes.get(entry.id_hash) or AppendResult.unfolded(self.serving[0], entry.event)
 
     def change(self) -> Change:
         """Return what is to be committed."""
@@ -380,15 +377,15 @@ def fold_new_entries(serving: Sequence[Generation], commits: Sequence[Commit]) -
         if not entries:
             continue
         users = [place for place, fold in enumerate(own) for _ in fold.new]
-        folded, late = fold_encoded(
+        folded = fold_encoded(
             generation,
             [fold.states[generation.tag] for fold in own],
             users,
             [entry.event for entry in entries if isinstance(entry.event, Event)],  # others leave no state to fold into
             [entry.id_hash for entry in entries],
         )
-        for fold, value in zip(own, folded, strict=True):
+        for fold, value in zip(own, folded.states, strict=True):
             fold.states[generation.tag] = value
         if generation is serving[0]:
-            for place, entry in compress(zip(users, entries, strict=True), late):
-                own[place].late.add(entry.id_hash)
+            for place, entry, unknown, late in zip(users, entries, folded.unknown, folded.late, strict=True):
+                own[place].outcomes[entry.id_hash] = AppendResult(unknown_item=unknown, late=late)

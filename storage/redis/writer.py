@@ -214,7 +214,7 @@ class EventWriter:
                     records = [part.records[place] for place in places]
                     is_new = await self._corrections.append(user, records)
                     for place, record in compress(zip(places, records, strict=True), is_new):
-                        results[place] = self._result(record)
+                        results[place] = AppendResult.unfolded(self.serving[0], record)
             except Exception as exc:
                 part.fail(exc)
             else:
@@ -222,10 +222,6 @@ class EventWriter:
 
         for part in parts:
             self._start(append(part))
-
-    def _result(self, record: Event | Undo) -> AppendResult:
-        """Return the result of a record that is new and not folded yet."""
-        return AppendResult(unknown_item=isinstance(record, Event) and not self.serving[0].knows_item_of(record))
 
     def _ask_about_unknown_users(self, parts: list[Part], folds: Mapping[User, UserFold]) -> list[Part]:
         """Let the archive tell which of the users without a head are new, and put their parts back; return the others.

@@ -11,7 +11,7 @@ from storage.records import AppendResult
 from storage.sqlite.batches import execute_in_batches
 from storage.sqlite.log import ERASED, RECORD_COLUMNS
 from storage.sqlite.states import current_states, replace
-from storage.state.compiled_fold import fold_encoded
+from storage.state.compiled_fold import Folded, fold_encoded
 from storage.state.corrections import readdressed
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
@@ -73,7 +73,7 @@ def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result
     seqs = dict(zip([event.user_id for event in new], _log(db, tenant, new), strict=True))
     to_fold = seqs.keys() - corrected
     behind: list[tuple[str, Generation]] = []
-    late: list[bool] = []
+    outcomes: list[AppendResult] = []
     for generation, states in zip(generations, before, strict=True):
         values: dict[str, bytes] = {}
         for user_id, state in states.items():
@@ -81,10 +81,11 @@ def append_all(db: sqlite3.Connection, appends: Sequence[Append]) -> list[Result
                 behind.append((owners[user_id], generation))
             elif owners[user_id] in to_fold:
                 values[owners[user_id]] = state.value
-        folded, late_here = _fold(generation, values, new)
-        late = late or late_here
+        folded, outcomes_here = _fold(generation, values, new)
+        outcomes = outcomes or outcomes_here  # what the first generation tells
         replace(db, generation, tenant, folded, seqs)
-    results = iter(_results(generations[0], events, is_new, late))
+    outcome = iter(outcomes)
+    results = (next(outcome) if one else DUPLICATE for one in is_new)
     answers: list[Result | StorageBusy] = []
     for one in appends:
         answers.append((list(islice(results, len(one.events))), behind))
@@ -130,27 +131,16 @@ def _log(db: sqlite3.Connection, tenant: str, events: Sequence[Event | Undo]) ->
 
 def _fold(
     generation: Generation, values: Mapping[str, bytes], events: Sequence[Event | Undo]
-) -> tuple[dict[str, bytes], list[bool]]:
-    """Fold the events into the states of these users; return the new states, and whether each event was late."""
+) -> tuple[dict[str, bytes], list[AppendResult]]:
+    """Fold the events into the states of these users; return the new states, and the outcome of each event."""
     places = {user_id: place for place, user_id in enumerate(values)}
     own = [event for event in events if isinstance(event, Event) and event.user_id in places]
-    is_folded = [event.user_id in places for event in events]  # no undo, whose user has no place
-    if not own:
-        return {}, is_folded
-    folded, late = fold_encoded(generation, list(values.values()), [places[event.user_id] for event in own], own)
-    late_of_own = iter(late)
-    return dict(zip(values, folded, strict=True)), [one and next(late_of_own) for one in is_folded]
-
-
-def _results(
-    first: Generation, events: Sequence[Event | Undo], is_new: Sequence[bool], late: Sequence[bool]
-) -> list[AppendResult]:
-    """The result of each event; `late` says of each new one whether it was late."""
-    results, late_of_new = [], iter(late)
-    for event, new in zip(events, is_new, strict=True):
-        if new:
-            is_unknown = isinstance(event, Event) and not first.knows_item_of(event)
-            results.append(AppendResult(unknown_item=is_unknown, late=next(late_of_new)))
-        else:
-            results.append(DUPLICATE)
-    return results
+    folded, late, unknown = Folded([], [], [])
+    if own:
+        users = [places[event.user_id] for event in own]
+        folded, late, unknown = fold_encoded(generation, list(values.values()), users, own)
+    outcome = (AppendResult(False, *one) for one in zip(unknown, late, strict=True))
+    return dict(zip(values, folded, strict=True)), [
+        next(outcome) if event.user_id in places else AppendResult.unfolded(generation, event)
+        for event in events  # no undo has a place
+    ]

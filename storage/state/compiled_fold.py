@@ -83,6 +83,19 @@ class EventColumns(NamedTuple):
         )
 
 
+class Folded(NamedTuple):
+    """What folding Q events into U encoded states gives.
+
+    states   (U,)  encoded
+    late     (Q,)  whether the event stepped and came late
+    unknown  (Q,)  whether the event's item has no codes
+    """
+
+    states: list[bytes]
+    late: list[bool]
+    unknown: list[bool]
+
+
 def _cold_codes(generation: Generation, events: Sequence[Event], rows: NDArray[np.int32]) -> NDArray[np.uint8]:
     """Return the codes (Q, B) that events bring for unknown items, and set the `rows` of these items."""
     codes_of_events = np.zeros((len(events), generation.codes.shape[1]), np.uint8)
@@ -100,13 +113,12 @@ def fold_encoded(
     users: Sequence[int],
     events: Sequence[Event],
     id_hashes: Iterable[int] | None = None,
-) -> tuple[list[bytes], list[bool]]:
+) -> Folded:
     """Fold Q events into U encoded states, in order.
 
     values     (U,)  encoded states of the generation
     users      (Q,)  the user of each event, as an index of values
     id_hashes  (Q,)  hashes of the events' ids, where they are known
-    returns    the states (U,), encoded, and whether each of the events (Q,) was late
     """
     size = generation.dtype.itemsize
     # One state more: numpy calls the columns of a single record contiguous, and numba would compile for these again.
@@ -115,7 +127,8 @@ def fold_encoded(
     columns = EventColumns.from_events(generation, events, id_hashes)
     late = fold_many(generation, states, np.fromiter(users, np.int64, len(users)), columns)
     with memoryview(encoded) as folded:
-        return [bytes(folded[size * user : size * (user + 1)]) for user in range(len(values))], late.tolist()
+        own = [bytes(folded[size * user : size * (user + 1)]) for user in range(len(values))]
+    return Folded(own, late.tolist(), (columns.rows == UNKNOWN).tolist())
 
 
 def compile_fold(generation: Generation) -> None:

@@ -119,7 +119,7 @@ class LogFold:
         # nobody reads the state of a merged user
         events = [record for record in records if isinstance(record, Event) and record.event_id not in self._undone]
         if events:
-            (self.value,), _ = fold_encoded(self._generation, [self.value], [0] * len(events), events)
+            (self.value,) = fold_encoded(self._generation, [self.value], [0] * len(events), events).states
 
     def restarted(self) -> Self:
         """Return a fold from the empty state that leaves out every undone event that was met."""

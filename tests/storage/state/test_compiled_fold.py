@@ -56,16 +56,17 @@ def test_any_events_fold_as_one_by_one(generation: Generation, of_users: list[li
 
 
 @given(either, st.lists(logs(8), min_size=1, max_size=3), st.lists(logs(8), min_size=3, max_size=3))
-def test_encoded_states_are_folded_on_and_late_events_named(
+def test_encoded_states_are_folded_on_and_late_and_unknown_events_named(
     generation: Generation, before: list[list[Event]], of_users: list[list[Event]]
 ) -> None:
     states = [stepped(generation, log) for log in before]
     turns = [(user, event) for user, log in enumerate(of_users[: len(states)]) for event in log]
     users, events = [user for user, _ in turns], [event for _, event in turns]
-    values, late = fold_encoded(generation, [generation.encode(state) for state in states], users, events)
+    folded = fold_encoded(generation, [generation.encode(state) for state in states], users, events)
     effects = [fold_event(generation, states[user], event) for user, event in turns]
-    assert late == [effect is Effect.STEPPED_LATE for effect in effects]
-    assert values == [generation.encode(state) for state in states]
+    assert folded.late == [effect is Effect.STEPPED_LATE for effect in effects]
+    assert folded.unknown == [effect is Effect.UNKNOWN_ITEM for effect in effects]
+    assert folded.states == [generation.encode(state) for state in states]
 
 
 @pytest.mark.parametrize(
