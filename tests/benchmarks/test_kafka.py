@@ -6,28 +6,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
-from app.jobs.datasets import synthetic_shop
 from app.serving.served_generation import generation_of
 from app.serving.store_factory import opened_store
 from app.settings import StoreSettings
 from benchmarks.kafka.consumed_topic import USERS, ConsumedTopic
 from benchmarks.kafka.faults import FaultPlan, judge, run_faults
 from model.artifact import model_directory
-from model.config import Config, ModelConfig, TrainConfig
-from model.training.train import train
 from storage.state.event import Event
 from storage.state.generation import Generation
-from tests.benchmarks.support import Silent, require_servers
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    data, directory = tmp_path_factory.mktemp("shop"), tmp_path_factory.mktemp("models") / "shop"
-    synthetic_shop.generate(data, shoppers=100)
-    train(data, directory, Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1)), progress=Silent())
-    return directory
+from tests.benchmarks.support import require_servers
 
 
 def plan(model: Path, records: int) -> FaultPlan:

@@ -17,7 +17,6 @@ import pytest
 import redis
 import typer
 
-from app.jobs.datasets import synthetic_shop
 from benchmarks.harness.compose import make_users, redis_command
 from benchmarks.harness.faulty_machine import FaultyMachine
 from benchmarks.harness.service_process import free_port
@@ -27,20 +26,10 @@ from benchmarks.resilience import degradations
 from benchmarks.resilience.degradations import BrokenPromise, Degradation, require_clear_answers
 from benchmarks.resilience.environment import StoreKind
 from benchmarks.resilience.faults import run_cuts, run_episodes, run_failover, run_hang, run_kills, run_power
-from model.config import Config, ModelConfig, TrainConfig
-from model.training.train import train
-from tests.benchmarks.support import Silent, require_servers
+from tests.benchmarks.support import require_servers
 from tests.waiting import until
 
 STORES: list[StoreKind] = ["sqlite", "redis"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    data, directory = tmp_path_factory.mktemp("shop"), tmp_path_factory.mktemp("models") / "shop"
-    synthetic_shop.generate(data, shoppers=100)
-    train(data, directory, Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1)), progress=Silent())
-    return directory
 
 
 @pytest.mark.parametrize("store", STORES)

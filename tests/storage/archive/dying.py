@@ -1,10 +1,14 @@
-"""A process that dies before a call of choice, of those that change the disk or a bucket, or that Redis is sent."""
+"""Archivers that are killed, and a process that dies before a call of choice, of those that change anything outside."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +20,13 @@ import obstore
 import polars as pl
 import pytest
 import redis
+
+from storage.folders.folder import Folder
+from storage.state.event import Event
+from tests.storage.archive.archived_redis import NOW_MS, assert_nothing_is_missing_or_twice, opened, turn, uuid7
+from tests.storage.oracles.random_events import click
+from tests.storage.redis.servers import RedisServer
+from tests.storage.redis.stores import assert_state_is_fold_of_log, ids
 
 ROOT = Path(__file__).parents[3]
 CALLS = [
@@ -51,6 +62,52 @@ def dying_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[None]:
         for owner, name in CALLS:
             patch.setattr(owner, name, deadly(getattr(owner, name)))
         yield
+
+
+def kill_archivers(server: RedisServer, archive: Path | Folder, place: str, delays_s: Sequence[float]) -> None:
+    """Kill one archiver after the other while events come in, are resent and are read by a service.
+
+    archive   where the archive is
+    place     the same for the command line
+    delays_s  how long after its first turn each archiver is killed
+    """
+    rng, stopping = random.Random(5), threading.Event()
+    acknowledged: list[Event] = []
+    counted = 0
+
+    async def keep_appending() -> None:
+        nonlocal counted
+        async with opened(server, archive) as store:
+            while not stopping.is_set():
+                numbers = range(len(acknowledged), len(acknowledged) + 5)
+                batch = [click(f"e{n}" if n % 2 else uuid7(NOW_MS + n, n), f"user{n % 9}", n % 12) for n in numbers]
+                resent = rng.sample(acknowledged, min(len(acknowledged), 2))
+                answers = await store.append("main", batch + resent)
+                counted += sum(not answer.duplicate for answer in answers)
+                acknowledged.extend(batch)
+
+    appending = threading.Thread(target=asyncio.run, args=(keep_appending(),))
+    appending.start()
+    command = [sys.executable, "-m", "app", "archive", "--redis-url", server.url, "--archive-dir", place]
+    try:
+        for delay_s in delays_s:
+            kill_at_work([*command, "--every", "0", "--keep-tail", "0"], delay_s)
+            assert_nothing_is_missing_or_twice(server, archive)
+    finally:
+        stopping.set()
+        appending.join()
+    assert counted == len(acknowledged) == len({event.event_id for event in acknowledged})
+    turn(server, archive)
+    assert_nothing_is_missing_or_twice(server, archive)
+
+    async def read() -> None:
+        async with opened(server, archive) as store:
+            for user_id in {event.user_id for event in acknowledged}:
+                mine = [event.event_id for event in acknowledged if event.user_id == user_id]
+                assert await ids(store, user_id) == mine
+                await assert_state_is_fold_of_log(store, user_id)
+
+    asyncio.run(read())
 
 
 def kill_at_work(command: Sequence[str], after_s: float) -> None:

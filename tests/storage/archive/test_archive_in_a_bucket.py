@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +15,6 @@ from storage.archive.reader import ArchiveReader
 from storage.archive.writer import ArchiveWriter
 from storage.errors import StorageUnavailable
 from storage.folders.object_folder import ObjectFolder
-from storage.state.event import Event
 from tests.storage.archive.archived_redis import (
     NOW_MS,
     assert_nothing_is_missing_or_twice,
@@ -26,7 +23,7 @@ from tests.storage.archive.archived_redis import (
     turn,
     uuid7,
 )
-from tests.storage.archive.dying import Died, dying_at, kill_at_work
+from tests.storage.archive.dying import Died, dying_at, kill_archivers
 from tests.storage.archive.entries import place, seqs, some
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
@@ -121,44 +118,8 @@ class TestArchiver:
         self, any_server: RedisServer, s3: Callable[[], str], tmp_path: Path
     ) -> None:
         """kill -9 at random moments, while events come in, are resent, and are read by a service."""
-        url, rng, stopping = s3(), random.Random(7), threading.Event()
-        bucket = ObjectFolder(url, tmp_path / "cache")
-        acknowledged: list[Event] = []
-        counted = 0
-
-        async def keep_appending() -> None:
-            nonlocal counted
-            async with opened(any_server, bucket) as store:
-                while not stopping.is_set():
-                    numbers = range(len(acknowledged), len(acknowledged) + 5)
-                    batch = [click(f"e{n}" if n % 2 else uuid7(NOW_MS + n, n), f"user{n % 9}", n % 12) for n in numbers]
-                    resent = rng.sample(acknowledged, min(len(acknowledged), 2))
-                    answers = await store.append("main", batch + resent)
-                    counted += sum(not answer.duplicate for answer in answers)
-                    acknowledged.extend(batch)
-
-        appending = threading.Thread(target=asyncio.run, args=(keep_appending(),))
-        appending.start()
-        command = [sys.executable, "-m", "app", "archive", "--redis-url", any_server.url, "--archive-dir", url]
-        try:
-            for _ in range(8):
-                kill_at_work([*command, "--every", "0", "--keep-tail", "0"], rng.uniform(0, 0.4))
-                assert_nothing_is_missing_or_twice(any_server, bucket)
-        finally:
-            stopping.set()
-            appending.join()
-        assert counted == len(acknowledged) == len({event.event_id for event in acknowledged})
-        turn(any_server, bucket)
-        assert_nothing_is_missing_or_twice(any_server, bucket)
-
-        async def read() -> None:
-            async with opened(any_server, bucket) as store:
-                for user_id in {event.user_id for event in acknowledged}:
-                    mine = [event.event_id for event in acknowledged if event.user_id == user_id]
-                    assert await ids(store, user_id) == mine
-                    await assert_state_is_fold_of_log(store, user_id)
-
-        asyncio.run(read())
+        url, rng = s3(), random.Random(7)
+        kill_archivers(any_server, ObjectFolder(url, tmp_path / "cache"), url, [rng.uniform(0, 0.4) for _ in range(8)])
 
     def test_while_the_store_is_away_events_are_taken_and_archived_afterwards(
         self, any_server: RedisServer, own_s3: S3Server, tmp_path: Path

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from storage.state.event import Event
-from tests.storage.archive.archived_redis import NOW_MS, assert_nothing_is_missing_or_twice, opened, turn, uuid7
-from tests.storage.archive.dying import Died, dying_at, kill_at_work
+from tests.storage.archive.archived_redis import assert_nothing_is_missing_or_twice, opened, turn
+from tests.storage.archive.dying import Died, dying_at, kill_archivers
 from tests.storage.oracles.random_events import click
 from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import assert_state_is_fold_of_log, ids
@@ -22,49 +19,8 @@ from tests.storage.redis.stores import assert_state_is_fold_of_log, ids
 class TestKilling:
     def test_an_archiver_killed_at_any_time_takes_every_event_once(self, server: RedisServer, tmp_path: Path) -> None:
         """kill -9 at random moments, while events come in, are resent, and are read by a service."""
-        directory = tmp_path / "archive"
-        command = [sys.executable, "-m", "app", "archive", "--redis-url", server.url, "--archive-dir", str(directory)]
         rng = random.Random(5)
-        stopping = threading.Event()
-        acknowledged: list[Event] = []
-        counted = 0
-
-        async def keep_appending() -> None:
-            nonlocal counted
-            async with opened(server, directory) as store:
-                number = 0
-                while not stopping.is_set():
-                    batch = [
-                        click(f"e{n}" if n % 2 else uuid7(NOW_MS + n, n), f"user{n % 9}", n % 12)
-                        for n in range(number, number + 5)
-                    ]
-                    batch += rng.sample(acknowledged, min(len(acknowledged), 2))
-                    answers = await store.append("main", batch)
-                    counted += sum(not answer.duplicate for answer in answers)
-                    acknowledged.extend(batch[:5])
-                    number += 5
-
-        writer = threading.Thread(target=asyncio.run, args=(keep_appending(),))
-        writer.start()
-        try:
-            for _ in range(15):
-                kill_at_work([*command, "--every", "0", "--keep-tail", "0"], rng.uniform(0, 0.2))
-                assert_nothing_is_missing_or_twice(server, directory)
-        finally:
-            stopping.set()
-            writer.join()
-        assert counted == len(acknowledged) == len({event.event_id for event in acknowledged})
-        turn(server, directory)
-        assert_nothing_is_missing_or_twice(server, directory)
-
-        async def read() -> None:
-            async with opened(server, directory) as store:
-                for user_id in {event.user_id for event in acknowledged}:
-                    mine = [event.event_id for event in acknowledged if event.user_id == user_id]
-                    assert await ids(store, user_id) == mine
-                    await assert_state_is_fold_of_log(store, user_id)
-
-        asyncio.run(read())
+        kill_archivers(server, tmp_path, str(tmp_path), [rng.uniform(0, 0.2) for _ in range(15)])
 
     def test_whoever_dies_before_any_change_of_disk_or_redis_leaves_both_right(
         self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

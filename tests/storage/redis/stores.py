@@ -8,13 +8,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from storage.errors import StorageUnavailable
 from storage.redis.layout.keys import Keyspace, User
 from storage.redis.store import PARTITIONS, RedisOptions, RedisStore
 from storage.state.event import Event
 from storage.state.generation import Generation
 from tests.storage.oracles.naive_fold import assert_state_is, fold
-from tests.storage.oracles.random_events import fresh_user, make_generation
+from tests.storage.oracles.random_events import click, fresh_user, make_generation
 from tests.storage.redis.servers import RedisCluster, RedisServer
 from tests.waiting import PATIENCE_S
 
@@ -96,3 +98,13 @@ async def poll_until(store: RedisStore, condition: Callable[[], object]) -> None
         while not condition():
             await store.pointers()
             await asyncio.sleep(0.05)
+
+
+async def refusal(store: RedisStore, user_id: str) -> str:
+    """Post an event until the store says why it takes none; it never takes it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with pytest.raises(StorageUnavailable) as refused:
+                await store.append("main", [click("never", user_id)])
+            if not str(refused.value).startswith("Redis failed"):  # the connection that the restart broke
+                return str(refused.value)

@@ -27,9 +27,10 @@ from tests.storage.redis.stores import (
     ids,
     in_other_partitions,
     opened,
+    refusal,
     until_applied,
 )
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 FROZEN_TIMEOUT_S = 0.3
 
@@ -261,16 +262,6 @@ class TestFailures:
         asyncio.run(law())
 
 
-async def refusal_of_loss(store: RedisStore, user_id: str) -> str:
-    """Post an event until the store says why it takes none; it never takes it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            with pytest.raises(StorageUnavailable) as refused:
-                await store.append("main", [click("never", user_id)])
-            if not str(refused.value).startswith("Redis failed"):  # the connection that the restart broke
-                return str(refused.value)
-
-
 class TestMissingData:
     """What a server lacks, for seconds or for good, is not taken for what never was."""
 
@@ -298,7 +289,7 @@ class TestMissingData:
                     with pytest.raises(StorageUnavailable):
                         await store.append("main", [click("2", new)])
                 monkeypatch.undo()
-                assert "has lost events" in await refusal_of_loss(store, new)
+                assert "has lost events" in await refusal(store, new)
 
         asyncio.run(law())
 
@@ -312,7 +303,7 @@ class TestMissingData:
                 await store.merge("main", "ada", "visitor")
                 newer = any_server.copy_data(tmp_path / "newer")
                 any_server.restart_with(older)
-                await refusal_of_loss(store, "ada")
+                await refusal(store, "ada")
                 for call in (
                     lambda: store.undo("main", "ada", "1"),
                     lambda: store.undo("main", "visitor", "1"),

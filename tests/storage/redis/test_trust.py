@@ -19,26 +19,16 @@ from tests.storage.redis.stores import (
     in_other_partitions,
     opened,
     poll_until,
+    refusal,
     until_applied,
     user_of,
     users_by_node,
 )
-from tests.waiting import PATIENCE_S
 
 
 async def until_distrusted(store: RedisStore) -> str:
     await poll_until(store, lambda: store.failure is not None)
     return str(store.failure)
-
-
-async def refusal(store: RedisStore, user_id: str) -> str:
-    """Post an event until the store says why it takes none; it never takes it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            with pytest.raises(StorageUnavailable) as refused:
-                await store.append("main", [click("never", user_id)])
-            if not str(refused.value).startswith("Redis failed"):  # the connection that the restart broke
-                return str(refused.value)
 
 
 def delete_all_but_meta(server: RedisServer) -> None:

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.jobs.datasets import synthetic_shop
+from model.config import Config, ModelConfig, TrainConfig
+from model.training.train import train
+from tests.benchmarks.support import Silent
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of a shop, for what is not about quality."""
+    data, directory = tmp_path_factory.mktemp("shop"), tmp_path_factory.mktemp("models") / "shop"
+    synthetic_shop.generate(data, shoppers=100)
+    train(data, directory, Config(model=ModelConfig(width=16), training=TrainConfig(epochs=1)), progress=Silent())
+    return directory
