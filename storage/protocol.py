@@ -96,6 +96,15 @@ class EventStore(Protocol):
         """
         ...
 
+    async def archived_files(self, tenant: str, user_id: str, *, after: int = 0) -> int:
+        """Return how many files of an archive `events` goes through for the user's entries above `after`.
+
+        A store that reads no archive needs no method of its own.
+
+        raises  StorageUnavailable  when an archive is needed and cannot be read
+        """
+        return 0
+
     async def erasure_length(self, tenant: str, user_id: str, *, limit: int) -> int:
         """Return how many log entries, be they others', an erasure of the user goes through, counted up to `limit`."""
         ...

@@ -13,12 +13,12 @@ from app.events.new_users import Sender
 from app.events.user_data import visitor_of
 from app.http.access import Caller, charge, charge_operation, operation_limit
 from app.http.services import Services
-from app.recommendation.cost import CORRECTED_EVENTS, charge_for, correction_charge
+from app.recommendation.cost import CORRECTED_EVENTS, LOGGED_EVENTS, archive_charge, charge_for, correction_charge
 from app.recommendation.state_reader import users_who_exclude_all
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
 from app.schemas.items import ItemsTaken
 from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
-from app.schemas.users import Erasure, Merged, Undone
+from app.schemas.users import Erasure, Merged, Undone, UserEvents, UserEventsQuery
 from app.serving.item_updates import parse_items
 
 LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
@@ -101,6 +101,16 @@ async def similar(services: Services, caller: Caller, item_id: str, query: Simil
     await _charge(services, caller, [RecommendationRequest(history=[], **query.model_dump())])
     recommender = services.by_tenant[caller.tenant].switcher.recommender
     return orjson.dumps(await recommender.similar(item_id, query, caller.requester))
+
+
+async def user_events(services: Services, caller: Caller, user_id: str, query: UserEventsQuery) -> UserEvents:
+    """Charge the caller for the entries and the archived files that are read; raise as `UserData.events`."""
+    service = services.by_tenant[caller.tenant]
+    await charge(services, caller, 1 + query.limit // LOGGED_EVENTS)
+    if operation_limit(caller) is not None:
+        files = await service.store.archived_files(caller.tenant, user_id, after=query.after)
+        await charge_operation(services, caller, archive_charge(files))
+    return await service.users.events(user_id, query.after, query.limit)
 
 
 async def undo(services: Services, caller: Caller, user_id: str, event_id: str) -> Undone:

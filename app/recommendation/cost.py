@@ -30,6 +30,7 @@ SHORT_LOG = 100
 LISTED_ITEMS = 250  # popular or trending items for one
 FOUND_ITEMS = 50
 LOGGED_EVENTS = 100  # that are read
+ARCHIVED_FILE = 5  # of an archive, in which a user's log is read
 UPDATED_ITEMS = 25
 UPDATED_CATEGORIES = 50  # of all these items together
 CORRECTED_EVENTS = 25  # that an undo, a merge or an erasure goes through
@@ -85,6 +86,11 @@ def update_charge(items: Sequence[object]) -> int:
     categories = [one.get("categories") for one in items if isinstance(one, dict)]
     labels = sum(len(one) for one in categories if isinstance(one, list))
     return 1 + len(items) // UPDATED_ITEMS + labels // UPDATED_CATEGORIES
+
+
+def archive_charge(files: int) -> int:
+    """Return what it costs to read a log that is in so many files of an archive."""
+    return 1 + ARCHIVED_FILE * files
 
 
 def correction_charge(entries: int) -> int:

@@ -146,14 +146,18 @@ class ArchiveSnapshot:
     def _entries_of(
         self, tenant: str, user_id: str, wanted: pl.Expr, limit: int, *, newest_first: bool = False
     ) -> list[LogEntry]:
-        user = hashes_of_users([user_id])
-        paths = [self.path(file) for file in self._files(tenant) if contains(self._hashes(file), user)[0]]
-        if not paths:
+        files = self.files_of(tenant, user_id)
+        if not files:
             return []
-        found = pl.scan_parquet(paths).filter(pl.col("user_id") == user_id, wanted)
+        found = pl.scan_parquet([self.path(file) for file in files]).filter(pl.col("user_id") == user_id, wanted)
         found = found.sort("seq", descending=newest_first).head(min(limit, 2**31))
         rows = found.select("seq", *RECORD_COLUMNS).collect().iter_rows()
         return [LogEntry(seq, from_row(columns)) for seq, *columns in rows]
+
+    def files_of(self, tenant: str, user_id: str) -> list[ArchiveFile]:
+        """Return the files that have entries of the user, by the hashes alone."""
+        user = hashes_of_users([user_id])
+        return [file for file in self._files(tenant) if contains(self._hashes(file), user)[0]]
 
     def logs(self, first: int, end: int) -> dict[int, ArchivedLog]:
         """Return the archived logs of the partitions from the first one on, as many as fit into memory at once."""

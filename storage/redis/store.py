@@ -47,7 +47,7 @@ from storage.redis.session.redis_session import RedisSession
 from storage.redis.states import RedisStates
 from storage.redis.writer import EventWriter
 from storage.state.compiled_fold import compile_fold
-from storage.state.corrections import SeenItems, seen_entry
+from storage.state.corrections import SeenItems
 from storage.state.event import Event, Undo
 from storage.state.generation import Generation
 from storage.trends import Visit
@@ -212,6 +212,10 @@ class RedisStore(UserStore):
         return await asyncio.gather(*(self._corrections.log_length(user, limit) for user in users))
 
     @override
+    async def archived_files(self, tenant: str, user_id: str, *, after: int = 0) -> int:
+        return await self._log.archived_files(await self._resolve(tenant, user_id), after)
+
+    @override
     async def erasure_length(self, tenant: str, user_id: str, *, limit: int) -> int:
         await self._session.require_open()
         return await self._erasure.length(self._session.keys.user(tenant, user_id), limit)
@@ -220,10 +224,7 @@ class RedisStore(UserStore):
     async def seen_items(
         self, tenant: str, user_id: str, unseen_types: Collection[str] = (), *, limit: int = MAX_SEEN_ENTRIES
     ) -> SeenItems:
-        seen = SeenItems(unseen_types, limit)
-        async for page in self._log.newest(await self._resolve(tenant, user_id), limit + 1):
-            seen.add(seen_entry(entry.record) for entry in page)
-        return seen
+        return await self._log.seen_items(await self._resolve(tenant, user_id), unseen_types, limit)
 
     # ---- corrections
 

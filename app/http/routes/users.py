@@ -9,7 +9,6 @@ from app.http.access import needs
 from app.http.dependencies import (
     NO_QUERY,
     CallerDep,
-    ChargeDep,
     EventId,
     JsonBody,
     ServiceDep,
@@ -18,7 +17,6 @@ from app.http.dependencies import (
 )
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRoute
-from app.recommendation.cost import LOGGED_EVENTS
 from app.schemas.users import Erasure, Merged, MergeRequest, Undone, UserEvents, UserEventsQuery, UserState
 
 router = APIRouter(route_class=GuardedRoute, tags=["users"], dependencies=[needs("users:admin")])
@@ -37,11 +35,14 @@ async def get_user(user_id: UserId, service: ServiceDep) -> UserState:
 
 @router.get("/v1/users/{user_id}/events", responses=errors(404), response_model=UserEvents)
 async def get_user_events(
-    user_id: UserId, query: Annotated[UserEventsQuery, Query()], service: ServiceDep, charge: ChargeDep
+    user_id: UserId, query: Annotated[UserEventsQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
-    """The user's log, oldest first, in pages."""
-    await charge(1 + query.limit // LOGGED_EVENTS)
-    page = await service.users.events(user_id, query.after, query.limit)
+    """The user's log, oldest first, in pages.
+
+    It counts as 1, and 1 for 100 entries of the limit. What is in the archive counts by its files, 5 each, but at most
+    as half of what the key has in a minute.
+    """
+    page = await calls.user_events(services, caller, user_id, query)
     # The framework would go through all of it three times more, while everybody waits.
     return Response(page.model_dump_json(), media_type="application/json")
 

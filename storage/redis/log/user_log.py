@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.manifest import Manifest
@@ -14,6 +14,7 @@ from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import entry_seq, parse_log_entries, parse_stream_page
 from storage.redis.scripts.events import READ_LOG
 from storage.redis.session.redis_session import RedisSession
+from storage.state.corrections import SeenItems, seen_entry
 
 ENDLESS = 2**53
 USER_PAGE = 128  # some 0.3 ms of Redis, and 1 ms of the event loop
@@ -61,6 +62,12 @@ class UserLog:
                 return
             limit -= len(entries)
 
+    async def archived_files(self, user: User, after: int) -> int:
+        """Return how many files of the archive `entries` reads for this user."""
+        if Head.of(await self._session.call("GET", user.head)).archived <= after:
+            return 0
+        return await self._archive.read(lambda snapshot: len(snapshot.files_of(user.tenant, user.user_id)))
+
     async def newest(self, user: User, limit: int) -> AsyncIterator[list[LogEntry]]:
         """Yield the newest `limit` entries of the user's log in pages, newest first."""
         await self._session.check()
@@ -79,6 +86,13 @@ class UserLog:
         if archived:
             async with self._reading_archive:
                 yield await self._newest_archived(user, archived, highest, limit)
+
+    async def seen_items(self, user: User, unseen_types: Collection[str], limit: int) -> SeenItems:
+        """Return the items among the newest `limit` entries of the user's log, but of no `unseen_types`."""
+        seen = SeenItems(unseen_types, limit)
+        async for page in self.newest(user, limit + 1):
+            seen.add(seen_entry(entry.record) for entry in page)
+        return seen
 
     async def _newest_archived(self, user: User, archived: int, highest: int, limit: int) -> list[LogEntry]:
         """Return the newest entries up to `highest` of the part of the user's log that is in the archive."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 from app.errors import TooCostly
 from app.http.auth.keys import SCOPES, add, make
-from app.recommendation.cost import charge_for, cost_of, parts_of
+from app.recommendation.cost import ARCHIVED_FILE, charge_for, cost_of, parts_of
 from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
 from app.settings import Settings
 from tests.app.conftest import Client, write_model
 from tests.app.support import assert_refused, bearer
+from tests.storage.archive.archived_redis import turn
+from tests.storage.redis.servers import RedisServer
 
 MOST = Settings().max_cost
 HEAVIEST = {"user_id": "ada", "k": 1_000, "explain": True}
@@ -184,6 +187,25 @@ class TestACall:
         assert client.request("DELETE", "/v1/users/nobody", headers=headers).status_code == 202  # 1
         assert client.request("DELETE", "/v1/users/ann", headers=headers).status_code == 202  # 501: 21
         assert left(client, texts["corrects"]) == 100 - 54
+
+    def test_that_reads_an_archived_log_costs_by_its_files(self, redis_server: RedisServer, tmp_path: Path) -> None:
+        """The reproduction: each file takes the time of five plain requests, and all counted as one."""
+        text, key = make("main", SCOPES, requests_per_minute=100)
+        add(tmp_path / "keys", key)
+        settings = Settings(
+            model_dir=write_model(tmp_path / "models" / "tiny"),
+            redis_url=redis_server.url,
+            archive_dir=tmp_path / "archive",
+            keys_file=tmp_path / "keys",
+        )
+        client = Client(settings)
+        post_log(client, text, "ada", 3)
+        turn(redis_server, tmp_path / "archive")  # the newest entry stays
+        page = client.get("/v1/users/ada/events?limit=1", headers=bearer(text)).json()
+        rest = client.get(f"/v1/users/ada/events?after={page['next'] + 1}", headers=bearer(text)).json()
+        assert [event["event_id"] for event in page["events"] + rest["events"]] == ["ada-0", "ada-2"]
+        assert left(client, text) == 100 - (3 + 1 + ARCHIVED_FILE + 2)
+        client.close()
 
     def test_of_an_operator_is_never_too_costly_but_counts_as_half_of_the_minute(
         self, guarded: tuple[Client, dict[str, str]]

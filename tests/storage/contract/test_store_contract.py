@@ -206,6 +206,8 @@ def test_lengths_of_logs_are_counted_up_to_a_limit_and_never_too_short(address: 
                 assert erased <= limit
                 assert is_archived or erased >= min(limit, 6)
             assert await store.log_lengths("main", [], limit=5) == []
+            assert (await store.archived_files("main", ada) > 0) == is_archived
+            assert await store.archived_files("main", nobody) == 0
             await store.merge("main", ada, visitor)
             assert await store.log_lengths("main", [ada, visitor], limit=9) == [9, 9]
             if not is_archived:
