@@ -1,7 +1,8 @@
 """The values that stores take and return."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Self
 
 from storage.state.event import Event, LogRecord
@@ -83,12 +84,16 @@ class NamedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class ItemEntry:
-    """What a tenant has set for one item. A part that was never set is None: the model directory has its value."""
+    """What a tenant has set for one item. A part that was never set is None: the model directory has its value.
+
+    properties  values by name; None, which `put_items` takes and nothing returns, takes a property away
+    """
 
     item_id: str
     title: str | None = None
     categories: tuple[str, ...] | None = None
     available: bool | None = None
+    properties: Mapping[str, str | float | bool | datetime | tuple[str, ...] | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

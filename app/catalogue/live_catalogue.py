@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from app.catalogue.availability import Availability
+from app.catalogue.expressions.columns import ItemValue, TextColumn
+from app.catalogue.item_expressions import ItemExpressions
 from app.catalogue.item_overrides import ItemOverrides
+from app.catalogue.item_properties import CATEGORIES, TITLE, ItemProperties, stored
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.schemas.items import Item
 from app.schemas.scored_items import ScoredItem
@@ -18,7 +20,6 @@ from model.artifact.item_table import ItemTable
 from model.artifact.string_table import NO_MATCH, StringTable
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
-from model.inference.diversity import Categories
 from storage.records import ItemEntry
 
 
@@ -31,19 +32,27 @@ class LiveCatalogue(TrainedCatalogue):
     def __init__(self, items: ItemTable, overrides: ItemOverrides) -> None:
         self._overrides = overrides
         self._applied_changes = 0
-        self._recategorised: dict[int, tuple[str, ...]] = {}
-        self._is_recategorised = bitmap.empty(len(items))  # of these items, the model's categories do not count
-        self._recategorised_rows: dict[str, Rows] = {}  # by category
-        self._new_categories: dict[str, int] = {}  # categories that the model lacks, numbered after those that it has
         self._unlearned: dict[str, ItemEntry] = {}  # items that the model has not learned
+        self.properties = ItemProperties(len(items))
+        self.expressions = ItemExpressions(self.properties)
+        self._availability = Availability(self.properties)
         super().__init__(items)  # last, as it calls methods that are overridden here
-        bitmap.discard(self.unavailable, NO_ROWS)  # compiles it now, not at the first change
+        self.unavailable = self._availability.unavailable
+        self.properties.add(TITLE, self._title_column)
+        self.properties.add(CATEGORIES, lambda: self._categories)
+        self._availability.update(NO_ROWS)  # compiles it now, not at the first change
         self.catch_up()
+
+    def follow_time(self) -> None:
+        """Apply the dates that have passed, from which on items are available or are not."""
+        with self.properties.lock:
+            self._availability.follow_time()
 
     def catch_up(self) -> None:
         """Apply all overrides that this process has read so far."""
         change_count, entries = self._overrides.change_count, self._overrides.changed_since(self._applied_changes)
-        self._apply(entries)
+        with self.properties.lock:
+            self._apply(entries)
         self._applied_changes = change_count
 
     def item(self, item_id: str) -> Item | None:
@@ -54,43 +63,13 @@ class LiveCatalogue(TrainedCatalogue):
         entry = self._unlearned.get(item_id)
         return None if entry is None else _unlearned_item(entry)
 
-    @override
-    def in_category(self, category: str) -> Bitmap:
-        items = super().in_category(category)
-        if not self._recategorised:
-            return items
-        items = items & ~self._is_recategorised
-        bitmap.add(items, self._recategorised_rows.get(category, NO_ROWS))
-        return items
-
-    @property
-    @override
-    def category_count(self) -> int:
-        return super().category_count + len(self._new_categories)
-
-    @override
-    def category_name(self, number: int) -> str:
-        learned = super().category_count
-        return super().category_name(number) if number < learned else list(self._new_categories)[number - learned]
-
-    @override
-    def categories_of(self, rows: Rows) -> Categories:
-        of_model = super().categories_of(rows)
-        if not self._recategorised:
-            return of_model
-        changed = bitmap.has(self._is_recategorised, rows)
-        if not changed.any():
-            return of_model
-        parts = np.split(of_model.labels, of_model.ends[1:-1])
-        for position in np.flatnonzero(changed).tolist():
-            names = self._recategorised.get(int(rows[position]), ())
-            parts[position] = np.array([self._category_number(name) for name in names], np.int64)
-        ends = np.cumsum([0, *map(len, parts)])
-        return Categories(np.concatenate(parts), ends)
-
-    def _category_number(self, category: str) -> int:
-        number = self._categories.number(category)
-        return self._new_categories[category] if number is None else number
+    def properties_of(self, item_id: str) -> Mapping[str, ItemValue]:
+        """Return the properties of an item that have a value; none for an unknown item."""
+        row = self.row_of.get(item_id)
+        if row is not None:
+            return self.properties.values(row)
+        entry = self._unlearned.get(item_id)
+        return {} if entry is None else _unlearned_properties(entry)
 
     @override
     def popular_items(self, k: int, excluded: Bitmap | None = None) -> list[ScoredItem]:
@@ -121,7 +100,6 @@ class LiveCatalogue(TrainedCatalogue):
         return item.model_copy(
             update={
                 "title": self._retitled.get(row, item.title),
-                "categories": list(self._recategorised.get(row, item.categories)),
                 "available": not bitmap.has(self.unavailable, np.array([row]))[0],
             }
         )
@@ -130,27 +108,22 @@ class LiveCatalogue(TrainedCatalogue):
         known = [(row, entry) for entry in entries if (row := self.row_of.get(entry.item_id)) is not None]
         if len(known) < len(entries):
             self._unlearned.update({entry.item_id: entry for entry in entries if entry.item_id not in self.row_of})
-        self._retitled.update({row: entry.title for row, entry in known if entry.title is not None})
-        self._apply_categories({row: entry.categories for row, entry in known if entry.categories is not None})
-        bitmap.add(self.unavailable, _rows(row for row, entry in known if entry.available is False))
-        bitmap.discard(self.unavailable, _rows(row for row, entry in known if entry.available))
+        retitled = {row: entry.title for row, entry in known if entry.title is not None}
+        self._retitled.update(retitled)
+        self.properties.set(TITLE, _rows(retitled), [title or None for title in retitled.values()])
+        recategorised = {row: entry.categories for row, entry in known if entry.categories is not None}
+        self._categories.set(_rows(recategorised), list(recategorised.values()))
+        rows = _rows(row for row, _ in known)
+        self.properties.set_all(rows, [entry.properties for _, entry in known])
+        self._availability.switch(_rows(row for row, entry in known if entry.available is False), is_on=False)
+        self._availability.switch(_rows(row for row, entry in known if entry.available), is_on=True)
+        self._availability.update(rows)
 
-    def _apply_categories(self, categories: dict[int, tuple[str, ...]]) -> None:
-        for name in chain.from_iterable(categories.values()):  # before any thread can look its number up
-            if self._categories.number(name) is None:
-                self._new_categories.setdefault(name, super().category_count + len(self._new_categories))
-        removed, added = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
-        for row, names in categories.items():
-            before = self._recategorised.get(row, ())
-            for name in set(before).difference(names):
-                removed[name].append(row)
-            for name in set(names).difference(before):
-                added[name].append(row)
-        self._recategorised.update(categories)
-        bitmap.add(self._is_recategorised, _rows(categories))
-        for name in removed.keys() | added.keys():
-            kept = np.setdiff1d(self._recategorised_rows.get(name, NO_ROWS), _rows(removed[name]), assume_unique=True)
-            self._recategorised_rows[name] = np.concatenate([kept, _rows(added[name])])
+    def _title_column(self) -> TextColumn:
+        titles = list(self._titles)
+        for row, title in self._retitled.items():
+            titles[row] = title
+        return TextColumn.of([title or None for title in titles])
 
 
 def _rows(rows: Iterable[int]) -> Rows:
@@ -165,6 +138,13 @@ def _unlearned_item(entry: ItemEntry) -> Item:
         available=entry.available is not False,
         known=False,
     )
+
+
+def _unlearned_properties(entry: ItemEntry) -> dict[str, ItemValue]:
+    properties: dict[str, ItemValue] = {name: stored(value) for name, value in entry.properties.items()}
+    if entry.title:
+        properties[TITLE] = entry.title
+    return properties | {CATEGORIES: entry.categories or ()}
 
 
 def _match_levels(titles_and_ids: Sequence[tuple[str, str]], text: str) -> NDArray[np.uint8]:

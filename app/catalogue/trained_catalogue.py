@@ -1,12 +1,12 @@
 """The items of one generation as it was trained: ids, titles, categories and popularity, by row."""
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.catalogue.category_column import CategoryColumn
 from app.schemas.items import Item
 from app.schemas.scored_items import NamedItem, ScoredItem
 from model.artifact.item_table import ItemTable
@@ -19,7 +19,6 @@ from storage.state.cold_codes import FIRST_COLD_ROW, cold_row
 
 Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
-CATEGORY_CACHE_BYTES = 1 << 25  # of bitmaps of recently requested categories
 ROUNDING_MARGIN = 1e-9  # above the rounding error of a product
 FIRST_CHUNK = 1024  # popular items that are ranked first; each further chunk is as large as all before it
 
@@ -41,9 +40,7 @@ class TrainedCatalogue:
         self.unavailable = bitmap.empty(len(items))
         self._titles = items.titles
         self._retitled: dict[int, str] = {}  # titles that replace those, by row
-        self._categories = items.categories
-        cached_categories = max(8, CATEGORY_CACHE_BYTES // (len(self.unavailable) * 8 + 1))
-        self._category_bitmap = lru_cache(cached_categories)(self._build_category_bitmap)
+        self._categories = CategoryColumn(items.categories)
         # compile now what the first requests would wait for
         self.categories_of(NO_ROWS)
         self.popular_items(1, self.in_categories([""]) | self.bitmap_of(self.rows(["x"])))
@@ -82,23 +79,20 @@ class TrainedCatalogue:
 
     def in_category(self, category: str) -> Bitmap:
         """Return the items of the category, none for an unknown one. The bitmap is shared: do not change it."""
-        return self._category_bitmap(category)
-
-    def _build_category_bitmap(self, category: str) -> Bitmap:
-        return self.bitmap_of(self._categories.items_with(category).astype(np.int64))
+        return self._categories.rows_with(category)
 
     @property
     def category_count(self) -> int:
         """The number of different categories, which are numbered from 0."""
-        return len(self._categories.names)
+        return self._categories.count
 
     def category_name(self, number: int) -> str:
         """Return the name of the category of that number."""
-        return self._categories.names[number]
+        return self._categories.name(number)
 
     def categories_of(self, rows: Rows) -> Categories:
         """Return the numbers of the items' categories."""
-        return Categories(*self._categories.of_rows(rows))
+        return self._categories.of_rows(rows)
 
     def build_boosts(self, gains: Mapping[str, float]) -> Boosts | None:
         """Return boosts that add to the scores of each category's items its gain; None when every gain is 0."""
@@ -149,7 +143,8 @@ class TrainedCatalogue:
         if boosts is None:
             rows = bitmap.first_outside(excluded, self.popular_rows, k).astype(np.int64)
             return rows, self.boosted_counts(rows, None)
-        max_factor = np.exp(np.maximum(boosts.gains, 0).sum(dtype=np.float64)) * (1 + ROUNDING_MARGIN)
+        max_boost = np.maximum(boosts.gains, 0).sum(dtype=np.float64) + max(boosts.highest, 0.0)
+        max_factor = np.exp(max_boost) * (1 + ROUNDING_MARGIN)
         rows, scores, ranked = np.empty(0, np.int64), np.empty(0, np.float64), 0
         while ranked < len(self) and not (
             len(rows) == k and self.counts[self.popular_rows[ranked]] * max_factor < scores[-1]
@@ -165,7 +160,7 @@ class TrainedCatalogue:
 
     def boosted_counts(self, rows: Rows, boosts: Boosts | None) -> NDArray[np.float64]:
         """Return the counts of the rows, each multiplied by e to the power of its boosts."""
-        factors = 1.0 if boosts is None else np.exp(sum_boosts(boosts, rows))
+        factors = 1.0 if boosts is None else np.exp(boosts.of(rows))
         boosted: NDArray[np.float64] = np.multiply(self.counts[rows], factors, dtype=np.float64)
         return boosted
 
@@ -198,11 +193,3 @@ class TrainedCatalogue:
 def _has_cold_items(items: NDArray[np.int32]) -> bool:
     """Return whether any item has no trained row. For so few numbers, Python's max is faster than numpy's."""
     return max(items.ravel().tolist(), default=-1) >= FIRST_COLD_ROW
-
-
-def sum_boosts(boosts: Boosts, rows: Rows) -> NDArray[np.float64]:
-    """Return the sum of the boosts of each row."""
-    total = np.zeros(len(rows))
-    for members, gain in zip(*boosts, strict=True):
-        total += bitmap.has(members, rows) * float(gain)
-    return total

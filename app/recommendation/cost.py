@@ -22,6 +22,9 @@ CAPPED = 2.0  # of a limit for each category, which ranks more items than the an
 ITEM_ID = 1 / 350  # of an id in a list or a cursor
 PINNED = 1 / 100
 CATEGORY = 1 / 100  # of a category in a filter or a boost
+CHARACTER = 1 / 100  # of an expression
+BOOSTED = 1.0  # of a boost for each item, which the scan adds
+PARAM = 1 / 350  # of a text or number in the parameters of expressions
 SEEN = 1.0  # of asking for a log's length, and reading a short one
 SEEN_EVENT = 1 / 100  # of an entry that is read beyond those
 SHORT_LOG = 100
@@ -58,10 +61,18 @@ def parts_of(request: RecommendationRequest) -> Mapping[str, float]:
         "exclude": ITEM_ID * len(request.exclude),
         "cursor": ITEM_ID * len(request.cursor or ()),
         "pin": PINNED * len(request.pin),
-        "boost": CATEGORY * len(request.boost),
+        "boost": _cost_of_boost(request.boost),
+        "filter": CHARACTER * len(request.filter or ""),
+        "params": PARAM * sum(len(one) if isinstance(one, tuple) else 1 for one in request.params.values()),
         "categories": CATEGORY * categories,
         "exclude_seen": SEEN * (request.exclude_seen == "all"),
     }
+
+
+def _cost_of_boost(boost: Mapping[str, float] | tuple[str, ...]) -> float:
+    if isinstance(boost, tuple):
+        return sum(BOOSTED + CHARACTER * len(text) for text in boost)
+    return CATEGORY * len(boost)
 
 
 def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths: Sequence[int] = ()) -> int:

@@ -18,9 +18,10 @@ from app.observability.metrics import Metrics
 from app.recommendation.batching import ANYBODY, Limits, MicroBatcherByLane, Requester
 from app.recommendation.cost import LIGHT, cost_of
 from app.recommendation.executor import AdaptiveExecutor, EngineThreads
-from app.recommendation.ranking.batch_ranker import BatchRanker
+from app.recommendation.ranking.batch_ranker import BatchRanker, RankerInput
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.stored_users import SeenRows
+from app.recommendation.selection import EVERYTHING, Selection, Selector
 from app.recommendation.state_reader import LogReader, StateReader, users_who_exclude_all
 from app.schemas.recommendations import RecommendationRequest, Recommendations, SimilarQuery
 
@@ -45,21 +46,27 @@ def limits_of(lane: Lane) -> Limits:
 
 
 class Asked(NamedTuple):
-    """A request of a batch, its trace, lane and cost, and what its user has seen, if needed and readable."""
+    """A request of a batch, its trace, lane and cost, and what its user has seen, if needed and readable.
+
+    selection  what its expressions have selected
+    """
 
     request: RecommendationRequest
+    selection: Selection
     trace: tracing.Trace | None
     seen: SeenRows | None
     lane: Lane
     cost: float
 
     @classmethod
-    def of(cls, request: RecommendationRequest, seen: Mapping[str, SeenRows], states: StateReader) -> Self:
+    def of(
+        cls, request: RecommendationRequest, selection: Selection, seen: Mapping[str, SeenRows], states: StateReader
+    ) -> Self:
         """Return the request as it is asked now; `seen` is what was read of users' logs."""
         seen_by_user = seen.get(str(request.user_id)) if request.exclude_seen == "all" else None
         node = "" if request.user_id is None else states.node_of(request.user_id)
         cost = cost_of(request)
-        return cls(request, tracing.current.get(), seen_by_user, Lane(node, cost >= LIGHT), cost)
+        return cls(request, selection, tracing.current.get(), seen_by_user, Lane(node, cost >= LIGHT), cost)
 
 
 class Readers(NamedTuple):
@@ -104,6 +111,7 @@ class Recommender(BaseRecommender):
         self._context = context
         self._readers = readers
         self.ranker = BatchRanker(context, clicks.ids, experiment)
+        self._selector = Selector(context.catalogue, threads.shared)
         self._executor = AdaptiveExecutor(self.ranker.rank, threads)
         self._metrics = metrics
         self._clicks = clicks
@@ -123,27 +131,33 @@ class Recommender(BaseRecommender):
         # and all users whom the store cannot read now.
         if any(request.because is not None for request in requests) and not self._context.engine.has_distances:
             return self._prepare_distances_and_recommend(requests, requester)
-        if any(request.exclude_seen == "all" and request.user_id is not None for request in requests):
-            return self._read_logs_and_recommend(requests, requester)
-        return self._submit(requests, NOBODY_SEEN, requester)
-
-    def _submit(
-        self, requests: Sequence[RecommendationRequest], seen: Mapping[str, SeenRows], requester: Requester
-    ) -> Awaitable[list[Recommendations]]:
+        if any(map(_needs_reading, requests)):
+            return self._read_and_recommend(requests, requester)
         states = self._readers.states
-        return self._batcher.submit([Asked.of(request, seen, states) for request in requests], requester)
+        return self._batcher.submit(
+            [Asked.of(request, EVERYTHING, NOBODY_SEEN, states) for request in requests], requester
+        )
 
-    async def _read_logs_and_recommend(
+    async def _read_and_recommend(
         self, requests: Sequence[RecommendationRequest], requester: Requester
     ) -> list[Recommendations]:
-        """Read long logs outside of batches, which nobody else has to wait for."""
+        """Evaluate expressions and read long logs outside of batches, which nobody else has to wait for."""
         begin_s = time.perf_counter()
-        seen = await self._readers.logs.read(
-            users_who_exclude_all(requests), self._context.generation, self._context.catalogue, requester
-        )
+        selections = await self._selector.select(requests, requester)
+        select_end_s = time.perf_counter()
+        seen = NOBODY_SEEN
+        if user_ids := users_who_exclude_all(requests):
+            generation, catalogue = self._context.generation, self._context.catalogue
+            seen = await self._readers.logs.read(user_ids, generation, catalogue, requester)
         if (request_trace := tracing.current.get()) is not None:
-            request_trace.spans["log"] = time.perf_counter() - begin_s
-        return await self._submit(requests, seen, requester)
+            request_trace.spans["expressions"] = select_end_s - begin_s
+            if user_ids:
+                request_trace.spans["log"] = time.perf_counter() - select_end_s
+        asked = [
+            Asked.of(request, selection, seen, self._readers.states)
+            for request, selection in zip(requests, selections, strict=True)
+        ]
+        return await self._batcher.submit(asked, requester)
 
     async def _prepare_distances_and_recommend(
         self, requests: Sequence[RecommendationRequest], requester: Requester
@@ -155,22 +169,25 @@ class Recommender(BaseRecommender):
     async def similar(self, item_id: str, query: SimilarQuery, requester: Requester = ANYBODY) -> Recommendations:
         if item_id not in self._context.catalogue.row_of or not len(self._context.generation.codes):
             raise ItemNotFound("no model has learned this item, so nothing is known to be like it")
-        request = RecommendationRequest(history=[], because=item_id, exclude_seen="none", **query.model_dump())
+        request = RecommendationRequest(
+            history=[], because=item_id, current_item=item_id, exclude_seen="none", **query.model_dump()
+        )
         (answer,) = await self.recommend([request], requester)
         return answer
 
     async def _answer_batch(self, batch: Sequence[Asked]) -> list[Recommendations]:
         """Read the users' states, compute the answers, and record how long each stage took."""
         requests = [asked.request for asked in batch]
+        selections = [asked.selection for asked in batch]
         seen = {str(asked.request.user_id): asked.seen for asked in batch if asked.seen is not None}
         cost = sum(asked.cost for asked in batch)
         users = await self._readers.states.read(requests, seen)
         self._metrics.engine.in_progress += 1
         try:
             if batch[0].lane.is_costly:
-                ranked = await self._executor.run_costly(requests, users)
+                ranked = await self._executor.run_costly(requests, RankerInput(users, selections))
             else:
-                ranked = await self._executor.run_light(requests, users, cost)
+                ranked = await self._executor.run_light(requests, RankerInput(users, selections), cost)
         finally:
             self._metrics.engine.in_progress -= 1
         timings = {}
@@ -187,3 +204,8 @@ class Recommender(BaseRecommender):
             self._metrics.recommendations.count(answer["source"])
             self._clicks.show(self._context.name, self._experiment, len(answer["items"]))
         return ranked.answers
+
+
+def _needs_reading(request: RecommendationRequest) -> bool:
+    """Return whether there is something to read or to evaluate before the request can join a batch."""
+    return request.exclude_seen == "all" or request.filter is not None or isinstance(request.boost, tuple)

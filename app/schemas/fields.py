@@ -1,10 +1,12 @@
 """Field types of requests: each validates raw JSON or a query string, and refuses in plain words."""
 
+import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any, TypeAlias, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -30,9 +32,17 @@ MAX_CATEGORY_CHARS = 256
 MAX_CATEGORIES = 100  # that an item must have all of
 MAX_BOOSTS = 20  # categories
 MAX_BOOST = 20.0  # either way; e to its power times any odds is more than enough
+MAX_EXPRESSION_CHARS = 2_000
+MAX_BOOST_EXPRESSIONS = 8
+MAX_PARAMS = 32
+MAX_PARAM_TEXTS = 100  # or numbers, in a list
+MAX_PARAM_CHARS, MAX_PARAMS_CHARS = 1_024, 10_000  # of one text, and of all together
 MAX_ARMS = 8  # of an experiment
 MAX_SHARE = 1_000_000.0
 MAX_AHEAD_US = 5 * 60 * 1_000_000  # a client's clock may be this far ahead of ours
+
+Param: TypeAlias = "bool | float | str | tuple[str, ...] | tuple[float, ...]"
+"""A parameter of expressions."""
 
 _RFC_3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})?"
@@ -122,15 +132,86 @@ def _shown_before(value: object) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def _boost(value: object) -> dict[str, float]:
-    """Return the score boost of each category. A refusal names no category, since that would echo the request."""
+def _boost(value: object) -> dict[str, float] | tuple[str, ...]:
+    """Return the score boost of each category, or expressions. A refusal names none, since that would echo them."""
+    if isinstance(value, str | list | tuple):
+        return _expressions(value)
     if not isinstance(value, dict) or len(value) > MAX_BOOSTS or not all(map(_is_boost, value.items())):
         raise PydanticCustomError(
             "no_boost",
-            "takes at most {categories} categories, each with a number from -{most} to {most}",
+            "takes an expression, a list of them, or at most {categories} categories, each with a number from -{most} "
+            "to {most}",
             {"categories": MAX_BOOSTS, "most": int(MAX_BOOST)},
         )
     return {category: float(gain) for category, gain in value.items()}
+
+
+def _expressions(value: str | Sequence[object]) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else value
+    if len(texts) <= MAX_BOOST_EXPRESSIONS:
+        expressions = tuple(one for one in texts if isinstance(one, str) and 1 <= len(one) <= MAX_EXPRESSION_CHARS)
+        if len(expressions) == len(texts):
+            return expressions
+    raise PydanticCustomError(
+        "no_boost",
+        "takes at most {expressions} expressions, each a text of 1 to {characters} characters",
+        {"expressions": MAX_BOOST_EXPRESSIONS, "characters": MAX_EXPRESSION_CHARS},
+    )
+
+
+def _params(value: object) -> dict[str, Param]:
+    """Return the parameters of expressions, which a query string has as JSON. A refusal echoes none of them."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise PydanticCustomError("not_json", 'is no JSON object such as {{"max_price": 50}}') from None
+    if not isinstance(value, dict) or len(value) > MAX_PARAMS or not all(map(_PARAM_NAME.fullmatch, value)):
+        raise PydanticCustomError(
+            "no_params", "takes at most {most} values, each by a name of letters, digits and _", {"most": MAX_PARAMS}
+        )
+    params = {name: _param(one) for name, one in value.items()}
+    if sum(map(_param_size, params.values())) > MAX_PARAMS_CHARS:
+        raise PydanticCustomError(
+            "large_params", "has texts of more than {most} characters together", {"most": MAX_PARAMS_CHARS}
+        )
+    return params
+
+
+def _params_text(text: str) -> str:
+    _params(text)
+    return text
+
+
+def _param(value: object) -> Param:
+    if isinstance(value, bool) or _is_param_text(value):
+        return value
+    if _is_param_number(value):
+        return float(value)
+    if isinstance(value, list) and len(value) <= MAX_PARAM_TEXTS:
+        if all(map(_is_param_text, value)):
+            return tuple(value)
+        if all(map(_is_param_number, value)):
+            return tuple(map(float, value))
+    raise PydanticCustomError(
+        "no_param",
+        "takes numbers, booleans, texts of at most {characters} characters, and lists of at most {most} numbers or "
+        "texts",
+        {"characters": MAX_PARAM_CHARS, "most": MAX_PARAM_TEXTS},
+    )
+
+
+def _param_size(param: Param) -> int:
+    return sum(map(_param_size, param)) if isinstance(param, tuple) else len(param) if isinstance(param, str) else 0
+
+
+def _is_param_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) <= MAX_PARAM_CHARS
+
+
+def _is_param_number(value: object) -> TypeGuard[int | float]:
+    # also refuses NaN, and whole numbers beyond those of floating point
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_boost(boost: tuple[object, object]) -> bool:
@@ -165,6 +246,7 @@ def _is_share(share: tuple[object, object]) -> bool:
     )
 
 
+_PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 _DOCUMENTED_ID = rf"^(?!\.{{1,2}}$){ID_PATTERN}$"
 _matches_id = re.compile(ID_PATTERN).fullmatch
@@ -183,14 +265,50 @@ Categories = Annotated[list[Category], Field(max_length=MAX_K, fail_fast=True)]
 FewCategories = Annotated[list[Category], Field(max_length=MAX_CATEGORIES, fail_fast=True)]
 Cursor = Annotated[tuple[str, ...], PlainValidator(_shown_before), WithJsonSchema({"type": "string"})]
 ResultCount = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(plain_digits)]
+_EXPRESSION_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_EXPRESSION_CHARS}
+Expression = Annotated[str, StringConstraints(min_length=1, max_length=MAX_EXPRESSION_CHARS)]
+Expressions = Annotated[list[Expression], Field(max_length=MAX_BOOST_EXPRESSIONS, fail_fast=True)]
 Boost = Annotated[
-    dict[str, float],
+    dict[str, float] | tuple[str, ...],
     PlainValidator(_boost),
     WithJsonSchema(
         {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "additionalProperties": {"type": "number", "minimum": -MAX_BOOST, "maximum": MAX_BOOST},
+                    "maxProperties": MAX_BOOSTS,
+                },
+                _EXPRESSION_SCHEMA,
+                {"type": "array", "items": _EXPRESSION_SCHEMA, "maxItems": MAX_BOOST_EXPRESSIONS},
+            ]
+        }
+    ),
+]
+ParamsText = Annotated[str, AfterValidator(_params_text)]
+Params = Annotated[
+    dict[str, Param],
+    PlainValidator(_params),
+    WithJsonSchema(
+        {
             "type": "object",
-            "additionalProperties": {"type": "number", "minimum": -MAX_BOOST, "maximum": MAX_BOOST},
-            "maxProperties": MAX_BOOSTS,
+            "patternProperties": {
+                f"^{_PARAM_NAME.pattern}$": {
+                    "anyOf": [
+                        {"type": "number"},
+                        {"type": "boolean"},
+                        {"type": "string", "maxLength": MAX_PARAM_CHARS},
+                        {"type": "array", "items": {"type": "number"}, "maxItems": MAX_PARAM_TEXTS},
+                        {
+                            "type": "array",
+                            "items": {"type": "string", "maxLength": MAX_PARAM_CHARS},
+                            "maxItems": MAX_PARAM_TEXTS,
+                        },
+                    ]
+                }
+            },
+            "additionalProperties": False,
+            "maxProperties": MAX_PARAMS,
         }
     ),
 ]

@@ -13,11 +13,15 @@ from app.schemas.fields import (
     Closed,
     Cursor,
     Diversity,
+    Expression,
+    Expressions,
     FewCategories,
     Flag,
     Id,
     IdOrEmpty,
     ItemIds,
+    Params,
+    ParamsText,
     ResultCount,
     plain_digits,
 )
@@ -40,6 +44,14 @@ class RecommendationQuery(Closed):
     categories_all: FewCategories = Field(default_factory=list, description="an item needs all of them")
     categories_none: Categories = Field(default_factory=list, description="an item may have none of them")
     exclude: ItemIds = Field(default_factory=list)
+    filter: Expression | None = Field(
+        None,
+        description="an expression of CEL that is true for items that may be recommended, such as "
+        "`item.price < params.max_price`",
+    )
+    current_item: Id | None = Field(
+        None, description="the item of the page, whose properties are `current` in expressions"
+    )
     diversity: Diversity = Field(0.0, description="0: the best items; 1: the least alike among the best")
     max_per_category: Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(plain_digits)] | None = Field(
         None, description="items of one category in all pages together"
@@ -51,6 +63,17 @@ class RecommendationQuery(Closed):
         None, description="instead, what is most like this item; empty: like the user's newest one"
     )
     explain: Flag = Field(False, description="say what made the score of each item")
+
+
+class RecommendationUrlQuery(RecommendationQuery):
+    """The wishes of a query string whose form differs from that in a body."""
+
+    boost: Expressions = Field(
+        default_factory=list, description="each adds its number to the scores of the items that have one"
+    )
+    params: ParamsText = Field(
+        "{}", description='a JSON object of what is `params` in expressions, such as `{"max_price": 50}`'
+    )
 
 
 class Pin(Closed):
@@ -86,8 +109,11 @@ class RecommendationRequest(RecommendationQuery):
     candidates: ItemIds | None = Field(None, description="rank just these")
     boost: Boost = Field(
         {},
-        description="by category, added to the score of its items; 0.7 doubles the odds of an item, -0.7 halves them",
+        description="by category, added to the score of its items; 0.7 doubles the odds of an item, -0.7 halves them; "
+        "or expressions of CEL, each of which adds its number to the scores of the items that have one, such as "
+        "`item.margin > 0.3 ? 0.7 : 0.0`",
     )
+    params: Params = Field({}, description="by name, what is `params` in expressions")
     pin: Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValidator(_different_pins)] = Field(
         default_factory=list
     )
@@ -113,6 +139,8 @@ class SimilarQuery(Closed):
     k: ResultCount = 10
     categories: Categories = Field([], description="an item needs one of them")
     exclude: ItemIds = Field([])
+    filter: Expression | None = Field(None, description="as of recommendations; `current` is this item")
+    params: ParamsText = Field("{}", description="as of recommendations")
     explain: Flag = Field(False, description="say which codewords each item shares")
 
 

@@ -12,7 +12,17 @@ from app.recommendation import cost
 from app.recommendation.cost import charge_for, correction_charge, update_charge
 from app.schemas.cursor import cursor_after
 from app.schemas.events import MAX_EVENTS
-from app.schemas.fields import MAX_BOOSTS, MAX_CATEGORIES, MAX_CATEGORY_CHARS, MAX_ITEM_IDS, MAX_K
+from app.schemas.fields import (
+    MAX_BOOST_EXPRESSIONS,
+    MAX_BOOSTS,
+    MAX_CATEGORIES,
+    MAX_CATEGORY_CHARS,
+    MAX_EXPRESSION_CHARS,
+    MAX_ITEM_IDS,
+    MAX_K,
+    MAX_PARAM_TEXTS,
+    MAX_PARAMS,
+)
 from app.schemas.items import MAX_ITEMS
 from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
 from app.settings import Settings
@@ -24,6 +34,10 @@ UNDONE_USER = "user-undone"
 LONG_LOG = Settings().max_seen_events  # entries of LONG_USER
 MOST = Settings().max_cost
 UNLIMITED = 1 << 30
+# as many operations as an expression may have, and evaluated anew each second
+OPERATIONS = " || ".join(f'("{n}" in item.categories)' for n in range(60))
+FILTER = f"now > timestamp('2020-01-01T00:00:00Z') && ({OPERATIONS})".ljust(MAX_EXPRESSION_CHARS)
+BOOST = f"now > timestamp('2020-01-01T00:00:00Z') && ({OPERATIONS}) ? 0.7 : 0.0".ljust(MAX_EXPRESSION_CHARS)
 ARMS = "arm-1", "arm-2"  # copies of the model
 SHORT_HISTORY = 30  # entries of USER and others
 LOG_LENGTHS = {LONG_USER: LONG_LOG, USER: SHORT_HISTORY}
@@ -81,6 +95,12 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
         "cursor": {"cursor": cursor_after(distinct[: MAX_ITEM_IDS - 1]), "diversity": 0.5},
         "pin": {"k": MAX_K, "pin": [{"item_id": one, "place": n + 1} for n, one in enumerate(distinct[:MAX_K])]},
         "boost": {"boost": dict.fromkeys(labels[:MAX_BOOSTS], 0.5)},
+        "filter": {"filter": FILTER},
+        "boost by expressions": {"boost": [BOOST] * MAX_BOOST_EXPRESSIONS},
+        "params": {
+            "filter": "size(params.p0) > 0",
+            "params": {f"p{n}": [f"{n}-{m}" for m in range(MAX_PARAM_TEXTS)] for n in range(MAX_PARAMS)},
+        },
         "categories": {"categories": labels},
         "categories_all": {"categories_all": labels[:MAX_CATEGORIES]},
         "categories_none": {"categories_none": labels},

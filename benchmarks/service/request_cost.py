@@ -32,7 +32,9 @@ from app.main import create_app
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.recommendation.batching import MicroBatcher
+from app.recommendation.ranking.batch_ranker import RankerInput
 from app.recommendation.ranking.stored_users import StoredUsers
+from app.recommendation.selection import EVERYTHING
 from app.schemas.recommendations import RecommendationRequest
 from app.settings import Settings
 
@@ -104,7 +106,7 @@ async def measure(model: Path, data_dir: Path) -> dict[str, float]:
             stored = StoredUsers(dict(zip(users[:size], states, strict=False)), {})
 
             async def answers(size: int = size, stored: StoredUsers = stored) -> None:
-                recommender.ranker.rank(requests[:size], stored)
+                recommender.ranker.rank(requests[:size], RankerInput(stored, [EVERYTHING] * size))
 
             found[f"state to ranked items, each of a batch of {size}"] = await median_us(answers) / size
             if size == 1:

@@ -38,6 +38,9 @@ CACHE_LINE = 64
 CPU_FEATURES: dict[ScanPath, set[str]] = {"portable": set(), "avx2": {"+avx2"}, "vbmi": {"+avx512bw", "+avx512vbmi"}}
 
 
+NO_GAINS = np.empty(0, np.float32)
+
+
 class Lifted(NamedTuple):
     """Items of each query whose scores gain something beside what their codes give.
 
@@ -50,14 +53,30 @@ class Lifted(NamedTuple):
 
 
 class Boosts(NamedTuple):
-    """Sets of items whose scores gain something for every query; an item may be in several sets, or in none.
+    """What scores gain for every query: the items of some sets, and each item.
 
-    sets   (G, words)  bitmaps
-    gains  (G,)        float32, the gain of each set's items; finite, and may be negative
+    sets     (G, words)   bitmaps; an item may be in several sets, or in none
+    gains    (G,)         float32, the gain of each set's items; finite, and may be negative
+    by_item  (N,) or (0,) float32, the gain of each item beside; the same
+    highest  the largest of these gains; 0 where there are none
     """
 
     sets: NDArray[np.uint64]
     gains: NDArray[np.float32]
+    by_item: NDArray[np.float32] = NO_GAINS
+    highest: float = 0.0
+
+    @classmethod
+    def of_items(cls, gains: NDArray[np.float32]) -> Boosts:
+        """Return the boosts that give each item its gain: (N,)."""
+        return cls(bitmap.empty(len(gains))[None][:0], NO_GAINS, gains, float(gains.max(initial=-np.inf)))
+
+    def of(self, items: NDArray[np.signedinteger]) -> NDArray[np.float64]:
+        """Return what some items gain: (len(items),)."""
+        total = np.zeros(len(items))
+        for members, gain in zip(self.sets, self.gains.tolist(), strict=True):
+            total += bitmap.has(members, items) * gain
+        return total + self.by_item[items] if len(self.by_item) else total
 
 
 class Scan:
@@ -84,7 +103,7 @@ class Scan:
         self._catalogue = scan_kernel.Catalogue(
             lanes, padded, levels, float(bias.max(initial=-np.inf)), float(np.abs(bias).max(initial=0.0))
         )
-        self._no_boosts = Boosts(bitmap.empty(self.items)[None][:0], np.empty(0, np.float32))
+        self._no_boosts = Boosts(bitmap.empty(self.items)[None][:0], NO_GAINS)
         self._compile(books)
 
     @property
@@ -115,9 +134,15 @@ class Scan:
         raises    ValueError   for scores that are not finite or beyond float32
         """
         items, gains = (part.numpy() for part in lifted)
-        sets, amounts = boosts or self._no_boosts
         best: Ranked = scan_kernel.top_k(
-            self._catalogue, products.numpy(), items, gains, sets, amounts, excluded, self._scratch(len(products)), k
+            self._catalogue,
+            products.numpy(),
+            items,
+            gains,
+            boosts or self._no_boosts,
+            excluded,
+            self._scratch(len(products)),
+            k,
         )
         return best
 
@@ -137,9 +162,7 @@ class Scan:
             distinct = np.unique(own)
             shown = min(k, len(distinct))
             best = np.empty(shown, np.int64), np.empty(shown, np.float32)
-            found = scan_kernel.rank(
-                self._catalogue, table, items, gains, *(boosts or self._no_boosts), distinct, *best
-            )
+            found = scan_kernel.rank(self._catalogue, table, items, gains, boosts or self._no_boosts, distinct, *best)
             ranked.append((best[0][:found], best[1][:found]))
         return ranked
 
@@ -149,7 +172,7 @@ class Scan:
         """Score k different items for one query: products (1, B', W') -> (k,)."""
         scores = np.empty(len(items), np.float32)
         table, lifting, gains = (part.numpy()[0] for part in (products, *lifted))
-        scan_kernel.scores_of(self._catalogue, table, lifting, gains, *(boosts or self._no_boosts), items, scores)
+        scan_kernel.scores_of(self._catalogue, table, lifting, gains, boosts or self._no_boosts, items, scores)
         return scores
 
     def _scratch(self, queries: int) -> NDArray[np.generic]:
@@ -166,8 +189,8 @@ class Scan:
         self.top_k(*nobody, 1, bitmap.empty(self.items)[None][:0])
         table = np.zeros((books, 2), np.float32)
         lifted, gains, candidates, items, scores = (np.zeros(0, kind) for kind in (int, "f4", int, int, "f4"))
-        scan_kernel.rank(self._catalogue, table, lifted, gains, *self._no_boosts, candidates, items, scores)
-        scan_kernel.scores_of(self._catalogue, table, lifted, gains, *self._no_boosts, candidates, scores)
+        scan_kernel.rank(self._catalogue, table, lifted, gains, self._no_boosts, candidates, items, scores)
+        scan_kernel.scores_of(self._catalogue, table, lifted, gains, self._no_boosts, candidates, scores)
 
 
 def supported_paths() -> tuple[ScanPath, ...]:

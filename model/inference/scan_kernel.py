@@ -64,8 +64,7 @@ class Batch(NamedTuple):
     best_products  (Q, B')      float32, the largest product of each codebook
     bounds         (Q, 3)       float64: no score is above the first, none below the second is among the k best, and
                                 the third is the range of the deficits; all without boosts
-    boost_sets     (G, words)   uint64, bitmaps of items whose scores gain something
-    boost_gains    (G,)         float32, their gains
+    boosts         what scores gain, a ``Boosts``
     max_boost      the largest sum of gains
     found          (Q,)         int64, the number of kept items
     keys           (Q, room)    uint64, their sort keys in any order; there is room for more than k, and a full array
@@ -80,8 +79,7 @@ class Batch(NamedTuple):
     lifted_filter: Any
     best_products: Any
     bounds: Any
-    boost_sets: Any
-    boost_gains: Any
+    boosts: Any
     max_boost: float
     found: Any
     keys: Any
@@ -115,10 +113,10 @@ def scores(catalogue, tables, out):
 
 
 @numba.njit(cache=True, nogil=True)
-def rank(catalogue, table, lifted, gains, boost_sets, boost_gains, candidates, items, scores):
+def rank(catalogue, table, lifted, gains, boosts, candidates, items, scores):
     """Rank distinct candidates; returns the number of ranked items."""
     own = np.empty(len(candidates), np.float32)
-    scores_of(catalogue, table, lifted, gains, boost_sets, boost_gains, candidates, own)
+    scores_of(catalogue, table, lifted, gains, boosts, candidates, own)
     keys = np.empty(len(candidates), np.uint64)
     for place in range(len(candidates)):
         if not np.isfinite(own[place]):
@@ -128,7 +126,7 @@ def rank(catalogue, table, lifted, gains, boost_sets, boost_gains, candidates, i
 
 
 @numba.njit(cache=True, nogil=True)
-def scores_of(catalogue, table, lifted, gains, boost_sets, boost_gains, items, scores):
+def scores_of(catalogue, table, lifted, gains, boosts, items, scores):
     """Score some items, in their order."""
     distinct, lifted_scores = np.empty(len(lifted), np.int64), np.empty(len(lifted), np.float32)
     lifted_filter = np.zeros(FILTER_BITS // 64, np.uint64)
@@ -138,15 +136,15 @@ def scores_of(catalogue, table, lifted, gains, boost_sets, boost_gains, items, s
         score = (
             lifted_scores[place] if place >= 0 else _score_item(catalogue.lanes, catalogue.bias, table, items[number])
         )
-        scores[number] = _add_boosts(items[number], score, boost_sets, boost_gains)
+        scores[number] = _add_boosts(items[number], score, boosts)
 
 
 @numba.njit(cache=True, nogil=True)
-def top_k(catalogue, tables, lifted, gains, boost_sets, boost_gains, excluded, scratch, k):
+def top_k(catalogue, tables, lifted, gains, boosts, excluded, scratch, k):
     """Find the k best items of each query, as ``Scan.top_k`` does."""
     queries, lifts = lifted.shape
-    max_boost = 0.0
-    for boost in boost_gains:
+    max_boost = max(0.0, boosts.highest)
+    for boost in boosts.gains:
         max_boost += max(0.0, boost)
     batch = Batch(
         tables,
@@ -157,8 +155,7 @@ def top_k(catalogue, tables, lifted, gains, boost_sets, boost_gains, excluded, s
         np.zeros((queries, FILTER_BITS // 64), np.uint64),
         np.empty(tables.shape[:2], np.float32),
         np.empty((queries, 3)),
-        boost_sets,
-        boost_gains,
+        boosts,
         max_boost,
         np.empty(queries, np.int64),
         np.empty((queries, 2 * k + SPARE_KEYS), np.uint64),
@@ -194,7 +191,7 @@ def _scan(catalogue, batch, queries, stride, room):
         for place in range(len(lifted) if stride == 1 else 0):
             item = lifted[place]
             if item >= 0 and not _contains(excluded, item):
-                score = _add_boosts(item, lifted_scores[place], batch.boost_sets, batch.boost_gains)
+                score = _add_boosts(item, lifted_scores[place], batch.boosts)
                 _offer(item, score, room, keys, found, bounds, batch.max_boost)
         _drop_worst(room, keys, found, bounds, batch.max_boost)
         _requantise(catalogue, batch.tables[q], batch.best_products[q], bounds, batch.scratch[q])
@@ -232,7 +229,7 @@ def _scan_blocks(catalogue, batch, q, begin, end, stride, room):
                 left &= left - np.uint64(1)
                 score = _score_item(lanes, bias, table, item)
                 if score >= bounds[1] and _find(item, lifted, lifted_filter) < 0:
-                    score = _add_boosts(item, score, batch.boost_sets, batch.boost_gains)
+                    score = _add_boosts(item, score, batch.boosts)
                     _offer(item, score, room, keys, found, bounds, batch.max_boost)
 
 
@@ -265,10 +262,12 @@ def _drop_worst(room, keys, found, bounds, max_boost):
 
 
 @numba.njit(nogil=True)
-def _add_boosts(item, score, boost_sets, boost_gains):
-    for place in range(len(boost_gains)):
-        if _contains(boost_sets[place], item):
-            score += boost_gains[place]
+def _add_boosts(item, score, boosts):
+    for place in range(len(boosts.gains)):
+        if _contains(boosts.sets[place], item):
+            score += boosts.gains[place]
+    if len(boosts.by_item):
+        score += boosts.by_item[item]
     return score
 
 

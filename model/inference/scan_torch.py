@@ -49,8 +49,11 @@ class TorchScan:
     ) -> Ranked:
         """Find the k best items of each query, as ``Scan.top_k`` does."""
         scores = self.scores(products, lifted).cpu()
-        for members, gain in zip(*boosts, strict=True) if boosts else ():
-            scores[:, torch.from_numpy(bitmap.to_mask(members, self.items))] += gain
+        if boosts is not None:
+            for members, gain in zip(boosts.sets, boosts.gains, strict=True):
+                scores[:, torch.from_numpy(bitmap.to_mask(members, self.items))] += gain
+            if len(boosts.by_item):
+                scores += torch.from_numpy(boosts.by_item)
         scores[torch.from_numpy(bitmap.to_mask(excluded, self.items))] = -torch.inf
         highest = scores.topk(k, dim=1).values
         if highest.isnan().any():
@@ -92,8 +95,11 @@ class TorchScan:
         place, which = torch.where(chosen[:, None] == lifted.items[0])
         scores.index_add_(0, place, lifted.gains[0][which])
         values: NDArray[np.float32] = scores.cpu().numpy()
-        for members, gain in zip(*boosts, strict=True) if boosts else ():
-            values[bitmap.has(members, items)] += gain
+        if boosts is not None:
+            for members, gain in zip(boosts.sets, boosts.gains, strict=True):
+                values[bitmap.has(members, items)] += gain
+            if len(boosts.by_item):
+                values += boosts.by_item[items]
         return values
 
 

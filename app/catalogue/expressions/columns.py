@@ -1,29 +1,33 @@
 """Columns: one property of all items each, by row, without an object for any item.
 
-A number or a time takes 8 bytes an item, a boolean 1, a text 4, and a set 4 and 8 for each of its texts; each different
-text is kept once.
+A number or a time takes 8 bytes an item, a text or a set 4, and each different text and set is kept once. A boolean,
+and which items have a value at all, take a bit.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from typing import Any, Literal, TypeAlias
 
+import numba
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from model.artifact.string_table import Labels, StringIndex, StringTable
+from app.catalogue.expressions.texts import Texts
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
 
+ItemValue: TypeAlias = "str | float | bool | tuple[str, ...]"
+"""A value of a property; a time is a number of microseconds since the epoch."""
+
+ItemType: TypeAlias = Literal["text", "number", "boolean", "time", "set"]
+
 NO_TEXT = -1
-NO_BOOLEAN = -1
-NO_TIME = np.iinfo(np.int64).min
-CACHED_SETS = 64  # of items that have an element
+SURROGATES = range(0xD800, 0xE000)  # are no characters
+LABELS = 0x110000 - len(SURROGATES)  # different ones in a column of sets
 
 
 def pack(mask: NDArray[np.bool_]) -> Bitmap:
@@ -35,127 +39,207 @@ def pack(mask: NDArray[np.bool_]) -> Bitmap:
 
 
 class Column(ABC):
-    """The values of one property."""
+    """The values of one property.
 
-    @cached_property
+    known    the rows that have a value
+    changes  how often a value was set
+    """
+
+    known: Bitmap
+    changes = 0
+
+    def set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
+        """Give different rows new values; None takes a value away."""
+        has_value = np.array([value is not None for value in values], np.bool_)
+        self._set(rows, values)
+        bitmap.add(self.known, rows[has_value])
+        bitmap.discard(self.known, rows[~has_value])
+        self.changes += 1
+
+    def value(self, row: int) -> ItemValue | None:
+        """Return the value of one row."""
+        return self._value(row) if bitmap.has(self.known, np.array([row]))[0] else None
+
     @abstractmethod
-    def known(self) -> Bitmap:
-        """The rows that have a value."""
+    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None: ...
+
+    @abstractmethod
+    def _value(self, row: int) -> ItemValue: ...
 
 
-@dataclass(frozen=True, eq=False)
 class NumberColumn(Column):
-    """Numbers (N,), float64; NaN is no value."""
+    """Numbers (N,), float64, or times (N,), int64, in microseconds since the epoch."""
 
-    values: NDArray[np.float64]
+    def __init__(self, rows: int, dtype: type[np.float64 | np.int64] = np.float64) -> None:
+        self.values: NDArray[Any] = np.zeros(rows, dtype)
+        self.known = bitmap.empty(rows)
 
-    @cached_property
     @override
-    def known(self) -> Bitmap:
-        return pack(~np.isnan(self.values))
+    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
+        self.values[rows] = [0 if value is None else value for value in values]
 
-
-@dataclass(frozen=True, eq=False)
-class TimeColumn(Column):
-    """Times (N,), int64, in microseconds since the epoch; NO_TIME is no value."""
-
-    values: NDArray[np.int64]
-
-    @cached_property
     @override
-    def known(self) -> Bitmap:
-        return pack(self.values != NO_TIME)
+    def _value(self, row: int) -> float:
+        number: float = self.values[row].item()
+        return number
 
 
-@dataclass(frozen=True, eq=False)
 class BooleanColumn(Column):
-    """Booleans (N,), int8; NO_BOOLEAN is no value."""
+    """Booleans: the rows where they are true."""
 
-    values: NDArray[np.int8]
+    def __init__(self, rows: int) -> None:
+        self.true = bitmap.empty(rows)
+        self.known = bitmap.empty(rows)
 
-    @cached_property
     @override
-    def known(self) -> Bitmap:
-        return pack(self.values != NO_BOOLEAN)
+    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
+        is_true = np.array([value is True for value in values], np.bool_)
+        bitmap.add(self.true, rows[is_true])
+        bitmap.discard(self.true, rows[~is_true])
+
+    @override
+    def _value(self, row: int) -> bool:
+        return bool(bitmap.has(self.true, np.array([row]))[0])
 
 
 class TextColumn(Column):
-    """Texts by number (N,), int32, which are places in `texts`; NO_TEXT is no value."""
+    """Texts by number (N,), int32, in `texts`; NO_TEXT is no value."""
 
-    def __init__(self, numbers: NDArray[np.int32], texts: StringTable) -> None:
+    def __init__(self, numbers: NDArray[np.int32], texts: Texts) -> None:
         self.numbers = numbers
         self.texts = texts
-        self._index = StringIndex.of(texts)
+        self.known = pack(numbers != NO_TEXT)
 
     @classmethod
-    def of(cls, values: Sequence[str | None]) -> TextColumn:
+    def of(cls, values: Sequence[str | None] | pl.Series) -> TextColumn:
         """Return the column of these values."""
         texts = pl.Series(values, dtype=pl.String)
         different = texts.drop_nulls().unique(maintain_order=True)
         numbers = texts.cast(pl.Enum(different)).to_physical().cast(pl.Int32).fill_null(NO_TEXT)
-        return cls(numbers.to_numpy(), StringTable.of(different))
+        return cls(numbers.to_numpy(writable=True), Texts(different))
 
-    @cached_property
-    @override
-    def known(self) -> Bitmap:
-        return pack(self.numbers != NO_TEXT)
-
-    @cached_property
-    def series(self) -> pl.Series:
-        """The different texts, by number."""
-        return pl.Series(list(self.texts), dtype=pl.String)
-
-    def number(self, text: str) -> int | None:
-        """Return the number of a text; None for one that no item has."""
-        return self._index.get(text)
+    @classmethod
+    def empty(cls, rows: int) -> TextColumn:
+        """Return a column without any value."""
+        return cls(np.full(rows, NO_TEXT, np.int32), Texts())
 
     def rows_with(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
         """Return the rows whose text has a wanted number; `is_wanted` has one more element, for rows without a text."""
-        return pack(is_wanted[self.numbers])
+        rows = bitmap.empty(len(self.numbers))
+        _gather(is_wanted, self.numbers, rows)
+        return rows
+
+    @override
+    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
+        self.numbers[rows] = [NO_TEXT if value is None else self.texts.add(value) for value in values]
+        if self.texts.has_many_new:
+            self._drop_unused()
+
+    @override
+    def _value(self, row: int) -> str:
+        return self.texts[int(self.numbers[row])]
+
+    def _drop_unused(self) -> None:
+        is_used = np.bincount(self.numbers + 1, minlength=len(self.texts) + 1)[1:] > 0
+        renumbered = np.append(np.cumsum(is_used) - 1, NO_TEXT).astype(np.int32)
+        self.numbers, self.texts = renumbered[self.numbers], Texts(self.texts.series.filter(pl.Series(is_used)))
 
 
 class SetColumn(Column):
     """Sets of texts.
 
-    labels    the texts of each row
-    is_known  (N,)  bool; a set may be known and empty
+    labels  the different texts
     """
 
-    def __init__(self, labels: Labels, is_known: NDArray[np.bool_]) -> None:
-        self.labels = labels
-        self._is_known = is_known
-        self.rows_with = lru_cache(CACHED_SETS)(self._rows_with)
+    labels: Texts
 
-    @classmethod
-    def of(cls, values: Sequence[Sequence[str] | None]) -> SetColumn:
-        """Return the column of these values."""
-        labels = Labels.of([list(dict.fromkeys(value or ())) for value in values])
-        return cls(labels, np.array([value is not None for value in values], np.bool_))
+    @abstractmethod
+    def rows_with(self, text: str) -> Bitmap:
+        """Return the rows whose sets have the text."""
 
-    @cached_property
-    @override
-    def known(self) -> Bitmap:
-        return pack(self._is_known)
-
-    @cached_property
-    def series(self) -> pl.Series:
-        """The different texts, by number."""
-        return pl.Series(list(self.labels.names), dtype=pl.String)
+    @abstractmethod
+    def rows_with_any(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
+        """Return the rows whose sets have a label with a wanted number."""
 
     @property
+    @abstractmethod
     def sizes(self) -> NDArray[np.int64]:
         """How many texts each set has: (N,)."""
-        ends = self.labels.ends.astype(np.int64)
-        return ends[1:] - ends[:-1]
 
+
+class TextSetColumn(SetColumn):
+    """Sets, each kept once, as a text whose characters stand for labels."""
+
+    def __init__(self, rows: int) -> None:
+        self.labels = Texts()
+        self._sets = TextColumn.empty(rows)
+        self.known = self._sets.known
+
+    @classmethod
+    def of(cls, values: Sequence[Sequence[str] | None]) -> TextSetColumn:
+        """Return the column of these values."""
+        column = cls(len(values))
+        column.set(np.arange(len(values)), values)
+        return column
+
+    @override
+    def rows_with(self, text: str) -> Bitmap:
+        number = self.labels.number(text)
+        if number is None:
+            return bitmap.empty(len(self._sets.numbers))
+        return self._sets.rows_with(
+            np.append(self._sets.texts.series.str.contains(_letter(number), literal=True), False)
+        )
+
+    @override
     def rows_with_any(self, is_wanted: NDArray[np.bool_]) -> Bitmap:
-        """Return the rows whose sets have a text with a wanted number."""
-        rows = bitmap.empty(len(self.labels))
-        for number in np.flatnonzero(is_wanted).tolist():
-            bitmap.add(rows, self.labels.items_of(number))
-        return rows
+        numbers, lengths = self._labels_of_sets()
+        wanted_before = np.concatenate([[0], np.cumsum(is_wanted[numbers])])
+        ends = np.cumsum(lengths)
+        return self._sets.rows_with(np.append(wanted_before[ends] > wanted_before[ends - lengths], False))
 
-    def _rows_with(self, text: str) -> Bitmap:
-        rows = bitmap.empty(len(self.labels))
-        bitmap.add(rows, self.labels.items_with(text))
-        return rows
+    @property
+    @override
+    def sizes(self) -> NDArray[np.int64]:
+        _, lengths = self._labels_of_sets()
+        return np.append(lengths, 0)[self._sets.numbers]
+
+    @override
+    def _set(self, rows: NDArray[np.int64], values: Sequence[Any]) -> None:
+        self._sets.set(rows, [None if value is None else self._encoded(value) for value in values])
+
+    @override
+    def _value(self, row: int) -> tuple[str, ...]:
+        numbers = _numbers_of(self._sets.texts[int(self._sets.numbers[row])])
+        return tuple(self.labels[number] for number in numbers.tolist())
+
+    def _encoded(self, labels: Sequence[str]) -> str:
+        numbers = (self.labels.add(label) for label in dict.fromkeys(labels))
+        return "".join(_letter(number) for number in numbers if number < LABELS)
+
+    def _labels_of_sets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the numbers of all labels of all different sets, set after set, and how many each set has."""
+        sets = self._sets.texts.series
+        return _numbers_of(sets.str.join().item() or ""), sets.str.len_chars().to_numpy().astype(np.int64)
+
+
+def _letter(number: int) -> str:
+    return chr(number if number < SURROGATES.start else number + len(SURROGATES))
+
+
+def _numbers_of(letters: str) -> NDArray[np.int64]:
+    points = np.frombuffer(letters.encode("utf-32-le"), np.uint32).astype(np.int64)
+    return points - len(SURROGATES) * (points >= SURROGATES.stop)
+
+
+@numba.njit(cache=True, nogil=True)
+def _gather(is_wanted, numbers, rows):  # type: ignore[no-untyped-def]
+    """Mark the rows whose numbers are wanted; a number below 0 counts from the end."""
+    size = len(is_wanted)
+    for word in range(len(rows)):
+        bits = np.uint64(0)
+        begin = word * 64
+        for place in range(min(64, len(numbers) - begin)):
+            number = numbers[begin + place]
+            bits |= np.uint64(is_wanted[number if number >= 0 else number + size]) << np.uint64(place)
+        rows[word] = bits

@@ -11,11 +11,13 @@ from cel_expr_python import cel
 
 from app.catalogue.expressions import syntax_tree
 from app.catalogue.expressions.syntax_tree import Node
+from app.schemas.fields import MAX_EXPRESSION_CHARS
 
 ValueType: TypeAlias = Literal["text", "number", "boolean", "time", "set", "numbers"]
 """Types of properties, and of parameters, which may also be numbers: a list of them."""
 
-MAX_LENGTH = 2_000  # characters
+MAX_DEPTH = 32  # of Google's parser
+MAX_NAMED = 60  # characters of an unknown name in an error
 KNOWN = "known"  # whether a property has a value
 
 _CEL_TYPES: Mapping[ValueType, cel.Type] = {
@@ -75,12 +77,16 @@ class Environment:
 
     def compile(self, text: str, result: Literal["boolean", "number"]) -> Node:
         """Return the syntax tree of an expression that makes such a result; raise InvalidExpression."""
-        if len(text) > MAX_LENGTH:
-            raise InvalidExpression(MAX_LENGTH, f"an expression has at most {MAX_LENGTH:,} characters")
+        if len(text) > MAX_EXPRESSION_CHARS:
+            reason = f"an expression has at most {MAX_EXPRESSION_CHARS:,} characters"
+            raise InvalidExpression(MAX_EXPRESSION_CHARS, reason)
         try:
-            text.encode()  # no half of a surrogate pair
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise InvalidExpression(exc.start, "this is half of a character") from None
+        try:
             compiled = self._compiler.compile(text)
-        except (RuntimeError, UnicodeError) as exc:
+        except RuntimeError as exc:
             raise self._explain(text, str(exc)) from None
         if (found := compiled.return_type()) != _CEL_TYPES[result]:
             raise InvalidExpression(0, f"a {result} is needed, and this makes a {_our_word(found.name())}")
@@ -89,6 +95,8 @@ class Environment:
     def _explain(self, text: str, message: str) -> InvalidExpression:
         if has := _HAS.search(text):
             return InvalidExpression(has.start(), f"whether a property has a value is written {KNOWN}(item.price)")
+        if "recursion" in message:
+            return InvalidExpression(0, f"an expression is nested at most {MAX_DEPTH} deep")
         if (fault := _FAULT.search(message)) is None:
             return InvalidExpression(0, message.split(" [")[0])
         line, column, reason = int(fault[1]), int(fault[2]), fault[3]
@@ -100,7 +108,7 @@ class Environment:
         return InvalidExpression(position, reason)
 
     def _unknown(self, name: str) -> str:
-        known = sorted(self.types)
+        name, known = name[:MAX_NAMED], sorted(self.types)
         close = get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[:20])}"
         return f"there is no {name}; {hint}"

@@ -18,8 +18,6 @@ from app.catalogue.expressions.columns import (
     NumberColumn,
     SetColumn,
     TextColumn,
-    TimeColumn,
-    pack,
 )
 from app.catalogue.expressions.environment import InvalidExpression
 from app.catalogue.expressions.functions import Functions, Operations
@@ -96,8 +94,8 @@ class Evaluation:
             case None:
                 return MISSING
             case BooleanColumn() as column:
-                return Truth(pack(column.values == 1), pack(column.values == 0))
-            case NumberColumn() | TimeColumn() as column:
+                return Truth(column.true & column.known, column.known & ~column.true)
+            case NumberColumn() as column:
                 return Numbers(column.values, column.known)
             case column:
                 return column  # type: ignore[return-value]
@@ -156,7 +154,7 @@ class Evaluation:
     def _quantified_sets(self, node: Quantifier, sets: SetColumn) -> Condition:
         """Evaluate the predicate once for each different text."""
         self._operations.count(node.position)
-        texts = sets.labels.names
+        texts = sets.labels
         column = TextColumn(np.arange(len(texts), dtype=np.int32), texts)
         inner = Evaluation({node.variable: column}, self._scalars, len(texts), self._operations)
         true, false = inner.outcomes(node.predicate)

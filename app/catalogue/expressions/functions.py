@@ -14,6 +14,7 @@ from app.catalogue.expressions.environment import KNOWN, InvalidExpression
 from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, Truth, Value
 
 MAX_OPERATIONS = 64  # on columns; each takes up to a millisecond for a million items
+NUMBERS_PER_OPERATION = 4  # that a number is compared with
 TEXT_FUNCTIONS = frozenset({"startsWith", "endsWith", "contains", "matches"})
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "_==_": operator.eq,
@@ -106,7 +107,7 @@ class Functions:
         if function not in ("_==_", "_!=_"):
             wanted = text_functions.compared(position, COMPARISONS[function], column, text)
             return self._rows.truth_where(column.rows_with(wanted), column.known)
-        number = column.number(text)
+        number = column.texts.number(text)
         equal = self._rows.truth_where(self._rows.none if number is None else column.numbers == number, column.known)
         return equal if function == "_==_" else Truth(equal.false, equal.true)
 
@@ -115,11 +116,12 @@ class Functions:
             case (str(), SetColumn()):
                 return self._rows.truth_where(values.rows_with(one), values.known)
             case (TextColumn(), list() | tuple()):
-                numbers = [number for text in values if (number := one.number(text)) is not None]
+                numbers = [number for text in values if (number := one.texts.number(text)) is not None]
                 is_wanted = np.zeros(len(one.texts) + 1, np.bool_)
                 is_wanted[numbers] = True
                 return self._rows.truth_where(one.rows_with(is_wanted), one.known)
             case (Numbers(), list() | tuple()):
+                self._operations.count(position, len(values) // NUMBERS_PER_OPERATION)
                 return self._rows.truth_where(np.isin(one.values, values), one.known)
             case (Truth() | Column() | Numbers(), _) | (_, Column()):
                 raise InvalidExpression(position, "this looks for a property of items in another one")
@@ -138,7 +140,7 @@ class Functions:
         if isinstance(value, SetColumn):
             return Numbers(value.sizes, value.known)
         if isinstance(value, TextColumn):
-            lengths = np.append(value.series.str.len_chars().to_numpy(), 0).astype(np.int64)
+            lengths = np.append(value.texts.series.str.len_chars().to_numpy(), 0).astype(np.int64)
             return Numbers(lengths[value.numbers], value.known)
         return len(value)  # type: ignore[arg-type]
 
@@ -173,9 +175,9 @@ class Operations:
     def __init__(self) -> None:
         self._number = 0
 
-    def count(self, position: int) -> None:
-        """Count one more."""
-        self._number += 1
+    def count(self, position: int, more: int = 1) -> None:
+        """Count so many more."""
+        self._number += more
         if self._number > MAX_OPERATIONS:
             raise InvalidExpression(
                 position, f"an expression compares properties of items at most {MAX_OPERATIONS} times"

@@ -117,6 +117,18 @@ class Unsupported(Node):
     what: str
 
 
+def names(node: Node) -> frozenset[str]:
+    """Return all names in a tree, those of macros' elements too."""
+    match node:
+        case Name(_, name):
+            return frozenset({name})
+        case Call(_, _, parts) | Elements(_, parts):
+            return frozenset().union(*map(names, parts))
+        case Quantifier():
+            return names(node.elements) | names(node.predicate)
+    return frozenset()
+
+
 def read(checked: bytes) -> Node:
     """Return the tree of a serialised ``google.protobuf.Any`` that holds a ``cel.expr.CheckedExpr``."""
     message = _message_class("CheckedExpr").FromString(Any_.FromString(checked).value)

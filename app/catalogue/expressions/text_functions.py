@@ -69,7 +69,7 @@ def _searchable(position: int, column: TextColumn) -> pl.Series:
     if len(column.texts) > MAX_TEXTS:
         reason = f"only == and in are possible where items have more than {MAX_TEXTS:,} different texts"
         raise InvalidExpression(position, reason)
-    return column.series
+    return column.texts.series
 
 
 def _with_no_text(found: pl.Series) -> NDArray[np.bool_]:

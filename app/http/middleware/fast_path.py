@@ -18,10 +18,10 @@ from app.http.calls import append_events, recommend, recommend_body
 from app.http.dependencies import REPEATABLE, json_body
 from app.http.error_responses import EXPECTED_ERRORS, response_to
 from app.http.services import Services
-from app.schemas.recommendations import RecommendationQuery, RecommendationRequest
+from app.schemas.recommendations import RecommendationRequest, RecommendationUrlQuery
 
 USER_PATH = re.compile(r"/v1/users/([^/]+)/recommendations")
-SINGLE_VALUED = RecommendationQuery.model_fields.keys() - REPEATABLE
+SINGLE_VALUED = RecommendationUrlQuery.model_fields.keys() - REPEATABLE
 JSON_CONTENT_TYPE = (b"content-type", b"application/json")
 
 

@@ -11,10 +11,10 @@ from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRoute
 from app.schemas.recommendations import (
     MAX_REQUESTS,
-    RecommendationQuery,
     RecommendationRequest,
     RecommendationResults,
     Recommendations,
+    RecommendationUrlQuery,
 )
 
 router = APIRouter(route_class=GuardedRoute, tags=["recommendations"], dependencies=[needs("recs:read")])
@@ -56,7 +56,7 @@ BODY = json_request(
 
 @router.get("/v1/users/{user_id}/recommendations", response_model=Recommendations)
 async def get_recommendations(
-    user_id: UserId, query: Annotated[RecommendationQuery, Query()], services: ServicesDep, caller: CallerDep
+    user_id: UserId, query: Annotated[RecommendationUrlQuery, Query()], services: ServicesDep, caller: CallerDep
 ) -> Response:
     """The user's best items; popular ones for who is unknown."""
     request = RecommendationRequest(user_id=user_id, **query.model_dump(exclude_unset=True))

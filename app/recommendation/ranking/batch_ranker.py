@@ -17,6 +17,7 @@ from app.recommendation.ranking.query_builder import CatalogueQuery, QueryBuilde
 from app.recommendation.ranking.rankings import PersonalRanking, PopularRanking, Ranked, Ranking, Scores
 from app.recommendation.ranking.reranking import RerankingRules
 from app.recommendation.ranking.stored_users import StoredUsers
+from app.recommendation.selection import Selection
 from app.schemas.cursor import MAX_ITEMS as MAX_SHOWN
 from app.schemas.cursor import cursor_after
 from app.schemas.recommendations import RecommendationRequest, Recommendations, Source
@@ -25,6 +26,13 @@ from model.inference.diversity import compile_loops
 from model.inference.engine import Queries
 
 ITEM_ID = itemgetter("item_id")
+
+
+class RankerInput(NamedTuple):
+    """What was read for the requests of a batch: their users, and what each request's expressions select."""
+
+    users: StoredUsers
+    selections: Sequence[Selection]
 
 
 class RankedItems(NamedTuple):
@@ -64,9 +72,9 @@ class BatchRanker:
         self._explainer = Explainer(context.generation, context.catalogue, context.engine)
         compile_loops()
 
-    def rank(self, requests: Sequence[RecommendationRequest], users: StoredUsers) -> RankedBatch:
+    def rank(self, requests: Sequence[RecommendationRequest], read: RankerInput) -> RankedBatch:
         """Return the answers to requests, in order."""
-        queries = self._builder.build(requests, users)
+        queries = self._builder.build(requests, read.users, read.selections)
         similar = [query for query in queries if query.similar_to is not None]
         personal = [query for query in queries if query.similar_to is None and query.history.model_input]
         ranked: dict[CatalogueQuery, RankedItems] = {}

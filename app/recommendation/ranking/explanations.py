@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue, sum_boosts
+from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.schemas.scored_items import Explanation, HistoryCodeword, RecentItem, TargetCodeword
 from model.inference.engine import Engine, Queries, ScoreParts
 from model.inference.scan import Boosts
@@ -100,7 +100,7 @@ class Explainer:
             for n, (bias, rest, follows) in enumerate(zip(parts.bias.tolist(), *sums, strict=True))
         ]
         if query.boosts is not None:
-            for explanation, gain in zip(explanations, sum_boosts(query.boosts, rows).tolist(), strict=True):
+            for explanation, gain in zip(explanations, query.boosts.of(rows).tolist(), strict=True):
                 explanation["boost"] = gain
         return explanations
 

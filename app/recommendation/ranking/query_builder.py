@@ -11,6 +11,7 @@ from app.recommendation.ranking import rank_fusion
 from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.reranking import RerankingRules, reranking_rules
 from app.recommendation.ranking.stored_users import SeenRows, StoredUsers
+from app.recommendation.selection import Selection
 from app.schemas.recommendations import RecommendationRequest
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
@@ -70,7 +71,9 @@ class QueryBuilder:
         self._trending = context.trending
         self._has_model = len(context.generation.codes) > 0
 
-    def build(self, requests: Sequence[RecommendationRequest], users: StoredUsers) -> list[CatalogueQuery]:
+    def build(
+        self, requests: Sequence[RecommendationRequest], users: StoredUsers, selections: Sequence[Selection]
+    ) -> list[CatalogueQuery]:
         """Return one query for each request, in order."""
         states = self._generation.decode_many(list(users.states.values()))
         newest = list(map(recent_items, states))
@@ -82,11 +85,12 @@ class QueryBuilder:
         return [
             self._query(
                 request,
+                selection,
                 histories.get(str(request.user_id), NO_HISTORY)
                 if request.history is None
                 else self._history_of_items(request.history),
             )
-            for request in requests
+            for request, selection in zip(requests, selections, strict=True)
         ]
 
     def _history_of_items(self, item_ids: Sequence[str]) -> History:
@@ -103,13 +107,13 @@ class QueryBuilder:
         window[: len(newest_first)] = newest_first
         return History(ModelInput(len(rows), histogram, rows[-1], window), recent=rows[-ITEM_RING:], seen=rows)
 
-    def _query(self, request: RecommendationRequest, history: History) -> CatalogueQuery:
-        excluded, similar_to = self._filtered_out(request), self._similar_to(request, history.model_input)
+    def _query(self, request: RecommendationRequest, selection: Selection, history: History) -> CatalogueQuery:
+        excluded, similar_to = self._filtered_out(request, selection), self._similar_to(request, history.model_input)
         if similar_to is not None:
             bitmap.add(excluded, np.array([similar_to]))
         rules, boosts, is_blended, depth = None, None, False, request.k
-        if _has_rules(request):
-            rules = reranking_rules(request, self._catalogue, excluded)
+        if _has_rules(request, selection):
+            rules = reranking_rules(request, selection, self._catalogue, excluded)
             boosts, depth = rules.boosts, rules.depth
         elif similar_to is None and self._is_blended(request, history.model_input):
             is_blended, depth = True, request.k + rank_fusion.EXTRA_DEPTH
@@ -135,7 +139,7 @@ class QueryBuilder:
             return self._catalogue.row_of.get(request.because)
         return int(model_input.last_item) if model_input else None
 
-    def _filtered_out(self, request: RecommendationRequest) -> Bitmap:
+    def _filtered_out(self, request: RecommendationRequest, selection: Selection) -> Bitmap:
         """Return the items that the request's filters exclude."""
         catalogue = self._catalogue
         excluded = catalogue.unavailable.copy()
@@ -147,13 +151,16 @@ class QueryBuilder:
             excluded |= ~catalogue.in_category(category)
         if request.categories_none:
             excluded |= catalogue.in_categories(request.categories_none)
+        if selection.allowed is not None:
+            excluded |= ~selection.allowed
         return excluded
 
 
-def _has_rules(request: RecommendationRequest) -> bool:
+def _has_rules(request: RecommendationRequest, selection: Selection) -> bool:
     """Return whether the request has boosts, pins, diversity or paging."""
     return (
-        any(request.boost.values())
+        selection.gains is not None
+        or (isinstance(request.boost, dict) and any(request.boost.values()))
         or bool(request.pin or request.diversity or request.max_per_category)
         or request.cursor is not None
     )

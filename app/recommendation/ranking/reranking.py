@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.recommendation.ranking.rankings import Ranked, Ranking, Scores, without_padding
+from app.recommendation.selection import Selection
 from app.schemas.recommendations import RecommendationRequest
 from model.inference import bitmap
 from model.inference.bitmap import Bitmap
@@ -158,13 +159,18 @@ def _no_codes(rows: Rows) -> TargetCodes:
 
 
 def reranking_rules(
-    request: RecommendationRequest, catalogue: TrainedCatalogue, filtered_out: Bitmap
+    request: RecommendationRequest, selection: Selection, catalogue: TrainedCatalogue, filtered_out: Bitmap
 ) -> RerankingRules:
     """Return the re-ranking rules of a request.
 
+    selection     what its expressions select
     filtered_out  items that its filters exclude, pinned or not
     """
-    boosts = catalogue.build_boosts(request.boost) if request.boost else None
+    boosts = None
+    if isinstance(request.boost, dict):
+        boosts = catalogue.build_boosts(request.boost)
+    elif selection.gains is not None:
+        boosts = Boosts.of_items(selection.gains)
     shown = request.cursor or ()
     known = catalogue.rows(shown) if shown else NO_ROWS
     pins, pin_places = _pins(request, catalogue, filtered_out) if request.pin else (NO_ROWS, ())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.live_catalogue import LiveCatalogue
-from app.catalogue.trained_catalogue import Rows, sum_boosts
+from app.catalogue.trained_catalogue import Rows
 from app.events.trend_counter import TrendCounter
 from app.schemas.scored_items import ScoredItem
 from model.inference import bitmap
@@ -75,7 +75,7 @@ class Trending:
         snapshot = self._latest()
         counts *= PRIOR_EVENTS / max(int(self.catalogue.counts.sum()), 1)
         recent_counts = np.fromiter((snapshot.counts.get(row, 0.0) for row in rows.tolist()), np.float64, len(rows))
-        factors = 1.0 if boosts is None else np.exp(sum_boosts(boosts, rows))
+        factors = 1.0 if boosts is None else np.exp(boosts.of(rows))
         scores: NDArray[np.float64] = counts + recent_counts * factors
         return scores
 

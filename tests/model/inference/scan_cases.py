@@ -87,10 +87,14 @@ def sorted_best(scores: Floats, mask: NDArray[np.bool_], k: int) -> tuple[list[i
 
 
 def boosted(expected: Floats, gains: list[float], seed: int) -> tuple[Boosts, Floats]:
-    """Sets of items that gain so much, and the scores with that, one gain after the other."""
+    """Sets of items that gain so much, and often items that gain something each; and the scores with these gains."""
     rng = np.random.default_rng(seed)
     members = rng.random((len(gains), expected.shape[1])) < rng.choice([0, 0.01, 0.5, 1])
     scores = expected.copy()
     for of_set, gain in zip(members, np.array(gains, np.float32), strict=True):
         scores[:, of_set] += gain
-    return Boosts(from_mask(members), np.array(gains, np.float32)), scores
+    boosts = Boosts(from_mask(members), np.array(gains, np.float32))
+    if rng.random() < 0.5:
+        return boosts, scores
+    by_item = rng.choice([0, 0.5, rng.normal() * 20], expected.shape[1]).astype(np.float32)
+    return Boosts(boosts.sets, boosts.gains, *Boosts.of_items(by_item)[2:]), scores + by_item

@@ -13,14 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.catalogue.expressions.columns import (
-    NO_BOOLEAN,
-    NO_TIME,
     BooleanColumn,
     Column,
     NumberColumn,
-    SetColumn,
     TextColumn,
-    TimeColumn,
+    TextSetColumn,
 )
 from app.catalogue.expressions.environment import Environment, InvalidExpression, ValueType
 from app.catalogue.expressions.evaluator import Evaluation
@@ -168,22 +165,23 @@ def microseconds(moment: datetime) -> int:
     return round((moment - EPOCH).total_seconds() * 1e6)
 
 
-def columns_of(found: Sequence[Item]) -> dict[str, Column]:
-    def numbers_of(name: str) -> NumberColumn:
-        return NumberColumn(np.array([np.nan if one[name] is None else one[name] for one in found]))
-
-    new = [NO_BOOLEAN if one["item.new"] is None else int(one["item.new"]) for one in found]
-    published = [one["item.published_at"] for one in found]
-    return {
-        "item.price": numbers_of("item.price"),
-        "item.margin": numbers_of("item.margin"),
-        "item.brand": TextColumn.of([one["item.brand"] for one in found]),
-        "item.categories": SetColumn.of([one["item.categories"] for one in found]),
-        "item.new": BooleanColumn(np.array(new, np.int8)),
-        "item.published_at": TimeColumn(
-            np.array([NO_TIME if one is None else microseconds(one) for one in published], np.int64)
-        ),
+def columns_of(found: Sequence[Item], before: Sequence[Item] = ()) -> dict[str, Column]:
+    """Return the columns of items whose properties were others before."""
+    columns = {
+        "item.price": NumberColumn(len(found)),
+        "item.margin": NumberColumn(len(found)),
+        "item.brand": TextColumn.empty(len(found)),
+        "item.categories": TextSetColumn(len(found)),
+        "item.new": BooleanColumn(len(found)),
+        "item.published_at": NumberColumn(len(found), np.int64),
     }
+    for items_then in (before[: len(found)], found):
+        for name, column in columns.items():
+            values = [one[name] for one in items_then]
+            if name == "item.published_at":
+                values = [None if one is None else microseconds(one) for one in values]
+            column.set(np.arange(len(values)), values)
+    return columns
 
 
 def evaluate_one(expression: cel.Expression, item: Item, shared: Mapping[str, Any]) -> Any:
@@ -194,14 +192,14 @@ def evaluate_one(expression: cel.Expression, item: Item, shared: Mapping[str, An
     return None if result.type() == cel.Type.ERROR else result.value()
 
 
-@given(conditions, items, scalars)
+@given(conditions, items, items, scalars)
 @settings(max_examples=400)
 def test_a_condition_is_true_where_it_is_for_the_item_alone(
-    expression: Pair, found: Sequence[Item], shared: Mapping[str, Any]
+    expression: Pair, before: Sequence[Item], found: Sequence[Item], shared: Mapping[str, Any]
 ) -> None:
     node = ENVIRONMENT.compile(expression.ours, "boolean")
     given_scalars = {name: value for name, value in shared.items() if value is not None}
-    evaluation = Evaluation(columns_of(found), {**given_scalars, "now": microseconds(NOW)}, len(found))
+    evaluation = Evaluation(columns_of(found, before), {**given_scalars, "now": microseconds(NOW)}, len(found))
     rows = bitmap.to_mask(evaluation.rows_where(node), len(found))
     oracle = ORACLE.compile(expression.oracle)
     assert rows.tolist() == [evaluate_one(oracle, item, shared) is True for item in found]

@@ -1,0 +1,63 @@
+"""Which items may be recommended: those that the shop has not switched off, and only between their dates."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.catalogue.expressions.columns import NumberColumn
+from app.catalogue.item_properties import ItemProperties
+from model.inference import bitmap
+
+FROM, UNTIL = "available_from", "available_until"
+
+Rows = NDArray[np.int64]
+
+
+class Availability:
+    """The items that are not recommended to anybody, as time passes.
+
+    unavailable  (words,) of these items; always the same array
+    """
+
+    def __init__(self, properties: ItemProperties) -> None:
+        self._properties = properties
+        self._switched_off = bitmap.empty(properties.rows)
+        self.unavailable = bitmap.empty(properties.rows)
+        self._next_change_us = inf
+
+    def switch(self, rows: Rows, *, is_on: bool) -> None:
+        """Note what the shop has said of some items; `update` then applies it."""
+        (bitmap.discard if is_on else bitmap.add)(self._switched_off, rows)
+
+    def update(self, rows: Rows) -> None:
+        """Apply changes of different items."""
+        is_outside = self._outside_dates(rows) | bitmap.has(self._switched_off, rows)
+        bitmap.add(self.unavailable, rows[is_outside])
+        bitmap.discard(self.unavailable, rows[~is_outside])
+
+    def follow_time(self) -> None:
+        """Apply the dates that have passed since the last time."""
+        if time.time() * 1e6 >= self._next_change_us:
+            self._next_change_us = inf
+            rows = np.arange(self._properties.rows)
+            unavailable = self._switched_off.copy()
+            bitmap.add(unavailable, rows[self._outside_dates(rows)])
+            self.unavailable[:] = unavailable
+
+    def _outside_dates(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return which items are outside of their dates now, and note when that changes next for any of them."""
+        now_us = time.time() * 1e6
+        is_outside = np.zeros(len(rows), np.bool_)
+        for name in (FROM, UNTIL):
+            column = cast(NumberColumn | None, self._properties.column(name))
+            if column is not None:
+                dates, is_known = column.values[rows], bitmap.has(column.known, rows)
+                is_ahead = is_known & (dates > now_us)
+                is_outside |= is_ahead if name == FROM else is_known & ~is_ahead
+                self._next_change_us = min(self._next_change_us, dates[is_ahead].min(initial=np.iinfo(np.int64).max))
+        return is_outside

@@ -1,0 +1,143 @@
+"""Filters and boosts of requests: compiled once for each text, and evaluated once for each text and its values."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.catalogue.expressions import syntax_tree
+from app.catalogue.expressions.columns import Column
+from app.catalogue.expressions.environment import Environment, InvalidExpression, ValueType
+from app.catalogue.expressions.evaluator import Evaluation
+from app.catalogue.expressions.syntax_tree import Node
+from app.catalogue.expressions.values import Scalar
+from app.catalogue.item_properties import ItemProperties
+from app.schemas.fields import MAX_BOOST
+
+ENVIRONMENTS, COMPILED = 16, 128  # that are kept; a compiled expression takes up to some hundred kilobytes
+RESULT_BYTES = 1 << 26  # of results that are kept
+KEY_BYTES = 1 << 14  # that what a result belongs to takes beside it
+ITEM, CURRENT, USER, PARAMS, NOW = "item.", "current.", "user.", "params.", "now"
+
+Result = Literal["boolean", "number"]
+Selected = NDArray[Any]
+"""Of a filter the bitmap of the items for which it is true, of a boost what it adds to each item's score: (N,)."""
+
+
+class Expression(NamedTuple):
+    """An expression of a request, and what its names stand for there.
+
+    values  by name, such as ``params.max_price``; what is not there has no value
+    types   of the values that properties do not declare
+    """
+
+    text: str
+    result: Result
+    values: Mapping[str, Scalar]
+    types: tuple[tuple[str, ValueType], ...]
+
+
+class _Compiled(NamedTuple):
+    node: Node
+    of_items: tuple[str, ...]  # the names of their properties
+    others: tuple[str, ...]
+
+
+class ItemExpressions:
+    """The expressions of requests for the items of one catalogue. `evaluate` belongs into one thread."""
+
+    def __init__(self, properties: ItemProperties) -> None:
+        self._properties = properties
+        self._environment = lru_cache(ENVIRONMENTS)(self._build_environment)
+        self._compiled: OrderedDict[Hashable, _Compiled] = OrderedDict()
+        self._results = _Results(RESULT_BYTES)
+
+    def find(self, expression: Expression) -> Selected | None:
+        """Return the result if it is known; do not change it."""
+        compiled = self._compiled.get(self._text_key(expression))
+        return None if compiled is None else self._results.find(self._key(expression, compiled))
+
+    def evaluate(self, expression: Expression) -> Selected:
+        """Return the result; do not change it.
+
+        raises  InvalidExpression
+        """
+        compiled = self._compile(expression)
+        with self._properties.lock:
+            columns = {name: self._properties.column(name.removeprefix(ITEM)) for name in compiled.of_items}
+            key = self._key(expression, compiled)
+            found = self._results.find(key)
+            if found is None:
+                known = {name: column for name, column in columns.items() if column is not None}
+                found = self._evaluate(expression, compiled.node, known)
+                self._results.keep(key, found)
+        return found
+
+    def _compile(self, expression: Expression) -> _Compiled:
+        key = self._text_key(expression)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            environment = self._environment(tuple(sorted(self._properties.types.items())), expression.types)
+            node = environment.compile(expression.text, expression.result)
+            names = sorted(syntax_tree.names(node))
+            of_items = tuple(name for name in names if name.startswith(ITEM))
+            compiled = _Compiled(node, of_items, tuple(name for name in names if not name.startswith(ITEM)))
+            self._compiled[key] = compiled
+            if len(self._compiled) > COMPILED:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def _evaluate(self, expression: Expression, node: Node, columns: Mapping[str, Column]) -> Selected:
+        scalars = {**expression.values, NOW: _now_s() * 1_000_000}
+        evaluation = Evaluation(columns, scalars, self._properties.rows)
+        if expression.result == "boolean":
+            return evaluation.rows_where(node).copy()
+        gains = np.nan_to_num(evaluation.numbers(node), nan=0.0, posinf=MAX_BOOST, neginf=-MAX_BOOST)
+        return np.clip(gains, -MAX_BOOST, MAX_BOOST).astype(np.float32)
+
+    def _text_key(self, expression: Expression) -> Hashable:
+        return expression.text, expression.result, expression.types, self._properties.types_version
+
+    def _key(self, expression: Expression, compiled: _Compiled) -> Hashable:
+        values = [_now_s() if name == NOW else expression.values.get(name) for name in compiled.others]
+        changes = [self._properties.changes(name.removeprefix(ITEM)) for name in compiled.of_items]
+        return self._text_key(expression), tuple(values), tuple(changes)
+
+    def _build_environment(
+        self, properties: tuple[tuple[str, ValueType], ...], others: tuple[tuple[str, ValueType], ...]
+    ) -> Environment:
+        of_items = {f"{of}{name}": type_ for name, type_ in properties for of in (ITEM, CURRENT)}
+        try:
+            return Environment({**of_items, **dict(others)})
+        except RuntimeError:
+            raise InvalidExpression(0, "a parameter has a name that expressions cannot use") from None
+
+
+class _Results:
+    """The newest results, in bounded memory."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._by_key: OrderedDict[Hashable, Selected] = OrderedDict()
+
+    def find(self, key: Hashable) -> Selected | None:
+        return self._by_key.get(key)
+
+    def keep(self, key: Hashable, result: Selected) -> None:
+        self._by_key[key] = result
+        self._bytes += result.nbytes + KEY_BYTES
+        while self._bytes > self._max_bytes and len(self._by_key) > 1:
+            _, dropped = self._by_key.popitem(last=False)
+            self._bytes -= dropped.nbytes + KEY_BYTES
+
+
+def _now_s() -> int:
+    """Return the time in whole seconds, for which results are kept."""
+    return int(time.time())

@@ -1,0 +1,117 @@
+"""The properties of a catalogue's items, as columns that change while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from threading import Lock
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from app.catalogue.expressions.columns import (
+    BooleanColumn,
+    Column,
+    ItemType,
+    ItemValue,
+    NumberColumn,
+    TextColumn,
+    TextSetColumn,
+)
+from app.catalogue.trained_catalogue import Rows
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TITLE, CATEGORIES = "title", "categories"
+TYPES: Mapping[str, ItemType] = MappingProxyType(
+    {TITLE: "text", CATEGORIES: "set", "available_from": "time", "available_until": "time", "published_at": "time"}
+)
+"""The properties of every tenant's items."""
+
+NEW_COLUMN: Mapping[ItemType, Callable[[int], Column]] = {
+    "text": TextColumn.empty,
+    "number": NumberColumn,
+    "boolean": BooleanColumn,
+    "time": lambda rows: NumberColumn(rows, np.int64),
+    "set": TextSetColumn,
+}
+
+
+class ItemProperties:
+    """The columns of N items, and what each property's type is.
+
+    types_version  grows with every change of the types
+    lock           is held by whoever changes columns, and by whoever needs every item as it was at one moment
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.lock = Lock()
+        self.types: Mapping[str, ItemType] = TYPES
+        self.types_version = 0
+        self._columns: dict[str, Column] = {}
+        self._made: dict[str, Callable[[], Column]] = {}
+
+    def add(self, name: str, make: Callable[[], Column]) -> None:
+        """Add a property whose column is made when it is first read."""
+        self._made[name] = make
+
+    def column(self, name: str) -> Column | None:
+        """Return the column of a property; None while no item ever had it."""
+        column = self._columns.get(name)
+        if column is None and (make := self._made.get(name)) is not None:
+            column = self._columns[name] = make()
+        return column
+
+    def declare(self, types: Mapping[str, ItemType]) -> None:
+        """Set the types of the properties that not every tenant has."""
+        if {**TYPES, **types} != self.types:
+            self.types = {**TYPES, **types}
+            self.types_version += 1
+
+    def changes(self, name: str) -> int:
+        """Return how often the property was changed."""
+        column = self._columns.get(name)
+        return -1 if column is None else column.changes
+
+    def set(self, name: str, rows: Rows, values: Sequence[Any]) -> None:
+        """Give different rows new values of one property; None takes a value away."""
+        column = self._columns.get(name)
+        if column is None:
+            given = next((value for value in values if value is not None), None)
+            if given is None or name in self._made:
+                return  # what is made when it is first read has these values then
+            if name not in self.types:
+                self.declare({**self.types, name: type_of(given)})
+            column = self._columns[name] = NEW_COLUMN[self.types[name]](self.rows)
+        column.set(rows, [stored(value) for value in values])
+
+    def set_all(self, rows: Rows, properties: Sequence[Mapping[str, Any]]) -> None:
+        """Give different rows these properties; what is not named is taken away."""
+        for name in (self._columns.keys() - self._made.keys()).union(*properties):
+            self.set(name, rows, [one.get(name) for one in properties])
+
+    def values(self, row: int) -> dict[str, ItemValue]:
+        """Return what the item of a row has."""
+        names = self._columns.keys() | self._made.keys()
+        values = {name: column.value(row) for name in names if (column := self.column(name)) is not None}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def type_of(value: Any) -> ItemType:
+    """Return the type of a value of a property."""
+    match value:
+        case bool():
+            return "boolean"
+        case str():
+            return "text"
+        case datetime():
+            return "time"
+        case tuple():
+            return "set"
+    return "number"
+
+
+def stored(value: Any) -> Any:
+    """Return a value as columns have it: a time as microseconds since the epoch."""
+    return (value - EPOCH) // timedelta(microseconds=1) if isinstance(value, datetime) else value

@@ -1,0 +1,90 @@
+"""What the expressions of a request select: which items may be recommended, and what is added to their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.catalogue.expressions.environment import InvalidExpression, ValueType
+from app.catalogue.item_expressions import CURRENT, PARAMS, Expression, Selected
+from app.catalogue.live_catalogue import LiveCatalogue
+from app.errors import ErrorDetail, InvalidRequest
+from app.recommendation.batching import Requester
+from app.recommendation.fair_thread import FairThread
+from app.schemas.fields import Param
+from app.schemas.recommendations import RecommendationRequest
+from model.inference.bitmap import Bitmap
+
+
+class Selection(NamedTuple):
+    """The items that may be recommended, None for all; and what is added to each item's score, None for nothing."""
+
+    allowed: Bitmap | None
+    gains: NDArray[np.float32] | None
+
+
+EVERYTHING = Selection(None, None)
+
+
+class Selector:
+    """Evaluates the expressions of requests for one catalogue, outside of batches, which nobody else has to wait for.
+
+    What is known already takes no thread.
+    """
+
+    def __init__(self, catalogue: LiveCatalogue, thread: FairThread) -> None:
+        self._catalogue = catalogue
+        self._thread = thread
+
+    async def select(self, requests: Sequence[RecommendationRequest], requester: Requester) -> list[Selection]:
+        """Return what each request selects, in order.
+
+        raises  InvalidRequest                when an expression cannot be used: it says where and why
+                Overloaded, ClientDisconnect  as the thread does
+        """
+        return [
+            await self._select(request, f"requests.{place}." if len(requests) > 1 else "", requester)
+            for place, request in enumerate(requests)
+        ]
+
+    async def _select(self, request: RecommendationRequest, path: str, requester: Requester) -> Selection:
+        if request.filter is None and not isinstance(request.boost, tuple):
+            return EVERYTHING
+        values = {f"{PARAMS}{name}": value for name, value in request.params.items()}
+        types = tuple((name, _type_of(value)) for name, value in sorted(values.items()))
+        if request.current_item is not None:
+            of_current = self._catalogue.properties_of(request.current_item)
+            values |= {f"{CURRENT}{name}": value for name, value in of_current.items()}
+        allowed, gains = None, None
+        if request.filter is not None:
+            wanted = Expression(request.filter, "boolean", values, types)
+            allowed = await self._evaluate(wanted, f"{path}filter", requester)
+        for text in request.boost if isinstance(request.boost, tuple) else ():
+            own = await self._evaluate(Expression(text, "number", values, types), f"{path}boost", requester)
+            gains = own if gains is None else gains + own
+        return Selection(allowed, gains)
+
+    async def _evaluate(self, expression: Expression, field: str, requester: Requester) -> Selected:
+        expressions = self._catalogue.expressions
+        found = expressions.find(expression)
+        if found is not None:
+            return found
+        try:
+            return await self._thread.run(partial(expressions.evaluate, expression), len(self._catalogue), requester)
+        except InvalidExpression as exc:
+            raise InvalidRequest("an expression cannot be used", [ErrorDetail(field=field, reason=str(exc))]) from None
+
+
+def _type_of(value: Param) -> ValueType:
+    match value:
+        case bool():
+            return "boolean"
+        case str():
+            return "text"
+        case tuple():
+            return "numbers" if isinstance(next(iter(value), None), float) else "set"
+    return "number"
