@@ -196,9 +196,10 @@ class RedisStore(UserStore):
 
     @override
     async def events(self, tenant: str, user_id: str, *, after: int = 0, limit: int = 100) -> list[LogEntry]:
-        user = await self._resolve(tenant, user_id)
-        entries = [entry async for entry in self._log.entries(user, after=after, limit=limit)]
-        await self._session.trust.require_whole(user.log)
+        await self._session.require_open()
+        chain = await self._corrections.merge_chain(self._session.keys.user(tenant, user_id))
+        entries = [entry async for entry in self._log.entries(chain[-1], after=after, limit=limit)]
+        await self._corrections.require_whole(*chain)
         return entries
 
     @override

@@ -305,3 +305,12 @@ class TestTheRunNotices:
         require_servers()
         run = ChaosSettings(models, store, 3.0, 3, tmp_path, ["app killed"], weakness="without-guard")
         assert "doubled" in asyncio.run(chaos(run)).all_faults()
+
+    def test_what_nobody_waited_for_when_a_replica_takes_over(self, models: list[Path], tmp_path: Path) -> None:
+        """Services refuse the replica, which lacks what they acknowledged, until an operator accepts that."""
+        require_servers()
+        run = ChaosSettings(models, "cluster", 0.0, 3, tmp_path, ["lagging replica took over"], replicas=0)
+        report = asyncio.run(chaos(run))
+        assert report.all_faults() == {}
+        assert report.verdict.accepted_losses > 0
+        assert report.injected["failover accepted"] == 1

@@ -123,9 +123,13 @@ class Disruptions:
             await asyncio.sleep(rng.uniform(*PAUSE_S))
 
     def _next_kind(self, is_over: bool) -> str | None:
-        """Deal the kinds in any order, all of them before one comes again; in the end those that did not happen."""
+        """Deal the kinds in any order, all of them before one comes again; in the end those that did not happen.
+
+        What another one prevented is tried again when nothing else goes on.
+        """
         if is_over:
-            left = [kind for kind in self.missing if self._tried[kind] < ATTEMPTS and not self._running[kind]]
+            attempts = 1 if self._running.total() else ATTEMPTS
+            left = [kind for kind in self.missing if self._tried[kind] < attempts and not self._running[kind]]
             return self._rng.choice(left) if left else None
         if not self._deck:
             self._deck = self._rng.sample(list(self._kinds), len(self._kinds))

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,6 @@ from benchmarks.harness.supervised_process import SupervisedProcess
 
 KEPT_OF_A_NODE = "nodes.conf"  # who a node is, and which slots it has
 SETTLED_WITHIN_S = 120.0
-LAG_S = 1.0
 
 
 @dataclass
@@ -93,17 +92,17 @@ class Server:
             for node in self.nodes:
                 await asyncio.to_thread(node.put, self.snapshot)
 
-    async def fail_over(self, *, lagged: bool) -> None:
+    async def fail_over(self, lag: Callable[[], Awaitable[None]] | None = None) -> None:
         """Kill the primary, and start it again once its replica has taken over.
 
-        lagged  whether the replica lacks what was written in the moment before, as where a machine or network dies
+        lag  what happens before, and the replica lacks: as where a network dies, and then a machine
         """
         primary, replica = await self._primary_and_replica()
-        if lagged:
+        if lag is not None:
             replica.process.send(signal.SIGSTOP)
             with self.admin.client(primary.port) as connection:
                 command(connection, "CLIENT", "KILL", "TYPE", "replica")
-            await asyncio.sleep(LAG_S)
+            await lag()
         await primary.process.end(signal.SIGKILL)
         replica.process.send(signal.SIGCONT)
         await self._until(lambda: self.admin.is_primary(replica.port))

@@ -27,6 +27,7 @@ from benchmarks.harness.tcp_proxy import Address
 NOTICED_WITHIN_S = 20.0
 REFUSED_WITHIN_S = 60.0
 PROBE_EVERY_S = 0.1
+LAG_S = 1.0  # of a replica
 ARCHIVED_WITHIN_S = 60.0
 
 Disruption = Callable[[random.Random], Awaitable[bool]]
@@ -162,7 +163,13 @@ class ServerDisruptions(StoreDisruptions):
             if may_lose:
                 await stack.enter_async_context(self._gate.closed())
             since_s, before = time.monotonic(), self._environment.log_sizes()
-            await server.fail_over(lagged=lagged)
+
+            async def lag() -> None:
+                await asyncio.sleep(LAG_S)
+                if may_lose:  # otherwise nothing is taken without the replica
+                    await self._all_take(server)
+
+            await server.fail_over(lag if lagged else None)
             is_noticed = await self._refused(server, before)
             if is_noticed:
                 self.failovers_accepted += await self._operator.accept_loss()

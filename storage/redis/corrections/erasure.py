@@ -38,7 +38,8 @@ class RedisErasure:
         between, finds what is left. What was posted for the user meanwhile may stand with the others, who are erased
         once more.
         """
-        chain = await self._merge_chain(user)
+        chain = await self._corrections.merge_chain(user)
+        await self._corrections.require_whole(*chain)
         for link in reversed(chain):
             await self._erase_with_aliases(link, chain)
         for link in reversed(chain[1:]):
@@ -77,17 +78,6 @@ class RedisErasure:
         while set(awaited).intersection(erasures):
             await self._session.write(REWRITE_LOG, *rewrite_arguments(user.partition, erasures))
             erasures = await self._session.call("ZRANGE", key, 0, -1)
-
-    async def _merge_chain(self, user: User) -> list[User]:
-        """Return the users from this one to the one whom they were merged into; all merges between them are done."""
-        chain = [user]
-        last = await self._corrections.resolve(user)
-        while chain[-1] != last:
-            head = await self._head(chain[-1])
-            if head.merge is not MergeStage.DONE:  # erased meanwhile
-                return [*chain, last]
-            chain.append(self._target(chain[-1], head))
-        return chain
 
     async def _aliases(self, user: User) -> list[User]:
         """Return the users who were merged into this one, or are about to be."""

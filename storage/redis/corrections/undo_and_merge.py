@@ -53,7 +53,13 @@ class RedisCorrections:
 
     async def resolve(self, user: User) -> User:
         """Return the user whom this one was merged into, or this one; finish any merge found unfinished on the way."""
+        return (await self.merge_chain(user))[-1]
+
+    async def merge_chain(self, user: User) -> list[User]:
+        """Return the users from this one to the one whom they were merged into; finish any merge on the way."""
+        chain = [user]
         while True:
+            user = chain[-1]
             value = await self._head(user)
             head = Head.of(value)
             match head.merge:
@@ -62,13 +68,13 @@ class RedisCorrections:
                         if await self._head(user) is not None:
                             continue  # the user's first events came meanwhile
                         Head.check(value, b"")
-                    return user
+                    return chain
                 case MergeStage.PROPOSED:
                     await self._decide(user, value)
                 case MergeStage.DECIDED:
                     await self._copy(user)
                 case MergeStage.DONE:
-                    user = self._target(user, head)
+                    chain.append(self._target(user, head))
 
     async def log_length(self, user: User, limit: int) -> int:
         """Return how many entries the log has of the user, or of whom they became; `limit` where some are archived."""
@@ -80,14 +86,15 @@ class RedisCorrections:
     async def undo(self, user: User, event_id: str) -> bool:
         """Log the undo of an event; return whether the event counted until now."""
         for _ in _attempts():
-            target = await self.resolve(user)
+            chain = await self.merge_chain(user)
+            target = chain[-1]
             value = await self._head(target)
             await self._require_known({target: value})
             undone = full_id(event_id, user.user_id, target.user_id)
             entry = Entry.of(target.tenant, Undo(target.user_id, undone, _now_us()))
             known = await self._logged_ids(target, value, [undone, entry.event.entry_id])
+            await self.require_whole(*chain)
             if undone not in known:
-                await self.require_whole(user, target)
                 if await self._head(target) != value:  # it has gone to the archive, or to another user, meanwhile
                     continue
                 raise UnknownEvent("the user's log has no event of this id")
@@ -102,8 +109,9 @@ class RedisCorrections:
         """Merge the visitor into the user; return False if that was done before."""
         is_proposed = False
         for _ in _attempts():
-            target, visitors_target = await self.resolve(user), await self.resolve(visitor)
-            await self.require_whole(user, visitor)
+            chain, visitors_chain = await self.merge_chain(user), await self.merge_chain(visitor)
+            await self.require_whole(*chain, *visitors_chain)
+            target, visitors_target = chain[-1], visitors_chain[-1]
             if is_already_merged(target.user_id, visitor.user_id, visitors_target.user_id):
                 await self.wait_for_replicas(visitor)
                 return is_proposed
@@ -124,10 +132,12 @@ class RedisCorrections:
         append is refused.
         """
         for _ in _attempts():
-            target = await self.resolve(user)
+            chain = await self.merge_chain(user)
+            target = chain[-1]
             seq, value = await self._session.call("MGET", target.seq, target.head)
-            if await self.resolve(user) != target:
+            if await self.merge_chain(user) != chain:
                 continue
+            await self.require_whole(*chain)
             await self._require_known({target: value})
             own = [readdressed(record, target.user_id) for record in records]
             known = await self._logged_ids(target, value, [record.entry_id for record in own])
@@ -210,7 +220,7 @@ class RedisCorrections:
         """Raise StorageUnavailable where what was just read of these users may be too little.
 
         A server that lacks data is not written to, but knows neither the event that an undo is about, nor who was
-        merged into whom; and what follows from that may be written to another server.
+        merged into whom, or was erased since; and what follows from that may be written to another server.
         """
         for user in users:
             await self._session.trust.require_whole(user.log)

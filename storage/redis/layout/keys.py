@@ -9,8 +9,9 @@ percent-encoded, so that the first "/" ends it.
                                                 "secret", 64 hex digits that are made once
                                                 "accepted", when an operator last accepted a loss of data, in ms
                                                 "lost", entries that are missing and that nobody has accepted the loss
-                                                of: a JSON object, partition -> id of the newest one; "meta" -> ""
-                                                where these fields were gone, and logs were there
+                                                of: "accepted" as it was, a space, and a JSON object, partition -> id of
+                                                the newest one; "meta" -> "" where these fields were gone, and logs were
+                                                there
                                                 "newest:17", "accepted" as it was, a space, and the id of an entry of
                                                 partition 17 that is there: the newest one, as of a second ago
   PREFIX:{p17}:seq                      string  how many entries the partition's log ever got; never goes back
@@ -71,7 +72,6 @@ LAYOUT_VERSION = 4
 GENERATION_FIELD = "generation:"  # begins fields of PREFIX:meta, as do the next
 ITEMS_FIELD = "items:"
 NEWEST_FIELD = "newest:"
-META = "meta"  # in the field "lost"
 
 
 class Keyspace:

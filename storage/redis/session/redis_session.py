@@ -1,7 +1,6 @@
 """The servers of a Redis store, checked before their first use, and what is stored once for all users."""
 
 import asyncio
-import json
 import logging
 import secrets
 from collections import defaultdict
@@ -13,7 +12,8 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
-from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, META, Keyspace
+from storage.redis.layout.keys import GENERATION_FIELD, LAYOUT_VERSION, Keyspace
+from storage.redis.layout.lost_entries import LOST_FIELD, META, encode_lost
 from storage.redis.nodes import MAX_CONNECTIONS, Argument, Command, storage_error
 from storage.redis.scripts.script import Script
 from storage.redis.scripts.store_scripts import STORE_SCRIPTS
@@ -205,7 +205,7 @@ class RedisSession:
         if None in await self.call(*read):
             # in this order: another process may begin the store just now
             is_gone = await self._has_logs() and None in await self.call(*read)
-            lost = {"lost": json.dumps({META: ""})} if is_gone else {}
+            lost = {LOST_FIELD: encode_lost({META: ""}, 0)} if is_gone else {}
             for name, value in (wanted | lost).items():
                 await self.call("HSETNX", self.keys.meta, name, value)
         found = dict(zip(wanted, map(int, await self.call(*read)), strict=True))

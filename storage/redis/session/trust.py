@@ -15,7 +15,6 @@ and its acknowledgement. Recommendations go on meanwhile; a user's log is not sh
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
@@ -28,7 +27,8 @@ from typing import Any, NamedTuple
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.errors import FailureCause, StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
-from storage.redis.layout.keys import META, Keyspace
+from storage.redis.layout.keys import Keyspace
+from storage.redis.layout.lost_entries import LOST_FIELD, META, decode_lost, encode_lost
 from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.nodes import CONNECTION_ERRORS, Argument, storage_error
 from storage.redis.session.archive_witness import ArchiveWitness
@@ -142,7 +142,8 @@ class ServerTrust:
         meta, now_ms = self._keys.meta, time.time_ns() // 1_000_000
         accepted = int(await self._servers.call("HGET", meta, "accepted") or 0)
         await self._servers.call("HSET", meta, "accepted", max(now_ms, accepted + 1))
-        await self._servers.call("HDEL", meta, "lost")
+        await self._servers.call("HDEL", meta, LOST_FIELD)
+        await self._read_meta()
         for server in self._known.values():
             server.examine_at_s = 0.0
 
@@ -221,14 +222,15 @@ class ServerTrust:
 
     async def _missing_data(self, url: str) -> str | None:
         """Return what the server has to hold and lacks; where it lacks nothing, remember what it holds."""
-        archived = await self._witness.entries(self._meta.archive_id, self._meta.accepted_ms) if self._meta else {}
+        accepted_ms = self._meta.accepted_ms if self._meta else 0
+        archived = await self._witness.entries(self._meta.archive_id, accepted_ms) if self._meta else {}
         if isinstance(archived, str):
             return archived
         for number, entry_id in archived.items():
             self._newest.remember(number, entry_id)
         partitions = self._partitions(url)
         missing = await self._missing_entries(url, partitions)
-        await self._note(partitions, {str(number): entry_id for number, entry_id in missing.items()})
+        await self._note(partitions, {str(number): entry_id for number, entry_id in missing.items()}, accepted_ms)
         if not missing:
             await self._learn(url, partitions)
             return None
@@ -279,7 +281,7 @@ class ServerTrust:
                 server.process = None
         self._meta = meta
         self._newest.read(fields, meta.accepted_ms)
-        noted: dict[str, str] = json.loads(fields.get(b"lost", b"{}"))
+        noted = decode_lost(fields.get(LOST_FIELD.encode()), meta.accepted_ms)
         for number, entry_id in noted.items():
             if number != META and self._lost.get(number) != entry_id:
                 self._newest.remember(int(number), entry_id)
@@ -303,7 +305,7 @@ class ServerTrust:
         node_of, log = self._servers.slots.node_of, self._keys.log
         return [number for number in range(self._keys.partitions) if node_of(log(number)) == url]
 
-    async def _note(self, partitions: Sequence[int], missing: Mapping[str, str]) -> None:
+    async def _note(self, partitions: Sequence[int], missing: Mapping[str, str], accepted_ms: int) -> None:
         """Note which entries these partitions lack, for processes that do not know of them, if that can be written.
 
         It is noted again with every look at a server that lacks something, in case two processes note at once.
@@ -312,10 +314,10 @@ class ServerTrust:
         if not missing and own.isdisjoint(self._lost):
             return
         with suppress(StorageError):
-            noted = json.loads(await self._servers.call("HGET", self._keys.meta, "lost") or b"{}")
+            noted = decode_lost(await self._servers.call("HGET", self._keys.meta, LOST_FIELD), accepted_ms)
             others = {number: entry_id for number, entry_id in noted.items() if number not in own}
             self._lost = {**others, **missing}
-            await self._servers.call("HSET", self._keys.meta, "lost", json.dumps(self._lost))
+            await self._servers.call("HSET", self._keys.meta, LOST_FIELD, encode_lost(self._lost, accepted_ms))
 
     async def _call(self, url: str, *commands: tuple[Argument, ...]) -> list[Any]:
         """Execute commands; a reply that is a refusal is in its place, a failure is raised."""

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from storage.errors import PartlyApplied, PartlyRead, StorageError, StorageUnavailable
 from storage.redis.layout.keys import Keyspace
+from storage.redis.session.trust import EXAMINE_EVERY_S
 from storage.redis.store import PARTITIONS, RedisStore
 from tests.storage.oracles.random_events import click, fresh_user
-from tests.storage.redis.servers import RedisCluster, free_port, new_server, redis_users
+from tests.storage.redis.servers import RedisCluster, free_port, new_server, redis_users, running_cluster
 from tests.storage.redis.stores import (
     GENERATION,
     assert_state_is_fold_of_log,
     ids,
     opened,
+    poll_until,
+    refusal,
     until_applied,
     users_by_node,
 )
 from tests.waiting import PATIENCE_S
+
+
+async def refused_for_loss(call: Callable[[], Awaitable[object]]) -> None:
+    """Call until the store says that data are lost; it never succeeds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with pytest.raises(StorageUnavailable) as refused:
+                await call()
+            if "has lost events" in str(refused.value):
+                return
 
 
 class TestNodesFail:
@@ -129,3 +144,88 @@ class TestNodesFail:
         lossy, stopping = asyncio.run(law())
         assert "appendfsync is everysec, not always" in lossy
         assert "cluster-require-full-coverage is yes" in stopping
+
+
+class TestNodesLoseData:
+    def test_a_process_that_does_not_know_of_an_acceptance_yet_does_not_undo_it(
+        self, cluster: RedisCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The acceptance stands on one node of a cluster, what was lost on another one."""
+
+        async def law() -> None:
+            address = cluster.new_address()
+            prefix = address.partition(" ")[2]
+            of_meta = cluster.owner(f"{prefix}:meta")
+            by_node = users_by_node(cluster, address, 1)
+            node, (user_id,) = next(found for found in by_node.items() if found[0] is not of_meta)
+            async with opened(address) as store:
+                await store.append("main", [click("1", user_id)])
+                node.client.delete(*node.client.scan_iter(f"{prefix}:*"))
+                node.client.client_kill_filter(_type="normal", skipme=True)
+                assert "has lost events" in await refusal(store, user_id)
+                async with opened(address) as command:
+                    await command.accept_loss()
+                    await command.append("main", [click("2", user_id)])  # it knows at once
+                await asyncio.sleep(EXAMINE_EVERY_S)
+                await refusal(store, user_id)
+                async with opened(address) as later:
+                    await later.append("main", [click("3", user_id)])
+                await poll_until(store, lambda: "was accepted" in caplog.text)
+                await until_applied(store, [click("4", user_id)])
+                assert (await ids(store, user_id))[-3:] == ["2", "3", "4"]
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize("lost", ["a node", "the node of the meta"])
+    def test_a_node_of_a_cluster_that_lost_its_data_is_noticed(self, lost: str) -> None:
+        async def law() -> None:
+            cluster = running_cluster()
+            address = cluster.new_address()
+            prefix = address.partition(" ")[2]
+            users = users_by_node(cluster, address, 3)
+            async with opened(address) as store:
+                await store.append("main", [click("1", user_id) for some in users.values() for user_id in some])
+            of_meta = cluster.owner(f"{prefix}:meta")
+            node = of_meta if lost == "the node of the meta" else next(one for one in users if one is not of_meta)
+            for key in list(node.client.scan_iter(f"{prefix}:*")):
+                node.client.delete(key)
+            async with opened(address) as later:
+                for other, own in users.items():
+                    if other is node:
+                        for user_id in own:
+                            assert "has lost events" in await refusal(later, user_id)
+                    else:
+                        await later.append("main", [click("2", user_id) for user_id in own])
+                        assert await ids(later, own[0]) == ["1", "2"]
+
+        asyncio.run(law())
+
+    def test_who_became_whom_is_not_believed_of_a_node_with_older_files(
+        self, own_cluster: RedisCluster, tmp_path: Path
+    ) -> None:
+        """It does not know that the merge is erased, and nothing of what its user has become may be."""
+        by_node = users_by_node(own_cluster, own_cluster.url, 1)
+        (node, (visitor,)), (_, (ada,)), _ = by_node.items()
+
+        async def law() -> None:
+            async with opened(own_cluster.url) as store:
+                await store.append("main", [click("1", visitor), click("1", ada)])
+                await store.merge("main", ada, visitor)
+                older = node.copy_data(tmp_path / "older")
+                await store.erase("main", ada)
+                await store.append("main", [click("2", visitor), click("2", ada)])
+                newer = node.copy_data(tmp_path / "newer")
+                node.restart_with(older)
+                for call in (
+                    lambda: store.erase("main", visitor),
+                    lambda: store.events("main", visitor),
+                    lambda: store.undo("main", visitor, "1"),
+                    lambda: store.append("main", [click("3", visitor)]),
+                ):
+                    await refused_for_loss(call)
+                assert await ids(store, ada) == ["2"]
+                node.restart_with(newer)
+                await until_applied(store, [click("4", visitor)])
+                assert (await ids(store, visitor), await ids(store, ada)) == (["2", "4"], ["2"])
+
+        asyncio.run(law())

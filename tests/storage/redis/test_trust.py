@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from storage.errors import PartlyRead, StorageError, StorageUnavailable
+from storage.redis.session import trust
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click, make_generation
-from tests.storage.redis.servers import RedisServer, running_cluster
+from tests.storage.redis.servers import RedisServer
 from tests.storage.redis.stores import (
     GENERATION,
+    assert_state_is_fold_of_log,
     ids,
     in_other_partitions,
     opened,
@@ -22,8 +24,8 @@ from tests.storage.redis.stores import (
     refusal,
     until_applied,
     user_of,
-    users_by_node,
 )
+from tests.waiting import PATIENCE_S
 
 
 async def until_distrusted(store: RedisStore) -> str:
@@ -100,6 +102,41 @@ class TestLostData:
                 assert "has lost events" in await refusal(store, "u")
                 await store.accept_loss()
                 assert (await ids(store))[:4] == ["1", "3", "4", "5"]
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize("stays", [True, False], ids=["the older files stay", "the newer files come back"])
+    def test_what_is_logged_before_a_new_server_is_looked_at_counts_once(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stays: bool
+    ) -> None:
+        """A write may be the first to use a new connection. It is logged on what is there, and not acknowledged."""
+
+        monkeypatch.setattr(trust, "EXAMINE_EVERY_S", 3_600.0)  # only new connections count
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                await store.append("main", [click("1"), click("1", "v")])
+                older = any_server.copy_data(tmp_path / "older")
+                await store.append("main", [click("2", "v")])
+                newer = any_server.copy_data(tmp_path / "newer")
+                any_server.restart_with(older)
+                async with opened(any_server.url), asyncio.timeout(PATIENCE_S):  # another process gives it the scripts
+                    while any_server.client.zcard(user_of(any_server.url, "u").id_index) == 1:
+                        with pytest.raises(StorageUnavailable):
+                            await store.append("main", [click("3")])
+                if stays:
+                    await refusal(store, "v")
+                    await store.accept_loss()
+                else:
+                    any_server.restart_with(newer)
+                    with pytest.raises(StorageUnavailable):
+                        await store.ping()
+                    await store.ping()  # by a new connection
+                await until_applied(store, [click("3"), click("3", "v")])
+                assert await ids(store) == ["1", "3"]
+                assert await ids(store, "v") == (["1", "3"] if stays else ["1", "2", "3"])
+                for user_id in "uv":
+                    await assert_state_is_fold_of_log(store, user_id)
 
         asyncio.run(law())
 
@@ -239,30 +276,6 @@ class TestRestartedTogether:
             # the first one has noted, when it ended, what it knew before
             async with opened(any_server.url) as later:
                 await until_applied(later, [click("new")])
-
-        asyncio.run(law())
-
-    @pytest.mark.parametrize("lost", ["a node", "the node of the meta"])
-    def test_a_node_of_a_cluster_that_lost_its_data_is_noticed(self, lost: str) -> None:
-        async def law() -> None:
-            cluster = running_cluster()
-            address = cluster.new_address()
-            prefix = address.partition(" ")[2]
-            users = users_by_node(cluster, address, 3)
-            async with opened(address) as store:
-                await store.append("main", [click("1", user_id) for some in users.values() for user_id in some])
-            of_meta = cluster.owner(f"{prefix}:meta")
-            node = of_meta if lost == "the node of the meta" else next(one for one in users if one is not of_meta)
-            for key in list(node.client.scan_iter(f"{prefix}:*")):
-                node.client.delete(key)
-            async with opened(address) as later:
-                for other, own in users.items():
-                    if other is node:
-                        for user_id in own:
-                            assert "has lost events" in await refusal(later, user_id)
-                    else:
-                        await later.append("main", [click("2", user_id) for user_id in own])
-                        assert await ids(later, own[0]) == ["1", "2"]
 
         asyncio.run(law())
 
