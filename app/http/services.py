@@ -23,6 +23,7 @@ from storage.archive.manifest import archived_through_s
 from storage.errors import StorageUnavailable
 
 SAMPLE_EVERY_S = 1.0
+ASK_ARCHIVE_EVERY_S = 10.0  # it changes once a minute, and a bucket may take seconds to answer
 
 
 @dataclass(slots=True)
@@ -90,17 +91,23 @@ async def open_services(
             for tenant, artifact in artifacts.items()
         }
         services = Services(settings, by_tenant, metrics, keyring, rate_limiter, engine_threads.shared)
-        async with in_background(_sample(services)):
+        async with in_background(_sample(services), _sample_archive(services)):
             yield services
         services.sample()  # the last numbers of a worker that ends
 
 
 async def _sample(services: Services) -> None:
     """Update the metrics regularly: a scrape reaches one worker, and reads the numbers of all."""
-    archive = services.settings.archive
     while True:
         services.sample()
-        through_s = None if archive is None else await asyncio.to_thread(archived_through_s, archive)
+        await asyncio.sleep(SAMPLE_EVERY_S)
+
+
+async def _sample_archive(services: Services) -> None:
+    """Update how far the archive is behind the log."""
+    archive = services.settings.archive
+    while archive is not None:
+        through_s = await asyncio.to_thread(archived_through_s, archive)
         if through_s is not None:
             services.metrics.store.set_log_lag(time.time() - through_s)
-        await asyncio.sleep(SAMPLE_EVERY_S)
+        await asyncio.sleep(ASK_ARCHIVE_EVERY_S)

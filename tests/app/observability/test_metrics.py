@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_how_far_the_archive_is_behind_the_log_is_told(
         found_s.append(archived_through_s(folder))
         return found_s[-1]
 
-    monkeypatch.setattr(services, "SAMPLE_EVERY_S", 0.0)
+    monkeypatch.setattr(services, "ASK_ARCHIVE_EVERY_S", 0.0)
     monkeypatch.setattr(services, "archived_through_s", note_through_s)
     archive_dir = tmp_path / "archive"
     client = start(tmp_path / "state", archive_dir=archive_dir)
@@ -122,6 +123,26 @@ def test_how_far_the_archive_is_behind_the_log_is_told(
     with ArchiveWriter.open(archive_dir) as writer:
         writer.note_through(time.time() - 1000)
     assert 1000 < (lag_s() or 0) < 1000 + PATIENCE_S
+    client.close()
+
+
+def test_numbers_are_sampled_while_the_archive_does_not_answer(
+    start: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, sampled = threading.Event(), 0
+    sample = services.Services.sample
+
+    def count_sample(own: services.Services) -> None:
+        nonlocal sampled
+        sampled += 1
+        sample(own)
+
+    monkeypatch.setattr(services, "SAMPLE_EVERY_S", 0.0)
+    monkeypatch.setattr(services, "archived_through_s", lambda _: answers.wait(PATIENCE_S) and None)
+    monkeypatch.setattr(services.Services, "sample", count_sample)
+    client = start(tmp_path / "state", archive_dir=tmp_path / "archive")
+    client.runner.run(until(lambda: sampled > 3))
+    answers.set()
     client.close()
 
 
