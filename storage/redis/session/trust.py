@@ -99,9 +99,11 @@ class ServerTrust:
 
     @property
     def failure(self) -> StorageUnavailable | None:
-        """Why nothing at all may be written; None while there is a server that may be written to."""
+        """Why nothing at all may be written until somebody puts that right; None while a server may be written to."""
         reasons = [self._known[url].reason if url in self._known else None for url in self._servers.slots.primaries()]
-        return StorageUnavailable(*reasons[0]) if reasons and reasons[0] is not None and all(reasons) else None
+        if not reasons or reasons[0] is None or not all(reasons) or reasons[0].cause == "archive":
+            return None
+        return StorageUnavailable(*reasons[0])
 
     async def require(self, key: str) -> None:
         """Raise StorageUnavailable unless the server of the key may be written to."""
