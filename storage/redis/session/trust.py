@@ -2,7 +2,7 @@
 
 A process remembers the newest entry that it knows of in the log of each partition, and notes it in PREFIX:meta once a
 second, by a plain command: it stays where a server refuses the scripts and transactions of its log, and in a cluster
-where another node has lost its data. The archive is a further witness: it remembers the newest entry that it holds. A
+where another node has lost its data. The archive, too, remembers the newest entry that it holds. A
 server that lacks one of these entries has lost others too: it came back empty or from older files, or a replica took
 over that was behind. Nothing is written to it until it has them again, or until an operator accepts the loss with
 `lisarec repair --accept-loss`. What a server has lost is also noted in the store, for processes that start later. Where
@@ -31,7 +31,7 @@ from storage.redis.layout.keys import Keyspace
 from storage.redis.layout.lost_entries import LOST_FIELD, META, decode_lost, encode_lost
 from storage.redis.layout.stream_entries import entry_seq
 from storage.redis.nodes import CONNECTION_ERRORS, Argument, storage_error
-from storage.redis.session.archive_witness import ArchiveWitness
+from storage.redis.session.archived_positions import ArchivedPositions
 from storage.redis.session.newest_entries import NewestEntries
 from storage.redis.session.replies import address, has_entry, is_refusal, is_replica, process_of
 
@@ -89,7 +89,7 @@ class ServerTrust:
     ) -> None:
         self._servers = servers
         self._keys = keys
-        self._witness = ArchiveWitness(archive)
+        self._archived = ArchivedPositions(archive)
         self._fields = fields
         self._known: dict[str, _Server] = {}
         self._newest = NewestEntries()
@@ -169,7 +169,7 @@ class ServerTrust:
             if isinstance(failure, Exception) and not isinstance(failure, StorageError):
                 logger.error("a server could not be examined", exc_info=failure)
         await self._note_newest()
-        if await self._witness.answers_again():
+        if await self._archived.answers_again():
             for server in self._known.values():
                 server.process = None
 
@@ -225,7 +225,7 @@ class ServerTrust:
     async def _missing_data(self, url: str) -> str | None:
         """Return what the server has to hold and lacks; where it lacks nothing, remember what it holds."""
         accepted_ms = self._meta.accepted_ms if self._meta else 0
-        archived = await self._witness.entries(self._meta.archive_id, accepted_ms) if self._meta else {}
+        archived = await self._archived.entries(self._meta.archive_id, accepted_ms) if self._meta else {}
         if isinstance(archived, str):
             return archived
         for number, entry_id in archived.items():
@@ -296,7 +296,7 @@ class ServerTrust:
         """Return whether the server holds nothing by which a loss would be known, and the archive is silent."""
         if self._meta is None or self._meta.archive_id or self._meta.accepted_ms:
             return False
-        return self._witness.is_silent and not any(map(self._newest.required, self._partitions(url)))
+        return self._archived.is_silent and not any(map(self._newest.required, self._partitions(url)))
 
     # ---- commands
 

@@ -14,7 +14,7 @@ import pytest
 from storage.archive.reader import ArchiveReader
 from storage.archive.writer import ArchiveWriter
 from storage.errors import StorageUnavailable
-from storage.redis.session import archive_witness
+from storage.redis.session import archived_positions
 from storage.redis.store import RedisOptions
 from storage.state.event import Event
 from tests.storage.archive.archived_redis import NOW_MS, move_all, opened, turn, uuid7
@@ -134,7 +134,7 @@ def take_archive_away(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise StorageUnavailable("the archive is away", "archive")
 
-    monkeypatch.setattr(archive_witness, "ASK_AGAIN_AFTER_S", 0.05)
+    monkeypatch.setattr(archived_positions, "ASK_AGAIN_AFTER_S", 0.05)
     monkeypatch.setattr(ArchiveReader, "read", fail)
 
 

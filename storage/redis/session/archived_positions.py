@@ -1,4 +1,4 @@
-"""The archive as a witness of what Redis has to hold."""
+"""What the archive says that Redis has to hold."""
 
 import asyncio
 import logging
@@ -8,13 +8,13 @@ from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.manifest import Manifest
 from storage.errors import StorageError
 
-TIMEOUT_S = 1.0  # of a witness that writes do not need
+TIMEOUT_S = 1.0  # writes do not need the archive
 ASK_AGAIN_AFTER_S = 5.0
 
 logger = logging.getLogger(__name__)
 
 
-class ArchiveWitness:
+class ArchivedPositions:
     """Asks the archive for its manifest, and remembers the last answer.
 
     is_silent  the archive did not answer the last time, and has to be asked again
