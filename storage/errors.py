@@ -36,6 +36,12 @@ class StorageError(Exception):
         super().__init__(message)
         self.failure_cause = failure_cause
 
+    def __copy__(self) -> "StorageError":
+        """Return the same without a traceback; an exception's own way calls its constructor with the message alone."""
+        copied = type(self).__new__(type(self), *self.args)
+        copied.__dict__.update(self.__dict__)
+        return copied
+
 
 class StorageUnavailable(StorageError):
     """The store cannot be reached or written, or is closed.
@@ -69,6 +75,20 @@ class StorageBusy(StorageError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "busy")
+
+
+class PropertyRefused(StorageError):
+    """A property has values of another type, or the tenant has as many properties as it may have. Nothing changed.
+
+    held  the type that the property has; None when it is one too many
+    """
+
+    def __init__(self, name: str, given: str, held: str | None) -> None:
+        known = f"is a {held}" if held else "would be one property too many"
+        super().__init__(f"{name} {known}, and cannot be a {given}")
+        self.name = name
+        self.given = given
+        self.held = held
 
 
 class UnknownEvent(Exception):

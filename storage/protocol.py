@@ -15,6 +15,7 @@ from storage.records import (
     LogEntry,
     LogPage,
     NamedGeneration,
+    PropertyTypes,
     Tally,
     TenantPointers,
 )
@@ -202,8 +203,10 @@ class ItemStore(Protocol):
     async def put_items(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         """Set what these entries say of their items, one after the other, in one atomic, durable step.
 
-        The parts that are None in an entry stay as they were. Each named item gets a version of its own, above all
-        earlier ones. It may be repeated.
+        The parts that are None in an entry stay as they were, as do the properties that it does not name. Each named
+        item gets a version of its own, above all earlier ones. It may be repeated.
+
+        raises  PropertyRefused  when a value is of another type than its property, or properties would be too many
         """
         ...
 
@@ -212,11 +215,29 @@ class ItemStore(Protocol):
         ...
 
     async def item_changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
-        """Return the first `limit` changes whose versions are above `after`; without any, the version is `after`."""
+        """Return the first changes whose versions are above `after`; without any, the version is `after`.
+
+        There are at most `limit`, and fewer where they are large.
+        """
         ...
 
     async def item_tenants(self) -> list[str]:
-        """Return the tenants that have set anything for an item, or its codes, in any order."""
+        """Return the tenants that have set anything for an item, its codes or properties' types, in any order."""
+        ...
+
+
+class PropertyStore(Protocol):
+    """The types of tenants' properties. A type is held from the first value, or declaration, on."""
+
+    async def types(self, tenant: str) -> PropertyTypes:
+        """Return the types of the tenant's properties."""
+        ...
+
+    async def declare(self, tenant: str, types: PropertyTypes) -> None:
+        """Hold these types, all of them or none, durably. It may be repeated.
+
+        raises  PropertyRefused  when one of them has another type, or there would be too many
+        """
         ...
 
 
@@ -253,7 +274,11 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     A store is opened with the generations that its process serves, and the tenant that they belong to; the first one
     leads. Every append keeps their states fresh. Every method raises StorageUnavailable when the data cannot be reached
     or the store is closed.
+
+    properties  the types of all tenants' properties
     """
+
+    properties: PropertyStore
 
     @property
     def generations(self) -> GenerationRegistry:

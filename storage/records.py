@@ -1,10 +1,12 @@
 """The values that stores take and return."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Self
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Self, TypeAlias
 
+from storage.errors import PropertyRefused
 from storage.state.event import Event, LogRecord
 from storage.state.generation import Generation
 
@@ -22,6 +24,26 @@ MAX_MERGED = 10_000
 
 MAX_SEEN_ENTRIES = 10_000
 """Newest entries of a user's log that are read for the items that the user has seen, unless the caller names others."""
+
+
+MAX_PROPERTIES = 64
+"""Properties of a tenant's items, and as many of its users."""
+
+PropertyType = Literal["text", "number", "boolean", "time", "set"]
+PropertyValue: TypeAlias = str | float | bool | datetime | tuple[str, ...]
+"""The value of a property: a text, a number, a boolean, a time (in UTC, to the microsecond) or a set of texts."""
+
+PropertyOwner = Literal["item", "user"]
+PropertyTypes = Mapping[PropertyOwner, Mapping[str, PropertyType]]
+"""The types of the properties of a tenant's items and users, by name. A type that is held never changes."""
+
+ITEM_TIMES = ("available_from", "available_until", "published_at")
+"""Properties of every tenant's items that are times, and that no tenant declares."""
+
+MAX_PAGE_BYTES = 4 << 20
+"""Bytes of properties after which a page of changes ends."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +115,7 @@ class ItemEntry:
     title: str | None = None
     categories: tuple[str, ...] | None = None
     available: bool | None = None
-    properties: Mapping[str, str | float | bool | datetime | tuple[str, ...] | None] = field(default_factory=dict)
+    properties: Mapping[str, PropertyValue | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +160,12 @@ class ItemChanges:
 
 @dataclass(frozen=True, slots=True)
 class TenantPointers:
-    """What every process polls of its tenant: the active generation, the items' version, and the experiment."""
+    """What every process polls of its tenant: the active generation, the items' version, and what was declared."""
 
     active: NamedGeneration | None
     items_version: int
     experiment: str | None = None
+    property_types: PropertyTypes = field(default_factory=lambda: parse_property_types(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +175,76 @@ class KnownGeneration:
     named: NamedGeneration
     is_active: bool
     is_live: bool
+
+
+def property_type(value: PropertyValue) -> PropertyType:
+    """Return the type of a value."""
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, datetime):
+        return "time"
+    return "set" if isinstance(value, tuple) else "number"
+
+
+def types_to_hold(
+    owner: PropertyOwner, values: Iterable[Mapping[str, PropertyValue | None]]
+) -> dict[str, PropertyType]:
+    """Return the types that these values need the tenant's properties to have, but for those of every tenant.
+
+    raises  PropertyRefused  when a name has values of two types
+    """
+    found: dict[str, PropertyType] = {}
+    for name, value in (named for of_one in values for named in of_one.items()):
+        if value is not None:
+            given = property_type(value)
+            held = "time" if is_of_every_tenant(owner, name) else found.setdefault(name, given)
+            if held != given:
+                raise PropertyRefused(name, given, held)
+    return {name: given for name, given in found.items() if not is_of_every_tenant(owner, name)}
+
+
+def is_of_every_tenant(owner: PropertyOwner, name: str) -> bool:
+    """Return whether every tenant has this property, whose type is time."""
+    return owner == "item" and name in ITEM_TIMES
+
+
+def parse_property_types(text: str | bytes | None) -> PropertyTypes:
+    """Return the types that are stored as this JSON; None where nothing was ever held."""
+    return {"item": {}, "user": {}} if text is None else json.loads(text)
+
+
+def with_held_types(held: PropertyTypes, types: PropertyTypes) -> PropertyTypes:
+    """Return the types that are held with these ones; raise PropertyRefused."""
+    holding = {owner: dict(of_owner) for owner, of_owner in held.items()}
+    for owner, name, given in ((owner, *one) for owner, of_owner in types.items() for one in of_owner.items()):
+        if (known := holding[owner].setdefault(name, given)) != given:
+            raise PropertyRefused(name, given, known)
+        if len(holding[owner]) > MAX_PROPERTIES:
+            raise PropertyRefused(name, given, None)
+    return holding
+
+
+def properties_to_json(properties: Mapping[str, PropertyValue | None]) -> str:
+    """Return the JSON object of a name and a value for each property, from which `properties_from_json` makes them."""
+    return json.dumps({name: property_to_json(value) for name, value in properties.items()}, ensure_ascii=False)
+
+
+def properties_from_json(text: str | bytes) -> dict[str, PropertyValue]:
+    """Return the properties in a JSON object."""
+    return {name: property_from_json(value) for name, value in json.loads(text).items()}
+
+
+def property_to_json(value: PropertyValue | None) -> Any:
+    """Return what stands for the value in JSON, from which `property_from_json` makes it again."""
+    if isinstance(value, datetime):
+        return {"time": (value - EPOCH) // timedelta(microseconds=1)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def property_from_json(value: Any) -> PropertyValue:
+    """Return the value that `property_to_json` has encoded."""
+    if isinstance(value, dict):
+        return EPOCH + timedelta(microseconds=value["time"])
+    return tuple(value) if isinstance(value, list) else value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import takewhile
 
-from storage.records import ItemChanges, ItemEntry
+from storage.records import ItemChanges, ItemEntry, PropertyValue
 
 
 class ItemOverrides:
@@ -22,6 +23,11 @@ class ItemOverrides:
     def __contains__(self, item_id: str) -> bool:
         """Return whether the tenant has ever set anything of the item."""
         return item_id in self._newest
+
+    def properties(self, item_id: str) -> Mapping[str, PropertyValue | None]:
+        """Return the properties of the item; thread-safe."""
+        newest = self._newest.get(item_id)
+        return {} if newest is None else newest[1].properties
 
     def apply(self, changes: ItemChanges) -> None:
         """Apply the changes of items."""

@@ -15,6 +15,7 @@ from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.item_properties import CATEGORIES, TITLE, ItemProperties, stored
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
 from app.schemas.items import Item
+from app.schemas.properties import shown_of_item
 from app.schemas.scored_items import ScoredItem
 from model.artifact.item_table import ItemTable
 from model.artifact.string_table import NO_MATCH, StringTable
@@ -101,6 +102,7 @@ class LiveCatalogue(TrainedCatalogue):
             update={
                 "title": self._retitled.get(row, item.title),
                 "available": not bitmap.has(self.unavailable, np.array([row]))[0],
+                **shown_of_item(self._overrides.properties(item.item_id)),
             }
         )
 
@@ -137,6 +139,7 @@ def _unlearned_item(entry: ItemEntry) -> Item:
         categories=list(entry.categories or ()),
         available=entry.available is not False,
         known=False,
+        **shown_of_item(entry.properties),
     )
 
 

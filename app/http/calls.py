@@ -58,15 +58,17 @@ async def _append(services: Services, caller: Caller, body: object, sender: Send
 
 
 async def update_items(services: Services, caller: Caller, body: object) -> ItemsTaken:
-    """Parse and apply the parsed body of ``POST /v1/items``.
+    """Parse and apply the parsed body of ``POST /v1/items``: one item or an array.
 
     raises  InvalidItems, and as `ItemUpdates.post`
     """
     updates = services.by_tenant[caller.tenant].item_updates
-    if not isinstance(body, list) or len(body) <= FEW_ITEMS:
-        return await updates.post(parse_items(body))
+    bodies = body if isinstance(body, list) else [body]
+    parse = partial(parse_items, bodies, await updates.types_for(bodies))
+    if len(bodies) <= FEW_ITEMS:
+        return await updates.post(parse())
     async with services.large_write_of(caller.requester.flow):
-        posted = await services.shared_thread.run(partial(parse_items, body), ITEM_COST * len(body), caller.requester)
+        posted = await services.shared_thread.run(parse, ITEM_COST * len(bodies), caller.requester)
         return await updates.post(posted)
 
 

@@ -35,7 +35,7 @@ FOUND_ITEMS = 50
 LOGGED_EVENTS = 100  # that are read
 ARCHIVED_FILE = 5  # of an archive, in which a user's log is read
 UPDATED_ITEMS = 25
-UPDATED_CATEGORIES = 50  # of all these items together
+UPDATED_CATEGORIES = 50  # and properties, of all these items together
 CORRECTED_EVENTS = 25  # that an undo, a merge or an erasure goes through
 LOADED_MODEL = 500
 METRICS = 3
@@ -94,8 +94,8 @@ def charge_for(requests: Sequence[RecommendationRequest], most: int, log_lengths
 
 def update_charge(items: Sequence[object]) -> int:
     """Return what it costs to update items by their parsed bodies, be they valid or not."""
-    categories = [one.get("categories") for one in items if isinstance(one, dict)]
-    labels = sum(len(one) for one in categories if isinstance(one, list))
+    fields = [one.get(name) for one in items if isinstance(one, dict) for name in ("categories", "properties")]
+    labels = sum(len(one) for one in fields if isinstance(one, list | dict))
     return 1 + len(items) // UPDATED_ITEMS + labels // UPDATED_CATEGORIES
 
 

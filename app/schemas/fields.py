@@ -68,14 +68,15 @@ def _are_ids(values: Sequence[str]) -> bool:
 
 def _timestamp_us(value: object, info: ValidationInfo) -> int:
     """Return microseconds since the epoch, at most the context's ``max_us``."""
-    time_us = _rfc_3339_us(value) if isinstance(value, str) else _unix_seconds_us(value)
+    time_us = rfc_3339_us(value) if isinstance(value, str) else _unix_seconds_us(value)
     assert info.context is not None
     if time_us > info.context["max_us"]:
         raise PydanticCustomError("ahead", "is more than 5 minutes ahead of the server's clock (the unit is seconds)")
     return time_us
 
 
-def _rfc_3339_us(text: str) -> int:
+def rfc_3339_us(text: str) -> int:
+    """Return the microseconds since the epoch of an RFC 3339 time; raise PydanticCustomError."""
     match = _RFC_3339.fullmatch(text)
     if match is None:
         raise PydanticCustomError("not_a_time", "is neither an RFC 3339 time nor a number of Unix seconds")

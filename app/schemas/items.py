@@ -1,11 +1,12 @@
 """Items: lists of them, search, and what a shop says of an item."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from app.schemas.fields import Categories, Closed, Id, ResultCount
+from app.schemas.properties import Properties, PropertyTime
 from app.schemas.scored_items import ScoredItem
 
 MAX_ITEMS = 1_000  # of one request
@@ -67,6 +68,10 @@ class Item(BaseModel):
         True,
         description="false while no model has learned it; events and categories tell of it until the next training",
     )
+    properties: dict[str, Any] = Field({}, description="by name, as they were put")
+    available_from: str | None = Field(None, description="left out where it was not put, as are the following")
+    available_until: str | None = None
+    published_at: str | None = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -77,6 +82,8 @@ class Item(BaseModel):
                     "categories": ["tea", "organic"],
                     "available": True,
                     "known": True,
+                    "properties": {"price": 4.5, "brand": "Hill"},
+                    "published_at": "2026-05-01T08:00:00Z",
                 }
             ]
         }
@@ -99,6 +106,7 @@ class Items(BaseModel):
                             "categories": ["tea", "organic"],
                             "available": True,
                             "known": True,
+                            "properties": {"price": 4.5, "brand": "Hill"},
                         }
                     ]
                 }
@@ -115,6 +123,10 @@ class ItemWords(Closed):
     title: Annotated[str, StringConstraints(max_length=1024)] | None = None
     categories: Categories | None = Field(None, description="all of them; an empty list takes them away")
     available: bool | None = Field(None, description="false: never recommended, until it is true again")
+    available_from: PropertyTime | None = Field(None, description="null takes it away")
+    available_until: PropertyTime | None = Field(None, description="null takes it away")
+    published_at: PropertyTime | None = Field(None, description="null takes it away")
+    properties: Properties = Field(default_factory=dict)
 
 
 def _no_list(item_id: str) -> str:

@@ -1,25 +1,24 @@
 """Updates of items through the API: all items of a request are updated, or none."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidItems, InvalidRequest, ItemNotFound, details_of
 from app.schemas.items import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
+from app.schemas.properties import TypesSoFar, refusal, shown
 from app.serving.switcher import GenerationSwitcher
-from storage.protocol import ItemStore
-from storage.records import ItemEntry
+from storage.errors import PropertyRefused
+from storage.protocol import UserStore
+from storage.records import ITEM_TIMES, ItemEntry, PropertyType
 
 REFUSED = "nothing was noted; correct the items named here and send them all again"
-
-WordsT = TypeVar("WordsT", bound=ItemWords)
 
 
 class ItemUpdates:
     """Updates the items of one tenant. This process has applied an update before it answers."""
 
-    def __init__(self, store: ItemStore, switcher: GenerationSwitcher, tenant: str) -> None:
+    def __init__(self, store: UserStore, switcher: GenerationSwitcher, tenant: str) -> None:
         self._store = store
         self._switcher = switcher
         self._tenant = tenant
@@ -31,17 +30,29 @@ class ItemUpdates:
                 StorageError    when the store did not take it; sending it again is safe
         """
         try:
-            words = ItemWords.model_validate(body)
+            words = ItemWords.model_validate(body, context={"types": await self.types_for([body])})
         except ValidationError as exc:
             raise InvalidRequest("the body does not describe an item", details_of(exc)) from None
-        await self._put([_entry(item_id, words)])
+        try:
+            await self._put([_entry(item_id, words)])
+        except PropertyRefused as exc:
+            raise InvalidRequest("the body does not describe an item", [_detail(exc, [words])]) from None
         return self.item(item_id)
 
     async def post(self, posted: Sequence[PostedItem]) -> ItemsTaken:
-        """Apply the items of a body; StorageError as for `put`."""
-        await self._put([_entry(item.item_id, item) for item in posted])
+        """Apply the items of a body; raise InvalidItems, and StorageError as for `put`."""
+        try:
+            await self._put([_entry(item.item_id, item) for item in posted])
+        except PropertyRefused as exc:
+            raise InvalidItems(REFUSED, [_detail(exc, posted)]) from None
         learned = self._switcher.current.generation.item_index
         return ItemsTaken(accepted=len(posted), unknown_items=sum(item.item_id not in learned for item in posted))
+
+    async def types_for(self, bodies: Sequence[object]) -> dict[str, PropertyType]:
+        """Return the types that the properties of parsed bodies have to be of; StorageError."""
+        if not any(isinstance(body, dict) and body.get("properties") for body in bodies):
+            return {}
+        return dict((await self._store.properties.types(self._tenant))["item"])
 
     def item(self, item_id: str) -> Item:
         """Return the item as it is now.
@@ -58,19 +69,21 @@ class ItemUpdates:
         await self._switcher.refresh_items()
 
 
-def parse_items(body: object) -> list[PostedItem]:
-    """Return the items of the parsed body of ``POST /v1/items``, one item or an array.
+def parse_items(bodies: Sequence[object], types: Mapping[str, PropertyType]) -> list[PostedItem]:
+    """Return the items of the parsed body of ``POST /v1/items``.
+
+    types  that properties are of; of others, first values decide
 
     raises  InvalidItems  when there are none or too many, or some are invalid; it names the first 20 of these, and why
     """
-    bodies = body if isinstance(body, list) else [body]
     if not 1 <= len(bodies) <= MAX_ITEMS:
         raise InvalidItems(f"a request has 1 to {MAX_ITEMS:,} items; nothing was noted")
+    types_so_far: TypesSoFar = dict(types)
     items: list[PostedItem] = []
     faults: list[list[ErrorDetail]] = []
     for index, body in enumerate(bodies):
         try:
-            items.append(PostedItem.model_validate(body))
+            items.append(PostedItem.model_validate(body, context={"types": types_so_far}))
         except ValidationError as exc:
             faults.append(details_of(exc, index))
         if len(faults) == MAX_DETAILS:
@@ -82,4 +95,12 @@ def parse_items(body: object) -> list[PostedItem]:
 
 def _entry(item_id: str, words: ItemWords) -> ItemEntry:
     categories = None if words.categories is None else tuple(dict.fromkeys(words.categories))
-    return ItemEntry(item_id, words.title, categories, words.available)
+    times = {name: getattr(words, name) for name in ITEM_TIMES if name in words.model_fields_set}
+    return ItemEntry(item_id, words.title, categories, words.available, {**words.properties, **times})
+
+
+def _detail(refused: PropertyRefused, items: Sequence[ItemWords]) -> ErrorDetail:
+    """Return which value of the items was refused: another request has decided on its type just now."""
+    values = (item.properties.get(refused.name) for item in items)
+    value = next(value for value in values if value is not None)
+    return ErrorDetail(field="properties", reason=refusal(refused.name, refused.given, shown(value), refused.held))

@@ -26,6 +26,7 @@ from app.schemas.fields import (
 from app.schemas.items import MAX_ITEMS
 from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
 from app.settings import Settings
+from storage.records import MAX_PROPERTIES
 
 BOUND = 4.0  # at least twice what was measured, since processor time varies
 USER = "user-1"
@@ -39,6 +40,7 @@ OPERATIONS = " || ".join(f'("{n}" in item.categories)' for n in range(60))
 FILTER = f"now > timestamp('2020-01-01T00:00:00Z') && ({OPERATIONS})".ljust(MAX_EXPRESSION_CHARS)
 BOOST = f"now > timestamp('2020-01-01T00:00:00Z') && ({OPERATIONS}) ? 0.7 : 0.0".ljust(MAX_EXPRESSION_CHARS)
 ARMS = "arm-1", "arm-2"  # copies of the model
+PROPERTIES = [f"p{number}" for number in range(MAX_PROPERTIES)]
 SHORT_HISTORY = 30  # entries of USER and others
 LOG_LENGTHS = {LONG_USER: LONG_LOG, USER: SHORT_HISTORY}
 
@@ -158,6 +160,7 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
         Call("stats", "GET", "/v1/stats"),
         Call("metrics", "GET", "/metrics", None, cost.METRICS),
         Call("experiment", "GET", "/v1/admin/experiment"),
+        Call("types", "GET", "/v1/admin/properties"),
         Call("description", "GET", "/openapi.json"),
         Call("script", "GET", "/client.js"),
         Call("health", "GET", "/healthz"),
@@ -194,11 +197,15 @@ def writes(item_ids: Sequence[str]) -> list[Call]:
         labels = [f"{n:x}{number}" for n in range(100)]
         return [{"item_id": one, "categories": labels} for one in item_ids[:MAX_ITEMS]]
 
+    def items_with_properties(number: int) -> list[dict[str, Any]]:
+        return [{"item_id": one, "properties": dict.fromkeys(PROPERTIES, number)} for one in item_ids[:MAX_ITEMS]]
+
     return [
         Call("events", "POST", "/v1/events", events, MAX_EVENTS),
         Call("event", "POST", "/v1/events", lambda number: events(number)[0] | {"event_id": f"one-{number}"}),
         Call("items", "POST", "/v1/items", items, update_charge(items(0))),
         Call("items of many categories", "POST", "/v1/items", labelled_items, update_charge(labelled_items(0))),
+        Call("properties", "POST", "/v1/items", items_with_properties, update_charge(items_with_properties(0))),
         Call("put item", "PUT", f"/v1/items/{item_ids[0]}", item, update_charge([item(0)])),
     ]
 
@@ -236,6 +243,7 @@ def operations() -> list[Call]:
             cost.LOADED_MODEL * len(ARMS),
         ),
         Call("end experiment", "DELETE", "/v1/admin/experiment"),
+        Call("declare types", "PUT", "/v1/admin/properties", lambda _: {"items": dict.fromkeys(PROPERTIES, "number")}),
     ]
 
 

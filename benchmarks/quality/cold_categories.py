@@ -69,7 +69,7 @@ async def measure(
             found["items with a twin, by popularity"] = np.array([_rank(popular, wanted) for _, wanted in asked])
             bodies = [{"item_id": TWIN + name, "categories": categories} for name, categories in twins.items()]
             for begin in range(0, len(bodies), POSTED_AT_ONCE):
-                await service.item_updates.post(parse_items(bodies[begin : begin + POSTED_AT_ONCE]))
+                await service.item_updates.post(parse_items(bodies[begin : begin + POSTED_AT_ONCE], {}))
             await service.switcher.poll()
             await finish(service)
             assert len(service.switcher.current.cold_items) == len(twins)

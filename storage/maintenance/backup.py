@@ -1,6 +1,7 @@
 """A back-up of log and items in one file, from which any kind of store can be restored.
 
-A gzip file of JSON lines: a header, then {"item": [tenant, fields of an ItemEntry]} for each item that a tenant has
+A gzip file of JSON lines: a header, then for each tenant with items {"property_types": [tenant, PropertyTypes]},
+{"item": [tenant, fields of an ItemEntry, properties as `property_to_json` encodes them]} for each item that it has
 changed, {"item_codes": [tenant, fields of an ItemCodes]} for each item and generation with codes, where bytes are in
 hex, then each entry of the log as in storage/state/record_encoding.py, each user's in log order, and last the number of
 entries. It has no states, since they are folded from the log, and nothing that was erased.
@@ -13,26 +14,36 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from storage.errors import StorageError
-from storage.protocol import EventStore, ItemStore, UserStore
-from storage.records import ItemChanges, ItemCodes, ItemEntry, LogEntry
+from storage.protocol import EventStore, UserStore
+from storage.records import (
+    ItemChanges,
+    ItemCodes,
+    ItemEntry,
+    LogEntry,
+    PropertyTypes,
+    property_from_json,
+    property_to_json,
+)
 from storage.state.corrections import posted_as
 from storage.state.event import Event, LogRecord, Merge, Undo, digest
 from storage.state.record_encoding import from_json, to_json
 
-VERSION = 3
-EARLIER_VERSIONS = (1, 2)  # see `_from_earlier_json` and `_from_earlier_item`; version 1 has no items
+VERSION = 4
+EARLIER_VERSIONS = (1, 2, 3)  # 3 has no properties; 1 has no items
+VERSIONS_WITH_CODES_IN_ITEMS = (1, 2)  # see `_from_earlier_json` and `_from_earlier_item`
 EARLIER_CODES_MARK = "!"
 BATCH = 500  # events or items in one call of the store
 
 TenantEvent = tuple[str, Event | Undo]
+ItemRecord: TypeAlias = ItemEntry | ItemCodes | PropertyTypes
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +60,8 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
     with unfinished.open("wb") as file:
         with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:
             packed.write(_encoded_line(_header(VERSION)))
-            async for tenant, changes in _item_changes(store):
-                for item in changes.entries:
-                    packed.write(_encoded_line({"item": [tenant, *astuple(item)]}))
-                for codes in changes.codes:
-                    packed.write(_encoded_line({"item_codes": [tenant, *_codes_to_json(codes)]}))
+            async for line in _item_lines(store):
+                packed.write(_encoded_line(line))
             async for entries in _complete_logs(store):
                 for tenant, entry in entries:
                     packed.write(_encoded_line(to_json(tenant, entry.record)))
@@ -80,7 +88,7 @@ async def restore(
     await store.accept_loss()  # services remember what the store held before
     items = list(_read_items(path))  # reads the whole file: a torn one is refused before anything is restored
     for tenant, of_tenant in groupby(items, itemgetter(0)):
-        await _put_items(store, tenant, [item for _, item in of_tenant])
+        await _restore_items(store, tenant, [item for _, item in of_tenant])
     merges: dict[tuple[str, str], str] = {}
     waiting: list[TenantEvent] = []
     count = 0
@@ -110,7 +118,9 @@ def _recorded_merge(tenant: str, event: LogRecord) -> dict[tuple[str, str], str]
     return {} if posted_for == event.user_id else {(tenant, posted_for): event.user_id}
 
 
-async def _put_items(store: ItemStore, tenant: str, items: Sequence[ItemEntry | ItemCodes]) -> None:
+async def _restore_items(store: UserStore, tenant: str, items: Sequence[ItemRecord]) -> None:
+    for types in (item for item in items if isinstance(item, dict)):
+        await store.properties.declare(tenant, types)
     entries = [item for item in items if isinstance(item, ItemEntry)]
     codes = [item for item in items if isinstance(item, ItemCodes)]
     for begin in range(0, len(entries), BATCH):
@@ -145,12 +155,16 @@ async def _complete_logs(store: EventStore) -> AsyncIterator[list[tuple[str, Log
             entries = []
 
 
-async def _item_changes(store: ItemStore) -> AsyncIterator[tuple[str, ItemChanges]]:
+async def _item_lines(store: UserStore) -> AsyncIterator[dict[str, Any]]:
     for tenant in await store.item_tenants():
+        yield {"property_types": [tenant, await store.properties.types(tenant)]}
         changes = ItemChanges([], 0)
         while (following := await store.item_changes(tenant, changes.version, BATCH)).version > changes.version:
-            yield tenant, following
             changes = following
+            for item in changes.entries:
+                yield {"item": [tenant, *_item_to_json(item)]}
+            for codes in changes.codes:
+                yield {"item_codes": [tenant, *_codes_to_json(codes)]}
 
 
 def _read_events(path: Path) -> Iterator[tuple[str, LogRecord]]:
@@ -158,30 +172,31 @@ def _read_events(path: Path) -> Iterator[tuple[str, LogRecord]]:
     return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, LogRecord))
 
 
-def _read_items(path: Path) -> Iterator[tuple[str, ItemEntry | ItemCodes]]:
-    """The items and their codes; StorageError when the file is no complete back-up."""
-    return ((tenant, entry) for tenant, entry in _read_lines(path) if isinstance(entry, ItemEntry | ItemCodes))
+def _read_items(path: Path) -> Iterator[tuple[str, ItemRecord]]:
+    """The items, their codes and properties' types; StorageError when the file is no complete back-up."""
+    return ((tenant, entry) for tenant, entry in _read_lines(path) if not isinstance(entry, LogRecord))
 
 
-def _read_lines(path: Path) -> Iterator[tuple[str, LogRecord | ItemEntry | ItemCodes]]:
+def _read_lines(path: Path) -> Iterator[tuple[str, LogRecord | ItemRecord]]:
     count = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             header = json.loads(next(lines, "null"))
             if header not in map(_header, (VERSION, *EARLIER_VERSIONS)):
                 raise StorageError(f"'{path}' is no back-up that this lisarec knows")
-            read_record = from_json if header == _header(VERSION) else _from_earlier_json
+            has_codes_in_items = header["version"] in VERSIONS_WITH_CODES_IN_ITEMS
+            read_record = _from_earlier_json if has_codes_in_items else from_json
             for line in lines:
                 line_value = json.loads(line)
                 if isinstance(line_value, dict) and "item" in line_value:
                     tenant, item = _item_entry(*line_value["item"])
-                    if header == _header(VERSION) or EARLIER_CODES_MARK not in item.item_id:
+                    if not has_codes_in_items or EARLIER_CODES_MARK not in item.item_id:
                         yield tenant, item
                     elif (codes := _from_earlier_item(item)) is not None:
                         yield tenant, codes
                     continue
-                if isinstance(line_value, dict) and "item_codes" in line_value:
-                    yield _item_codes(*line_value["item_codes"])
+                if isinstance(line_value, dict) and (read_item := ITEM_LINES.get(next(iter(line_value), ""))):
+                    yield read_item(*next(iter(line_value.values())))
                     continue
                 if isinstance(line_value, dict) and "entries" in line_value:
                     if line_value != {"entries": count}:
@@ -194,10 +209,19 @@ def _read_lines(path: Path) -> Iterator[tuple[str, LogRecord | ItemEntry | ItemC
     raise StorageError(f"'{path}' is torn: it has {count:,} entries and no end")
 
 
-def _item_entry(
-    tenant: str, item_id: str, title: str | None, categories: list[str] | None, available: bool | None
-) -> tuple[str, ItemEntry]:
-    return tenant, ItemEntry(item_id, title, None if categories is None else tuple(categories), available)
+def _item_entry(tenant: str, item_id: str, *parts: Any) -> tuple[str, ItemEntry]:
+    title, categories, available, *rest = parts
+    properties = {name: property_from_json(value) for part in rest for name, value in part.items()}
+    return tenant, ItemEntry(item_id, title, None if categories is None else tuple(categories), available, properties)
+
+
+def _item_to_json(item: ItemEntry) -> list[Any]:
+    properties = {name: property_to_json(value) for name, value in item.properties.items()}
+    return [item.item_id, item.title, item.categories, item.available, properties]
+
+
+def _property_types(tenant: str, types: PropertyTypes) -> tuple[str, PropertyTypes]:
+    return tenant, types
 
 
 def _item_codes(
@@ -210,6 +234,12 @@ def _item_codes(
 def _codes_to_json(codes: ItemCodes) -> list[str | int | float]:
     item_id, tag, evidence, bias, history, target = astuple(codes)
     return [item_id, tag.hex(), evidence, bias, history.hex(), target.hex()]
+
+
+ITEM_LINES: Mapping[str, Callable[..., tuple[str, ItemRecord]]] = {
+    "item_codes": _item_codes,
+    "property_types": _property_types,
+}
 
 
 def _from_earlier_json(value: Any) -> tuple[str, LogRecord]:

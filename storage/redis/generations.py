@@ -5,7 +5,7 @@ from typing import Any
 from typing_extensions import override
 
 from storage.protocol import GenerationRegistry
-from storage.records import MAX_LIVE_S, KnownGeneration, NamedGeneration, TenantPointers
+from storage.records import MAX_LIVE_S, KnownGeneration, NamedGeneration, TenantPointers, parse_property_types
 from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.session.redis_session import RedisSession
 
@@ -70,15 +70,19 @@ class RedisGenerations(GenerationRegistry):
             self._keys.active(self._tenant),
             self._keys.items(self._tenant).version,
             self._keys.experiment(self._tenant),
+            self._keys.items(self._tenant).property_types,
         ]
         values: list[bytes | None] = []
         for found in await self._session.servers.read([[key] for key in keys]):
             if isinstance(found, Exception):
                 raise storage_error(found) from found
             values += found
-        active, version, experiment = values
+        active, version, experiment, types = values
         return TenantPointers(
-            _parse_pointer(active), int(version or 0), None if experiment is None else experiment.decode()
+            _parse_pointer(active),
+            int(version or 0),
+            None if experiment is None else experiment.decode(),
+            parse_property_types(types),
         )
 
     async def _delete_states(self, tag: bytes) -> int:

@@ -38,7 +38,8 @@ from storage.redis.corrections.erasure import RedisErasure
 from storage.redis.corrections.repair import LogRepair
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.generations import RedisGenerations
-from storage.redis.items import RedisItems
+from storage.redis.items.properties import RedisProperties
+from storage.redis.items.redis_items import RedisItems
 from storage.redis.layout.keys import Keyspace, User
 from storage.redis.log.lost_users import LostUsers
 from storage.redis.log.user_log import UserLog
@@ -103,7 +104,7 @@ class RedisStore(UserStore):
             session, self._states, self._corrections, archive, lost_users, max_waiting=max_waiting, ttl_s=ttl_s
         )
         self._writer.serve(generations)
-        self._items = RedisItems(session, archive)
+        self._items, self.properties = RedisItems(session, archive), RedisProperties(session)
         self._generations = RedisGenerations(session, tenant)
 
     @classmethod

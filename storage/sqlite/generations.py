@@ -8,7 +8,7 @@ from typing_extensions import override
 from storage.protocol import GenerationRegistry
 from storage.records import MAX_LIVE_S, KnownGeneration, NamedGeneration
 from storage.sqlite.database import Database
-from storage.sqlite.items import EXPERIMENT, set_named_value
+from storage.sqlite.items.tenant_values import EXPERIMENT, set_named_value
 from storage.sqlite.states import drop_generation
 
 ANNOUNCE = """

@@ -86,6 +86,7 @@ CREATE TABLE items (
     title TEXT,
     categories TEXT, -- a JSON array
     available INTEGER,
+    properties TEXT, -- a JSON object, see `property_to_json` in storage/records.py
     PRIMARY KEY (tenant, item_id)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX items_by_version ON items (tenant, version);
@@ -144,7 +145,7 @@ SCHEMAS = (
     TRENDS_SCHEMA,
     TALLIES_SCHEMA,
 )
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 
 
 def create_schema(db: sqlite3.Connection, path: Path) -> None:

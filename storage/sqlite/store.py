@@ -31,13 +31,15 @@ from storage.records import (
     Tally,
     TenantPointers,
 )
-from storage.sqlite import corrections, items, trends
+from storage.sqlite import corrections, trends
 from storage.sqlite import states as sqlite_states
 from storage.sqlite.append import Append
 from storage.sqlite.catch_up import CatchUpThread
 from storage.sqlite.connections.writer_thread import failure_cause
 from storage.sqlite.database import FILE_NAME, Database
 from storage.sqlite.generations import SQLiteGenerations, active
+from storage.sqlite.items import tenant_values as items
+from storage.sqlite.items.properties import SQLiteProperties
 from storage.sqlite.log import (
     holds_archived,
     log_entries,
@@ -84,6 +86,7 @@ class SQLiteStore(UserStore):
         self._archive_dir = archive_dir
         self._catch_up = CatchUpThread(database)
         self._generations = SQLiteGenerations(database, tenant)
+        self.properties = SQLiteProperties(database)
         self._served = tuple(generations)
         self._tenant = tenant
         self._state_ttl_days = state_ttl_days
@@ -283,6 +286,7 @@ class SQLiteStore(UserStore):
                 active(db, self._tenant),
                 items.items_version(db, self._tenant),
                 items.named_value(db, self._tenant, items.EXPERIMENT),
+                items.property_types(db, self._tenant),
             )
         )
 

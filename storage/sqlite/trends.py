@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from storage.sqlite.batches import execute_in_batches
-from storage.sqlite.items import TREND_CLOCK, named_value, set_named_value
+from storage.sqlite.items.tenant_values import TREND_CLOCK, named_value, set_named_value
 from storage.trends import TrendClock, Visit, sum_of_trends, with_visitor
 
 SELECT_TRENDS = "SELECT item_id, trend FROM trends WHERE tenant = ? AND item_id IN ({rows})"

@@ -11,6 +11,8 @@ from app.http.routes.guarded_route import GuardedRoute
 from app.recommendation.cost import LOADED_MODEL
 from app.schemas.fields import Id
 from app.schemas.operations import Activated, Experiment, Experiments
+from app.schemas.properties import DeclaredTypes, HeldTypes
+from app.serving.property_types import declare_types, held_types
 from app.serving.switcher import experiment_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["admin"], dependencies=[needs("admin"), NO_QUERY])
@@ -19,6 +21,27 @@ EXPERIMENT = json_request(
     Experiment.model_json_schema(),
     {"a tenth gets the new model": {"name": "june", "shares": {"shop-may": 0.9, "shop-june": 0.1}}},
 )
+
+PROPERTIES = json_request(
+    DeclaredTypes.model_json_schema(),
+    {"of items and users": {"items": {"price": "number", "brand": "text"}, "users": {"member": "boolean"}}},
+)
+
+
+@router.put("/v1/admin/properties", openapi_extra=PROPERTIES, responses=errors(400, 408, 413, 415))
+async def put_properties(body: JsonBody, service: ServiceDep, caller: CallerDep) -> HeldTypes:
+    """Declare types of properties of items and users, all of them or none.
+
+    A property that is not declared has the type of its first value. A type never changes: another one is a 422, as are
+    more than 64 properties of items, or of users.
+    """
+    return await declare_types(service.store, caller.tenant, body)
+
+
+@router.get("/v1/admin/properties")
+async def get_properties(service: ServiceDep, caller: CallerDep) -> HeldTypes:
+    """The types of the properties of items and users, declared or not."""
+    return await held_types(service.store, caller.tenant)
 
 
 @router.post("/v1/admin/generations/{name}/activate", responses=errors(404, 409))

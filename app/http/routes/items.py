@@ -38,7 +38,12 @@ from app.schemas.recommendations import Recommendations, SimilarQuery
 router = APIRouter(route_class=GuardedRoute, tags=["items"])
 READS, WRITES = needs("recs:read"), needs("catalogue:write")
 
-WORDS = {"title": "Green tea", "categories": ["tea", "organic"], "available": True}
+WORDS = {
+    "title": "Green tea",
+    "categories": ["tea", "organic"],
+    "available": True,
+    "properties": {"price": 4.5, "brand": "Hill", "discount": None},
+}
 ITEM_SCHEMA = PostedItem.model_json_schema()
 PUT = json_request(ItemWords.model_json_schema(), {"all": WORDS, "sold out": {"available": False}})
 POST = json_request(
@@ -66,7 +71,7 @@ async def get_trending_items(
     return TrendingItems(generation=service.served_model.generation, items=items)
 
 
-@router.get("/v1/items", dependencies=[READS])
+@router.get("/v1/items", dependencies=[READS], response_model_exclude_none=True)
 async def search_items(
     query: Annotated[SearchQuery, Query()], caller: CallerDep, services: ServicesDep, charge: ChargeDep
 ) -> Items:
@@ -88,14 +93,20 @@ async def post_items(body: JsonBody, caller: CallerDep, services: ServicesDep, c
     return await calls.update_items(services, caller, body)
 
 
-@router.get("/v1/items/{item_id}", responses=errors(404), dependencies=[READS, NO_QUERY])
+@router.get(
+    "/v1/items/{item_id}", responses=errors(404), dependencies=[READS, NO_QUERY], response_model_exclude_none=True
+)
 async def get_item(item_id: ItemId, service: ServiceDep) -> Item:
     """The item as this process goes by it, at most a second behind the others."""
     return service.item_updates.item(item_id)
 
 
 @router.put(
-    "/v1/items/{item_id}", openapi_extra=PUT, responses=errors(400, 408, 413, 415), dependencies=[WRITES, NO_QUERY]
+    "/v1/items/{item_id}",
+    openapi_extra=PUT,
+    responses=errors(400, 408, 413, 415),
+    dependencies=[WRITES, NO_QUERY],
+    response_model_exclude_none=True,
 )
 async def put_item(item_id: StockedItemId, body: JsonBody, service: ServiceDep, charge: ChargeDep) -> Item:
     """Say something of an item, whether a model has learned it or not; what is left out stays as it was."""

@@ -5,7 +5,8 @@ percent-encoded, so that the first "/" ends it.
 
   PREFIX:meta                           hash    layout version, number of partitions, id of the archive if there is one,
                                                 "generation:TAG" for every generation that ever had a state,
-                                                "items:TENANT" for every tenant that has ever set values of items,
+                                                "items:TENANT" for every tenant that has ever set values of items, or
+                                                has declared properties,
                                                 "secret", 64 hex digits that are made once
                                                 "accepted", when an operator last accepted a loss of data, in ms
                                                 "lost", entries that are missing and that nobody has accepted the loss
@@ -34,6 +35,8 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version of their last change
   PREFIX:{items:TENANT}:title           hash    item id -> the value set last; the same for :categories, a JSON array,
                                                 and :available, 0 or 1
+  PREFIX:{items:TENANT}:properties      hash    item id -> a JSON object: name -> the JSON of the value, as a text
+  PREFIX:{items:TENANT}:property-types  string  a JSON object, see `PropertyTypes` in storage/records.py
   PREFIX:{items:TENANT}:code-changes    zset    JSON arrays [item id, TAG], scored as :changes
   PREFIX:{items:TENANT}:codes           hash    [item id, TAG] -> the fields of `ItemCodes` that follow, a JSON array
   PREFIX:{items:TENANT}:trends          zset    item ids, scored with their trends, see storage/trends.py
@@ -176,7 +179,12 @@ class ItemKeys:
     @property
     def parts(self) -> list[str]:
         """Keys of the values, in the order of an ItemEntry's fields."""
-        return [f"{self.prefix}:{part}" for part in ("title", "categories", "available")]
+        return [f"{self.prefix}:{part}" for part in ("title", "categories", "available", "properties")]
+
+    @property
+    def property_types(self) -> str:
+        """Key of the types of the properties of items and users."""
+        return f"{self.prefix}:property-types"
 
     @property
     def code_changes(self) -> str:

@@ -2,19 +2,68 @@
 
 from storage.redis.scripts.script import Script
 
-# A value that is set begins with "="; an empty argument leaves the value as it was.
-PUT_ITEMS = Script("""
--- KEYS  version, changes, title, categories, available
--- ARGV  of each item: id, title, categories, available
-for arg = 1, #ARGV, 4 do
+# Does as `with_held_types` in storage/records.py does: returns nothing, or the refused name and the type that is held.
+# In the JSON that scripts read and write all values are texts: numbers would lose digits.
+HOLD_TYPES = """
+local function hold_types(key, wanted, most)
+    local held, is_new = cjson.decode(redis.call('GET', key) or '{"item":{},"user":{}}'), false
+    for owner, types in pairs(cjson.decode(wanted)) do
+        local count = 0
+        for _ in pairs(held[owner]) do count = count + 1 end
+        for name, given in pairs(types) do
+            local known = held[owner][name]
+            if not known then count, is_new = count + 1, true end
+            if known and known ~= given then return {name, known} end
+            if count > tonumber(most) then return {name, ''} end
+            held[owner][name] = given
+        end
+    end
+    if is_new then redis.call('SET', key, cjson.encode(held)) end
+end
+"""
+
+DECLARE_TYPES = Script(
+    HOLD_TYPES
+    + """
+-- KEYS  property-types
+-- ARGV  types by owner, most properties of an owner
+return hold_types(KEYS[1], ARGV[1], ARGV[2]) or 1
+"""
+)
+
+# A value that is set begins with "="; an empty argument leaves the value as it was. Of properties there is a JSON
+# object: the JSON of each value as a text, or null.
+PUT_ITEMS = Script(
+    HOLD_TYPES
+    + """
+-- KEYS  version, changes, title, categories, available, properties, property-types
+-- ARGV  types by owner, most properties; of each item: id, title, categories, available, properties
+local refused = hold_types(KEYS[7], ARGV[1], ARGV[2])
+if refused then return refused end
+local function put_properties(item, patch)
+    if patch == '{}' then return end
+    local properties = cjson.decode(redis.call('HGET', KEYS[6], item) or '{}')
+    for name, value in pairs(cjson.decode(patch)) do
+        if value == cjson.null then value = nil end
+        properties[name] = value
+    end
+    if next(properties) then
+        redis.call('HSET', KEYS[6], item, cjson.encode(properties))
+    else
+        redis.call('HDEL', KEYS[6], item)
+    end
+end
+for arg = 3, #ARGV, 5 do
     redis.call('ZADD', KEYS[2], redis.call('INCR', KEYS[1]), ARGV[arg])
     for part = 1, 3 do
         local value = ARGV[arg + part]
         if value ~= '' then redis.call('HSET', KEYS[part + 2], ARGV[arg], string.sub(value, 2)) end
     end
+    put_properties(ARGV[arg], ARGV[arg + 4])
 end
 return 1
-""")
+"""
+)
 
 PUT_ITEM_CODES = Script("""
 -- KEYS  version, code-changes, codes
@@ -27,15 +76,21 @@ return 1
 """)
 
 # Returns a list for items and one for codes, up to the limit each: versions, members, and a list of values for each
-# part.
+# part. Items end where their properties have more than the given bytes, and codes at the version of the last item then.
 READ_ITEMS = Script("""
--- KEYS  changes, code-changes, codes, title, categories, available
--- ARGV  after, limit
+-- KEYS  changes, code-changes, codes, title, categories, available, properties
+-- ARGV  after, limit, bytes of properties
+local last, size = '+inf', 0
 local function changed(key, parts)
-    local found = redis.call('ZRANGEBYSCORE', key, '(' .. ARGV[1], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[2])
+    local found = redis.call('ZRANGEBYSCORE', key, '(' .. ARGV[1], last, 'WITHSCORES', 'LIMIT', 0, ARGV[2])
     local members, versions = {}, {}
     for i = 1, #found, 2 do
         members[#members + 1], versions[#versions + 1] = found[i], found[i + 1]
+        if key == KEYS[1] then size = size + redis.call('HSTRLEN', KEYS[7], found[i]) end
+        if key == KEYS[1] and size > tonumber(ARGV[3]) then
+            last = found[i + 1]
+            break
+        end
     end
     local answer = {versions, members}
     for _, part in ipairs(parts) do
@@ -43,7 +98,7 @@ local function changed(key, parts)
     end
     return answer
 end
-return {changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6]}), changed(KEYS[2], {KEYS[3]})}
+return {changed(KEYS[1], {KEYS[4], KEYS[5], KEYS[6], KEYS[7]}), changed(KEYS[2], {KEYS[3]})}
 """)
 
 # Does as `TrendClock`, `with_visitor` and `sum_of_trends` in storage/trends.py do.

@@ -2,9 +2,16 @@
 
 from storage.redis.scripts.corrections import APPEND, ERASE, MARK_MERGE, REPAIR, REWRITE_LOG
 from storage.redis.scripts.events import COMMIT, READ_LOG, SAVE_STATE
-from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
+from storage.redis.scripts.items import (
+    ADD_TALLIES,
+    ADD_VISITS,
+    DECLARE_TYPES,
+    PUT_ITEM_CODES,
+    PUT_ITEMS,
+    READ_ITEMS,
+)
 
 STORE_SCRIPTS = (
     *(COMMIT, SAVE_STATE, READ_LOG, ERASE, REWRITE_LOG, APPEND, MARK_MERGE, REPAIR),
-    *(PUT_ITEMS, PUT_ITEM_CODES, READ_ITEMS, ADD_VISITS, ADD_TALLIES),
+    *(DECLARE_TYPES, PUT_ITEMS, PUT_ITEM_CODES, READ_ITEMS, ADD_VISITS, ADD_TALLIES),
 )

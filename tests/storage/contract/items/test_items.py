@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,18 +15,19 @@ from hypothesis import strategies as st
 from storage.errors import StorageError
 from storage.maintenance.backup import backup, restore
 from storage.protocol import UserStore
-from storage.records import ItemCodes, ItemEntry, NamedGeneration, TenantPointers
+from storage.records import ItemCodes, ItemEntry, NamedGeneration, PropertyTypes, TenantPointers
 from tests.storage.contract.stores import new_address, opened
+from tests.storage.oracles.properties import PATCHES, PROPERTIES, TEXTS
 from tests.storage.oracles.random_events import click, fresh_user, make_generation
 
 GENERATION = make_generation()
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 ENTRIES = st.builds(
     ItemEntry,
     st.sampled_from(["a", "b", "c:1", "d.d"]),
     st.none() | TEXTS,
     st.none() | st.lists(TEXTS, max_size=3).map(tuple),
     st.none() | st.booleans(),
+    PATCHES,
 )
 CODES = st.builds(
     ItemCodes,
@@ -40,20 +42,22 @@ Batch = list[ItemEntry] | list[ItemCodes]
 BATCHES = st.lists(
     st.one_of(st.lists(ENTRIES, min_size=1, max_size=5), st.lists(CODES, min_size=1, max_size=5)), max_size=5
 )
-EARLIER_BACKUP = Path(__file__).parents[1] / "earlier_backups" / "version-2-items.jsonl.gz"
-Values = dict[str, list[object]]
+EARLIER_BACKUP = Path(__file__).parents[2] / "earlier_backups" / "version-2-items.jsonl.gz"
+Values = dict[str, list[Any]]
 CodesOf = dict[tuple[str, bytes], ItemCodes]
 
 laws = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def expected_values(batches: Sequence[Batch]) -> Values:
-    """Title, categories and availability by item, with all batches applied in order."""
+    """Title, categories, availability and properties by item, with all batches applied in order."""
     known: Values = {}
     for entry in (entry for batch in batches for entry in batch if isinstance(entry, ItemEntry)):
-        item_id, *parts = astuple(entry)
-        before = known.pop(item_id, [None, None, None])  # what was changed last stands last
-        known[item_id] = [old if new is None else new for old, new in zip(before, parts, strict=True)]
+        *before, properties = known.pop(entry.item_id, [None, None, None, {}])  # what was changed last stands last
+        parts = [entry.title, entry.categories, entry.available]
+        properties = {name: value for name, value in {**properties, **entry.properties}.items() if value is not None}
+        known[entry.item_id] = [old if new is None else new for old, new in zip(before, parts, strict=True)]
+        known[entry.item_id].append(properties)
     return known
 
 
@@ -64,6 +68,13 @@ def expected_codes(batches: Sequence[Batch]) -> CodesOf:
         known.pop((codes.item_id, codes.tag), None)
         known[codes.item_id, codes.tag] = codes
     return known
+
+
+def expected_types(batches: Sequence[Batch]) -> PropertyTypes:
+    entries = (entry for batch in batches for entry in batch if isinstance(entry, ItemEntry))
+    values = [named for entry in entries for named in entry.properties.items()]
+    known = {name: PROPERTIES[name][0] for name, value in values if value is not None and name in PROPERTIES}
+    return {"item": known, "user": {}}
 
 
 async def put(store: UserStore, tenant: str, batch: Batch) -> None:
@@ -81,10 +92,8 @@ async def codes_after(store: UserStore, tenant: str, after: int = 0, at_once: in
     return found
 
 
-async def changes(
-    store: UserStore, tenant: str, after: int = 0, at_once: int = 2
-) -> tuple[dict[str, list[object]], int]:
-    found: dict[str, list[object]] = {}
+async def changes(store: UserStore, tenant: str, after: int = 0, at_once: int = 2) -> tuple[Values, int]:
+    found: Values = {}
     while (page := await store.item_changes(tenant, after, at_once)).version > after:
         assert 0 < len(page.entries) + len(page.codes) <= at_once
         found |= {entry.item_id: list(astuple(entry)[1:]) for entry in page.entries}
@@ -115,7 +124,7 @@ def test_pages_of_changes_lead_to_the_newest_values(address: str, batches: list[
             assert since.keys() == expected_values(batches[known:]).keys()
             assert list((await codes_after(store, tenant)).items()) == list(expected_codes(batches).items())
             assert await codes_after(other, tenant, version) == expected_codes(batches[known:])
-            assert await other.pointers() == TenantPointers(None, newest)
+            assert await other.pointers() == TenantPointers(None, newest, None, expected_types(batches))
             assert newest == sum(map(len, batches))
 
     asyncio.run(law())
@@ -146,7 +155,7 @@ def test_concurrent_writers_lose_no_change(address: str) -> None:
                 *(other.put_item_codes("main", [codes_of(f"i{n}")]) for n in range(6)),
             )
             found, version = await changes(one, "main", at_once=5)
-            assert found == {f"i{n}": [f"t{n}", None, False] for n in range(6)}
+            assert found == {f"i{n}": [f"t{n}", None, False, {}] for n in range(6)}
             assert {of.item_id for of in (await codes_after(one, "main")).values()} == found.keys()
             assert version == 18
 

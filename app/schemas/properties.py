@@ -1,0 +1,219 @@
+"""Properties of items and users: names, types and values in requests and answers."""
+
+import json
+import re
+from collections.abc import Mapping, MutableMapping
+from datetime import datetime, timedelta
+from math import isfinite
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from app.schemas.fields import Closed, rfc_3339_us
+from storage.records import EPOCH, ITEM_TIMES, MAX_PROPERTIES, PropertyType, PropertyValue, property_type
+
+MAX_VALUE_BYTES = 1_024  # UTF-8, of the texts of a set together
+MAX_SHOWN_CHARS = 40  # of a value in a message
+NAME_PATTERN = "[A-Za-z_][A-Za-z0-9_]{0,63}"
+NO_NAMES = frozenset({"item_id", "title", "categories", "available", *ITEM_TIMES, "user_id"})
+"""Names that mean something already, of items or of users."""
+RESERVED_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "as break const continue else false for function if import in let loop namespace null package return true var"
+        " void while",
+    )
+)
+"""Words of expressions, which cannot be names there."""
+
+_matches_name = re.compile(NAME_PATTERN).fullmatch
+NAME_RULE = (
+    "a property's name has letters of English, digits and _, begins with no digit, has at most 64 characters, and is"
+    f" no word of expressions (such as `in`) nor one of {', '.join(sorted(NO_NAMES))}"
+)
+
+TypesSoFar = MutableMapping[str, PropertyType]
+"""The types that are held; in what is validated with it, first values add theirs."""
+
+
+def is_property_name(name: str) -> bool:
+    """Return whether a property may have this name."""
+    return _matches_name(name) is not None and name not in NO_NAMES and name not in RESERVED_WORDS
+
+
+def shown(value: PropertyValue) -> Any:
+    """Return the value in JSON."""
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    return list(value) if isinstance(value, tuple) else value
+
+
+def shown_of_item(properties: Mapping[str, PropertyValue | None]) -> dict[str, Any]:
+    """Return the fields of an `Item` that come of its properties."""
+    values = {name: shown(value) for name, value in properties.items() if value is not None}
+    times = {name: values.pop(name) for name in ITEM_TIMES if name in values}
+    return {"properties": values, **times}
+
+
+def refusal(name: str, given: str, value: Any, held: str | None) -> str:
+    """Return why a value is refused: its property is of another type, or there are too many."""
+    if held is None:
+        return f"{name} would be one more than the {MAX_PROPERTIES} properties that there may be"
+    return f"{name} is a {held}, and {_clipped(value)} is a {given}"
+
+
+def _clipped(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+
+
+def _time(value: object) -> datetime:
+    if not isinstance(value, str):
+        raise PydanticCustomError("not_a_time", "is no RFC 3339 time such as 2026-05-01T08:00:00Z")
+    try:
+        return EPOCH + timedelta(microseconds=rfc_3339_us(value))
+    except OverflowError:
+        raise PydanticCustomError("not_a_time", "names a time before the year 1 or after 9999") from None
+
+
+def _properties(values: object, info: ValidationInfo) -> dict[str, PropertyValue | None]:
+    """Return the values as their properties' types have them: those of the context's ``types``, or of first values."""
+    if not isinstance(values, dict) or len(values) > MAX_PROPERTIES:
+        raise PydanticCustomError("no_properties", f"is no object of at most {MAX_PROPERTIES} names and values")
+    if not all(map(is_property_name, values)):
+        raise PydanticCustomError("no_name", f"has a name that cannot be one: {NAME_RULE}")
+    assert info.context is not None
+    types: TypesSoFar = info.context["types"]
+    return {name: None if value is None else _value(name, value, types) for name, value in values.items()}
+
+
+def _value(name: str, given: object, types: TypesSoFar) -> PropertyValue:
+    held = types.get(name)
+    try:
+        value = _typed(given, held)
+    except PydanticCustomError as fault:
+        raise _fault(f"{name} {fault.message()}, and is {_clipped(given)}") from None
+    if (found := property_type(value)) != types.setdefault(name, found):
+        raise _fault(refusal(name, found, given, held))
+    return value
+
+
+def _fault(reason: str) -> PydanticCustomError:
+    return PydanticCustomError("wrong_property", "{reason}", {"reason": reason})
+
+
+def _typed(given: object, held: PropertyType | None) -> PropertyValue:
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, int | float):
+        return _number(given)
+    if isinstance(given, str):
+        if held == "time" or (held is None and _is_time(given)):
+            return _time(given)
+        return _text(given)
+    if isinstance(given, list) and all(isinstance(one, str) for one in given):
+        texts = tuple(sorted(set(given)))
+        _text("".join(texts))
+        return texts
+    raise PydanticCustomError("no_value", "takes a text, a number, true or false, an array of texts, or null")
+
+
+def _is_time(text: str) -> bool:
+    try:
+        _time(text)
+    except PydanticCustomError:
+        return False
+    return True
+
+
+def _number(given: float) -> float:
+    try:
+        number = float(given)
+    except OverflowError:
+        number = float("inf")
+    if not isfinite(number):
+        raise PydanticCustomError("no_number", "takes numbers up to 1.8e308")
+    return number
+
+
+def _text(text: str) -> str:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise PydanticCustomError("no_text", "takes text without halves of surrogate pairs") from None
+    if size > MAX_VALUE_BYTES:
+        raise PydanticCustomError("too_long", f"takes at most {MAX_VALUE_BYTES:,} bytes of text")
+    return text
+
+
+def _types(types: object) -> dict[str, PropertyType]:
+    if not isinstance(types, dict) or len(types) > MAX_PROPERTIES:
+        raise PydanticCustomError("no_types", f"is no object of at most {MAX_PROPERTIES} names and types")
+    if not all(map(is_property_name, types)):
+        raise PydanticCustomError("no_name", f"has a name that cannot be one: {NAME_RULE}")
+    if not all(isinstance(one, str) and one in TYPES for one in types.values()):
+        raise PydanticCustomError("no_type", f"has a type that is none of {', '.join(TYPES)}")
+    return types
+
+
+TYPES: tuple[PropertyType, ...] = ("text", "number", "boolean", "time", "set")
+_NAMES = {"pattern": f"^(?!({'|'.join(sorted(NO_NAMES | RESERVED_WORDS))})$){NAME_PATTERN}$"}
+_TEXT = {"type": "string", "maxLength": MAX_VALUE_BYTES}
+Properties = Annotated[
+    dict[str, Any],
+    PlainValidator(_properties),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": _NAMES,
+            "additionalProperties": {
+                "anyOf": [
+                    _TEXT,
+                    {"type": "number"},
+                    {"type": "boolean"},
+                    {"type": "array", "items": _TEXT},
+                    {"type": "null"},
+                ]
+            },
+            "maxProperties": MAX_PROPERTIES,
+            "description": "by name; `null` takes one away. A property has the type that was declared for it, or that"
+            " of its first value: text, number, boolean, set (an array of texts) or time (RFC 3339 with a zone). A text"
+            f" or the texts of a set have at most {MAX_VALUE_BYTES:,} bytes. There are at most {MAX_PROPERTIES}"
+            " properties.",
+        }
+    ),
+]
+PropertyTime = Annotated[datetime, PlainValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
+TypesByName = Annotated[
+    dict[str, PropertyType],
+    PlainValidator(_types),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": _NAMES,
+            "additionalProperties": {"type": "string", "enum": TYPES},
+            "maxProperties": MAX_PROPERTIES,
+        }
+    ),
+]
+
+EXAMPLES = ConfigDict(json_schema_extra={"examples": [{"items": {"price": "number"}, "users": {"member": "boolean"}}]})
+
+
+class DeclaredTypes(Closed):
+    """Types of properties that are to be held; those of other properties stay as they are."""
+
+    model_config = EXAMPLES
+
+    items: TypesByName = Field(default_factory=dict)
+    users: TypesByName = Field(default_factory=dict)
+
+
+class HeldTypes(BaseModel):
+    """The types of all properties. A type never changes."""
+
+    model_config = EXAMPLES
+
+    items: dict[str, PropertyType] = Field(description="beside those that all items have: title, categories, ...")
+    users: dict[str, PropertyType]

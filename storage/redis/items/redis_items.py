@@ -1,0 +1,218 @@
+"""What Redis keeps of a tenant's items: values that the tenant has set, trends, tallies, and counts from the log."""
+
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
+
+from storage.archive.async_reader import AsyncArchiveReader
+from storage.archive.item_counts import (
+    MAX_NEWEST_ENTRIES,
+    ArchivedItemCounts,
+    ItemCounts,
+    add_counts,
+    count_items_of_records,
+)
+from storage.errors import StorageError
+from storage.records import (
+    MAX_PAGE_BYTES,
+    MAX_PROPERTIES,
+    ItemChanges,
+    ItemCodes,
+    ItemEntry,
+    PropertyTypes,
+    Tally,
+    types_to_hold,
+)
+from storage.redis.items.properties import (
+    properties_from_texts,
+    properties_to_texts,
+    register_tenant,
+    require_held,
+)
+from storage.redis.layout.keys import ITEMS_FIELD
+from storage.redis.layout.stream_entries import compact_json, parse_stream_page
+from storage.redis.nodes import Argument, Command, storage_error
+from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
+from storage.redis.session.redis_session import RedisSession
+from storage.trends import (
+    HALF_LIFE_S,
+    LISTED_VISITORS,
+    MAX_LAG_HALF_LIVES,
+    MAX_LEAD_HALF_LIVES,
+    MAX_STEP_S,
+    VISITOR_BYTES,
+    TrendClock,
+    Visit,
+)
+
+ITEMS_PAGE = 1000  # of a script's arguments Lua takes 8,000
+VISIT_LIMITS: tuple[Argument, ...] = (
+    repr(HALF_LIFE_S),
+    repr(MAX_STEP_S),
+    repr(MAX_LAG_HALF_LIVES),
+    repr(MAX_LEAD_HALF_LIVES),
+    LISTED_VISITORS * VISITOR_BYTES,
+)
+VISITS_PAGE = 500  # some 3 ms in which Redis does nothing else
+ARCHIVE_TIMEOUT_S = 60.0  # for three columns of all its files
+
+
+class RedisItems:
+    """The items of all tenants. The keys of a tenant's items share a slot, so each step is one script."""
+
+    def __init__(self, session: RedisSession, archive: AsyncArchiveReader) -> None:
+        self._session = session
+        self._archive = archive
+        self._archived_counts: dict[tuple[str, Collection[str]], ArchivedItemCounts] = {}
+
+    async def put(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
+        """Set values of items in one step; raise StorageError when a text is not Unicode or a property is refused."""
+        types: PropertyTypes = {"item": types_to_hold("item", [entry.properties for entry in entries])}
+        await register_tenant(self._session, tenant)
+        args: list[Argument] = [compact_json(types), MAX_PROPERTIES]
+        for entry in entries:
+            args += _encode(entry)
+        keys = self._session.keys.items(tenant)
+        of_items = [keys.version, keys.changes, *keys.parts, keys.property_types]
+        require_held(types, await self._session.write(PUT_ITEMS, of_items, args, wait_for_replicas=True))
+
+    async def put_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
+        """Set codes of items in one step."""
+        await register_tenant(self._session, tenant)
+        args: list[Argument] = []
+        for one in codes:
+            args += _encode_codes(one)
+        keys = self._session.keys.items(tenant)
+        of_codes = [keys.version, keys.code_changes, keys.codes]
+        await self._session.write(PUT_ITEM_CODES, of_codes, args, wait_for_replicas=True)
+
+    async def changes(self, tenant: str, after: int, limit: int) -> ItemChanges:
+        """Return the first changes whose versions are above `after`, at most `limit`."""
+        await self._session.require_open()
+        keys, limit = self._session.keys.items(tenant), min(limit, ITEMS_PAGE)
+        found = await self._session.run(
+            READ_ITEMS, [keys.changes, keys.code_changes, keys.codes, *keys.parts], [after, limit, MAX_PAGE_BYTES]
+        )
+        items, codes = ([(int(version), *values) for version, *values in zip(*part, strict=True)] for part in found)
+        changes: list[tuple[int, ItemEntry | ItemCodes]]
+        changes = [(version, _decode(*values)) for version, *values in items]
+        changes += [(version, _decode_codes(*values)) for version, *values in codes]
+        return ItemChanges.of(sorted(changes, key=itemgetter(0))[:limit], after)
+
+    async def tenants(self) -> list[str]:
+        """Return the tenants that have set values or codes of items, or types of properties."""
+        await self._session.require_open()
+        fields = [field.decode() for field in await self._session.call("HKEYS", self._session.keys.meta)]
+        return [field.removeprefix(ITEMS_FIELD) for field in fields if field.startswith(ITEMS_FIELD)]
+
+    # ---- trends and tallies
+
+    async def add_visits(self, tenant: str, visits: Sequence[Visit]) -> None:
+        """Add to the items' trends."""
+        await self._session.require_open()
+        keys = self._session.keys.items(tenant)
+        for start in range(0, len(visits), VISITS_PAGE):
+            args: list[Argument] = [*VISIT_LIMITS]
+            for visit in visits[start : start + VISITS_PAGE]:
+                args += (visit.item_id, visit.visitor, repr(visit.weight))
+            await self._session.run(ADD_VISITS, [keys.trends, keys.trend_clock, keys.visitors], args)
+
+    async def trends(self, tenant: str, limit: int) -> dict[str, float]:
+        """Return the items with the most visitors now, and how many."""
+        await self._session.require_open()
+        keys = self._session.keys.items(tenant)
+        text = await self._session.call("GET", keys.trend_clock)
+        if text is None:
+            return {}
+        clock = TrendClock.parse(text.decode()).moved_to(time.time())
+        lowest, highest = clock.limits
+        command = ("ZRANGE", keys.trends, repr(highest), repr(lowest), "BYSCORE", "REV", "LIMIT", 0, limit)
+        found = await self._session.call(*command, "WITHSCORES")
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return {item_id.decode(): clock.count_of(float(trend)) for item_id, trend in pairs}
+
+    async def add_tallies(self, tenant: str, counts: Mapping[Tally, int]) -> None:
+        """Add to the tenant's counters."""
+        args: list[Argument] = [part for tally, count in counts.items() for part in (compact_json(tally), count)]
+        if args:
+            await self._session.require_open()
+            await self._session.run(ADD_TALLIES, [self._session.keys.items(tenant).tallies], args)
+
+    async def tallies(self, tenant: str) -> dict[Tally, int]:
+        """Return the tenant's counters by name."""
+        await self._session.require_open()
+        found = await self._session.call("HGETALL", self._session.keys.items(tenant).tallies)
+        return {tuple(json.loads(name)): int(count) for name, count in found.items()}
+
+    # ---- counts
+
+    async def counts(self, tenant: str, types: Collection[str]) -> ItemCounts:
+        """Count each item's events of these types: those in the archive, and the newest of every stream behind it.
+
+        raises  StorageUnavailable  when the servers, or the archive that there is, cannot be read
+        """
+        await self._session.require_open()
+        archived = await self._counts_of_archive(tenant, frozenset(types))
+        commands = [self._newest_entries(number, archived) for number in range(self._session.keys.partitions)]
+        records = []
+        for reply in await self._session.servers.execute_all(commands):
+            if isinstance(reply, Exception):
+                raise storage_error(reply) from reply
+            page = parse_stream_page(reply, is_complete=True)
+            records += [entry.record for owner, entry in page.entries if owner == tenant]
+        counts = count_items_of_records(records, types)
+        return counts if archived is None else add_counts(archived.counts, counts)
+
+    async def _counts_of_archive(self, tenant: str, types: frozenset[str]) -> ArchivedItemCounts | None:
+        archive_id = await self._session.archive_id()
+        if not archive_id or not self._archive.is_configured:
+            return None
+        known = self._archived_counts.get((tenant, types))
+        found = await self._archive.read(ArchivedItemCounts.query(known, archive_id, tenant, types), ARCHIVE_TIMEOUT_S)
+        self._archived_counts[tenant, types] = found
+        return found
+
+    def _newest_entries(self, number: int, archived: ArchivedItemCounts | None) -> Command:
+        """Return the command that reads the newest entries of a partition that are not archived."""
+        after = 0 if archived is None else archived.manifest.seq(number)
+        limit = MAX_NEWEST_ENTRIES // self._session.keys.partitions
+        return Command.of("XREVRANGE", self._session.keys.log(number), "+", after + 1, "COUNT", limit)
+
+
+def _encode(entry: ItemEntry) -> list[Argument]:
+    """Return the arguments of PUT_ITEMS for an item."""
+    texts = (
+        entry.item_id,
+        "" if entry.title is None else f"={entry.title}",
+        "" if entry.categories is None else f"={json.dumps(entry.categories)}",
+        "" if entry.available is None else f"={entry.available:d}",
+        properties_to_texts(entry.properties),
+    )
+    try:
+        return [text.encode() for text in texts]
+    except UnicodeEncodeError as exc:
+        raise StorageError(f"an item cannot be stored: {exc}") from exc
+
+
+def _decode(item_id: bytes, *parts: bytes | None) -> ItemEntry:
+    title, categories, available, properties = parts
+    return ItemEntry(
+        item_id.decode(),
+        None if title is None else title.decode(),
+        None if categories is None else tuple(json.loads(categories)),
+        None if available is None else available == b"1",
+        properties_from_texts(properties or b"{}"),
+    )
+
+
+def _encode_codes(codes: ItemCodes) -> tuple[str, str]:
+    """Return the arguments of PUT_ITEM_CODES for the codes of an item."""
+    of = (codes.item_id, codes.tag.hex())
+    return compact_json(of), compact_json((codes.evidence, codes.bias, codes.history.hex(), codes.target.hex()))
+
+
+def _decode_codes(member: bytes, value: bytes) -> ItemCodes:
+    item_id, tag = json.loads(member)
+    evidence, bias, history, target = json.loads(value)
+    return ItemCodes(item_id, bytes.fromhex(tag), evidence, bias, bytes.fromhex(history), bytes.fromhex(target))

@@ -1,0 +1,196 @@
+"""What tenants set for their items, and tenants' tallies and named values, in the embedded store."""
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from storage.errors import PropertyRefused
+from storage.records import (
+    MAX_PAGE_BYTES,
+    ItemChanges,
+    ItemCodes,
+    ItemEntry,
+    PropertyTypes,
+    Tally,
+    parse_property_types,
+    properties_from_json,
+    properties_to_json,
+    types_to_hold,
+    with_held_types,
+)
+
+PUT_ITEM = """
+INSERT INTO items (tenant, item_id, version, title, categories, available, properties)
+VALUES (:tenant, :item_id, :version, :title, :categories, :available, nullif(json_patch('{}', :properties), '{}'))
+ON CONFLICT (tenant, item_id) DO UPDATE SET
+    version = excluded.version,
+    title = coalesce(excluded.title, title),
+    categories = coalesce(excluded.categories, categories),
+    available = coalesce(excluded.available, available),
+    properties = nullif(json_patch(coalesce(properties, '{}'), :properties), '{}')
+"""
+
+PUT_ITEM_CODES = """
+INSERT OR REPLACE INTO item_codes (tenant, item_id, generation, version, evidence, bias, history, target)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+SELECT_VERSION = """
+SELECT max(
+    (SELECT coalesce(max(version), 0) FROM items WHERE tenant = :tenant),
+    (SELECT coalesce(max(version), 0) FROM item_codes WHERE tenant = :tenant)
+)
+"""
+
+# one statement, as no change may be missed between two
+SELECT_CHANGES = """
+SELECT version, item_id, NULL AS generation, title, categories, available, properties FROM items
+WHERE tenant = :tenant AND version > :after
+UNION ALL
+SELECT version, item_id, generation, evidence, bias, history, target FROM item_codes
+WHERE tenant = :tenant AND version > :after
+ORDER BY version LIMIT :limit
+"""
+
+SELECT_TENANTS = """
+SELECT tenant FROM items UNION SELECT tenant FROM item_codes UNION SELECT tenant FROM notes WHERE name = ?
+"""
+
+ADD_TALLY = """
+INSERT INTO tallies (tenant, name, count) VALUES (?, ?, ?)
+ON CONFLICT (tenant, name) DO UPDATE SET count = count + excluded.count
+"""
+
+# names of tenants' values
+SECRET = "secret"  # noqa: S105, the name of it
+EXPERIMENT = "experiment"
+PROPERTY_TYPES = "property-types"  # a JSON object, see PropertyTypes
+TREND_CLOCK = "trend-clock"
+ACCEPTED_ARCHIVE = "accepted-archive"  # id of the archive that may hold what the log lacks
+
+
+def items_version(db: sqlite3.Connection, tenant: str) -> int:
+    """Return the version of the tenant's last change of an item or its codes; 0 without one."""
+    (newest,) = db.execute(SELECT_VERSION, {"tenant": tenant}).fetchone()
+    return int(newest)
+
+
+def put_items(db: sqlite3.Connection, tenant: str, entries: Sequence[ItemEntry]) -> PropertyRefused | None:
+    """Set what these entries say of their items; return why nothing is set, if it is not."""
+    try:
+        types = types_to_hold("item", [entry.properties for entry in entries])
+    except PropertyRefused as refused:
+        return refused  # one that is raised would have the others of the group begin again
+    if (refusal := hold_types(db, tenant, {"item": types})) is not None:
+        return refusal
+    before = items_version(db, tenant)
+    db.executemany(
+        PUT_ITEM,
+        [
+            {
+                "tenant": tenant,
+                "item_id": entry.item_id,
+                "version": number,
+                "title": entry.title,
+                "categories": None if entry.categories is None else json.dumps(entry.categories),
+                "available": entry.available,
+                "properties": properties_to_json(entry.properties),
+            }
+            for number, entry in enumerate(entries, before + 1)
+        ],
+    )
+    return None
+
+
+def put_item_codes(db: sqlite3.Connection, tenant: str, codes: Sequence[ItemCodes]) -> None:
+    """Set these codes, each for its item and generation."""
+    before = items_version(db, tenant)
+    db.executemany(
+        PUT_ITEM_CODES,
+        [
+            (tenant, one.item_id, one.tag, number, one.evidence, one.bias, one.history, one.target)
+            for number, one in enumerate(codes, before + 1)
+        ],
+    )
+
+
+def item_changes(db: sqlite3.Connection, tenant: str, after: int, limit: int) -> ItemChanges:
+    """Return the first changes whose versions are above `after`, at most `limit`."""
+    rows = db.execute(SELECT_CHANGES, {"tenant": tenant, "after": after, "limit": limit})
+    return ItemChanges.of(((version, _changed(*columns)) for version, *columns in _of_a_page(rows)), after)
+
+
+def _of_a_page(rows: sqlite3.Cursor) -> Iterator[Sequence[Any]]:
+    """Yield rows until their last columns have MAX_PAGE_BYTES."""
+    size = 0
+    for row in rows:
+        yield row
+        size += len(row[-1] or "")
+        if size >= MAX_PAGE_BYTES:
+            return
+
+
+def item_tenants(db: sqlite3.Connection) -> list[str]:
+    """Return the tenants that have set anything for an item, its codes or properties' types."""
+    return [tenant for (tenant,) in db.execute(SELECT_TENANTS, (PROPERTY_TYPES,))]
+
+
+def property_types(db: sqlite3.Connection, tenant: str) -> PropertyTypes:
+    """Return the types of the tenant's properties."""
+    return parse_property_types(named_value(db, tenant, PROPERTY_TYPES))
+
+
+def hold_types(db: sqlite3.Connection, tenant: str, types: PropertyTypes) -> PropertyRefused | None:
+    """Hold these types of properties; return why none of them is held, if that is so."""
+    held = property_types(db, tenant)
+    try:
+        holding = with_held_types(held, types)
+    except PropertyRefused as refusal:
+        return refusal
+    if holding != held:
+        set_named_value(db, tenant, PROPERTY_TYPES, json.dumps(holding))
+    return None
+
+
+def _changed(item_id: str, generation: bytes | None, *columns: Any) -> ItemEntry | ItemCodes:
+    if generation is not None:
+        return ItemCodes(item_id, generation, *columns)
+    title, categories, available, properties = columns
+    known = None if categories is None else tuple(json.loads(categories))
+    is_available = None if available is None else bool(available)
+    return ItemEntry(item_id, title, known, is_available, properties_from_json(properties or "{}"))
+
+
+def add_tallies(db: sqlite3.Connection, tenant: str, counts: Mapping[Tally, int]) -> None:
+    """Add to the tenant's counters of these names."""
+    db.executemany(ADD_TALLY, [(tenant, json.dumps(name), count) for name, count in counts.items()])
+
+
+def tallies(db: sqlite3.Connection, tenant: str) -> dict[Tally, int]:
+    """Return every counter of the tenant by name."""
+    rows = db.execute("SELECT name, count FROM tallies WHERE tenant = ?", (tenant,))
+    return {tuple(json.loads(name)): count for name, count in rows}
+
+
+def named_value(db: sqlite3.Connection, tenant: str, name: str) -> str | None:
+    """Return the tenant's value of this name."""
+    row = db.execute("SELECT value FROM notes WHERE tenant = ? AND name = ?", (tenant, name)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def set_named_value(db: sqlite3.Connection, tenant: str, name: str, value: str | None) -> None:
+    """Set the tenant's value of this name; None deletes it."""
+    db.execute("DELETE FROM notes WHERE tenant = ? AND name = ?", (tenant, name))
+    if value is not None:
+        db.execute("INSERT INTO notes VALUES (?, ?, ?)", (tenant, name, value))
+
+
+def secret(db: sqlite3.Connection) -> bytes:
+    """Return the 32 random bytes of the file; the first call makes them."""
+    made = ("", SECRET, secrets.token_hex(32))
+    db.execute("INSERT INTO notes VALUES (?, ?, ?) ON CONFLICT DO NOTHING", made)
+    secret_hex = named_value(db, "", SECRET)
+    assert secret_hex is not None
+    return bytes.fromhex(secret_hex)
