@@ -8,7 +8,6 @@ from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.expressions import syntax_tree
@@ -98,8 +97,7 @@ class ItemExpressions:
         evaluation = Evaluation(columns, scalars, self._properties.rows)
         if expression.result == "boolean":
             return evaluation.rows_where(node).copy()
-        gains = np.nan_to_num(evaluation.numbers(node), nan=0.0, posinf=MAX_BOOST, neginf=-MAX_BOOST)
-        return np.clip(gains, -MAX_BOOST, MAX_BOOST).astype(np.float32)
+        return evaluation.gains(node, MAX_BOOST)
 
     def _text_key(self, expression: Expression) -> Hashable:
         return expression.text, expression.result, expression.types, self._properties.types_version

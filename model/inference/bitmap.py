@@ -72,4 +72,4 @@ def first_outside(bitmap: Bitmap, rows: NDArray[np.int32], count: int) -> NDArra
 
 def to_mask(bitmaps: NDArray[np.uint64], items: int) -> NDArray[np.bool_]:
     """Unpack bitmaps: (..., words) -> (..., N)."""
-    return np.unpackbits(bitmaps.view(np.uint8), axis=-1, count=items, bitorder="little").astype(np.bool_)
+    return np.unpackbits(bitmaps.view(np.uint8), axis=-1, count=items, bitorder="little").view(np.bool_)

@@ -212,7 +212,10 @@ def test_a_number_is_what_it_is_for_the_item_alone(
 ) -> None:
     node = ENVIRONMENT.compile(expression.ours, "number")
     given_scalars = {name: value for name, value in shared.items() if value is not None}
-    values = Evaluation(columns_of(found), {**given_scalars, "now": microseconds(NOW)}, len(found)).numbers(node)
+    evaluation = Evaluation(columns_of(found), {**given_scalars, "now": microseconds(NOW)}, len(found))
+    values = evaluation.numbers(node)
+    limited = np.clip(np.nan_to_num(values, nan=0.0, posinf=2.0, neginf=-2.0), -2.0, 2.0).astype(np.float32)
+    assert np.array_equal(evaluation.gains(node, 2.0), limited)
     oracle = ORACLE.compile(expression.oracle)
     wanted = [evaluate_one(oracle, item, shared) for item in found]
     assert np.array_equal(values, [np.nan if one is None else one for one in wanted], equal_nan=True)
