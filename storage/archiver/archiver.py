@@ -65,6 +65,7 @@ def _commit(
     erasures = sum(isinstance(entry, ErasureEntry) for entry in entries)
     if erasures:
         source.scrub()  # before the commit: an archiver killed in between scrubs twice, and not never
+    source.require(positions)  # a replica that was behind may have taken over, and numbers what comes as what it lacks
     writer.commit(entries, positions)
     return len(entries) - erasures
 

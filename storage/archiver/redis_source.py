@@ -36,6 +36,12 @@ SOCKET_TIMEOUT_S = 30.0
 REWRITE_TIMEOUT_S = 600.0
 PARTITIONS_AT_ONCE = 32
 
+LOST_ARCHIVED = (
+    "'{key}' no longer has its entry {position}, which is archived: Redis has lost events, or these are other data. "
+    "docs/operations.md, 'The archive', says what to do"
+)
+LOST_READ = "'{key}' has lost its entry {position} since it was read; nothing of it is archived"
+
 StreamEntry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
 logger = logging.getLogger(__name__)
@@ -116,12 +122,19 @@ class RedisSource(LogSource):
         """Return the page without its first entry, which must be the one at the position."""
         if position is not None:
             if not page or page[0][0].decode() != position:
-                raise StorageError(
-                    f"'{self._keys.log(partition)}' no longer has its entry {position}, which is archived: Redis has "
-                    "lost events, or these are other data. docs/operations.md, 'The archive', says what to do"
-                )
+                raise StorageError(LOST_ARCHIVED.format(key=self._keys.log(partition), position=position))
             page = page[1:]
         return EntryPage(partition, list(_parsed(partition, page)), page[-1][0].decode() if page else position)
+
+    @override
+    def require(self, positions: Mapping[int, str]) -> None:
+        with self._redis.pipeline(transaction=False) as pipe:
+            for partition, position in positions.items():
+                pipe.xrange(self._keys.log(partition), position, position)
+            found = pipe.execute()
+        for (partition, position), entries in zip(positions.items(), found, strict=True):
+            if not entries:
+                raise StorageError(LOST_READ.format(key=self._keys.log(partition), position=position))
 
     @override
     def trim(self, position_of: Callable[[int], str | None], before_ms: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,10 @@ class LogSource(Protocol):
 
         raises  StorageError  when the entry at the position is not the one that was there
         """
+        ...
+
+    def require(self, positions: Mapping[int, str]) -> None:
+        """Raise StorageError where an entry at one of these positions is gone since it was read."""
         ...
 
     def trim(self, position_of: Callable[[int], str | None], before_ms: int) -> int:

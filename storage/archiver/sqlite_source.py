@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -64,6 +64,10 @@ class SQLiteSource(LogSource):
         if erased:
             users = [ErasureEntry(tenant, 0, through_seq + 1, user) for _, tenant, user, through_seq in erased]
             yield EntryPage(ERASURES, users, str(erased[-1][0]))
+
+    @override
+    def require(self, positions: Mapping[int, str]) -> None:
+        pass  # what a commit has synced stays
 
     @override
     def trim(self, position_of: Callable[[int], str | None], before_ms: int) -> int:

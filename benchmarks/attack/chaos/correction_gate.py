@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 class CorrectionGate:
     """Is open, but for the time of a loss.
 
-    epoch  another one before, within and after every loss
+    epoch  another one before, within and after every loss, and wherever a replica takes over
     """
 
     def __init__(self) -> None:

@@ -75,10 +75,15 @@ class AcceptedLoss:
 
 @dataclass
 class OperationLog:
-    """All operations, in the order in which they began, the item of each event, and what may be gone."""
+    """All operations, in the order in which they began, the item of each event, and what may be gone.
+
+    takeovers  when replicas took over, from and until: what was read before they had it, and nobody acknowledged, may
+               be gone, and come back in another order
+    """
 
     operations: list[Operation] = field(default_factory=list)
     losses: list[AcceptedLoss] = field(default_factory=list)
+    takeovers: list[tuple[float, float]] = field(default_factory=list)
     items: dict[EventKey, str] = field(default_factory=dict)
 
     def of_kind(self, kind: OperationKind) -> Iterable[Operation]:
@@ -88,6 +93,10 @@ class OperationLog:
     def losses_of(self, operation: Operation) -> list[AcceptedLoss]:
         """Return the losses that may have taken what the operation did."""
         return [loss for loss in self.losses if loss.may_lack(operation)]
+
+    def is_beside_a_takeover(self, operation: Operation) -> bool:
+        """Return whether the operation was under way while a replica took over."""
+        return any(since_s <= operation.ended_s and operation.began_s <= until_s for since_s, until_s in self.takeovers)
 
     def posts(self) -> dict[EventKey, list[Operation]]:
         """Return the operations that posted each event: the first, and those that sent it again."""

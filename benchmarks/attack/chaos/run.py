@@ -100,6 +100,7 @@ async def chaos(settings: ChaosSettings) -> ChaosReport:
         await archiver.close()
         last_turn = await disruptions.operator.command("archive", "--once", "--keep-tail", "0")
         workload.record.losses = disruptions.servers.losses
+        workload.record.takeovers = disruptions.servers.takeovers
         _write_record(workload, settings.directory / "operations.jsonl")
         await asyncio.gather(*(app.close() for app in environment.apps))
         store = await environment.open_store()
@@ -153,10 +154,10 @@ def _write_record(workload: Workload, path: Path) -> None:
 
 
 def list_operations(workload: Workload) -> list[Operation]:
-    """Return the operations on the users whose whole logs were read, but for those that a loss may have shortened."""
+    """Return the operations on the users whose whole logs were read, but for those that may have lacked something."""
     record = workload.record
     of_lists = [operation for operation in record.operations if operation.family < 0]
-    shortened = {operation.user_id for operation in of_lists if record.losses_of(operation)}
+    shortened = {one.user_id for one in of_lists if record.losses_of(one) or record.is_beside_a_takeover(one)}
     return [operation for operation in of_lists if operation.user_id not in shortened]
 
 

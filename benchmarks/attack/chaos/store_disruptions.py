@@ -90,12 +90,14 @@ class FileDisruptions(StoreDisruptions):
 class ServerDisruptions(StoreDisruptions):
     """Servers of Redis are killed, stopped, empty or older, and replicas take over.
 
+    takeovers           of replicas, from and until
     failovers_accepted  where a replica that took over lacked entries, of which not one may have been acknowledged
                         unless nobody waited for replicas
     """
 
     def __init__(self, environment: ChaosEnvironment, operator: Operator, gate: CorrectionGate) -> None:
         super().__init__(environment, operator)
+        self.takeovers: list[tuple[float, float]] = []
         self.failovers_accepted = 0
         self._gate = gate
 
@@ -163,6 +165,7 @@ class ServerDisruptions(StoreDisruptions):
             if may_lose:
                 await stack.enter_async_context(self._gate.closed())
             since_s, before = time.monotonic(), self._environment.log_sizes()
+            self._gate.epoch += 1
 
             async def lag() -> None:
                 await asyncio.sleep(LAG_S)
@@ -175,6 +178,8 @@ class ServerDisruptions(StoreDisruptions):
                 self.failovers_accepted += await self._operator.accept_loss()
             if may_lose:
                 self.losses.append(AcceptedLoss(since_s, time.monotonic(), frozenset(), is_noticed))
+            self.takeovers.append((since_s, time.monotonic()))
+            self._gate.epoch += 1
         return True
 
     async def _refused(self, server: Server, before: Mapping[Path, int]) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archiver.archiver import TurnCounts
-from storage.archiver.redis_source import trim_arguments
+from storage.archiver.redis_source import RedisSource, trim_arguments
+from storage.archiver.source import EntryPage
 from storage.errors import StorageError, StorageUnavailable, UnknownEvent
 from storage.redis.scripts.events import COMMIT
 from storage.state.event import Event
@@ -280,6 +282,30 @@ class TestBelonging:
             turn(any_server, tmp_path)
         (log,) = any_server.client.keys("*:log")
         assert any_server.client.xlen(log) == 5
+
+    def test_what_is_lost_while_it_is_read_is_not_archived(
+        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As where a replica takes over that was behind: it gives other entries these numbers."""
+        self.append(any_server, None, "e1", "e2")
+        turn(any_server, tmp_path, keep_tail_s=3600)
+        before = {key: any_server.client.dump(key) for key in any_server.client.keys("*{p*")}
+        self.append(any_server, None, "e3", "e4")
+        read = RedisSource.entries
+
+        def read_and_lose(source: RedisSource, position_of: Callable[[int], str | None]) -> Iterator[EntryPage]:
+            yield from read(source, position_of)
+            for key, value in before.items():
+                any_server.client.restore(key, 0, value, replace=True)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RedisSource, "entries", read_and_lose)
+            with pytest.raises(StorageError, match="since it was read"):
+                turn(any_server, tmp_path)
+        noted = [field for field in any_server.client.hkeys("lisarec:meta") if field.startswith((b"newest:", b"lost"))]
+        any_server.client.hdel("lisarec:meta", *noted)  # services that do not know of them
+        self.append(any_server, None, "f3", "f4", "f5")
+        assert turn(any_server, tmp_path).archived == 3
 
     def test_a_prefix_without_events_is_named(self, any_server: RedisServer, tmp_path: Path) -> None:
         with pytest.raises(StorageUnavailable, match="key prefix 'lisarec'"):
