@@ -40,10 +40,12 @@ class StringTable(Sequence[str]):
 
     @classmethod
     def of(cls, strings: Iterable[str] | pl.Series) -> StringTable:
-        """Pack the strings."""
-        series = strings if isinstance(strings, pl.Series) else pl.Series(list(strings), dtype=pl.String)
-        buffer = np.frombuffer((series.str.join().item() or "").encode(), np.uint8)
-        return cls(buffer, ends_of(series.str.len_bytes().to_numpy()))
+        """Pack the strings; only those of a series by polars, whose threads do not survive a fork."""
+        if isinstance(strings, pl.Series):
+            buffer = np.frombuffer((strings.str.join().item() or "").encode(), np.uint8)
+            return cls(buffer, ends_of(strings.str.len_bytes().to_numpy()))
+        encoded = [text.encode() for text in strings]
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), ends_of(np.fromiter(map(len, encoded), np.uint32)))
 
     def __len__(self) -> int:
         return len(self.ends) - 1
