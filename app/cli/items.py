@@ -16,7 +16,10 @@ cli = typer.Typer(help="The items of a running service.", no_args_is_help=True)
 @cli.command("import")
 def import_items(
     file: Annotated[
-        Path, typer.Argument(help="Table with item_id and any of title, categories (a|b), available.", metavar="FILE")
+        Path,
+        typer.Argument(
+            help="Table with item_id and any of title, categories (a|b), available, and properties.", metavar="FILE"
+        ),
     ],
     url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
     key_file: Annotated[
@@ -27,11 +30,13 @@ def import_items(
     """Say something of many items: .tsv, .csv (.gz) or .parquet.
 
     An empty cell, like a column that is missing, leaves what was said before. It can be done again.
+    Each other column is a property: of its declared type (which a key with the scope admin can read), or of the type
+    that all of its cells fit: boolean (true, false), number, time (RFC 3339 with a zone), set (a|b) or text.
     """
-    from app.jobs.import_items import read, send
+    from app.jobs.import_items import held_types, read, send
 
-    items = read(file)
     key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
+    items = read(file, held_types(url, key))
     with Progress(
         TextColumn("items"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
     ) as bar:

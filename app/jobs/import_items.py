@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
+import polars as pl
 
 from app.jobs.replay import (
     FIRST_PAUSE_S,
@@ -19,34 +21,109 @@ from app.jobs.replay import (
     error_message,
     require_http_url,
 )
+from app.schemas.properties import NAME_RULE, is_property_name
+from model.data.interactions import DataError
 from model.data.readers import AVAILABLE, categories_in, read_item_table
+from model.data.table import Table
+from storage.records import ITEM_TIMES, PropertyType
 
-BATCH = 500  # of the 1,000 that a request may have, so that long titles stay within its bytes
+BATCH = 500  # of the 1,000 that a request may have
+BATCH_BYTES = 1 << 19  # of the 1 MiB that a body may have
 
-COLUMNS = ("item_id", "title", "categories", "available")
+FIELDS = ("item_id", "title", "categories", "available")
+TRUTH = {"true": True, "false": False}
+JSON_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
+TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})$"
 
 ItemJson = dict[str, Any]
 
 
-def read(path: Path) -> list[ItemJson]:
+def held_types(url: str, key: str | None = None) -> dict[str, PropertyType]:
+    """Return the types of the service's properties; none where the key may not read them, or nothing answers."""
+    require_http_url(url)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    try:
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as client:
+            answer = client.get("/v1/admin/properties")
+    except httpx.TransportError:
+        return {}
+    return dict(answer.json()["items"]) if answer.status_code == httpx.codes.OK else {}
+
+
+def read(path: Path, types: Mapping[str, PropertyType]) -> list[ItemJson]:
     """Return the items of a table as ``POST /v1/items`` takes them; an empty cell changes nothing.
+
+    Columns without a meaning of their own are properties.
+
+    types  of properties; the cells of a column decide on any other one, see `column_type`
 
     raises  DataError  which names the line
     """
-    frame = read_item_table(path)
-    columns = [frame[name].to_list() if name in frame.columns else [None] * len(frame) for name in COLUMNS]
-    return [_item(*row) for row in zip(*columns, strict=True)]
+    table = read_item_table(path, has_properties=True)
+    items: list[ItemJson] = [{"item_id": item_id} for item_id in table.frame["item_id"].to_list()]
+    for name in table.frame.columns:
+        if name not in FIELDS:
+            _add_property(items, table, name, "time" if name in ITEM_TIMES else types.get(name))
+    parse: Mapping[str, Callable[[str], Any]] = {
+        "title": str,
+        "categories": lambda cell: list(categories_in(cell)),
+        "available": lambda cell: AVAILABLE[cell.lower()],
+    }
+    for name in parse.keys() & set(table.frame.columns):
+        for item, cell in zip(items, table.frame[name].to_list(), strict=True):
+            if cell:
+                item[name] = parse[name](cell)
+    return items
 
 
-def _item(item_id: str, title: str | None, categories: str | None, available: str | None) -> ItemJson:
-    item: ItemJson = {"item_id": item_id}
-    if title:
-        item["title"] = title
-    if categories:
-        item["categories"] = list(categories_in(categories))
-    if available:
-        item["available"] = AVAILABLE[available.lower()]
-    return item
+def _add_property(items: list[ItemJson], table: Table, name: str, declared: PropertyType | None) -> None:
+    """Add the column of a property to the items."""
+    if not is_property_name(name) and name not in ITEM_TIMES:
+        raise DataError(f"{table.path}, line 1: column {name!r} cannot be a property, rename or remove it: {NAME_RULE}")
+    cells = table.frame[name]
+    type_ = column_type(cells) if declared is None else declared
+    if type_ == "boolean":
+        bad = ~cells.fill_null("").str.to_lowercase().is_in([*AVAILABLE, ""])
+        table.refuse(bad, f"{name} is a boolean, and {{!r}} is none of true, false, 1, 0", name)
+    numbers = table.numbers(name).tolist() if type_ == "number" else None
+    for place, (item, cell) in enumerate(zip(items, cells.to_list(), strict=True)):
+        if cell:
+            value = _value(cell, type_) if numbers is None else numbers[place]
+            (item if name in ITEM_TIMES else item.setdefault("properties", {}))[name] = value
+
+
+def column_type(cells: pl.Series) -> PropertyType:
+    """Return the type that all cells of a column fit: the first of boolean, number and time, else set or text.
+
+    Numbers are as JSON has them, so that codes such as 007 stay texts; a set has a cell with a "|".
+    """
+    known = cells.filter(cells.is_not_null() & (cells != ""))
+    if known.str.to_lowercase().is_in(list(TRUTH)).all():
+        return "boolean"
+    if known.str.contains(JSON_NUMBER).all():
+        return "number"
+    if known.str.contains(TIME).all():
+        return "time"
+    return "set" if known.str.contains("|", literal=True).any() else "text"
+
+
+def _value(cell: str, type_: PropertyType) -> str | bool | list[str]:
+    if type_ == "boolean":
+        return AVAILABLE[cell.lower()]
+    return list(categories_in(cell)) if type_ == "set" else cell
+
+
+def _batches(items: list[ItemJson]) -> Iterator[tuple[int, list[ItemJson]]]:
+    """Yield the items of each request, and how many come before."""
+    begin, size = 0, 0
+    for place, item in enumerate(items):
+        item_size = len(json.dumps(item))
+        if place - begin == BATCH or (size + item_size > BATCH_BYTES and place > begin):
+            yield begin, items[begin:place]
+            begin, size = place, 0
+        size += item_size
+    if items:
+        yield begin, items[begin:]
 
 
 def send(
@@ -67,8 +144,7 @@ def send(
     unknown = 0
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as client:
-        for begin in range(0, len(items), BATCH):
-            batch = items[begin : begin + BATCH]
+        for begin, batch in _batches(items):
             unknown += _send(client, batch, begin, retry_for_s)
             on_sent(len(batch))
     return unknown

@@ -64,7 +64,7 @@ def read_items(directory: Path) -> ItemTexts:
     path = find_table(directory, "items")
     if path is None:
         return ItemTexts({}, {})
-    frame = read_item_table(path)
+    frame = read_item_table(path).frame
     ids = frame["item_id"].to_list()
     empty = pl.repeat("", len(frame), eager=True)
     titles = (frame["title"] if "title" in frame.columns else empty).fill_null("")
@@ -75,12 +75,14 @@ def read_items(directory: Path) -> ItemTexts:
     )
 
 
-def read_item_table(path: Path) -> pl.DataFrame:
+def read_item_table(path: Path, *, has_properties: bool = False) -> Table:
     """Read the columns item_id, title, categories and available of a file as text, as far as it has them.
+
+    has_properties  whether to read all other columns, too
 
     raises DataError, also for an id that stands there twice
     """
-    table = read_table(path, ("item_id",), ("title", "categories", "available"))
+    table = read_table(path, ("item_id",), ("title", "categories", "available"), has_others=has_properties)
     table.require_ids("item_id")
     ids = table.frame["item_id"]
     table.refuse(ids.is_duplicated() & ~ids.is_first_distinct(), "item_id {!r} stands here a second time", "item_id")
@@ -88,7 +90,7 @@ def read_item_table(path: Path) -> pl.DataFrame:
         cells = table.frame["available"]
         bad = ~cells.fill_null("").str.to_lowercase().is_in([*AVAILABLE, ""])
         table.refuse(bad, "available {!r} is none of true, false, 1, 0", "available")
-    return table.frame
+    return table
 
 
 def categories_in(text: str) -> tuple[str, ...]:

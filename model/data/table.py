@@ -82,20 +82,28 @@ def find_table(directory: Path, stem: str) -> Path | None:
     return files[0] if files else None
 
 
-def read_table(path: Path, required: Sequence[str], optional: Sequence[str]) -> Table:
-    """Read a table with these columns from a file of any supported format; raises DataError."""
+def read_table(path: Path, required: Sequence[str], optional: Sequence[str], *, has_others: bool = False) -> Table:
+    """Read a table with these columns, and others if wanted, from a file of any supported format; raises DataError."""
     raw = _uncompressed(path)
     if path.suffix == ".parquet":
         try:
             frame = pl.read_parquet(io.BytesIO(raw))
-            frame = frame.select(pl.col(name).cast(pl.String) for name in frame.columns)
+            frame = frame.select(_as_text(frame[name]) for name in frame.columns)
         except pl.exceptions.PolarsError as exc:
             raise DataError(f"{path} is not a Parquet table of numbers and texts: {str(exc)[:200]}") from exc
     else:
         frame = _parse(path, raw)
-    _check_header(path, frame.columns, required, optional)
-    keep = [name for name in (*required, *optional) if name in frame.columns]
+    others = [name for name in frame.columns if has_others and name not in (*required, *optional)]
+    _check_header(path, frame.columns, required, (*optional, *others))
+    keep = [name for name in (*required, *optional, *others) if name in frame.columns]
     return Table(path, frame.select(keep), hashlib.sha256(raw).hexdigest())
+
+
+def _as_text(column: pl.Series) -> pl.Series:
+    """Return the column of a Parquet file as texts, times with a zone as those of RFC 3339."""
+    if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
+        return column.dt.convert_time_zone("UTC").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
+    return column.cast(pl.String)
 
 
 def _uncompressed(path: Path) -> bytes:

@@ -1,0 +1,159 @@
+"""Properties from tables: each column has a type, declared or that of all its cells."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.cli.main import main
+from app.jobs.import_items import BATCH_BYTES, _batches, column_type, held_types, read, send
+from model.data.interactions import DataError
+from tests.app.conftest import Client
+
+TABLE = """item_id,title,price,brand,organic,made,tags,code,empty,available_until
+tea,Tea,4.50,Hill,TRUE,2026-05-01T08:00:00Z,loose|green,007,,2026-12-24T12:00:00+01:00
+cup,,,,,,,,,
+pot,Pot,12,Hill,false,2026-05-01 08:00:00.5+02:00,iron,12,,
+"""
+
+
+@pytest.fixture
+def url(client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the command finds the service of this test."""
+
+    monkeypatch.setattr(httpx.Client, "post", lambda _self, path, **options: client.request("POST", path, **options))
+    monkeypatch.setattr(httpx.Client, "get", lambda _self, path, **options: client.request("GET", path, **options))
+    return "http://service"
+
+
+def imported(file: Path, url: str) -> int:
+    with pytest.raises(SystemExit) as exit_:
+        main(["items", "import", str(file), "--url", url])
+    return int(exit_.value.code or 0)
+
+
+def properties(client: Client, item_id: str) -> dict[str, Any]:
+    return dict(client.get(f"/v1/items/{item_id}").json()["properties"])
+
+
+def test_columns_become_properties_of_the_types_that_all_their_cells_fit(
+    client: Client, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "items.csv").write_text(TABLE)
+    for _ in range(2):
+        assert imported(tmp_path / "items.csv", url) == 0
+    assert properties(client, "tea") == {
+        "price": 4.5,
+        "brand": "Hill",
+        "organic": True,
+        "made": "2026-05-01T08:00:00Z",
+        "tags": ["green", "loose"],
+        "code": "007",
+    }
+    assert properties(client, "pot") | {"made": ""} == {
+        "price": 12.0,
+        "brand": "Hill",
+        "organic": False,
+        "made": "",
+        "tags": ["iron"],
+        "code": "12",
+    }
+    assert properties(client, "cup") == {}
+    assert client.get("/v1/items/tea").json()["available_until"] == "2026-12-24T11:00:00Z"
+    types = {"price": "number", "brand": "text", "organic": "boolean", "made": "time", "tags": "set", "code": "text"}
+    assert client.get("/v1/admin/properties").json()["items"] == types
+
+
+def test_declared_types_go_before_what_cells_look_like(client: Client, url: str, tmp_path: Path) -> None:
+    types = {"price": "text", "brand": "set", "organic": "boolean", "code": "number", "empty": "text"}
+    client.request("PUT", "/v1/admin/properties", json={"items": types})
+    (tmp_path / "items.csv").write_text(TABLE)
+    assert imported(tmp_path / "items.csv", url) == 0
+    found = properties(client, "tea")
+    assert (found["price"], found["brand"], found["code"]) == ("4.50", ["Hill"], 7.0)
+    assert held_types(url) == types | {"made": "time", "tags": "set"}
+
+
+def test_parquet_has_the_same_types(client: Client, url: str, tmp_path: Path) -> None:
+    made = [datetime(2026, 5, 1, 8, 0, 0, 5, UTC), None]
+    columns = {"item_id": ["tea", "cup"], "price": [4.5, None], "organic": [None, False], "made": made, "stock": [3, 4]}
+    pl.DataFrame(columns).write_parquet(tmp_path / "items.parquet")
+    assert imported(tmp_path / "items.parquet", url) == 0
+    assert properties(client, "tea") == {"price": 4.5, "made": "2026-05-01T08:00:00.000005Z", "stock": 3.0}
+    assert properties(client, "cup") == {"organic": False, "stock": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("table", "declared", "says"),
+    [
+        ("item_id\tList price\na\t1\n", {}, "line 1: column 'List price' cannot be a property"),
+        ("item_id\tin\na\t1\n", {}, "column 'in' cannot be a property"),
+        ("item_id\tp\tp\na\t1\t2\n", {}, "column 'p' stands there twice"),
+        ("item_id\tprice\na\t1\nb\tmuch\n", {"price": "number"}, "line 3: price 'much' is not a finite number"),
+        ("item_id\tnew\na\t1\nb\tyes\n", {"new": "boolean"}, "line 3: new is a boolean, and 'yes' is none of true"),
+        ("item_id\tmade\na\t2026\n", {"made": "time"}, "made is neither an RFC 3339 time"),
+        ("item_id\tavailable_from\na\ttomorrow\n", {}, "is neither an RFC 3339 time"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    client: Client,
+    url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    table: str,
+    declared: dict[str, str],
+    says: str,
+) -> None:
+    client.request("PUT", "/v1/admin/properties", json={"items": declared})
+    (tmp_path / "items.tsv").write_text(table)
+    assert imported(tmp_path / "items.tsv", url) == 1
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert client.get("/v1/items/a").status_code == 404
+
+
+def test_a_key_that_may_not_read_types_lets_cells_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpx.Client, "get", lambda *_args, **_options: httpx.Response(403))
+    assert held_types("http://service", "key") == {}
+    assert held_types("http://127.0.0.1:9") == {}
+
+
+def test_requests_stay_within_a_body(client: Client, url: str, tmp_path: Path) -> None:
+    text = "x" * 1_000
+    header = "\t".join(["item_id", *(f"p{number}" for number in range(20))])
+    lines = ["\t".join([f"i{number}", *[text] * 20]) for number in range(120)]
+    (tmp_path / "items.tsv").write_text("\n".join([header, *lines]))
+    items = read(tmp_path / "items.tsv", {})
+    assert [item for _, batch in _batches(items) for item in batch] == items
+    assert max(len(str(batch)) for _, batch in _batches(items)) < 1.1 * BATCH_BYTES
+    assert send(items, url) == 120
+    assert properties(client, "i119")["p19"] == text
+
+
+CELLS = st.sampled_from(["", "true", "False", "1", "-2.5e3", "007", "a|b", "a", "2026-05-01T08:00:00Z", "2026-05-01"])
+
+
+@given(st.lists(CELLS, min_size=1, max_size=4))
+def test_a_type_fits_every_cell(cells: list[str]) -> None:
+    found, known = column_type(pl.Series(cells)), {cell for cell in cells if cell}
+    fitting = {
+        "boolean": known <= {"true", "False"},
+        "number": known <= {"1", "-2.5e3"},
+        "time": known <= {"2026-05-01T08:00:00Z"},
+        "set": any("|" in cell for cell in known),
+        "text": True,
+    }
+    assert found == next(type_ for type_, fits in fitting.items() if fits)
+
+
+def test_a_table_of_nothing_has_no_properties(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id,price\na,\n")
+    assert read(tmp_path / "items.csv", {}) == [{"item_id": "a"}]
+    with pytest.raises(DataError):
+        read(tmp_path / "none.csv", {})
