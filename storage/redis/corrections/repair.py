@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -12,6 +11,7 @@ from redis.exceptions import ResponseError
 
 from storage.archive.reader import ArchivedLog
 from storage.errors import StorageError, StorageUnavailable
+from storage.redis.corrections.overwriting_entries import OverwritingEntries
 from storage.redis.corrections.partition_log import PartitionLog
 from storage.redis.corrections.undo_and_merge import RedisCorrections
 from storage.redis.layout.head import SEQ_DIGITS, Head
@@ -21,9 +21,7 @@ from storage.redis.log.user_log import STREAM_PAGE, UserLog
 from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts.corrections import REPAIR
 from storage.redis.session.redis_session import RedisSession
-from storage.state.event import Event, Merge, Undo
 from storage.state.layout import LAYOUT_VERSION, TAG_BYTES
-from storage.state.record_encoding import from_json
 
 REPAIR_ATTEMPTS = 20
 HEADS_PAGE = 500
@@ -38,17 +36,19 @@ class LogRepair:
     def __init__(self, session: RedisSession, log: UserLog, corrections: RedisCorrections) -> None:
         self._session = session
         self._log = log
-        self._corrections = corrections
+        self._overwriting = OverwritingEntries(session, corrections)
 
     async def run(self) -> int:
-        """Repair all users, and return how many had to be.
+        """Repair all users, finish what an interrupted `accept_loss` has begun, and return how many users had to be.
 
         raises  StorageError  when entries are lost
         """
         await self._session.require_open()
         for partition in range(self._session.keys.partitions):
             await self._session.trust.require(self._session.keys.log(partition))
-        return await self._repair_all(accept_loss=False)
+        repaired = await self._repair_all(accept_loss=False)
+        await self._overwriting.log_again()
+        return repaired
 
     async def accept_loss(self) -> int:
         """Repair all users, and let everybody go on without what log and archive lack; return how many users that were.
@@ -58,18 +58,16 @@ class LogRepair:
         again, behind the archived ones.
         """
         await self._session.require_open()
-        overwriting: defaultdict[User, list[Event | Undo]] = defaultdict(list)
         repaired = 0
         for _ in range(REPAIR_ATTEMPTS):
-            positions = await self._continue_archive(overwriting)
+            positions = await self._continue_archive()
             repaired += await self._repair_all(accept_loss=True)
             if await self._append_positions(positions):
                 break
         else:
             raise StorageUnavailable(OVERTAKEN, "contention")
         await self._session.trust.accept_loss()
-        for user, records in overwriting.items():
-            await self._corrections.append(user, records)
+        await self._overwriting.log_again()
         return repaired
 
     async def _repair_all(self, *, accept_loss: bool) -> int:
@@ -81,11 +79,10 @@ class LogRepair:
                 number = partition + 1
         return repaired + await self._drop_damaged_states()
 
-    async def _continue_archive(self, overwriting: defaultdict[User, list[Event | Undo]]) -> dict[int, str]:
+    async def _continue_archive(self) -> dict[int, str]:
         """Let the numbers go on behind those of the archive's newest entries.
 
-        overwriting  gets what stood there under archived numbers
-        returns      by partition, which of the archive's newest entries its stream lacks
+        returns  by partition, which of those entries its stream lacks
         """
         positions: dict[int, str] = {}
         manifest = await self._log.manifest()
@@ -100,8 +97,7 @@ class LogRepair:
                 position = manifest.positions.get(partition)
                 if position is not None and not await self._has(partition, position):
                     positions[partition] = position
-                    for user, records in (await self._let_go(partition, position, archived)).items():
-                        overwriting[user] += records
+                    await self._overwriting.set_aside(partition, position, archived)
                 number = partition + 1
         return positions
 
@@ -124,35 +120,6 @@ class LogRepair:
         seq = entry_seq(position.encode())
         found = await self._session.call("XRANGE", self._session.keys.log(number), seq, "+", "COUNT", 1)
         return bool(found) and found[0][0].decode() == position
-
-    async def _let_go(self, number: int, position: str, archived: ArchivedLog) -> dict[User, list[Event | Undo]]:
-        """Let a partition's numbers go on behind the position; return what stands in the place of archived entries.
-
-        What stands before the first number that log and archive use for two entries is in the archive. A merge or an
-        erasure behind it is left out, and can be asked for again.
-        """
-        keys, log, seq = self._session.keys, self._session.keys.log(number), entry_seq(position.encode())
-        archived_ids = dict(archived.table.select("seq", "logged_ms").iter_rows())
-        overwriting: defaultdict[User, list[Event | Undo]] = defaultdict(list)
-        users: set[User] = set()
-        has_parted, after = False, "-"
-        while found := await self._session.call("XRANGE", log, after, "+", "COUNT", STREAM_PAGE):
-            for entry_id, fields in found:
-                has_parted = has_parted or _is_another(entry_id, archived_ids) or entry_seq(entry_id) >= seq
-                if b"e" in fields:
-                    tenant, record = from_json(json.loads(fields[b"e"]))
-                    user = keys.user(tenant, record.user_id)
-                    users.add(user)
-                    if has_parted and not isinstance(record, Merge):
-                        overwriting[user].append(record)
-            after = f"({found[-1][0].decode()}"
-        if has_parted:
-            tags = await self._session.registered_tags()
-            for user in users:  # what they have in the archive is found again by the repair
-                await self._session.call("UNLINK", user.head, user.id_index, *map(user.state_of_tag, tags))
-            await self._session.call("UNLINK", log)
-        await self._session.call("SET", keys.seq(number), seq)
-        return overwriting
 
     async def _repair_partition(self, number: int, archived: ArchivedLog | None, *, accept_loss: bool) -> int:
         repaired = 0
@@ -304,12 +271,3 @@ def _is_state(begin: Any, tag: str, head: bytes) -> bool:
     state = begin[SEQ_DIGITS:]
     is_own = state[:1] == bytes([LAYOUT_VERSION]) and state[TAG_BYTES].hex() == tag
     return is_own and int(begin[:SEQ_DIGITS]) <= Head.of(head).newest
-
-
-def _is_another(entry_id: bytes, archived_ids: Mapping[int, int]) -> bool:
-    """Return whether the archive has another entry under the number of this one.
-
-    archived_ids  SEQ -> milliseconds, the two parts of an id
-    """
-    seq, logged_ms = map(int, entry_id.split(b"-"))
-    return archived_ids.get(seq, logged_ms) != logged_ms

@@ -31,6 +31,8 @@ percent-encoded, so that the first "/" ends it.
                                                 scored 1 if the scratch lacks it from its beginning on, otherwise 0
   PREFIX:{p17}:erased:NAME              zset    the index of the user whom that erasure has erased
   PREFIX:{p17}:scratch                  stream  a copy of the log's first entries, which takes its place when complete
+  PREFIX:{p17}:aside:NAME               stream  what others had logged under the numbers of archived entries, until
+                                                `lisarec repair --accept-loss` has logged it again
   PREFIX:{items:TENANT}:version         string  how often values of the tenant's items, or codes, were set
   PREFIX:{items:TENANT}:changes         zset    item ids, scored with the version of their last change
   PREFIX:{items:TENANT}:title           hash    item id -> the value set last; the same for :categories, a JSON array,
@@ -86,6 +88,7 @@ class Keyspace:
         self.meta = f"{prefix}:meta"
         self.partitions = partitions
         self.all_states_pattern = f"{_escaped(prefix)}:{{p*}}:state:*"  # for SCAN
+        self.all_aside_pattern = f"{_escaped(prefix)}:{{p*}}:aside:*"
         self._prefix = prefix
         self._partitions = [self.partition(number) for number in range(partitions)]
 
@@ -124,6 +127,10 @@ class Keyspace:
     def seq(self, partition: int) -> str:
         """Return the key of the number of the newest entry in the partition's log."""
         return f"{self.partition(partition)}:seq"
+
+    def aside(self, partition: int, name: str) -> str:
+        """Return the key of entries that were taken out of the partition's log, to be logged again."""
+        return f"{self.partition(partition)}:aside:{name}"
 
     def user(self, tenant: str, user_id: str) -> User:
         """Return the user with the partition of their keys; raise StorageError when the ids are not Unicode."""

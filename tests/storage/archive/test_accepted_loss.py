@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StorageUnavailable
-from storage.redis.scripts.corrections import REPAIR
+from storage.redis.scripts.corrections import APPEND, REPAIR
 from storage.redis.session.trust import EXAMINE_EVERY_S
 from storage.redis.store import RedisStore
 from tests.storage.archive.archived_redis import assert_nothing_is_missing_or_twice, opened, turn
@@ -104,36 +104,73 @@ class TestAcceptedLoss:
 
         asyncio.run(law())
 
+    @pytest.fixture
+    def overwritten(self, any_server: RedisServer, tmp_path: Path) -> RedisServer:
+        """Older files, in which a service without the archive has logged events under archived numbers."""
+
+        async def fill() -> None:
+            async with opened(any_server, tmp_path / "archive") as store:
+                await append_all(store, 0, 2)
+                await asyncio.to_thread(turn, any_server, tmp_path / "archive", keep_tail_s=1_000)
+                older = any_server.copy_data(tmp_path / "older")
+                await append_all(store, 2, 4)
+                await asyncio.to_thread(turn, any_server, tmp_path / "archive")
+                any_server.restart_with(older)
+            async with opened(any_server, None) as forgetful:
+                await forgetful.append("main", [click("early", user_id) for user_id in USERS])
+
+        asyncio.run(fill())
+        return any_server
+
+    @staticmethod
+    async def assert_logged(store: RedisStore, *added: str) -> None:
+        for user_id in USERS:
+            found = [entry.record.entry_id for entry in await store.events("main", user_id)]
+            assert found[:4] == ids_of(user_id, 4)
+            assert sorted(found[4:]) == sorted(added)
+            await assert_state_is_fold_of_log(store, user_id)
+
     def test_what_others_log_meanwhile_is_logged_behind_the_archived_entries(
-        self, any_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, overwritten: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The command is called once, though a service without the archive goes on with the numbers in the meantime."""
         directory = tmp_path / "archive"
         late = [click("late", user_id) for user_id in (*USERS, "newcomer")]
 
         async def law() -> None:
-            async with opened(any_server, directory) as store:
-                await append_all(store, 0, 2)
-                await asyncio.to_thread(turn, any_server, directory, keep_tail_s=1_000)
-                older = any_server.copy_data(tmp_path / "older")
-                await append_all(store, 2, 4)
-                await asyncio.to_thread(turn, any_server, directory)
-                any_server.restart_with(older)
-            async with opened(any_server, None) as forgetful, opened(any_server, directory) as command:
-                await forgetful.append("main", [click("early", user_id) for user_id in USERS])
+            async with opened(overwritten, None) as forgetful, opened(overwritten, directory) as command:
+                await forgetful.append("main", [click("early", USERS[0])])  # it has looked at what there is
 
                 async def go_on() -> None:
                     assert not any(result.duplicate for result in await forgetful.append("main", late))
 
                 overtake(monkeypatch, REPAIR.sha, go_on)
                 await command.repair(accept_loss=True)
-                for user_id in USERS:
-                    found = [entry.record.entry_id for entry in await command.events("main", user_id)]
-                    assert found[:4] == ids_of(user_id, 4)
-                    assert sorted(found[4:]) == ["early", "late"]
-                    await assert_state_is_fold_of_log(command, user_id)
+                await self.assert_logged(command, "early", "late")
                 assert {result.duplicate for result in await command.append("main", late)} == {True}
-            turn(any_server, directory)
-            assert_nothing_is_missing_or_twice(any_server, directory)
+            turn(overwritten, directory)
+            assert_nothing_is_missing_or_twice(overwritten, directory)
+
+        asyncio.run(law())
+
+    @pytest.mark.parametrize("mark", ["RENAME", "XADD", "HDEL", APPEND.sha], ids=["rename", "xadd", "accept", "append"])
+    def test_a_command_that_dies_loses_nothing_of_it(
+        self, overwritten: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    ) -> None:
+        directory = tmp_path / "archive"
+
+        async def die() -> None:
+            raise StorageUnavailable("killed")
+
+        async def law() -> None:
+            async with opened(overwritten, directory) as command:
+                overtake(monkeypatch, mark, die)
+                with pytest.raises(StorageUnavailable, match="killed"):
+                    await command.repair(accept_loss=True)
+            async with opened(overwritten, directory) as command:
+                await command.repair(accept_loss=mark != APPEND.sha)
+                await self.assert_logged(command, "early")
+            turn(overwritten, directory)
+            assert_nothing_is_missing_or_twice(overwritten, directory)
 
         asyncio.run(law())

@@ -1,0 +1,89 @@
+"""Entries of a stream that stand under the numbers of archived ones: they are set aside, and logged again.
+
+They were logged by who did not know of the archived ones. A stream of them has a key of its own from the moment on in
+which it leaves the log until all of it is logged again, so that whoever dies in between loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Mapping
+
+from storage.archive.reader import ArchivedLog
+from storage.redis.corrections.undo_and_merge import RedisCorrections
+from storage.redis.layout.keys import User
+from storage.redis.layout.stream_entries import entry_seq
+from storage.redis.log.user_log import STREAM_PAGE
+from storage.redis.session.redis_session import RedisSession
+from storage.state.event import Event, LogRecord, Merge, Undo
+from storage.state.record_encoding import from_json
+
+
+class OverwritingEntries:
+    """Sets entries aside, and logs them again."""
+
+    def __init__(self, session: RedisSession, corrections: RedisCorrections) -> None:
+        self._session = session
+        self._corrections = corrections
+
+    async def set_aside(self, number: int, position: str, archived: ArchivedLog) -> None:
+        """Let a partition's numbers go on behind the archive's position, and set aside what uses earlier ones.
+
+        What stands before the first number that log and archive use for two entries is in the archive.
+        """
+        keys, log, seq = self._session.keys, self._session.keys.log(number), entry_seq(position.encode())
+        archived_ids = dict(archived.table.select("seq", "logged_ms").iter_rows())
+        users: set[User] = set()
+        first = ""
+        async for entry_id, user, _ in self._entries(log):
+            if not first and (_is_another(entry_id, archived_ids) or entry_seq(entry_id) >= seq):
+                first = entry_id.decode()
+            users |= {user} if user else set()
+        if first:
+            aside = keys.aside(number, secrets.token_hex(8))
+            await self._forget(users)
+            await self._session.call("XTRIM", log, "MINID", first)
+            await self._session.call("RENAME", log, aside)  # with what was logged in the meantime
+            await self._forget({user async for _, user, _ in self._entries(aside) if user})
+        await self._session.call("SET", keys.seq(number), seq)
+
+    async def log_again(self) -> None:
+        """Log what was set aside. A merge or an erasure in it is left out, and can be asked for again."""
+        async for found in self._session.servers.scan(self._session.keys.all_aside_pattern):
+            for aside in found:
+                records: defaultdict[User, list[Event | Undo]] = defaultdict(list)
+                async for _, user, record in self._entries(aside):
+                    if user and record and not isinstance(record, Merge):
+                        records[user].append(record)
+                for user, own in records.items():
+                    await self._corrections.append(user, own)
+                await self._session.call("UNLINK", aside)
+
+    async def _forget(self, users: Collection[User]) -> None:
+        """Remove heads, indexes and states; what the users have in the archive is found again by the repair."""
+        tags = await self._session.registered_tags()
+        for user in users:
+            await self._session.call("UNLINK", user.head, user.id_index, *map(user.state_of_tag, tags))
+
+    async def _entries(self, stream: str) -> AsyncIterator[tuple[bytes, User | None, LogRecord | None]]:
+        """Yield the ids of a stream's entries, with user and record of those that have them."""
+        after = "-"
+        while found := await self._session.call("XRANGE", stream, after, "+", "COUNT", STREAM_PAGE):
+            for entry_id, fields in found:
+                if b"e" in fields:
+                    tenant, record = from_json(json.loads(fields[b"e"]))
+                    yield entry_id, self._session.keys.user(tenant, record.user_id), record
+                else:
+                    yield entry_id, None, None
+            after = f"({found[-1][0].decode()}"
+
+
+def _is_another(entry_id: bytes, archived_ids: Mapping[int, int]) -> bool:
+    """Return whether the archive has another entry under the number of this one.
+
+    archived_ids  SEQ -> milliseconds, the two parts of an id
+    """
+    seq, logged_ms = map(int, entry_id.split(b"-"))
+    return archived_ids.get(seq, logged_ms) != logged_ms
