@@ -129,5 +129,6 @@ def open_source(settings: StoreSettings) -> AbstractContextManager[LogSource]:
 
 
 def _summary(counts: TurnCounts, place: Place | None) -> str:
-    parts = [f"{counts.archived:,} events archived in {place}", f"{counts.trimmed:,} removed from Redis"]
-    return "; ".join([*parts, *([f"{counts.dropped:,} dropped as too old"] if counts.dropped else [])])
+    done = {"removed from Redis": counts.trimmed, "dropped as too old": counts.dropped}
+    parts = [f"{events:,} {what}" for what, events in done.items() if events]
+    return "; ".join([f"{counts.archived:,} events archived in {place}", *parts])
