@@ -60,7 +60,7 @@ class CategoryCodes:
     async def _assign(self, overrides: ItemOverrides) -> None:
         entries, change_count = overrides.changed_since(self._processed_changes), overrides.change_count
         known = self._item_codes.of(self._tag)
-        new = [entry for entry in entries if self._needs_codes(entry, known.get(entry.item_id))]
+        new = await asyncio.to_thread(self._needing_codes, entries, known)
         if new and self._audience is None:
             loop = asyncio.get_running_loop()
             self._audience = await loop.run_in_executor(self._engine_thread, self._sample_audience)
@@ -70,10 +70,14 @@ class CategoryCodes:
                 await self._store.put_item_codes(self._tenant, [one.record() for one in changed])
         self._processed_changes = change_count
 
-    def _needs_codes(self, entry: ItemEntry, known: CodeAssignment | None) -> bool:
-        """Return whether an item has categories, and its codes come neither from a model nor from events."""
-        is_learned = entry.item_id in self._trained.items.rows or (known is not None and known.evidence > 0)
-        return bool(entry.categories) and not is_learned
+    def _needing_codes(self, entries: Sequence[ItemEntry], known: Mapping[str, CodeAssignment]) -> list[ItemEntry]:
+        """Return the items that have categories, and whose codes come neither from a model nor from events."""
+
+        def is_learned(item_id: str) -> bool:
+            assignment = known.get(item_id)
+            return item_id in self._trained.items.rows or (assignment is not None and assignment.evidence > 0)
+
+        return [entry for entry in entries if entry.categories and not is_learned(entry.item_id)]
 
     def _changed_assignments(
         self, entries: Sequence[ItemEntry], known: Mapping[str, CodeAssignment]

@@ -1,8 +1,10 @@
 """Taking in events: they are validated, logged and folded, all of a request or nothing of it."""
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 from math import isfinite
 
 from pydantic import ValidationError
@@ -90,7 +92,7 @@ class Ingest:
         signals, learners = self._signals, self._signals.learners
         logged, observations = await prepare_events(events, learners)
 
-        def learn(results: Mapping[int, AppendResult]) -> None:
+        def learn_from(results: Mapping[int, AppendResult]) -> None:
             durable, outcomes = [events[place] for place in results], list(results.values())
             for learner, observed in zip(learners, observations, strict=True):
                 of_durable = {n: observed[place] for n, place in enumerate(results) if place in observed}
@@ -98,17 +100,24 @@ class Ingest:
             signals.trend_counter.count(durable, outcomes, now_us)
             signals.click_through.count(durable, outcomes)
 
+        async def learn(results: Mapping[int, AppendResult]) -> None:
+            left = iter(results.items())
+            while some := dict(islice(left, FEW_EVENTS)):
+                learn_from(some)
+                if len(some) == FEW_EVENTS:
+                    await asyncio.sleep(0)  # others have a turn
+
         begin_s, is_failed = time.perf_counter(), False
         try:
             results = await self._store.append(self._tenant, logged)
         except StorageError as exc:
             is_failed = True
             if isinstance(exc, PartlyApplied):
-                learn(exc.results)
+                await learn(exc.results)
             raise
         finally:
             self._metrics.store.observe("append", time.perf_counter() - begin_s, is_failed=is_failed)
-        learn(dict(enumerate(results)))
+        await learn(dict(enumerate(results)))
         return results
 
     def _counts(self, events: Sequence[Event], results: Sequence[AppendResult], refused: int) -> EventCounts:

@@ -68,8 +68,8 @@ async def update_items(services: Services, caller: Caller, body: object) -> Item
     if len(bodies) <= FEW_ITEMS:
         return await updates.post(parse())
     async with services.large_write_of(caller.requester.flow):
-        posted = await services.shared_thread.run(parse, ITEM_COST * len(bodies), caller.requester)
-        return await updates.post(posted)
+        entries = await services.shared_thread.run(parse, ITEM_COST * len(bodies), caller.requester)
+        return await updates.post(entries)
 
 
 async def recommend(services: Services, caller: Caller, request: RecommendationRequest) -> bytes:

@@ -33,20 +33,21 @@ class ItemUpdates:
             words = ItemWords.model_validate(body, context={"types": await self.types_for([body])})
         except ValidationError as exc:
             raise InvalidRequest("the body does not describe an item", details_of(exc)) from None
+        entry = _entry(item_id, words)
         try:
-            await self._put([_entry(item_id, words)])
+            await self._put([entry])
         except PropertyRefused as exc:
-            raise InvalidRequest("the body does not describe an item", [_detail(exc, [words])]) from None
+            raise InvalidRequest("the body does not describe an item", [_detail(exc, [entry])]) from None
         return self.item(item_id)
 
-    async def post(self, posted: Sequence[PostedItem]) -> ItemsTaken:
+    async def post(self, entries: Sequence[ItemEntry]) -> ItemsTaken:
         """Apply the items of a body; raise InvalidItems, and StorageError as for `put`."""
         try:
-            await self._put([_entry(item.item_id, item) for item in posted])
+            await self._put(entries)
         except PropertyRefused as exc:
-            raise InvalidItems(REFUSED, [_detail(exc, posted)]) from None
-        learned = self._switcher.current.generation.item_index
-        return ItemsTaken(accepted=len(posted), unknown_items=sum(item.item_id not in learned for item in posted))
+            raise InvalidItems(REFUSED, [_detail(exc, entries)]) from None
+        learned = self._switcher.current.artifact.items.rows.rows_of([entry.item_id for entry in entries])
+        return ItemsTaken(accepted=len(entries), unknown_items=len(entries) - len(learned))
 
     async def types_for(self, bodies: Sequence[object]) -> dict[str, PropertyType]:
         """Return the types that the properties of parsed bodies have to be of; StorageError."""
@@ -69,8 +70,8 @@ class ItemUpdates:
         await self._switcher.refresh_items()
 
 
-def parse_items(bodies: Sequence[object], types: Mapping[str, PropertyType]) -> list[PostedItem]:
-    """Return the items of the parsed body of ``POST /v1/items``.
+def parse_items(bodies: Sequence[object], types: Mapping[str, PropertyType]) -> list[ItemEntry]:
+    """Return the entries of the parsed body of ``POST /v1/items``.
 
     types  that properties are of; of others, first values decide
 
@@ -79,18 +80,19 @@ def parse_items(bodies: Sequence[object], types: Mapping[str, PropertyType]) -> 
     if not 1 <= len(bodies) <= MAX_ITEMS:
         raise InvalidItems(f"a request has 1 to {MAX_ITEMS:,} items; nothing was noted")
     types_so_far: TypesSoFar = dict(types)
-    items: list[PostedItem] = []
+    entries: list[ItemEntry] = []
     faults: list[list[ErrorDetail]] = []
     for index, body in enumerate(bodies):
         try:
-            items.append(PostedItem.model_validate(body, context={"types": types_so_far}))
+            item = PostedItem.model_validate(body, context={"types": types_so_far})
+            entries.append(_entry(item.item_id, item))
         except ValidationError as exc:
             faults.append(details_of(exc, index))
         if len(faults) == MAX_DETAILS:
             break
     if faults:
         raise InvalidItems(REFUSED, [details[0] for details in faults])
-    return items
+    return entries
 
 
 def _entry(item_id: str, words: ItemWords) -> ItemEntry:
@@ -99,8 +101,8 @@ def _entry(item_id: str, words: ItemWords) -> ItemEntry:
     return ItemEntry(item_id, words.title, categories, words.available, {**words.properties, **times})
 
 
-def _detail(refused: PropertyRefused, items: Sequence[ItemWords]) -> ErrorDetail:
+def _detail(refused: PropertyRefused, entries: Sequence[ItemEntry]) -> ErrorDetail:
     """Return which value of the items was refused: another request has decided on its type just now."""
-    values = (item.properties.get(refused.name) for item in items)
+    values = (entry.properties.get(refused.name) for entry in entries)
     value = next(value for value in values if value is not None)
     return ErrorDetail(field="properties", reason=refusal(refused.name, refused.given, shown(value), refused.held))

@@ -98,7 +98,7 @@ class GenerationSwitcher:
                 context.item_codes.apply(changes.codes)
                 context.overrides.apply(changes)
                 for served in self.served():
-                    await asyncio.to_thread(served.catalogue.catch_up)
+                    await context.engine_threads.shared.run(served.catalogue.catch_up, 1.0 + len(changes.entries))
 
     async def activate(self, name: str) -> ServedGeneration:
         """Make every process serve the model of that name, this one from now on.

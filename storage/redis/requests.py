@@ -16,6 +16,7 @@ from storage.redis.layout.head import MERGE_MARK, SEQ_DIGITS, Head
 from storage.redis.layout.keys import Keyspace, User
 from storage.redis.layout.stream_entries import Change, Entry
 from storage.redis.nodes import storage_error
+from storage.redis.session.slices import in_slices
 from storage.state.compiled_fold import fold_encoded
 from storage.state.event import Event, Merge, Undo
 from storage.state.generation import Generation
@@ -72,10 +73,10 @@ class Request:
         self._results: list[AppendResult | None] = [None] * size
         self._open_parts: set[Part] = set()
 
-    def split(self, keys: Keyspace, tenant: str, events: Sequence[Event | Undo]) -> "list[Part]":
+    async def split(self, keys: Keyspace, tenant: str, events: Sequence[Event | Undo]) -> "list[Part]":
         """Return the parts of the request."""
         parts: dict[str, Part] = {}
-        for position, event in enumerate(events):
+        async for position, event in in_slices(list(enumerate(events))):
             user = keys.user(tenant, event.user_id)
             entry = Entry.of(tenant, event)
             part = parts.get(user.partition) or parts.setdefault(user.partition, Part(self, user.partition))

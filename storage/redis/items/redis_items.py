@@ -35,6 +35,7 @@ from storage.redis.layout.stream_entries import compact_json, parse_stream_page
 from storage.redis.nodes import Argument, Command, storage_error
 from storage.redis.scripts.items import ADD_TALLIES, ADD_VISITS, PUT_ITEM_CODES, PUT_ITEMS, READ_ITEMS
 from storage.redis.session.redis_session import RedisSession
+from storage.redis.session.slices import in_slices
 from storage.trends import (
     HALF_LIFE_S,
     LISTED_VISITORS,
@@ -71,7 +72,7 @@ class RedisItems:
         types: PropertyTypes = {"item": types_to_hold("item", [entry.properties for entry in entries])}
         await register_tenant(self._session, tenant)
         args: list[Argument] = [compact_json(types), MAX_PROPERTIES]
-        for entry in entries:
+        async for entry in in_slices(entries):
             args += _encode(entry)
         keys = self._session.keys.items(tenant)
         of_items = [keys.version, keys.changes, *keys.parts, keys.property_types]
@@ -96,7 +97,7 @@ class RedisItems:
         )
         items, codes = ([(int(version), *values) for version, *values in zip(*part, strict=True)] for part in found)
         changes: list[tuple[int, ItemEntry | ItemCodes]]
-        changes = [(version, _decode(*values)) for version, *values in items]
+        changes = [(version, _decode(*values)) async for version, *values in in_slices(items)]
         changes += [(version, _decode_codes(*values)) for version, *values in codes]
         return ItemChanges.of(sorted(changes, key=itemgetter(0))[:limit], after)
 

@@ -53,7 +53,7 @@ class UserLog:
                 entries = await self._archived_entries(user, after, archived, through, limit)
                 after, is_last = archived, through is not None and through <= archived
             else:
-                entries = list(parse_log_entries(found))
+                entries = parse_log_entries(found)
                 after, is_last = entries[-1].seq if entries else after, len(entries) < size
             for start in range(0, len(entries), USER_PAGE):
                 yield entries[start : start + USER_PAGE]
@@ -76,7 +76,7 @@ class UserLog:
             page = min(limit, USER_PAGE)
             async with self._session.background_limit(user.head):
                 found = await self._session.run(READ_LOG, keys, [0, highest, page, "newest"])
-            entries = list(parse_log_entries(found))
+            entries = parse_log_entries(found)
             yield entries
             limit -= len(entries)
             highest = entries[-1].seq - 1 if entries else highest

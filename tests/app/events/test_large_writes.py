@@ -110,3 +110,29 @@ def test_many_events_and_items_are_validated_off_the_event_loop(
         assert client.post(path, json=body[:SMALL]).status_code == 200
     own = threading.current_thread().name
     assert [name == own for name in threads] == [False, True] * 2
+
+
+def test_others_have_turns_while_many_events_are_learned_from(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, counted = 0, list[tuple[int, int]]()
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def count(events: list[Any], results: list[Any]) -> None:
+        assert len(events) == len(results)
+        counted.append((turns, len(events)))
+
+    monkeypatch.setattr(client.service.signals.click_through, "count", count)
+
+    async def law() -> None:
+        task = asyncio.create_task(others())
+        for size in (LARGE + 1, SMALL):
+            assert (await client.http.post("/v1/events", json=events(f"{size}", size))).json()["accepted"] == size
+        task.cancel()
+
+    client.runner.run(law())
+    assert [size for _, size in counted] == [ingest.FEW_EVENTS] * 2 + [1, SMALL]
+    assert len({turn for turn, _ in counted}) == len(counted)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import storage.redis.requests
+import storage.redis.session.slices
 import storage.redis.writer
 from storage.errors import StorageBusy, StorageError, StorageUnavailable
 from storage.redis.client import RedisServers
@@ -51,6 +52,32 @@ class TestRounds:
                     assert_state_is(value, fold(generation, [*long_log, click("new"), click("last")]))
 
         asyncio.run(law())
+
+    def test_many_events_are_encoded_and_committed_a_few_at_a_time(
+        self, any_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rounds, events = list[int](), [click(f"e{number}", f"user-{number}") for number in range(1_000)]
+
+        def noted(serving: Any, commits: list[Any]) -> None:
+            rounds.append(sum(part.size for commit in commits for part in commit.parts))
+            storage.redis.requests.fold_new_entries(serving, commits)
+
+        monkeypatch.setattr("storage.redis.writer.fold_new_entries", noted)
+
+        async def law() -> None:
+            async with opened(any_server.url) as store:
+                appending = asyncio.create_task(store.append("main", events))
+                turns = 0
+                while not rounds and not appending.done():
+                    turns += 1
+                    await asyncio.sleep(0)
+                assert turns >= len(events) // storage.redis.session.slices.SLICE
+                assert [answer.duplicate for answer in await appending] == [False] * len(events)
+
+        asyncio.run(law())
+        largest_part = len(events) // PARTITIONS * 3
+        assert sum(rounds) == len(events)
+        assert max(rounds) < storage.redis.writer.MAX_ROUND + largest_part
 
     def test_a_new_generation_catches_up_while_old_ones_go_on_appending(self, any_server: RedisServer) -> None:
         newer = make_generation(tag=b"gen two\0", seed=1)
