@@ -29,7 +29,9 @@ class DeadLetters:
     """Writes dead letters, each with its key, value and headers, and headers that say where it was and why."""
 
     def __init__(self, config: Mapping[str, Any], topic: str, stopping: threading.Event) -> None:
-        self._producer = Producer({"message.max.bytes": MAX_BYTES, **config, "enable.idempotence": True})
+        self._producer = Producer(
+            {"message.max.bytes": MAX_BYTES, **config, "enable.idempotence": True, "logger": logger}
+        )
         self._topic = topic
         self._stopping = stopping
 

@@ -15,8 +15,10 @@ from app.jobs.replay import FIRST_PAUSE_S, MAX_PAUSE_S, TIMEOUT_S, error_message
 
 MAX_RETRY_AFTER_S = 60.0
 WAITED_OUT = frozenset({408, 429})  # and all of 5xx
-# what an event of the request is to blame for
-REFUSALS = frozenset({"invalid_json", "invalid_events", "body_too_large", "too_many_events"})
+# what an event of the request is to blame for, or how many there are
+REFUSALS = frozenset(
+    {"invalid_json", "invalid_events", "body_too_large", "too_many_events", "too_many_new_users_at_once"}
+)
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app.http.auth.keys import add, make
 from app.settings import Settings
 from benchmarks.harness.service_process import free_port
 from benchmarks.kafka.brokers import FETCH, HEARTBEAT, OFFSET_COMMIT, MockBrokers
@@ -227,6 +228,20 @@ def test_what_the_service_refuses_as_a_whole_ends_the_command(
     assert "Traceback" not in consumer.log()
     with group_lag(brokers.addresses, topic) as lag:
         assert lag() == 10
+
+
+def test_more_new_users_than_its_key_may_bring_at_once_are_sent_in_parts_and_waited_for(
+    brokers: MockBrokers, topic: str, launch: Launch, consume: Consume, tmp_path: Path
+) -> None:
+    text, key = make("main", ["events:write"], new_users_per_hour=USERS - 1)
+    add(tmp_path / "keys", key)
+    (tmp_path / "key").write_text(text)
+    produce(brokers.addresses, topic, events(2 * USERS))
+    consumer = consume(launch(keys_file=tmp_path / "keys"), "--linger", 2, "--key-file", tmp_path / "key")
+    consumer.wait_for('lisarec_consume_records_total{outcome="accepted"}')
+    consumer.wait_for("lisarec_consume_failures_total")  # the rest of the quota is too little for the rest of them
+    assert consumer.metrics()['lisarec_consume_records_total{outcome="dead_letter"}'] == 0
+    assert consumer.end() == 0, consumer.log()
 
 
 def test_records_of_one_user_stay_in_their_order(
