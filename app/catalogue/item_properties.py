@@ -64,9 +64,9 @@ class ItemProperties:
         return column
 
     def declare(self, types: Mapping[str, ItemType]) -> None:
-        """Set the types of the properties that not every tenant has."""
-        if {**TYPES, **types} != self.types:
-            self.types = {**TYPES, **types}
+        """Add the types of properties, which never change."""
+        if not types.keys() <= self.types.keys():
+            self.types = {**types, **self.types}
             self.types_version += 1
 
     def changes(self, name: str) -> int:
@@ -82,7 +82,7 @@ class ItemProperties:
             if given is None or name in self._made:
                 return  # what is made when it is first read has these values then
             if name not in self.types:
-                self.declare({**self.types, name: type_of(given)})
+                self.declare({name: type_of(given)})
             column = self._columns[name] = NEW_COLUMN[self.types[name]](self.rows)
         column.set(rows, [stored(value) for value in values])
 

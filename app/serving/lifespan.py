@@ -80,7 +80,9 @@ async def tenant_service(
         vocabulary = Vocabulary(context.overrides, switcher.served, switcher.refresh_items)
         ingest = Ingest(store, settings, metrics, signals, vocabulary)
         item_updates = ItemUpdates(store, switcher, settings.tenant)
-        async with in_background(switcher.poll_forever(), signals.sync_forever(), _sweep(store)):
+        async with in_background(
+            switcher.poll_forever(), switcher.follow_time_forever(), signals.sync_forever(), _sweep(store)
+        ):
             yield Service(store, switcher, ingest, item_updates, signals, log_reader)
         with suppress(StorageError):
             await signals.flush()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -18,7 +18,7 @@ from app.serving.experiment_arms import ExperimentArms
 from app.serving.served_generation import ServedGeneration, TenantContext
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageError
-from storage.records import NamedGeneration
+from storage.records import NamedGeneration, PropertyType
 
 POLL_EVERY_S = 0.25
 RETRY_AFTER_S = 5.0  # after the active model could not be loaded
@@ -71,11 +71,19 @@ class GenerationSwitcher:
             await self.poll()
             await asyncio.sleep(POLL_EVERY_S)
 
+    async def follow_time_forever(self) -> None:
+        """Apply dates of items as they pass, until cancelled, whatever else this process waits for."""
+        while True:
+            for served in self.served():
+                served.catalogue.follow_time()
+            await asyncio.sleep(POLL_EVERY_S)
+
     async def poll(self) -> None:
         """Serve the generations that the store's pointers name. After a failure, which is logged, the old ones stay."""
         try:
             await self._announce()
             pointers = await self._context.store.pointers()
+            self._hold_types(pointers.property_types["item"])
             await self._refresh_items_to(pointers.items_version)
             await self._follow_active(pointers.active)
             await self._follow_experiment(pointers.experiment)
@@ -136,6 +144,12 @@ class GenerationSwitcher:
             for served in self.served():
                 await self._context.store.generations.announce(served.named, LIVE_FOR_S)
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
+
+    def _hold_types(self, types: Mapping[str, PropertyType]) -> None:
+        if types != self._context.overrides.types:
+            self._context.overrides.types = types
+            for served in self.served():
+                served.catalogue.catch_up()
 
     async def _refresh_items_to(self, version: int) -> None:
         overrides = self._context.overrides

@@ -173,6 +173,7 @@ class TextSetColumn(SetColumn):
     def __init__(self, rows: int) -> None:
         self.labels = Texts()
         self._sets = TextColumn.empty(rows)
+        self._labels_of: tuple[Texts, int, NDArray[np.int64], NDArray[np.int64]] | None = None
         self.known = self._sets.known
 
     @classmethod
@@ -219,8 +220,12 @@ class TextSetColumn(SetColumn):
 
     def _labels_of_sets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the numbers of all labels of all different sets, set after set, and how many each set has."""
-        sets = self._sets.texts.series
-        return _numbers_of(sets.str.join().item() or ""), sets.str.len_chars().to_numpy().astype(np.int64)
+        texts, found = self._sets.texts, self._labels_of
+        if found is None or found[:2] != (texts, len(texts)):
+            sets = texts.series
+            lengths = sets.str.len_chars().to_numpy().astype(np.int64)
+            found = self._labels_of = texts, len(texts), _numbers_of(sets.str.join().item() or ""), lengths
+        return found[2:]
 
 
 def _letter(number: int) -> str:

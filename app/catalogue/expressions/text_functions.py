@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from app.catalogue.expressions.columns import TextColumn
 from app.catalogue.expressions.environment import InvalidExpression
 
 MAX_TEXTS = 100_000  # different ones that a function looks through, a few milliseconds of work
+MAX_PATTERN = 300  # characters, times repetitions: each of them may take a tenth of a millisecond to compile
+IN_BRACES, NUMBER = re.compile(r"\{[^}]*"), re.compile(r"[0-9]+")
 MICROSECONDS: Mapping[str, float] = {"h": 3.6e9, "m": 6e7, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 DURATION = re.compile(r"-?(\d+(\.\d*)?|\.\d+)(h|ms|m|s|us|ns)((\d+(\.\d*)?|\.\d+)(h|ms|m|s|us|ns))*")
 PART = re.compile(r"(\d+\.?\d*|\.\d+)(h|ms|m|s|us|ns)")
@@ -59,6 +62,11 @@ def microseconds(position: int, function: str, text: str) -> int:
 
 
 def _matched(position: int, function: str, texts: pl.Series, wanted: str) -> pl.Series:
+    if function == "matches":
+        repeats = prod(max(map(int, NUMBER.findall(part)), default=1) or 1 for part in IN_BRACES.findall(wanted))
+        if len(wanted) * repeats > MAX_PATTERN:
+            reason = f"a regular expression has at most {MAX_PATTERN} characters, times what it says in {{}}"
+            raise InvalidExpression(position, reason)
     try:
         return FUNCTIONS[function](texts, wanted)
     except pl.exceptions.ComputeError as exc:

@@ -230,6 +230,7 @@ def test_a_number_is_what_it_is_for_the_item_alone(
         ("item.price", 0, "a boolean is needed, and this makes a number"),
         ("has(item.price) && true", 0, "known(item.price)"),
         ('item.brand.matches("a(")', 18, "regular expression"),
+        ('item.brand.matches("(a{20}){20}")', 18, "at most 300 characters"),
         ('now < timestamp("tomorrow")', 15, "2026-01-31T12:00:00Z"),
         ("item.categories.exists_one(x, x == 'a')", 26, "exists and all"),
         ("{'a': true}['a']", 0, "a map"),

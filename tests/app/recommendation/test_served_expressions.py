@@ -1,0 +1,181 @@
+"""What expressions select over HTTP, against CEL's own evaluator item by item, while properties change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.settings import Settings
+from tests.app.catalogue.expressions.test_evaluator import (
+    NOW,
+    NUMBERS,
+    ORACLE,
+    TEXTS,
+    Pair,
+    conditions,
+    evaluate_one,
+    moments,
+    numbers,
+    optional,
+)
+from tests.app.conftest import ITEMS, Client, categories_of, item_id
+from tests.storage.redis.servers import new_server
+
+LABELS = [text for text in TEXTS if text]
+TYPES = {"price": "number", "margin": "number", "brand": "text", "new": "boolean"}
+EVERY = {"user_id": "ada", "k": ITEMS, "exclude_seen": "none"}
+
+changes = st.lists(
+    st.tuples(
+        st.integers(0, ITEMS - 1),
+        st.fixed_dictionaries(
+            {
+                "item.price": optional(st.sampled_from(NUMBERS)),
+                "item.margin": optional(st.sampled_from(NUMBERS)),
+                "item.brand": optional(st.sampled_from(TEXTS)),
+                "item.categories": st.lists(st.sampled_from(LABELS), unique=True, max_size=4),
+                "item.new": optional(st.booleans()),
+                "item.published_at": optional(moments),
+            }
+        ),
+    ),
+    max_size=10,
+)
+params = st.fixed_dictionaries(
+    {
+        "params.max": st.sampled_from(NUMBERS),
+        "params.brands": st.lists(st.sampled_from(TEXTS), max_size=3),
+        "params.sizes": st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=3),
+    }
+)
+
+
+class Shop(NamedTuple):
+    """Two services over one store, and what their items have."""
+
+    first: Client
+    other: Client
+    items: list[dict[str, Any]]
+
+    def apply(self, found: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+        """Change items through the first service; the other one then reads the changes."""
+        posted = []
+        for row, values in found:
+            self.items[row] = dict(values)
+            published = values["item.published_at"]
+            posted.append(
+                {
+                    "item_id": item_id(row),
+                    "categories": values["item.categories"],
+                    "published_at": None if published is None else published.isoformat(),
+                    "properties": {name: values[f"item.{name}"] for name in TYPES},
+                }
+            )
+        if posted:
+            assert self.first.post("/v1/items", json=posted).status_code == 200
+        self.other.runner.run(self.other.service.switcher.poll())
+
+    def answer(self, client: Client, **wishes: Any) -> dict[str, float]:
+        """Return the items that are shown, and their scores."""
+        response = client.post("/v1/recommendations", json={**EVERY, **wishes})
+        assert response.status_code == 200, response.text
+        return {item["item_id"]: item["score"] for item in response.json()["items"]}
+
+
+@pytest.fixture(scope="module", params=["sqlite", "redis"])
+def shop(request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    server = new_server("redis-server") if request.param == "redis" else None
+    data_dir = tmp_path_factory.mktemp("state")
+    made = Settings(model_dir=model_dir, data_dir=data_dir, redis_url=server.url if server else None)
+    first, other = Client(made), Client(made)
+    first.click("ada", "item-3", "item-4", "item-9")
+    assert first.request("PUT", "/v1/admin/properties", json={"items": TYPES}).status_code == 200
+    first.runner.run(first.service.switcher.poll())
+    nothing = dict.fromkeys([f"item.{name}" for name in (*TYPES, "published_at")])
+    items: list[dict[str, Any]] = [{**nothing, "item.categories": list(categories_of(row))} for row in range(ITEMS)]
+    with patch("app.catalogue.item_expressions._now_s", lambda: int(NOW.timestamp())):
+        yield Shop(first, other, items)
+    first.close()
+    other.close()
+    if server:
+        server.stop()
+
+
+def scalars(shop: Shop, current: int, given_params: Mapping[str, Any]) -> dict[str, Any]:
+    return {"current.brand": shop.items[current]["item.brand"], **given_params}
+
+
+def wishes(current: int, given_params: Mapping[str, Any]) -> dict[str, Any]:
+    of_request = {name.removeprefix("params."): value for name, value in given_params.items()}
+    return {"current_item": item_id(current), "params": of_request}
+
+
+@given(conditions, changes, params, st.integers(0, ITEMS - 1))
+@settings(max_examples=60)
+def test_a_filter_shows_the_items_for_which_it_is_true(
+    shop: Shop,
+    expression: Pair,
+    found: Sequence[tuple[int, Mapping[str, Any]]],
+    given_params: Mapping[str, Any],
+    current: int,
+) -> None:
+    shop.apply(found)
+    shared, oracle = scalars(shop, current, given_params), ORACLE.compile(expression.oracle)
+    wanted = {item_id(row) for row, item in enumerate(shop.items) if evaluate_one(oracle, item, shared) is True}
+    for client in (shop.first, shop.other):
+        answer = shop.answer(client, filter=expression.ours, **wishes(current, given_params))
+        assert answer.keys() == wanted
+
+
+@given(numbers, changes, params)
+@settings(max_examples=30)
+def test_a_boost_adds_its_number(
+    shop: Shop, expression: Pair, found: Sequence[tuple[int, Mapping[str, Any]]], given_params: Mapping[str, Any]
+) -> None:
+    shop.apply(found)
+    shared, oracle = scalars(shop, 0, given_params), ORACLE.compile(expression.oracle)
+    for client in (shop.first, shop.other):
+        plain = shop.answer(client)
+        boosted = shop.answer(client, boost=expression.ours, **wishes(0, given_params))
+        for row, item in enumerate(shop.items):
+            value = evaluate_one(oracle, item, shared)
+            gain = 0.0 if value is None or value != value else min(max(value, -20.0), 20.0)
+            assert boosted[item_id(row)] - plain[item_id(row)] == pytest.approx(gain, abs=1e-4)
+
+
+def test_an_item_is_recommended_between_its_dates_only_also_when_time_passes(shop: Shop) -> None:
+    def is_shown() -> list[bool]:
+        for client in (shop.first, shop.other):
+            client.runner.run(client.service.switcher.poll())
+        return [item_id(7) in shop.answer(client) for client in (shop.first, shop.other)]
+
+    def put(**dates: str | None) -> None:
+        response = shop.first.request("PUT", f"/v1/items/{item_id(7)}", json=dates)
+        assert response.status_code == 200, response.text
+
+    def at(seconds: float) -> str:
+        return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+
+    put(available_from=at(3600))
+    assert is_shown() == [False, False]
+    put(available_from=at(-1), available_until=at(3600))
+    assert is_shown() == [True, True]
+    end_s = time.time() + 3
+    put(available_until=at(3))
+    before = is_shown()
+    assert before == [True, True] or time.time() > end_s
+    with patch("app.catalogue.availability.time.time", lambda: end_s + 1):
+        for client in (shop.first, shop.other):
+            (served,) = client.service.switcher.served()
+            served.catalogue.follow_time()
+            assert item_id(7) not in shop.answer(client)
+    put(available_until=None)
+    assert is_shown() == [True, True]
