@@ -18,7 +18,7 @@ from app.schemas.operations import ServedModel
 from app.serving.item_updates import ItemUpdates
 from app.serving.served_generation import TenantContext, generation_of
 from app.serving.store_factory import open_store
-from app.serving.switcher import GenerationSwitcher
+from app.serving.switcher import POLL_EVERY_S, GenerationSwitcher
 from app.settings import Settings
 from model.artifact.model_directory import Artifact
 from storage.errors import StorageError
@@ -81,7 +81,7 @@ async def tenant_service(
         ingest = Ingest(store, settings, metrics, signals, vocabulary)
         item_updates = ItemUpdates(store, switcher, settings.tenant)
         async with in_background(
-            switcher.poll_forever(), switcher.follow_time_forever(), signals.sync_forever(), _sweep(store)
+            switcher.poll_forever(), _follow_time(switcher), signals.sync_forever(), _sweep(store)
         ):
             yield Service(store, switcher, ingest, item_updates, signals, log_reader)
         with suppress(StorageError):
@@ -100,6 +100,14 @@ async def in_background(*work: Coroutine[None, None, None]) -> AsyncIterator[Non
             for task in pending:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_AFTER_S)
+
+
+async def _follow_time(switcher: GenerationSwitcher) -> None:
+    """Apply dates of items as they pass, whatever else this process waits for."""
+    while True:
+        for served in switcher.served():
+            served.catalogue.follow_time()
+        await asyncio.sleep(POLL_EVERY_S)
 
 
 async def _sweep(store: StateStore) -> None:

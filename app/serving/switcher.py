@@ -71,13 +71,6 @@ class GenerationSwitcher:
             await self.poll()
             await asyncio.sleep(POLL_EVERY_S)
 
-    async def follow_time_forever(self) -> None:
-        """Apply dates of items as they pass, until cancelled, whatever else this process waits for."""
-        while True:
-            for served in self.served():
-                served.catalogue.follow_time()
-            await asyncio.sleep(POLL_EVERY_S)
-
     async def poll(self) -> None:
         """Serve the generations that the store's pointers name. After a failure, which is logged, the old ones stay."""
         try:

@@ -14,6 +14,7 @@ from app.catalogue.expressions.environment import KNOWN, InvalidExpression
 from app.catalogue.expressions.values import MISSING, Condition, Numbers, Rows, Truth, Value
 
 MAX_OPERATIONS = 64  # on columns; each takes up to a millisecond for a million items
+INT64 = range(-(2**63), 2**63)
 NUMBERS_PER_OPERATION = 4  # that a number is compared with
 TEXT_FUNCTIONS = frozenset({"startsWith", "endsWith", "contains", "matches"})
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -49,6 +50,15 @@ class Functions:
         is_of_rows = any(isinstance(arg, Truth | Numbers | Column) for arg in args)
         if is_of_rows:
             self._operations.count(position)
+        try:
+            value = self._called(position, function, args)
+        except OverflowError:
+            value = INT64.stop
+        if isinstance(value, int) and value not in INT64:
+            raise InvalidExpression(position, "this number is too large")
+        return value
+
+    def _called(self, position: int, function: str, args: Sequence[Any]) -> Value:
         if function in COMPARISONS:
             return self._compared(position, function, *args)
         if function == "@in":
@@ -57,12 +67,12 @@ class Functions:
             (condition,) = args
             return Truth(condition.false, condition.true) if isinstance(condition, Truth) else not condition
         if function in TEXT_FUNCTIONS:
-            return self._matched(position, function, *args)  # type: ignore[arg-type]
+            return self._matched(position, function, *args)
         if function == "size":
             return self._size(*args)
         if function in ARITHMETIC or function == "-_":
             return self._computed(position, function, args)
-        if function == "double":
+        if function == "double" and not isinstance(args[0], str | TextColumn):
             return self._as_float(args[0])
         if function in ("timestamp", "duration") and isinstance(args[0], str):
             return text_functions.microseconds(position, function, args[0])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.settings import Settings
-from tests.app.catalogue.expressions.test_evaluator import (
+from tests.app.catalogue.expressions.oracle import (
     NOW,
     NUMBERS,
     ORACLE,
