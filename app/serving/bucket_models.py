@@ -11,6 +11,7 @@ import fcntl
 import glob
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from storage.folders.place import ObjectUrl
 LOCK = "copying.lock"
 UNFINISHED = "unfinished"
 DIGEST_DIGITS = 32
+
+logger = logging.getLogger(__name__)
 
 
 class BucketModels(ModelRegistry):
@@ -59,6 +62,7 @@ class BucketModels(ModelRegistry):
         except OSError as exc:
             copies = [*self._copies.glob(f"*/{glob.escape(name)}/{MANIFEST}")]
             if copies:
+                logger.warning("a copy of the model %r is taken, which may not be the newest: %s", name, exc)
                 return max(copies, key=lambda path: path.stat().st_mtime).parent
             raise ArtifactError(f"'{self.folder}/{name}' cannot be read: {exc}") from exc
 

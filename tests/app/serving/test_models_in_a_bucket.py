@@ -94,7 +94,7 @@ class TestCopies:
 
 
 def test_a_service_starts_on_a_model_of_a_bucket_and_goes_on_while_the_store_is_away(
-    own_s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(switcher, "RETRY_AFTER_S", 0.1)
     url = own_s3.url("models")
@@ -114,6 +114,7 @@ def test_a_service_starts_on_a_model_of_a_bucket_and_goes_on_while_the_store_is_
     own_s3.freeze()
     assert activate("july") >= 400  # nobody has a copy of it
     assert activate("may") == 200  # of which there is one
+    assert "a copy of the model 'may' is taken" in caplog.text
     for client in (first, second):
         wait_until(lambda client=client: served(client) == "may")  # type: ignore[misc]
         assert client.recommend("ada")["source"] == "personalised"
