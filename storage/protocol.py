@@ -16,6 +16,7 @@ from storage.records import (
     LogPage,
     NamedGeneration,
     PropertyTypes,
+    PropertyValue,
     Tally,
     TenantPointers,
 )
@@ -227,7 +228,11 @@ class ItemStore(Protocol):
 
 
 class PropertyStore(Protocol):
-    """The types of tenants' properties. A type is held from the first value, or declaration, on."""
+    """The types of tenants' properties, and the properties of their users.
+
+    A type is held from the first value, or declaration, on. A user who was merged into another one has that one's
+    properties: in a merge the user's values stay, and the visitor's fill what is missing. Erasing takes all away.
+    """
 
     async def types(self, tenant: str) -> PropertyTypes:
         """Return the types of the tenant's properties."""
@@ -238,6 +243,22 @@ class PropertyStore(Protocol):
 
         raises  PropertyRefused  when one of them has another type, or there would be too many
         """
+        ...
+
+    async def put_of_user(self, tenant: str, user_id: str, properties: Mapping[str, PropertyValue | None]) -> None:
+        """Set these properties of the user, in one atomic, durable step; None takes one away. It may be repeated.
+
+        raises  PropertyRefused  as `ItemStore.put_items` does
+                StorageBusy      when the user is just being erased
+        """
+        ...
+
+    async def of_user(self, tenant: str, user_id: str) -> dict[str, PropertyValue]:
+        """Return the user's properties."""
+        ...
+
+    def of_users(self) -> AsyncIterator[tuple[str, str, dict[str, PropertyValue]]]:
+        """Iterate over the tenants, ids and properties of all users who have some."""
         ...
 
 
@@ -275,7 +296,7 @@ class UserStore(HistoryStore, ItemStore, StatisticsStore, Protocol):
     leads. Every append keeps their states fresh. Every method raises StorageUnavailable when the data cannot be reached
     or the store is closed.
 
-    properties  the types of all tenants' properties
+    properties  the types of tenants' properties, and users' properties
     """
 
     properties: PropertyStore

@@ -13,13 +13,23 @@ from app.events.new_users import Sender
 from app.events.user_data import visitor_of
 from app.http.access import Caller, charge, charge_operation, operation_limit
 from app.http.services import Services
-from app.recommendation.cost import CORRECTED_EVENTS, LOGGED_EVENTS, archive_charge, charge_for, correction_charge
+from app.recommendation.cost import (
+    CORRECTED_EVENTS,
+    LOGGED_EVENTS,
+    archive_charge,
+    charge_for,
+    correction_charge,
+    update_charge,
+)
 from app.recommendation.state_reader import users_who_exclude_all
 from app.schemas.events import MAX_PUBLIC_EVENTS, EventCounts
 from app.schemas.items import ItemsTaken
+from app.schemas.properties import UserProperties
 from app.schemas.recommendations import RecommendationBatch, RecommendationRequest, SimilarQuery
 from app.schemas.users import Erasure, Merged, Undone, UserEvents, UserEventsQuery
+from app.serving import property_types
 from app.serving.item_updates import parse_items
+from storage.protocol import UserStore
 
 LONG_BODY = 2_000  # ids, categories and letters of cursors: validating more takes milliseconds
 ID_COST = 30.0  # of validating one of them, beside a byte of JSON
@@ -135,6 +145,23 @@ async def erase(services: Services, caller: Caller, user_id: str) -> Erasure:
         entries = await service.store.erasure_length(caller.tenant, user_id, limit=limit * CORRECTED_EVENTS)
         await charge_operation(services, caller, correction_charge(entries))
     return await service.users.erase(user_id)
+
+
+async def put_user_properties(services: Services, caller: Caller, user_id: str, body: object) -> UserProperties:
+    """Charge the caller, also for a user of whom nothing is known, and set properties of the user.
+
+    raises  TooManyNewUsers, TooManyNewUsersAtOnce, TooManyRequests, and as `property_types.put_user_properties`
+    """
+    await charge(services, caller, update_charge([body]))
+    store, key = services.by_tenant[caller.tenant].store, caller.key
+    if key is not None and await _is_unknown(store, caller.tenant, user_id):
+        await services.rate_limiter.count_new_users(key, services.settings.new_users_per_hour, 1)
+    return await property_types.put_user_properties(store, caller.tenant, user_id, body)
+
+
+async def _is_unknown(store: UserStore, tenant: str, user_id: str) -> bool:
+    without_log = await store.users_without_log(tenant, [user_id])
+    return bool(without_log) and not await store.properties.of_user(tenant, user_id)
 
 
 async def _charge_correction(services: Services, caller: Caller, user_ids: Sequence[str]) -> None:

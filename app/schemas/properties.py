@@ -217,3 +217,20 @@ class HeldTypes(BaseModel):
 
     items: dict[str, PropertyType] = Field(description="beside those that all items have: title, categories, ...")
     users: dict[str, PropertyType]
+
+
+class PostedUserProperties(Closed):
+    """Properties of a user that are to be set; the others stay as they are."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"properties": {"member": True, "region": None}}]})
+
+    properties: Properties
+
+
+class UserProperties(BaseModel):
+    """All properties of a user, or of whom the user has become."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"user_id": "ada", "properties": {"member": True}}]})
+
+    user_id: str
+    properties: dict[str, Any] = Field(description="by name; none for a user of whom nothing was put")

@@ -6,7 +6,8 @@ from pydantic import ValidationError
 
 from app.errors import MAX_DETAILS, ErrorDetail, InvalidItems, InvalidRequest, ItemNotFound, details_of
 from app.schemas.items import MAX_ITEMS, Item, ItemsTaken, ItemWords, PostedItem
-from app.schemas.properties import TypesSoFar, refusal, shown
+from app.schemas.properties import TypesSoFar
+from app.serving.property_types import refusal_detail
 from app.serving.switcher import GenerationSwitcher
 from storage.errors import PropertyRefused
 from storage.protocol import UserStore
@@ -37,7 +38,8 @@ class ItemUpdates:
         try:
             await self._put([entry])
         except PropertyRefused as exc:
-            raise InvalidRequest("the body does not describe an item", [_detail(exc, [entry])]) from None
+            detail = refusal_detail(exc, [entry.properties])
+            raise InvalidRequest("the body does not describe an item", [detail]) from None
         return self.item(item_id)
 
     async def post(self, entries: Sequence[ItemEntry]) -> ItemsTaken:
@@ -45,7 +47,7 @@ class ItemUpdates:
         try:
             await self._put(entries)
         except PropertyRefused as exc:
-            raise InvalidItems(REFUSED, [_detail(exc, entries)]) from None
+            raise InvalidItems(REFUSED, [refusal_detail(exc, [entry.properties for entry in entries])]) from None
         learned = self._switcher.current.artifact.items.rows.rows_of([entry.item_id for entry in entries])
         return ItemsTaken(accepted=len(entries), unknown_items=len(entries) - len(learned))
 
@@ -99,10 +101,3 @@ def _entry(item_id: str, words: ItemWords) -> ItemEntry:
     categories = None if words.categories is None else tuple(dict.fromkeys(words.categories))
     times = {name: getattr(words, name) for name in ITEM_TIMES if name in words.model_fields_set}
     return ItemEntry(item_id, words.title, categories, words.available, {**words.properties, **times})
-
-
-def _detail(refused: PropertyRefused, entries: Sequence[ItemEntry]) -> ErrorDetail:
-    """Return which value of the items was refused: another request has decided on its type just now."""
-    values = (entry.properties.get(refused.name) for entry in entries)
-    value = next(value for value in values if value is not None)
-    return ErrorDetail(field="properties", reason=refusal(refused.name, refused.given, shown(value), refused.held))

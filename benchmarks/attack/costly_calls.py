@@ -24,6 +24,7 @@ from app.schemas.fields import (
     MAX_PARAMS,
 )
 from app.schemas.items import MAX_ITEMS
+from app.schemas.properties import MAX_VALUE_BYTES
 from app.schemas.recommendations import MAX_REQUESTS, RecommendationRequest
 from app.settings import Settings
 from storage.records import MAX_PROPERTIES
@@ -156,6 +157,7 @@ def other_reads(item_ids: Sequence[str], categories: Sequence[str]) -> list[Call
         Call("item", "GET", f"/v1/items/{item}"),
         Call("state", "GET", f"/v1/users/{LONG_USER}"),
         Call("log", "GET", f"/v1/users/{LONG_USER}/events?limit={MAX_K}", None, 1 + MAX_K // cost.LOGGED_EVENTS),
+        Call("user properties", "GET", f"/v1/users/{USER}/properties"),
         Call("model", "GET", "/v1/model"),
         Call("stats", "GET", "/v1/stats"),
         Call("metrics", "GET", "/metrics", None, cost.METRICS),
@@ -200,12 +202,16 @@ def writes(item_ids: Sequence[str]) -> list[Call]:
     def items_with_properties(number: int) -> list[dict[str, Any]]:
         return [{"item_id": one, "properties": dict.fromkeys(PROPERTIES, number)} for one in item_ids[:MAX_ITEMS]]
 
+    def properties(number: int) -> dict[str, Any]:
+        return {"properties": dict.fromkeys(PROPERTIES, f"{number}".ljust(MAX_VALUE_BYTES))}
+
     return [
         Call("events", "POST", "/v1/events", events, MAX_EVENTS),
         Call("event", "POST", "/v1/events", lambda number: events(number)[0] | {"event_id": f"one-{number}"}),
         Call("items", "POST", "/v1/items", items, update_charge(items(0))),
         Call("items of many categories", "POST", "/v1/items", labelled_items, update_charge(labelled_items(0))),
         Call("properties", "POST", "/v1/items", items_with_properties, update_charge(items_with_properties(0))),
+        Call("put user properties", "PUT", f"/v1/users/{USER}/properties", properties, update_charge([properties(0)])),
         Call("put item", "PUT", f"/v1/items/{item_ids[0]}", item, update_charge([item(0)])),
     ]
 

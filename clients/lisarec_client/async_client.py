@@ -119,6 +119,19 @@ class AsyncClient:
                 return None
             raise
 
+    async def properties(self, user_id: str) -> dict[str, Any]:
+        """Return the user's properties by name; none for a user of whom nothing was put."""
+        return dict((await self._call("GET", user_path(user_id, "properties")))["properties"])
+
+    async def put_properties(self, user_id: str, properties: dict[str, Any]) -> dict[str, Any]:
+        """Set properties of the user, None takes one away; return all that the user has then.
+
+        raises  LisarecError  with the code invalid_request for a value of another type than its property
+        """
+        return dict(
+            (await self._call("PUT", user_path(user_id, "properties"), {"properties": properties}))["properties"]
+        )
+
     async def undo(self, user_id: str, event_id: str) -> bool:
         """Undo an event; return False if it was undone before.
 

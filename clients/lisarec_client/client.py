@@ -44,6 +44,14 @@ class Client:
         """Do as `AsyncClient.user`."""
         return self._run(self._client.user(user_id))
 
+    def properties(self, user_id: str) -> dict[str, Any]:
+        """Do as `AsyncClient.properties`."""
+        return self._run(self._client.properties(user_id))
+
+    def put_properties(self, user_id: str, properties: dict[str, Any]) -> dict[str, Any]:
+        """Do as `AsyncClient.put_properties`."""
+        return self._run(self._client.put_properties(user_id, properties))
+
     def undo(self, user_id: str, event_id: str) -> bool:
         """Do as `AsyncClient.undo`."""
         return self._run(self._client.undo(user_id, event_id))

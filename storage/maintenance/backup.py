@@ -3,8 +3,9 @@
 A gzip file of JSON lines: a header, then for each tenant with items {"property_types": [tenant, PropertyTypes]},
 {"item": [tenant, fields of an ItemEntry, properties as `property_to_json` encodes them]} for each item that it has
 changed, {"item_codes": [tenant, fields of an ItemCodes]} for each item and generation with codes, where bytes are in
-hex, then each entry of the log as in storage/state/record_encoding.py, each user's in log order, and last the number of
-entries. It has no states, since they are folded from the log, and nothing that was erased.
+hex. Then come {"user": [tenant, user id, properties]} for each user who has some, each entry of the log as in
+storage/state/record_encoding.py, each user's in log order, and last the number of entries. It has no states, since they
+are folded from the log, and nothing that was erased.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import astuple, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from storage.errors import StorageError
 from storage.protocol import EventStore, UserStore
@@ -29,6 +30,7 @@ from storage.records import (
     ItemEntry,
     LogEntry,
     PropertyTypes,
+    PropertyValue,
     property_from_json,
     property_to_json,
 )
@@ -43,7 +45,16 @@ EARLIER_CODES_MARK = "!"
 BATCH = 500  # events or items in one call of the store
 
 TenantEvent = tuple[str, Event | Undo]
-ItemRecord: TypeAlias = ItemEntry | ItemCodes | PropertyTypes
+
+
+class UserProperties(NamedTuple):
+    """The properties of one user."""
+
+    user_id: str
+    properties: Mapping[str, PropertyValue]
+
+
+ItemRecord: TypeAlias = ItemEntry | ItemCodes | PropertyTypes | UserProperties
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +73,8 @@ async def backup(store: UserStore, path: Path, on_progress: Callable[[int], None
             packed.write(_encoded_line(_header(VERSION)))
             async for line in _item_lines(store):
                 packed.write(_encoded_line(line))
+            async for tenant, user_id, properties in store.properties.of_users():
+                packed.write(_encoded_line({"user": [tenant, user_id, _properties_to_json(properties)]}))
             async for entries in _complete_logs(store):
                 for tenant, entry in entries:
                     packed.write(_encoded_line(to_json(tenant, entry.record)))
@@ -121,6 +134,8 @@ def _recorded_merge(tenant: str, event: LogRecord) -> dict[tuple[str, str], str]
 async def _restore_items(store: UserStore, tenant: str, items: Sequence[ItemRecord]) -> None:
     for types in (item for item in items if isinstance(item, dict)):
         await store.properties.declare(tenant, types)
+    for user in (item for item in items if isinstance(item, UserProperties)):
+        await store.properties.put_of_user(tenant, *user)
     entries = [item for item in items if isinstance(item, ItemEntry)]
     codes = [item for item in items if isinstance(item, ItemCodes)]
     for begin in range(0, len(entries), BATCH):
@@ -173,7 +188,7 @@ def _read_events(path: Path) -> Iterator[tuple[str, LogRecord]]:
 
 
 def _read_items(path: Path) -> Iterator[tuple[str, ItemRecord]]:
-    """The items, their codes and properties' types; StorageError when the file is no complete back-up."""
+    """What is in no log; StorageError when the file is no complete back-up."""
     return ((tenant, entry) for tenant, entry in _read_lines(path) if not isinstance(entry, LogRecord))
 
 
@@ -216,8 +231,15 @@ def _item_entry(tenant: str, item_id: str, *parts: Any) -> tuple[str, ItemEntry]
 
 
 def _item_to_json(item: ItemEntry) -> list[Any]:
-    properties = {name: property_to_json(value) for name, value in item.properties.items()}
-    return [item.item_id, item.title, item.categories, item.available, properties]
+    return [item.item_id, item.title, item.categories, item.available, _properties_to_json(item.properties)]
+
+
+def _properties_to_json(properties: Mapping[str, PropertyValue | None]) -> dict[str, Any]:
+    return {name: property_to_json(value) for name, value in properties.items()}
+
+
+def _user(tenant: str, user_id: str, properties: Mapping[str, Any]) -> tuple[str, UserProperties]:
+    return tenant, UserProperties(user_id, {name: property_from_json(value) for name, value in properties.items()})
 
 
 def _property_types(tenant: str, types: PropertyTypes) -> tuple[str, PropertyTypes]:
@@ -239,6 +261,7 @@ def _codes_to_json(codes: ItemCodes) -> list[str | int | float]:
 ITEM_LINES: Mapping[str, Callable[..., tuple[str, ItemRecord]]] = {
     "item_codes": _item_codes,
     "property_types": _property_types,
+    "user": _user,
 }
 
 

@@ -104,7 +104,7 @@ class RedisStore(UserStore):
             session, self._states, self._corrections, archive, lost_users, max_waiting=max_waiting, ttl_s=ttl_s
         )
         self._writer.serve(generations)
-        self._items, self.properties = RedisItems(session, archive), RedisProperties(session)
+        self._items, self.properties = RedisItems(session, archive), RedisProperties(session, self._corrections)
         self._generations = RedisGenerations(session, tenant)
 
     @classmethod

@@ -26,6 +26,13 @@ INSERT INTO aliases (tenant, user_id, target) VALUES (?, ?, ?)
 ON CONFLICT (tenant, user_id) DO UPDATE SET target = excluded.target
 """
 
+# The user's values stay, and the visitor's fill what is missing.
+MERGE_PROPERTIES = """
+INSERT INTO user_properties (tenant, user_id, properties)
+SELECT tenant, :target, properties FROM user_properties WHERE tenant = :tenant AND user_id = :visitor
+ON CONFLICT DO UPDATE SET properties = json_patch(excluded.properties, properties)
+"""
+
 DELETE_SOME = "DELETE FROM log WHERE seq IN (SELECT seq FROM log WHERE tenant = ? AND user_id = ? LIMIT ?)"
 
 ERASED_AT_ONCE = 250  # log entries, some milliseconds in which nobody else writes
@@ -53,16 +60,17 @@ def merge(db: sqlite3.Connection, tenant: str, user_id: str, visitor: str) -> bo
         return refusal
     if log_length(db, tenant, visitor, MAX_MERGED + 1) > MAX_MERGED:
         return MergeTooLarge(f"the visitor has more than {MAX_MERGED:,} events; nothing changed")
-    db.execute(COPY_LOG, {"tenant": tenant, "visitor": visitor, "target": target})
+    for copy in (COPY_LOG, MERGE_PROPERTIES):
+        db.execute(copy, {"tenant": tenant, "visitor": visitor, "target": target})
     log_event(db, tenant, Merge(visitor, target, _now_us()))
-    _delete_states(db, tenant, visitor)
+    _delete_states_and_properties(db, tenant, visitor)
     db.execute("UPDATE aliases SET target = ? WHERE tenant = ? AND target = ?", (target, tenant, visitor))
     db.execute("INSERT INTO aliases (tenant, user_id, target) VALUES (?, ?, ?)", (tenant, visitor, target))
     return True
 
 
 def begin_erasure(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
-    """Hide the logs of the user and of everybody who has become the user, and delete their states.
+    """Hide the logs of the user and of everybody who has become the user, and delete their states and properties.
 
     From then on nobody reads the logs nor appends to them, until `erase_some` has deleted them.
     """
@@ -75,7 +83,7 @@ def begin_erasure(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
         if db.execute("SELECT 1 FROM log WHERE tenant = ? AND user_id = ? LIMIT 1", (tenant, name)).fetchone():
             erased = (tenant, digest(name), through_seq)
             db.execute("INSERT INTO erasures (tenant, user, through_seq) VALUES (?, ?, ?)", erased)
-        _delete_states(db, tenant, name)
+        _delete_states_and_properties(db, tenant, name)
         db.execute(MARK_ERASED, (tenant, name, ERASED))
 
 
@@ -89,14 +97,17 @@ def erase_some(db: sqlite3.Connection, tenant: str) -> bool:
             return False
         deleted = db.execute(DELETE_SOME, (tenant, row[0], left)).rowcount
         if deleted < left:
-            _delete_states(db, tenant, row[0])  # one may have been saved since, by who had read the log before
+            _delete_states_and_properties(
+                db, tenant, row[0]
+            )  # one may have been saved since, by who had read the log before
             db.execute("DELETE FROM aliases WHERE tenant = ? AND user_id = ?", (tenant, row[0]))
         left -= max(1, deleted)
     return True
 
 
-def _delete_states(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
+def _delete_states_and_properties(db: sqlite3.Connection, tenant: str, user_id: str) -> None:
     db.execute("DELETE FROM states WHERE tenant = ? AND user_id = ?", (tenant, user_id))
+    db.execute("DELETE FROM user_properties WHERE tenant = ? AND user_id = ?", (tenant, user_id))
 
 
 def _now_us() -> int:

@@ -104,6 +104,15 @@ CREATE TABLE item_codes (
 CREATE UNIQUE INDEX item_codes_by_version ON item_codes (tenant, version);
 """
 
+USER_PROPERTIES_SCHEMA = """
+CREATE TABLE user_properties (
+    tenant TEXT NOT NULL,
+    user_id TEXT NOT NULL, -- of whom others became by merges, never of those
+    properties TEXT NOT NULL, -- as those of items
+    PRIMARY KEY (tenant, user_id)
+) WITHOUT ROWID;
+"""
+
 TRENDS_SCHEMA = """
 CREATE TABLE trends (
     tenant TEXT NOT NULL,
@@ -142,10 +151,11 @@ SCHEMAS = (
     ERASURES_SCHEMA,
     ALIASES_SCHEMA,
     ITEMS_SCHEMA,
+    USER_PROPERTIES_SCHEMA,
     TRENDS_SCHEMA,
     TALLIES_SCHEMA,
 )
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 
 
 def create_schema(db: sqlite3.Connection, path: Path) -> None:

@@ -330,6 +330,20 @@ class TestUsers:
         assert client.erase(ann)
         assert client.user(ann) is None  # nothing came after it
 
+    def test_have_properties_that_are_put_merged_and_erased(self, service: Service, connect: Connect, ann: str) -> None:
+        client, visitor = connect(), f"visitor-of-{ann}"
+        assert client.properties(ann) == {}
+        assert client.put_properties(ann, {"member": True, "region": "south"}) == {"member": True, "region": "south"}
+        assert client.put_properties(ann, {"region": None}) == {"member": True}
+        client.put_properties(visitor, {"member": False, "region": "north"})
+        assert client.merge(ann, visitor)
+        assert client.properties(visitor) == {"member": True, "region": "north"}
+        with pytest.raises(LisarecError) as refused:
+            client.put_properties(ann, {"member": "yes"})
+        assert (refused.value.status, refused.value.code) == (422, "invalid_request")
+        assert client.erase(ann)
+        assert client.properties(ann) == {}
+
     def test_are_asked_for_again_until_the_service_can(self, front: Front, connect: Connect) -> None:
         plays = iter(
             [

@@ -17,10 +17,16 @@ from app.http.dependencies import (
 )
 from app.http.openapi import errors, json_request
 from app.http.routes.guarded_route import GuardedRoute
+from app.schemas.properties import PostedUserProperties, UserProperties
 from app.schemas.users import Erasure, Merged, MergeRequest, Undone, UserEvents, UserEventsQuery, UserState
+from app.serving.property_types import user_properties
 
 router = APIRouter(route_class=GuardedRoute, tags=["users"], dependencies=[needs("users:admin")])
 
+PROPERTIES = json_request(
+    PostedUserProperties.model_json_schema(),
+    {"set": {"properties": {"member": True, "region": "south"}}, "take away": {"properties": {"region": None}}},
+)
 MERGE = json_request(MergeRequest.model_json_schema(), {"a visitor who has logged in": {"from": "visitor-7"}})
 
 
@@ -45,6 +51,29 @@ async def get_user_events(
     page = await calls.user_events(services, caller, user_id, query)
     # The framework would go through all of it three times more, while everybody waits.
     return Response(page.model_dump_json(), media_type="application/json")
+
+
+@router.get("/v1/users/{user_id}/properties", dependencies=[NO_QUERY])
+async def get_user_properties(user_id: UserId, service: ServiceDep, caller: CallerDep) -> UserProperties:
+    """The properties of the user, who need not have any events; after a merge those of both."""
+    return await user_properties(service.store, caller.tenant, user_id)
+
+
+@router.put(
+    "/v1/users/{user_id}/properties",
+    openapi_extra=PROPERTIES,
+    responses=errors(400, 408, 413, 415),
+    dependencies=[NO_QUERY],
+)
+async def put_user_properties(
+    user_id: UserId, body: JsonBody, services: ServicesDep, caller: CallerDep
+) -> UserProperties:
+    """Set properties of the user; those that are left out stay, and `null` takes one away.
+
+    They have types of their own, apart from those of items. A merge keeps the user's values, and the visitor's fill
+    what is missing. Erasing the user takes them away, too. A user of whom nothing is known counts as a new one.
+    """
+    return await calls.put_user_properties(services, caller, user_id, body)
 
 
 @router.delete("/v1/users/{user_id}/events/{event_id}", responses=errors(404), dependencies=[NO_QUERY])

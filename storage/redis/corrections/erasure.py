@@ -26,7 +26,8 @@ class RedisErasure:
     async def length(self, user: User, limit: int) -> int:
         """Return how many entries are copied to erase the user: all of each partition's log, for each alias too."""
         target = await self._corrections.resolve(user)
-        if not await self._session.call("EXISTS", target.head, target.aliases):
+        has_properties = await self._session.call("HEXISTS", target.properties, target.name)
+        if not has_properties and not await self._session.call("EXISTS", target.head, target.aliases):
             return 0
         entries = int(await self._session.call("XLEN", target.log))
         return min(limit, entries * (1 + int(await self._session.call("SCARD", target.aliases))))

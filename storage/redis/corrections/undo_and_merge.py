@@ -7,8 +7,9 @@ in the visitor's head, and the next process that comes across it takes the remai
              before, the process follows the merges of the user. If they lead back to the visitor, it removes the mark:
              of merges that would form a circle, at least the one proposed last sees it.
   DECIDED    The visitor's log has its last entry, the merge.
-  DONE       The user's aliases have the visitor, for erasing, and copies of the visitor's entries are in the user's
-             log: appended in one step, save those that are there.
+  DONE       The user's aliases have the visitor, for erasing, the user has those of the visitor's properties that were
+             missing, and copies of the visitor's entries are in the user's log: appended in one step, save those that
+             are there.
 
 Nobody reads the visitor meanwhile: a request for the visitor takes the steps, and gets the user. So all that can be
 seen is the user before that one append, or after it.
@@ -31,8 +32,10 @@ from storage.redis.layout.keys import User
 from storage.redis.layout.stream_entries import Entry, index_member
 from storage.redis.log.lost_users import LostUsers
 from storage.redis.log.user_log import UserLog
+from storage.redis.nodes import Argument
 from storage.redis.scripts.corrections import APPEND, MARK_MERGE, append_arguments, mark_merge_arguments
 from storage.redis.scripts.events import COMMIT, commit_arguments
+from storage.redis.scripts.user_properties import PUT_USER_PROPERTIES, put_properties_keys
 from storage.redis.session.redis_session import RedisSession
 from storage.state.corrections import full_id, is_already_merged, readdressed
 from storage.state.event import Event, LogRecord, Merge, Undo
@@ -178,6 +181,7 @@ class RedisCorrections:
             return
         direct = self._target(visitor, decided)
         log = [entry.record async for entry in self._log.entries(visitor)]
+        properties = await self._session.call("HGET", visitor.properties, visitor.name)
         await self._session.call("SADD", direct.aliases, visitor.user_id)
         for _ in _attempts():
             target = await self.resolve(direct)
@@ -191,13 +195,26 @@ class RedisCorrections:
                 if head.merge is None:
                     await self._session.call("SREM", direct.aliases, visitor.user_id)
                 return
-            if await self._append_missing(target, value, seq, log):
+            if await self._fill_properties(target, value, seq, properties) and await self._append_missing(
+                target, value, seq, log
+            ):
                 # Otherwise a failover could leave a visitor who is done, and no copies of the visitor's entries.
                 await self.wait_for_replicas(target)
                 await self._mark(visitor, visitors_value, MergeStage.DONE, head.merge_target)
                 return
             await _pause()
         raise StorageUnavailable(CONTENTION, "contention")
+
+    async def _fill_properties(
+        self, target: User, value: bytes | None, seq: bytes | None, properties: bytes | None
+    ) -> bool:
+        """Give the target those properties that it lacks; return False when its log is not as believed."""
+        if Head.of(value).merge is not None:
+            return False
+        if properties is None:
+            return True
+        arguments: list[Argument] = [target.name, properties, 1, value or b"", seq or b"0"]
+        return bool(await self._session.write(PUT_USER_PROPERTIES, put_properties_keys(target), arguments))
 
     async def _append_missing(
         self, target: User, value: bytes | None, seq: bytes | None, log: Sequence[LogRecord]

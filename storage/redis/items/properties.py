@@ -1,12 +1,13 @@
-"""Properties in Redis: the types that tenants hold, and how scripts take values."""
+"""Properties in Redis: the types that tenants hold, those of users, and how scripts take values."""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from typing_extensions import override
 
-from storage.errors import PropertyRefused
+from storage.errors import PropertyRefused, StorageError, StorageUnavailable
 from storage.protocol import PropertyStore
 from storage.records import (
     MAX_PROPERTIES,
@@ -15,19 +16,26 @@ from storage.records import (
     parse_property_types,
     property_from_json,
     property_to_json,
+    types_to_hold,
 )
-from storage.redis.layout.keys import ITEMS_FIELD
+from storage.redis.corrections.undo_and_merge import CONTENTION, RETRY_FOR_S, RedisCorrections
+from storage.redis.layout.head import Head
+from storage.redis.layout.keys import ITEMS_FIELD, User
 from storage.redis.layout.stream_entries import compact_json
 from storage.redis.nodes import Argument
 from storage.redis.scripts.items import DECLARE_TYPES
+from storage.redis.scripts.user_properties import PUT_USER_PROPERTIES, READ_USER_PROPERTIES, put_properties_keys
 from storage.redis.session.redis_session import RedisSession
+
+USERS_PAGE = 500
 
 
 class RedisProperties(PropertyStore):
-    """The types of all tenants' properties. Those of a tenant are one value, beside its items."""
+    """The types of all tenants' properties, one value for each tenant beside its items, and users' properties."""
 
-    def __init__(self, session: RedisSession) -> None:
+    def __init__(self, session: RedisSession, corrections: RedisCorrections) -> None:
         self._session = session
+        self._corrections = corrections
 
     @override
     async def types(self, tenant: str) -> PropertyTypes:
@@ -40,6 +48,70 @@ class RedisProperties(PropertyStore):
         keys = [self._session.keys.items(tenant).property_types]
         args: list[Argument] = [compact_json(types), MAX_PROPERTIES]
         require_held(types, await self._session.write(DECLARE_TYPES, keys, args, wait_for_replicas=True))
+
+    @override
+    async def put_of_user(self, tenant: str, user_id: str, properties: Mapping[str, PropertyValue | None]) -> None:
+        types = types_to_hold("user", [properties])
+        patch, user = _encoded(properties), self._session.keys.user(tenant, user_id)
+        if types:
+            await self.declare(tenant, {"user": types})
+        give_up_s = time.monotonic() + RETRY_FOR_S
+        while not await self._put(user, patch):
+            if time.monotonic() > give_up_s:
+                raise StorageUnavailable(CONTENTION, "contention")
+
+    async def _put(self, user: User, patch: bytes) -> bool:
+        """Set properties of the user, or of whom they became; return False where that changes meanwhile.
+
+        An erasure takes those heads away that lead to others, and then gives the others' partitions new numbers. So
+        where the user still leads to the target after the target was read, the target is erased afterwards or nothing
+        is set.
+        """
+        await self._session.require_open()
+        chain = await self._corrections.merge_chain(user)
+        target = chain[-1]
+        believed: list[Argument] = []
+        if target != user:
+            seq, value = await self._session.call("MGET", target.seq, target.head)
+            if await self._corrections.merge_chain(user) != chain:
+                return False
+            believed = [value or b"", seq or b"0"]
+        await self._corrections.require_whole(*chain)
+        arguments = [target.name, patch, 0, *believed]
+        keys = put_properties_keys(target)
+        return bool(await self._session.write(PUT_USER_PROPERTIES, keys, arguments, wait_for_replicas=True))
+
+    @override
+    async def of_user(self, tenant: str, user_id: str) -> dict[str, PropertyValue]:
+        await self._session.require_open()
+        user = self._session.keys.user(tenant, user_id)
+        while True:
+            head, stored = await self._session.run(READ_USER_PROPERTIES, [user.head, user.properties], [user.name])
+            if Head.of(head).merge is None:
+                await self._session.trust.require_whole(user.log)
+                return properties_from_texts(stored or b"{}")
+            user = await self._corrections.resolve(user)
+
+    @override
+    async def of_users(self) -> AsyncIterator[tuple[str, str, dict[str, PropertyValue]]]:
+        await self._session.require_open()
+        for number in range(self._session.keys.partitions):
+            partition, cursor = self._session.keys.partition(number), 0
+            while True:
+                key = User(partition, "").properties
+                cursor, found = await self._session.call("HSCAN", key, cursor, "COUNT", USERS_PAGE)
+                for name, stored in found.items():
+                    user = User(partition, name.decode())
+                    yield user.tenant, user.user_id, properties_from_texts(stored)
+                if not cursor:
+                    break
+
+
+def _encoded(properties: Mapping[str, PropertyValue | None]) -> bytes:
+    try:
+        return properties_to_texts(properties).encode()
+    except UnicodeEncodeError as exc:
+        raise StorageError(f"properties cannot be stored: {exc}") from exc
 
 
 async def register_tenant(session: RedisSession, tenant: str) -> None:

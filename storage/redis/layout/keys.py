@@ -27,6 +27,7 @@ percent-encoded, so that the first "/" ends it.
   PREFIX:{p17}:index:TENANT/USER        zset    the user's entries: 8 bytes of hash of the event id, scored SEQ
   PREFIX:{p17}:state:TAG:TENANT/USER    string  SEQ of the newest entry that is folded in, 16 digits; encoded state;
                                                 expires if the store was opened with a time to live of states
+  PREFIX:{p17}:properties               hash    TENANT/USER -> properties as those of items
   PREFIX:{p17}:erasing                  zset    names of erasures whose entries may still have their content in the log;
                                                 scored 1 if the scratch lacks it from its beginning on, otherwise 0
   PREFIX:{p17}:erased:NAME              zset    the index of the user whom that erasure has erased
@@ -254,6 +255,11 @@ class User(NamedTuple):
     def id_index(self) -> str:
         """Key of the hashes of the user's event ids."""
         return f"{self.partition}:index:{self.name}"
+
+    @property
+    def properties(self) -> str:
+        """Key of the properties of the partition's users."""
+        return f"{self.partition}:properties"
 
     @property
     def aliases(self) -> str:

@@ -14,17 +14,17 @@ REWRITTEN_AT_ONCE = 250  # entries, some 2 ms in which Redis does nothing else
 # that names them is set aside until REWRITE_LOG has removed it. Where nothing is to erase, an entry of nobody is logged
 # all the same: an APPEND that began before is refused, and a number without an entry would count as a loss.
 ERASE = Script("""
--- KEYS  seq, log, erasing, erased index, aliases, head, index; states
--- ARGV  what to log, name of the erasure, 1 where only the archive has anything of the user
+-- KEYS  seq, log, erasing, erased index, properties, aliases, head, index; states
+-- ARGV  what to log, name of the erasure, 1 where only the archive has anything of the user, user
 local time = redis.call('TIME')
 local seq = redis.call('INCRBY', KEYS[1], 1)
 local id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
-local is_there = ARGV[3] == '1' or redis.call('EXISTS', unpack(KEYS, 5)) > 0
+local is_there = redis.call('HDEL', KEYS[5], ARGV[4]) + redis.call('EXISTS', unpack(KEYS, 6)) > 0 or ARGV[3] == '1'
 redis.call('XADD', KEYS[2], id, 'x', is_there and ARGV[1] or '')
 if not is_there then return id end
 redis.call('ZADD', KEYS[3], 0, ARGV[2])
-if redis.call('EXISTS', KEYS[7]) == 1 then redis.call('RENAME', KEYS[7], KEYS[4]) end
-redis.call('UNLINK', unpack(KEYS, 6))
+if redis.call('EXISTS', KEYS[8]) == 1 then redis.call('RENAME', KEYS[8], KEYS[4]) end
+redis.call('UNLINK', unpack(KEYS, 7))
 return id
 """)
 
@@ -96,22 +96,24 @@ return string.format('%.0f', seq) .. id_end
 """)
 
 # Changes the merge mark of a head that is as the caller believes. An entry, if given, is logged as the user's last one,
-# and the states are deleted: nobody reads them again. Without entries and without a mark there is no head.
+# and the states are deleted: nobody reads them again; so are the properties once the merge is done. Without entries and
+# without a mark there is no head.
 MARK_MERGE = Script("""
--- KEYS  seq, log, head, index; states
--- ARGV  believed head, mark and user or nothing; where there is an entry, id hash and entry
+-- KEYS  seq, log, head, index, properties; states
+-- ARGV  believed head, mark and user or nothing, user of the head; where there is an entry, id hash and entry
 local head = redis.call('GET', KEYS[3]) or ''
 if head ~= ARGV[1] then return 0 end
 head = string.sub(head .. string.rep('0', 42 - #head), 1, 42)
 local id = 1
-if ARGV[3] then
+if string.sub(ARGV[2], 1, 1) == '=' then redis.call('HDEL', KEYS[5], ARGV[3]) end
+if ARGV[4] then
     local time = redis.call('TIME')
     local seq = redis.call('INCRBY', KEYS[1], 1)
     id = string.format('%.0f-%s%03d', seq, time[1], math.floor(time[2] / 1000))
-    redis.call('XADD', KEYS[2], id, 'e', ARGV[4])
-    redis.call('ZADD', KEYS[4], seq, ARGV[3])
+    redis.call('XADD', KEYS[2], id, 'e', ARGV[5])
+    redis.call('ZADD', KEYS[4], seq, ARGV[4])
     head = string.format('%016.0f', seq) .. string.sub(head, 17)
-    for key = 5, #KEYS do redis.call('DEL', KEYS[key]) end
+    for key = 6, #KEYS do redis.call('DEL', KEYS[key]) end
 end
 if ARGV[2] == '' and tonumber(string.sub(head, 1, 16)) == 0 then
     redis.call('DEL', KEYS[3])
@@ -141,11 +143,8 @@ def erase_arguments(
     """Return KEYS and ARGV of ERASE."""
     logged = compact_json((user.tenant, digest(user.user_id).hex()))
     keys = [user.seq, user.log, erasing_key(user.partition), erased_index_key(user.partition, erasure)]
-    return [*keys, user.aliases, user.head, user.id_index, *map(user.state_of_tag, tags)], [
-        logged,
-        erasure,
-        int(is_lost),
-    ]
+    keys += [user.properties, user.aliases, user.head, user.id_index, *map(user.state_of_tag, tags)]
+    return keys, [logged, erasure, int(is_lost), user.name]
 
 
 def rewrite_arguments(partition: str, erasures: Sequence[bytes]) -> tuple[list[str], list[Argument]]:
@@ -172,5 +171,5 @@ def mark_merge_arguments(
 ) -> tuple[list[str], list[Argument]]:
     """Return KEYS and ARGV of MARK_MERGE."""
     logged: list[Argument] = [] if entry is None else [entry.member, entry.encoded]
-    keys = [user.seq, user.log, user.head, user.id_index, *map(user.state_of_tag, tags)]
-    return keys, [head or b"", mark, *logged]
+    keys = [user.seq, user.log, user.head, user.id_index, user.properties, *map(user.state_of_tag, tags)]
+    return keys, [head or b"", mark, user.name, *logged]
