@@ -45,12 +45,17 @@ class RedisGenerations(GenerationRegistry):
 
     @override
     async def activate(self, generation: NamedGeneration) -> None:
+        key = self._keys.active(self._tenant)
+        await self._session.require_open()
+        await self._session.trust.require(key)
         await self._call("HSET", self._keys.generations(self._tenant), generation.tag.hex(), generation.name)
-        await self._call("SET", self._keys.active(self._tenant), f"{generation.tag.hex()} {generation.name}")
+        await self._call("SET", key, f"{generation.tag.hex()} {generation.name}")
 
     @override
     async def set_experiment(self, text: str | None) -> None:
         key = self._keys.experiment(self._tenant)
+        await self._session.require_open()
+        await self._session.trust.require(key)
         await (self._call("DEL", key) if text is None else self._call("SET", key, text))
 
     @override

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import PartlyRead, StorageError, StorageUnavailable
+from storage.records import NamedGeneration
 from storage.redis.session import trust
 from storage.redis.store import RedisStore
 from tests.storage.oracles.random_events import click, make_generation
@@ -58,6 +59,10 @@ class TestLostData:
                 for user_id in (*others, known):  # the first one opens the connection
                     assert "has lost events" in await refusal(store, user_id)
                 assert (await store.states("main", [known], GENERATION)) == [None]
+                named = NamedGeneration("june", GENERATION.tag)
+                for change in (store.generations.activate(named), store.generations.set_experiment("{}")):
+                    with pytest.raises(StorageUnavailable, match="has lost events"):  # it would be gone with these data
+                        await change
                 assert "accept-loss" in await until_distrusted(store)
                 assert len([one for one in caplog.records if "has lost events" in one.getMessage()]) <= 2
             async with opened(server.url) as later:  # another process, which remembers nothing
