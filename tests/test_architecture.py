@@ -10,6 +10,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,12 +60,28 @@ def imported_modules(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
+def used_names(file: Path) -> frozenset[str]:
+    """What the file imports, and what it reaches through a module, as ``torch.load``."""
+    tree = parsed(file)
+    dotted = (dotted_name(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return frozenset((*imported_modules(tree), *filter(None, dotted)))
+
+
+def dotted_name(node: ast.expr) -> str | None:
+    """Return the name as it is written; None for an attribute of anything but names."""
+    if isinstance(node, ast.Attribute):
+        return f"{owner}.{node.attr}" if (owner := dotted_name(node.value)) else None
+    return node.id if isinstance(node, ast.Name) else None
+
+
 def uses(file: Path, *names: str) -> list[str]:
-    """Where the file imports one of the names, or reaches it through its module, as ``torch.load``."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    attributes = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    found = [*imported_modules(tree), *attributes]
-    return [used for used in found for name in names if used == name or used.startswith(f"{name}.")]
+    """What the file uses of these names."""
+    return [used for used in used_names(file) for name in names if used == name or used.startswith(f"{name}.")]
 
 
 def test_every_package_has_files() -> None:
@@ -76,7 +93,7 @@ def is_marker(path: Path) -> bool:
     """Whether the file only marks a package for Python or for type checkers: there is nothing in it to be found."""
     if path.name != "__init__.py":
         return path.name == "py.typed"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     return len(tree.body) == int(ast.get_docstring(tree) is not None)
 
 
@@ -84,7 +101,7 @@ def test_code_stands_in_files_that_have_a_name() -> None:
     """An `__init__.py` holds a docstring, and re-exports where the folder is copied into others' projects."""
     others = [name_of(path) for path in FILES if path.name == "__init__.py" and not is_marker(path)]
     assert others == [RE_EXPORTING]
-    _docstring, *imports, names = ast.parse((ROOT / RE_EXPORTING).read_text(encoding="utf-8")).body
+    _docstring, *imports, names = parsed(ROOT / RE_EXPORTING).body
     assert all(isinstance(node, ast.ImportFrom) for node in imports)
     assert isinstance(names, ast.Assign)
     assert ast.unparse(names.targets[0]) == "__all__"
@@ -113,10 +130,9 @@ def test_no_file_class_or_function_is_too_long() -> None:
     for path in FILES:
         if name_of(path) in KERNELS:
             continue
-        source = path.read_text(encoding="utf-8")
-        if (lines := source.count("\n")) > MAX_FILE_LINES:
+        if (lines := path.read_text(encoding="utf-8").count("\n")) > MAX_FILE_LINES:
             found.append(f"{name_of(path)} has {lines} lines")
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             most = MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else MAX_FUNCTION_LINES
