@@ -18,9 +18,9 @@ RUN := $(VENV)/bin/python -m
 demo: $(VENV)/.service-installed
 	$(RUN) app demo $(if $(PORT),--port $(PORT))
 
-# two files at a time, in the order of tests/conftest.py
+# three files at a time, in the order of tests/conftest.py: on two cores, as every second one waits for something
 test: lint
-	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/containers
+	$(RUN) pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/containers
 
 # docker-compose.yml in a real engine: needs root and Debian's docker.io, docker-compose, mmdebstrap and iptables, and
 # says that it is skipped where no engine starts; var/containers keeps the images

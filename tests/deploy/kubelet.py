@@ -25,10 +25,11 @@ import httpx
 from benchmarks.harness.compose import ROOT
 from benchmarks.harness.topology import program
 from tests.deploy.chart import Manifest, environment_of
-from tests.waiting import wait_until
+from tests.waiting import POLL_EVERY_S, wait_until
 
 IMAGE_VARIABLES = dict(re.findall(r"(LISAREC_\w+)=(\S+)", (ROOT / "docker" / "Dockerfile").read_text()))
 STOP_SIGNALS = {"haproxy": signal.SIGUSR1}  # of images; others have TERM
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 DEFAULTS = {"periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3, "successThreshold": 1}
 
 
@@ -77,8 +78,10 @@ class Pod:
         for container in spec.get("initContainers", ()):
             self._popen(container, self._command_of(container)).wait(60)
         self.process = self._start()
-        self._prober = threading.Thread(target=self._probe, daemon=True)
-        self._prober.start()
+        self._threads = [threading.Thread(target=self._watch, daemon=True)]
+        self._threads += [threading.Thread(target=self._probe, args=(name,), daemon=True) for name in PROBES]
+        for thread in self._threads:
+            thread.start()
 
     def update_secret(self, name: str, files: Mapping[str, bytes]) -> None:
         """Bring a Secret's files up to date, as a node does within a minute."""
@@ -131,7 +134,8 @@ class Pod:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self._prober.join()
+        for thread in self._threads:
+            thread.join()
 
     def _mount(self) -> None:
         volumes = {volume["name"]: volume for volume in self.spec["volumes"]}
@@ -190,25 +194,29 @@ class Pod:
         with (self.place.root / "log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True)
 
-    def _probe(self) -> None:
-        """Ask each probe when it is time, and do what a node does with the answers, until the pod has ended."""
-        failures = {"startupProbe": 0, "readinessProbe": 0, "livenessProbe": 0}
-        due_s = dict.fromkeys(failures, time.monotonic())
-        while not self._ended.wait(0.05):
+    def _watch(self) -> None:
+        """Start a container again that has ended, until the pod has."""
+        while not self._ended.wait(POLL_EVERY_S):
             if self.process.poll() is not None and not self.terminating:
                 if self.spec.get("restartPolicy") == "Never":
                     self.exit_code = self.process.returncode
-                    return
-                self._restart()
-            for name in failures:
-                probe = DEFAULTS | self.container.get(name, {})
-                wanted = name == "startupProbe" if not self.started else name != "startupProbe"
-                if not wanted or time.monotonic() < due_s[name]:
-                    continue
+                    self._ended.set()
+                else:
+                    self._restart()
+
+    def _probe(self, name: str) -> None:
+        """Ask a probe when it is time, and do what a node does with the answers, until the pod has ended."""
+        probe = DEFAULTS | self.container.get(name, {})
+        failures, due_s = 0, time.monotonic()
+        while not self._ended.wait(POLL_EVERY_S):
+            if self.started == (name == "startupProbe"):
+                failures = 0
+            elif time.monotonic() >= due_s:
+                process, due_s = self.process, time.monotonic() + probe["periodSeconds"]
                 passed = name not in self.container or self._passes(probe)
-                failures[name] = 0 if passed else failures[name] + 1
-                due_s[name] = time.monotonic() + probe["periodSeconds"]
-                self._conclude(name, passed, failures[name] >= probe["failureThreshold"])
+                if process is self.process:  # else another one runs by now
+                    failures = 0 if passed else failures + 1
+                    self._conclude(name, passed, failures >= probe["failureThreshold"])
 
     def _conclude(self, name: str, passed: bool, failed: bool) -> None:
         if name == "readinessProbe":
