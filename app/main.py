@@ -19,6 +19,7 @@ from typing import Any, TypedDict
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
@@ -107,6 +108,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 class Application(FastAPI):
     """The framework's app behind the middleware, which answers most requests without the framework."""
+
+    __call__ = Starlette.__call__  # FastAPI's own asks at each request for its telemetry, which is off
 
     def __init__(self, settings: Settings, metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)

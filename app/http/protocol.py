@@ -88,8 +88,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._refusal is not None or self.transport.is_closing():
             self.transport.discard(data)
             return
-        if self._deadline is None:
-            self._set_deadline(self._limits.head_timeout_s)
         self._unset_keepalive_if_required()
         self._has_advanced = False
         try:
@@ -101,6 +99,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             exceeded = exc.__context__ if isinstance(exc.__context__, RequestError) else None
             self._refuse(exceeded or NotHttp("this is no request in HTTP/1.1; nothing was done"))
             return
+        if self._deadline is None:  # almost no request needs one: it comes as a whole
+            if self._in_body:
+                self._set_deadline(self._limits.body_timeout_s + BODY_GRACE_S)
+            elif self._in_head or not self._has_advanced:
+                self._set_deadline(self._limits.head_timeout_s)
         self._standstill_bytes = 0 if self._has_advanced else self._standstill_bytes + len(data)
         if self._standstill_bytes > self._limits.max_head_bytes:
             self._refuse(self._head_too_large())
@@ -127,7 +130,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 f"at most {MAX_PIPELINED} requests of a connection may wait; take the answers, or connect again"
             )
         self._in_head, self._in_body, self._has_advanced = False, True, True
-        self._set_deadline(self._limits.body_timeout_s + BODY_GRACE_S)
+        self._clear_deadline()
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
@@ -207,7 +210,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return self._refusal is not None or (self._in_body and self.cycle.response_started)
 
     def _set_deadline(self, within_s: float) -> None:
-        self._clear_deadline()
         self._deadline = self.loop.call_later(within_s, self._close)
 
     def _clear_deadline(self) -> None:

@@ -108,12 +108,12 @@ class RecommendationRequest(RecommendationQuery):
     history: ItemIds | None = Field(None, description="item ids, oldest first; nothing is stored")
     candidates: ItemIds | None = Field(None, description="rank just these")
     boost: Boost = Field(
-        {},
+        default_factory=dict,
         description="by category, added to the score of its items; 0.7 doubles the odds of an item, -0.7 halves them; "
         "or expressions of CEL, each of which adds its number to the scores of the items that have one, such as "
         "`item.margin > 0.3 ? 0.7 : 0.0`",
     )
-    params: Params = Field({}, description="by name, what is `params` in expressions")
+    params: Params = Field(default_factory=dict, description="by name, what is `params` in expressions")
     pin: Annotated[list[Pin], Field(max_length=MAX_K, fail_fast=True), AfterValidator(_different_pins)] = Field(
         default_factory=list
     )
