@@ -196,13 +196,21 @@ def types_to_hold(
     raises  PropertyRefused  when a name has values of two types
     """
     found: dict[str, PropertyType] = {}
-    for name, value in (named for of_one in values for named in of_one.items()):
+    for of_one in values:
+        add_types_to_hold(found, owner, of_one)
+    return found
+
+
+def add_types_to_hold(
+    types: dict[str, PropertyType], owner: PropertyOwner, values: Mapping[str, PropertyValue | None]
+) -> None:
+    """Add the types that these values need to those that others need; raise PropertyRefused."""
+    for name, value in values.items():
         if value is not None:
             given = property_type(value)
-            held = "time" if is_of_every_tenant(owner, name) else found.setdefault(name, given)
+            held = "time" if is_of_every_tenant(owner, name) else types.setdefault(name, given)
             if held != given:
                 raise PropertyRefused(name, given, held)
-    return {name: given for name, given in found.items() if not is_of_every_tenant(owner, name)}
 
 
 def is_of_every_tenant(owner: PropertyOwner, name: str) -> bool:

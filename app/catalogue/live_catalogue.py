@@ -14,7 +14,7 @@ from app.catalogue.item_expressions import ItemExpressions
 from app.catalogue.item_overrides import ItemOverrides
 from app.catalogue.item_properties import CATEGORIES, TITLE, ItemProperties, stored
 from app.catalogue.trained_catalogue import NO_ROWS, Rows, TrainedCatalogue
-from app.schemas.items import Item
+from app.schemas.items import FoundItem, Item
 from app.schemas.properties import shown_of_item
 from app.schemas.scored_items import ScoredItem
 from model.artifact.item_table import ItemTable
@@ -61,9 +61,12 @@ class LiveCatalogue(TrainedCatalogue):
         """Return the item as it is now; None when neither the model nor the tenant knows it."""
         row = self.row_of.get(item_id)
         if row is not None:
-            return self._item(row)
-        entry = self._unlearned.get(item_id)
-        return None if entry is None else _unlearned_item(entry)
+            found = self._item(row)
+        elif (entry := self._unlearned.get(item_id)) is not None:
+            found = _unlearned_item(entry)
+        else:
+            return None
+        return Item(**found.model_dump(), **shown_of_item(self._overrides.properties(item_id)))
 
     def properties_of(self, item_id: str) -> Mapping[str, ItemValue]:
         """Return the properties of an item that have a value; none for an unknown item."""
@@ -78,7 +81,7 @@ class LiveCatalogue(TrainedCatalogue):
         return super().popular_items(k, self.unavailable if excluded is None else excluded | self.unavailable)
 
     @override
-    def search(self, query: str, limit: int) -> list[Item]:
+    def search(self, query: str, limit: int) -> list[FoundItem]:
         """Return matching items as the trained catalogue does, then matching items that no model has learned."""
         learned = super().search(query, limit)
         text = query.strip().casefold()
@@ -97,13 +100,12 @@ class LiveCatalogue(TrainedCatalogue):
         return levels
 
     @override
-    def _item(self, row: int) -> Item:
+    def _item(self, row: int) -> FoundItem:
         item = super()._item(row)
         return item.model_copy(
             update={
                 "title": self._retitled.get(row, item.title),
                 "available": not bitmap.has(self.unavailable, np.array([row]))[0],
-                **shown_of_item(self._overrides.properties(item.item_id)),
             }
         )
 
@@ -133,14 +135,13 @@ def _rows(rows: Iterable[int]) -> Rows:
     return np.fromiter(rows, np.int64)
 
 
-def _unlearned_item(entry: ItemEntry) -> Item:
-    return Item(
+def _unlearned_item(entry: ItemEntry) -> FoundItem:
+    return FoundItem(
         item_id=entry.item_id,
         title=entry.title or "",
         categories=list(entry.categories or ()),
         available=entry.available is not False,
         known=False,
-        **shown_of_item(entry.properties),
     )
 
 

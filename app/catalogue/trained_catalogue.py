@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.category_column import CategoryColumn
-from app.schemas.items import Item
+from app.schemas.items import FoundItem
 from app.schemas.scored_items import NamedItem, ScoredItem
 from model.artifact.item_table import ItemTable
 from model.artifact.string_table import NO_MATCH
@@ -164,7 +164,7 @@ class TrainedCatalogue:
         boosted: NDArray[np.float64] = np.multiply(self.counts[rows], factors, dtype=np.float64)
         return boosted
 
-    def search(self, query: str, limit: int) -> list[Item]:
+    def search(self, query: str, limit: int) -> list[FoundItem]:
         """Return items whose title or id contains the query, whatever the case; the most popular ones without a query.
 
         Whole titles and ids come first, then those that begin with the query, then those with a word that does, then
@@ -181,8 +181,8 @@ class TrainedCatalogue:
         """Return how well the title or the id of each item matches the text: (N,), levels of `StringTable`."""
         return np.minimum(self._titles.match_levels(text), self.item_ids.match_levels(text))
 
-    def _item(self, row: int) -> Item:
-        return Item(
+    def _item(self, row: int) -> FoundItem:
+        return FoundItem(
             item_id=self.item_ids[row],
             title=self._titles[row],
             categories=list(self._categories[row]),

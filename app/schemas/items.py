@@ -57,7 +57,7 @@ class SearchQuery(Closed):
     limit: ResultCount = 20
 
 
-class Item(BaseModel):
+class FoundItem(BaseModel):
     """An item as it is now; one that is not available is never recommended."""
 
     item_id: str
@@ -68,6 +68,11 @@ class Item(BaseModel):
         True,
         description="false while no model has learned it; events and categories tell of it until the next training",
     )
+
+
+class Item(FoundItem):
+    """An item as it is now, with its properties."""
+
     properties: dict[str, Any] = Field({}, description="by name, as they were put")
     available_from: str | None = Field(None, description="left out where it was not put, as are the following")
     available_until: str | None = None
@@ -91,9 +96,9 @@ class Item(BaseModel):
 
 
 class Items(BaseModel):
-    """Items that match, the closest match first, then the most popular."""
+    """Items that match, the closest match first, then the most popular. Each alone has its properties, too."""
 
-    items: list[Item]
+    items: list[FoundItem]
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -106,7 +111,6 @@ class Items(BaseModel):
                             "categories": ["tea", "organic"],
                             "available": True,
                             "known": True,
-                            "properties": {"price": 4.5, "brand": "Hill"},
                         }
                     ]
                 }

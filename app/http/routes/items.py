@@ -71,7 +71,7 @@ async def get_trending_items(
     return TrendingItems(generation=service.served_model.generation, items=items)
 
 
-@router.get("/v1/items", dependencies=[READS], response_model_exclude_none=True)
+@router.get("/v1/items", dependencies=[READS])
 async def search_items(
     query: Annotated[SearchQuery, Query()], caller: CallerDep, services: ServicesDep, charge: ChargeDep
 ) -> Items:

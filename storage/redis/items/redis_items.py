@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
+from typing import Any
 
 from storage.archive.async_reader import AsyncArchiveReader
 from storage.archive.item_counts import (
@@ -20,9 +21,10 @@ from storage.records import (
     ItemChanges,
     ItemCodes,
     ItemEntry,
+    PropertyType,
     PropertyTypes,
     Tally,
-    types_to_hold,
+    add_types_to_hold,
 )
 from storage.redis.items.properties import (
     properties_from_texts,
@@ -47,6 +49,7 @@ from storage.trends import (
     Visit,
 )
 
+VALUE_BYTES = 32  # of a small property's name and value
 ITEMS_PAGE = 1000  # of a script's arguments Lua takes 8,000
 VISIT_LIMITS: tuple[Argument, ...] = (
     repr(HALF_LIFE_S),
@@ -69,14 +72,17 @@ class RedisItems:
 
     async def put(self, tenant: str, entries: Sequence[ItemEntry]) -> None:
         """Set values of items in one step; raise StorageError when a text is not Unicode or a property is refused."""
-        types: PropertyTypes = {"item": types_to_hold("item", [entry.properties for entry in entries])}
+        types: dict[str, PropertyType] = {}
+        encoded: list[Argument] = []
+        async for entry in in_slices(entries, lambda entry: 1 + len(entry.properties)):
+            add_types_to_hold(types, "item", entry.properties)
+            encoded += _encode(entry)
         await register_tenant(self._session, tenant)
-        args: list[Argument] = [compact_json(types), MAX_PROPERTIES]
-        async for entry in in_slices(entries):
-            args += _encode(entry)
+        wanted: PropertyTypes = {"item": types}
+        args = [compact_json(wanted), MAX_PROPERTIES, *encoded]
         keys = self._session.keys.items(tenant)
         of_items = [keys.version, keys.changes, *keys.parts, keys.property_types]
-        require_held(types, await self._session.write(PUT_ITEMS, of_items, args, wait_for_replicas=True))
+        require_held(wanted, await self._session.write(PUT_ITEMS, of_items, args, wait_for_replicas=True))
 
     async def put_codes(self, tenant: str, codes: Sequence[ItemCodes]) -> None:
         """Set codes of items in one step."""
@@ -97,7 +103,7 @@ class RedisItems:
         )
         items, codes = ([(int(version), *values) for version, *values in zip(*part, strict=True)] for part in found)
         changes: list[tuple[int, ItemEntry | ItemCodes]]
-        changes = [(version, _decode(*values)) async for version, *values in in_slices(items)]
+        changes = [(version, _decode(*values)) async for version, *values in in_slices(items, _size)]
         changes += [(version, _decode_codes(*values)) for version, *values in codes]
         return ItemChanges.of(sorted(changes, key=itemgetter(0))[:limit], after)
 
@@ -194,6 +200,11 @@ def _encode(entry: ItemEntry) -> list[Argument]:
         return [text.encode() for text in texts]
     except UnicodeEncodeError as exc:
         raise StorageError(f"an item cannot be stored: {exc}") from exc
+
+
+def _size(item: tuple[Any, ...]) -> int:
+    """Return how many values an item that was read has, as bytes of properties tell."""
+    return 1 + len(item[-1] or b"") // VALUE_BYTES
 
 
 def _decode(item_id: bytes, *parts: bytes | None) -> ItemEntry:

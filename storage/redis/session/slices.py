@@ -1,17 +1,20 @@
 """Long loops on the event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
-SLICE = 100  # events or items, some half a millisecond
+SLICE = 100  # events, items or properties, some half a millisecond
 
 T = TypeVar("T")
 
 
-async def in_slices(values: Sequence[T]) -> AsyncIterator[T]:
-    """Iterate over the values; everybody else on the event loop has a turn after each hundred of them."""
-    for number, value in enumerate(values):
-        if number and number % SLICE == 0:
+async def in_slices(values: Sequence[T], size: Callable[[T], int] = lambda _: 1) -> AsyncIterator[T]:
+    """Iterate over the values; everybody else on the event loop has a turn whenever they have a size of a hundred."""
+    done = 0
+    for value in values:
+        if done >= SLICE:
             await asyncio.sleep(0)
+            done = 0
         yield value
+        done += size(value)

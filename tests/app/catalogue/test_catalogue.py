@@ -79,7 +79,7 @@ def test_popular_items_are_served(shared_client: Client) -> None:
 
 def test_search_is_served(shared_client: Client) -> None:
     item: dict[str, Any] = {"item_id": "item-17", "title": "Green thing number 17", "categories": ["pot"]}
-    item |= {"available": True, "known": True, "properties": {}}
+    item |= {"available": True, "known": True}
     assert get(shared_client, "/v1/items?query=green%20THING%20number%2017")["items"] == [item]
     assert len(get(shared_client, "/v1/items?query=thing&limit=3")["items"]) == 3
     assert len(get(shared_client, "/v1/items")["items"]) == 20

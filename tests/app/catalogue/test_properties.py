@@ -47,7 +47,8 @@ def test_values_come_back_as_they_were_put_and_null_takes_one_away(client: Clien
         assert answer.json()["properties"] == {"brand": "Hill", "price": 5.0, "organic": True, "tags": []}
         assert shown(client, name) == answer.json()["properties"]
         assert client.get(f"/v1/items/{name}").json()["title"] == "Tea"
-    assert client.get("/v1/items", params={"query": "Tea"}).json()["items"][0]["properties"]["brand"] == "Hill"
+    found = client.get("/v1/items", params={"query": "Tea"}).json()["items"][0]
+    assert found.keys() == {"item_id", "title", "categories", "available", "known"}  # a thousand could be 64 MB
     assert client.get("/v1/admin/properties").json() == {"items": TYPES, "users": {}}
 
 
