@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import takewhile
 
-from storage.records import ItemChanges, ItemEntry, PropertyType, PropertyValue
+from storage.records import ItemChanges, ItemEntry, PropertyTypes, PropertyValue
 
 
 class ItemOverrides:
@@ -13,13 +13,13 @@ class ItemOverrides:
 
     version       the store's version up to which all changes were read
     change_count  the number of changes read, which `changed_since` takes
-    types         the types of the items' properties
+    types         the types of the tenant's properties
     """
 
     def __init__(self) -> None:
         self.version = 0
         self.change_count = 0
-        self.types: Mapping[str, PropertyType] = {}
+        self.types: PropertyTypes = {"item": {}, "user": {}}
         self._newest: dict[str, tuple[int, ItemEntry]] = {}
 
     def __contains__(self, item_id: str) -> bool:

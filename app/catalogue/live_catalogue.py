@@ -53,7 +53,7 @@ class LiveCatalogue(TrainedCatalogue):
         """Apply all overrides that this process has read so far."""
         change_count, entries = self._overrides.change_count, self._overrides.changed_since(self._applied_changes)
         with self.properties.lock:
-            self.properties.declare(self._overrides.types)
+            self.properties.declare(self._overrides.types["item"])
             self._apply(entries)
         self._applied_changes = change_count
 

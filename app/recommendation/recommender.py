@@ -23,6 +23,7 @@ from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.stored_users import SeenRows
 from app.recommendation.selection import EVERYTHING, Selection, Selector
 from app.recommendation.state_reader import LogReader, StateReader, users_who_exclude_all
+from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.recommendations import RecommendationRequest, Recommendations, SimilarQuery
 
 MAX_BATCH = 64.0  # plain requests answered by one read and one engine run; in a larger batch all would wait longer
@@ -70,10 +71,11 @@ class Asked(NamedTuple):
 
 
 class Readers(NamedTuple):
-    """What reads users from the store: their states, and their logs."""
+    """What reads users from the store: their states, their logs, and their properties."""
 
     states: StateReader
     logs: LogReader
+    properties: UserPropertyReader
 
 
 class BaseRecommender(ABC):
@@ -111,7 +113,7 @@ class Recommender(BaseRecommender):
         self._context = context
         self._readers = readers
         self.ranker = BatchRanker(context, clicks.ids, experiment)
-        self._selector = Selector(context.catalogue, threads.shared)
+        self._selector = Selector(context.catalogue, readers.properties, threads.shared)
         self._executor = AdaptiveExecutor(self.ranker.rank, threads)
         self._metrics = metrics
         self._clicks = clicks

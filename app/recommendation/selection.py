@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalogue.expressions.environment import InvalidExpression, ValueType
-from app.catalogue.item_expressions import CURRENT, PARAMS, Expression, Selected
+from app.catalogue.expressions.values import Scalar
+from app.catalogue.item_expressions import CURRENT, PARAMS, USER, Expression, Selected
 from app.catalogue.live_catalogue import LiveCatalogue
 from app.errors import ErrorDetail, InvalidRequest
 from app.recommendation.batching import Requester
 from app.recommendation.fair_thread import FairThread
+from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.fields import Param
 from app.schemas.recommendations import RecommendationRequest
 from model.inference.bitmap import Bitmap
@@ -36,8 +38,9 @@ class Selector:
     What is known already takes no thread.
     """
 
-    def __init__(self, catalogue: LiveCatalogue, thread: FairThread) -> None:
+    def __init__(self, catalogue: LiveCatalogue, users: UserPropertyReader, thread: FairThread) -> None:
         self._catalogue = catalogue
+        self._users = users
         self._thread = thread
 
     async def select(self, requests: Sequence[RecommendationRequest], requester: Requester) -> list[Selection]:
@@ -54,17 +57,23 @@ class Selector:
     async def _select(self, request: RecommendationRequest, path: str, requester: Requester) -> Selection:
         if request.filter is None and not isinstance(request.boost, tuple):
             return EVERYTHING
-        values = {f"{PARAMS}{name}": value for name, value in request.params.items()}
-        types = tuple((name, _type_of(value)) for name, value in sorted(values.items()))
+        boosts = request.boost if isinstance(request.boost, tuple) else ()
+        values: dict[str, Scalar] = {f"{PARAMS}{name}": value for name, value in request.params.items()}
+        types: dict[str, ValueType] = {f"{PARAMS}{name}": _type_of(value) for name, value in request.params.items()}
+        types |= {f"{USER}{name}": type_ for name, type_ in self._users.types.items()}
+        if request.user_id is not None and any(USER in text for text in (request.filter or "", *boosts)):
+            of_user = await self._users.read(request.user_id)
+            values |= {f"{USER}{name}": value for name, value in of_user.items()}
         if request.current_item is not None:
             of_current = self._catalogue.properties_of(request.current_item)
             values |= {f"{CURRENT}{name}": value for name, value in of_current.items()}
+        sorted_types = tuple(sorted(types.items()))
         allowed, gains = None, None
         if request.filter is not None:
-            wanted = Expression(request.filter, "boolean", values, types)
+            wanted = Expression(request.filter, "boolean", values, sorted_types)
             allowed = await self._evaluate(wanted, f"{path}filter", requester)
-        for text in request.boost if isinstance(request.boost, tuple) else ():
-            own = await self._evaluate(Expression(text, "number", values, types), f"{path}boost", requester)
+        for text in boosts:
+            own = await self._evaluate(Expression(text, "number", values, sorted_types), f"{path}boost", requester)
             gains = own if gains is None else gains + own
         return Selection(allowed, gains)
 

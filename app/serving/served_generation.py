@@ -19,6 +19,7 @@ from app.recommendation.ranking.generation_context import GenerationContext
 from app.recommendation.ranking.trending import Trending
 from app.recommendation.recommender import Readers, Recommender
 from app.recommendation.state_reader import LogReader, StateReader
+from app.recommendation.user_properties import UserPropertyReader
 from app.schemas.operations import ServedModel
 from app.serving.model_places import models_of
 from app.settings import Settings
@@ -134,7 +135,11 @@ class ServedGeneration:
         context, generation, tenant = self.context, self.generation, self.context.settings.tenant
         return Recommender(
             GenerationContext(self.named.name, generation, self.catalogue, self.engine, self.trending),
-            Readers(StateReader(context.store, tenant, generation, context.metrics.store), context.log_reader),
+            Readers(
+                StateReader(context.store, tenant, generation, context.metrics.store),
+                context.log_reader,
+                UserPropertyReader(context.store.properties, tenant, context.overrides, context.metrics.store),
+            ),
             context.engine_threads,
             context.metrics,
             context.signals.click_through,

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -18,7 +18,7 @@ from app.serving.experiment_arms import ExperimentArms
 from app.serving.served_generation import ServedGeneration, TenantContext
 from model.artifact.model_directory import Artifact, ArtifactError
 from storage.errors import StorageError
-from storage.records import NamedGeneration, PropertyType
+from storage.records import NamedGeneration, PropertyTypes
 
 POLL_EVERY_S = 0.25
 RETRY_AFTER_S = 5.0  # after the active model could not be loaded
@@ -76,7 +76,7 @@ class GenerationSwitcher:
         try:
             await self._announce()
             pointers = await self._context.store.pointers()
-            self._hold_types(pointers.property_types["item"])
+            self._hold_types(pointers.property_types)
             await self._refresh_items_to(pointers.items_version)
             await self._follow_active(pointers.active)
             await self._follow_experiment(pointers.experiment)
@@ -138,7 +138,7 @@ class GenerationSwitcher:
                 await self._context.store.generations.announce(served.named, LIVE_FOR_S)
             self._announce_at_s = now_s + ANNOUNCE_EVERY_S
 
-    def _hold_types(self, types: Mapping[str, PropertyType]) -> None:
+    def _hold_types(self, types: PropertyTypes) -> None:
         if types != self._context.overrides.types:
             self._context.overrides.types = types
             for served in self.served():

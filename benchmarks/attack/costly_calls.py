@@ -17,7 +17,6 @@ from app.schemas.fields import (
     MAX_BOOSTS,
     MAX_CATEGORIES,
     MAX_CATEGORY_CHARS,
-    MAX_EXPRESSION_CHARS,
     MAX_ITEM_IDS,
     MAX_K,
     MAX_PARAM_TEXTS,
@@ -36,10 +35,15 @@ UNDONE_USER = "user-undone"
 LONG_LOG = Settings().max_seen_events  # entries of LONG_USER
 MOST = Settings().max_cost
 UNLIMITED = 1 << 30
-# as many operations as an expression may have, and evaluated anew each second
-OPERATIONS = " || ".join(f'("{n}" in item.categories)' for n in range(60))
-FILTER = f"now > timestamp('2020-01-01T00:00:00Z') && ({OPERATIONS})".ljust(MAX_EXPRESSION_CHARS)
-BOOST = f"now > timestamp('2020-01-01T00:00:00Z') && ({OPERATIONS}) ? 0.7 : 0.0".ljust(MAX_EXPRESSION_CHARS)
+OPERATIONS = " || ".join(f"size(item.categories) > {n}" for n in range(31))  # as many as an expression may have
+EXPRESSIONS: Mapping[str, Mapping[str, Any]] = {
+    "filter": {"filter": f"params.n >= 0.0 && ({OPERATIONS})"},
+    "short filter": {"filter": 'params.n >= 0.0 && "a" in item.categories'},
+    "boost by expressions": {
+        "boost": [f"params.n < -{n}.5 || {OPERATIONS} ? 0.7 : 0.0" for n in range(MAX_BOOST_EXPRESSIONS)]
+    },
+    "short boost by an expression": {"boost": "double(size(item.categories)) * params.n"},
+}
 ARMS = "arm-1", "arm-2"  # copies of the model
 PROPERTIES = [f"p{number}" for number in range(MAX_PROPERTIES)]
 SHORT_HISTORY = 30  # entries of USER and others
@@ -98,11 +102,9 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
         "cursor": {"cursor": cursor_after(distinct[: MAX_ITEM_IDS - 1]), "diversity": 0.5},
         "pin": {"k": MAX_K, "pin": [{"item_id": one, "place": n + 1} for n, one in enumerate(distinct[:MAX_K])]},
         "boost": {"boost": dict.fromkeys(labels[:MAX_BOOSTS], 0.5)},
-        "filter": {"filter": FILTER},
-        "boost by expressions": {"boost": [BOOST] * MAX_BOOST_EXPRESSIONS},
         "params": {
             "filter": "size(params.p0) > 0",
-            "params": {f"p{n}": [f"{n}-{m}" for m in range(MAX_PARAM_TEXTS)] for n in range(MAX_PARAMS)},
+            "params": {f"p{n}": [n + m / 100 for m in range(MAX_PARAM_TEXTS)] for n in range(MAX_PARAMS)},
         },
         "categories": {"categories": labels},
         "categories_all": {"categories_all": labels[:MAX_CATEGORIES]},
@@ -122,6 +124,7 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
     }
     requests["together"] = {**together, "exclude": ids[:1_000]}
     calls = [_post(name, request) for name, request in requests.items()]
+    calls += [_evaluated(name, dict(wishes)) for name, wishes in EXPRESSIONS.items()]
     batched = "k", "explain", "candidates", "exclude_seen of a short log"
     batches: dict[str, dict[str, Any]] = {"plain": {}} | {name: largest[name] for name in batched}
     for name, fields in batches.items():
@@ -133,6 +136,15 @@ def recommendations(item_ids: Sequence[str], categories: Sequence[str]) -> list[
 
 def _post(name: str, body: dict[str, Any]) -> Call:
     return Call(name, "POST", "/v1/recommendations", lambda _: body, _charge(body.get("requests", [body])))
+
+
+def _evaluated(name: str, wishes: dict[str, Any]) -> Call:
+    """Return a call whose expressions are evaluated anew each time."""
+
+    def body(number: int) -> dict[str, Any]:
+        return {"user_id": USER, **wishes, "params": {"n": number}}
+
+    return Call(name, "POST", "/v1/recommendations", body, _charge([body(0)]))
 
 
 def _charge(requests: Sequence[dict[str, Any]]) -> int:

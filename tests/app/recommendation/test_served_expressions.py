@@ -151,6 +151,27 @@ def test_a_boost_adds_its_number(
             assert boosted[item_id(row)] - plain[item_id(row)] == pytest.approx(gain, abs=1e-4)
 
 
+def test_a_user_s_properties_are_that_user_s_alone(shop: Shop) -> None:
+    def shown(user_id: str, **wishes: Any) -> int:
+        asked = {**EVERY, "user_id": user_id, "params": {"region": "south"}, **wishes}
+        response = shop.first.post("/v1/recommendations", json=asked)
+        assert response.status_code == 200, response.text
+        return len(response.json()["items"])
+
+    for user_id, properties in {"ada": {"member": True, "region": "south"}, "bob": {"member": False}}.items():
+        put = shop.first.request("PUT", f"/v1/users/{user_id}/properties", json={"properties": properties})
+        assert put.status_code == 200, put.text
+    shop.first.runner.run(shop.first.service.switcher.poll())
+    for _ in range(2):  # the second time, the results are known
+        assert [shown(user, filter="user.member") for user in ("ada", "bob", "nobody")] == [ITEMS, 0, 0]
+        assert [shown(user, filter="!user.member") for user in ("ada", "bob", "nobody")] == [0, ITEMS, 0]
+        assert [shown(user, filter="user.region == params.region") for user in ("ada", "bob")] == [ITEMS, 0]
+    shop.first.request("PUT", "/v1/users/bob/properties", json={"properties": {"member": True}})
+    assert shown("bob", filter="user.member") == ITEMS
+    response = shop.first.post("/v1/recommendations", json={"history": [item_id(3)], "filter": "!known(user.member)"})
+    assert len(response.json()["items"]) == 10
+
+
 def test_an_item_is_recommended_between_its_dates_only_also_when_time_passes(shop: Shop) -> None:
     def is_shown() -> list[bool]:
         for client in (shop.first, shop.other):
