@@ -20,6 +20,7 @@ from benchmarks.attack.costly_calls import (
 )
 
 MEMBERS = 8  # users whom visitors are merged into
+NOTHING = "nothing"  # is sent by clients that only take processor time: what the others do beyond that is the service's
 ONE_CALL = "plain", "candidates", "history", "together", "exclude_seen", "search", "log", "events", "items"
 
 
@@ -60,7 +61,8 @@ def attacks(item_ids: Sequence[str], categories: Sequence[str]) -> list[Attack]:
     def erase(number: int) -> list[Call]:
         return [post_many(f"gone-{number}"), Call("erase", "DELETE", f"/v1/users/gone-{number}")]
 
-    return [*of_one_call, Attack("undo", undo_and_fold), Attack("merge", merge), Attack("erase", erase)]
+    corrections = [Attack("undo", undo_and_fold), Attack("merge", merge), Attack("erase", erase)]
+    return [Attack(NOTHING, lambda _: []), *of_one_call, *corrections]
 
 
 def _again_and_again(call: Call) -> Attack:

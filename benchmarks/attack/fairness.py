@@ -4,7 +4,8 @@ A plain user asks for ten items, again and again, in an open loop. Beside it, co
 tenant, or of another tenant's key, send their costliest calls as fast as they are answered; no key has a rate. Quiet
 and attacked seconds take turns. The law: of all rounds, the median of the plain user's 99th percentiles is at most
 twice the quiet one plus 20 ms, and every one of its requests is answered. What does not hold is measured again, as the
-machine may have been busy. Exit status 1 where it never holds.
+machine may have been busy. Exit status 1 where it never holds. An attack named `nothing` takes processor time in its
+own process and sends nothing: it tells how much of the waiting is the machine's.
 
     python -m benchmarks.attack.fairness --model models/ml-1m --items 100000 --store redis
 """
@@ -183,7 +184,7 @@ def _send_until(
         while not is_over.is_set():
             for call in attack.calls(number):
                 await connection.exchange(request_bytes(call, key, number))
-                has_begun.set()
+            has_begun.set()
             number += connections
         connection.close()
 
