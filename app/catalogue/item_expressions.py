@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from app.catalogue.expressions import syntax_tree
 from app.catalogue.expressions.columns import Column
 from app.catalogue.expressions.environment import Environment, InvalidExpression, ValueType
-from app.catalogue.expressions.evaluator import Evaluation
+from app.catalogue.expressions.evaluator import Evaluation, compile_loops
 from app.catalogue.expressions.syntax_tree import Node
 from app.catalogue.expressions.values import Scalar
 from app.catalogue.item_properties import ItemProperties
@@ -56,6 +56,7 @@ class ItemExpressions:
         self._environment = lru_cache(ENVIRONMENTS)(self._build_environment)
         self._compiled: OrderedDict[Hashable, _Compiled] = OrderedDict()
         self._results = _Results(RESULT_BYTES)
+        compile_loops()
 
     def find(self, expression: Expression) -> Selected | None:
         """Return the result if it is known; do not change it."""

@@ -92,9 +92,9 @@ class ItemProperties:
             self.set(name, rows, [one.get(name) for one in properties])
 
     def values(self, row: int) -> dict[str, ItemValue]:
-        """Return what the item of a row has."""
-        names = self._columns.keys() | self._made.keys()
-        values = {name: column.value(row) for name in names if (column := self.column(name)) is not None}
+        """Return what the item of a row has, but for properties whose columns are made when they are first read."""
+        names = self._columns.keys() - self._made.keys()
+        values = {name: self._columns[name].value(row) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 
 

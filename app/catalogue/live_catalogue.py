@@ -72,7 +72,9 @@ class LiveCatalogue(TrainedCatalogue):
         """Return the properties of an item that have a value; none for an unknown item."""
         row = self.row_of.get(item_id)
         if row is not None:
-            return self.properties.values(row)
+            (title,) = self._titles_of(np.array([row]))
+            named: dict[str, ItemValue] = {TITLE: title} if title else {}
+            return named | {CATEGORIES: self._categories[row]} | self.properties.values(row)
         entry = self._unlearned.get(item_id)
         return {} if entry is None else _unlearned_properties(entry)
 

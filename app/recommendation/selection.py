@@ -61,10 +61,11 @@ class Selector:
         values: dict[str, Scalar] = {f"{PARAMS}{name}": value for name, value in request.params.items()}
         types: dict[str, ValueType] = {f"{PARAMS}{name}": _type_of(value) for name, value in request.params.items()}
         types |= {f"{USER}{name}": type_ for name, type_ in self._users.types.items()}
-        if request.user_id is not None and any(USER in text for text in (request.filter or "", *boosts)):
+        texts = (request.filter or "", *boosts)
+        if request.user_id is not None and any(USER in text for text in texts):
             of_user = await self._users.read(request.user_id)
             values |= {f"{USER}{name}": value for name, value in of_user.items()}
-        if request.current_item is not None:
+        if request.current_item is not None and any(CURRENT in text for text in texts):
             of_current = self._catalogue.properties_of(request.current_item)
             values |= {f"{CURRENT}{name}": value for name, value in of_current.items()}
         sorted_types = tuple(sorted(types.items()))

@@ -87,7 +87,7 @@ class AsyncClient:
 
         options  everything else that `POST /v1/recommendations` takes: categories, categories_all, categories_none,
                  exclude, exclude_seen, candidates, history, boost, pin, diversity, max_per_category, cursor, because,
-                 explain
+                 explain, filter, params, current_item
         """
         request = {"k": k, **options} if user_id is None else {"user_id": user_id, "k": k, **options}
         try:

@@ -147,8 +147,9 @@ class Evaluation:
         no_values, no_known = self._rows.spread(other)
         is_whole = np.result_type(yes_values, no_values).kind == "i"
         values = np.empty(self._rows.count, np.int64 if is_whole else np.float64)
-        parts = (np.asarray(part, values.dtype).view(np.uint64) for part in (yes_values, no_values))
-        chosen, others = (np.broadcast_to(part, len(values)) for part in parts)
+        chosen, others = (
+            np.atleast_1d(np.asarray(part, values.dtype)).view(np.uint64) for part in (yes_values, no_values)
+        )
         _choose(condition.true, chosen, others, values.view(np.uint64))
         return Numbers(values, condition.true & yes_known | condition.false & no_known)
 
@@ -178,12 +179,24 @@ class Evaluation:
         return Truth(others, decided) if node.needs_all else Truth(decided, others)
 
 
+def compile_loops() -> None:
+    """Compile, or load the compiled code, before the first request waits for it."""
+    rows, bits = bitmap.empty(1), np.zeros(1, np.uint64)
+    _choose(rows, bits, bits, bits)
+    _limit(np.zeros(1), rows, 1.0, np.zeros(1, np.float32))
+    TextColumn.empty(1).rows_with(np.zeros(1, np.bool_))
+
+
 @numba.njit(cache=True, nogil=True)
 def _choose(chosen, values, others, result):  # type: ignore[no-untyped-def]
-    """Choose the bits of each row without a branch, which would be predicted wrongly for half of them."""
+    """Choose the bits of each row without a branch, which would be predicted wrongly for half of them.
+
+    values, others  (N,), or (1,) for the same in each row
+    """
+    step, other_step = len(values) != 1, len(others) != 1
     for row in range(len(result)):
         mask = np.uint64(0) - (chosen[row // 64] >> np.uint64(row % 64) & np.uint64(1))
-        result[row] = values[row] & mask | others[row] & ~mask
+        result[row] = values[row * step] & mask | others[row * other_step] & ~mask
 
 
 @numba.njit(cache=True, nogil=True)
