@@ -28,7 +28,7 @@ NOTICED_WITHIN_S = 20.0
 REFUSED_WITHIN_S = 60.0
 PROBE_EVERY_S = 0.1
 LAG_S = 1.0  # of a replica
-ARCHIVED_WITHIN_S = 60.0
+ARCHIVED_WITHIN_S = 180.0
 
 Disruption = Callable[[random.Random], Awaitable[bool]]
 """Disrupts something, and returns whether that has happened."""
@@ -38,7 +38,7 @@ class StoreDisruptions:
     """What the store of an environment goes through.
 
     losses   that were accepted
-    faults   losses that no service has noticed
+    faults   losses that no service has noticed, and archivers that do nothing
     """
 
     def __init__(self, environment: ChaosEnvironment, operator: Operator) -> None:
@@ -129,17 +129,15 @@ class ServerDisruptions(StoreDisruptions):
     async def _lose(self, rng: random.Random) -> bool:
         """For some seconds a server is empty."""
         async with self._server(rng) as server:
-            if not self._environment.is_archived_beyond(server, {}):
-                await self._archived_beyond(server)
-            return await self._hold(rng, server, None)
+            is_archived = self._environment.is_archived_beyond(server, {}) or await self._archived_beyond(server)
+            return is_archived and await self._hold(rng, server, None)
 
     async def _age(self, rng: random.Random) -> bool:
         """For some seconds a server is as it was when it was copied, which the archive knows to be too old."""
         async with self._server(rng) as server:
             if not server.snapshot.exists():
                 await server.copy()
-            await self._archived_beyond(server)
-            is_noticed = await self._hold(rng, server, server.snapshot)
+            is_noticed = await self._archived_beyond(server) and await self._hold(rng, server, server.snapshot)
             await server.copy()
             return is_noticed
 
@@ -147,7 +145,8 @@ class ServerDisruptions(StoreDisruptions):
         """A server goes back to a copy for good, and an operator accepts it."""
         async with self._only_server(rng) as server, self._gate.closed():
             since_s = await server.copy()
-            await self._archived_beyond(server)
+            if not await self._archived_beyond(server):
+                return False
             await asyncio.sleep(rng.uniform(0.5, 2.0))
             before = self._environment.log_sizes()
             await server.go_back()
@@ -221,14 +220,16 @@ class ServerDisruptions(StoreDisruptions):
             await asyncio.sleep(rng.uniform(0.5, 3.0))
         return is_noticed
 
-    async def _archived_beyond(self, server: Server) -> None:
-        """Return when the archive has more of the server's log than now: a process that starts goes by it alone."""
+    async def _archived_beyond(self, server: Server) -> bool:
+        """Return whether the archive gets more of the server's log than now: a process that starts goes by it alone."""
         before = self._environment.archived_positions()
         give_up_at_s = time.monotonic() + ARCHIVED_WITHIN_S
         while not self._environment.is_archived_beyond(server, before):
             if time.monotonic() > give_up_at_s:
-                raise RuntimeError(f"nothing was archived for {ARCHIVED_WITHIN_S:g} s; archiver.log says why")
+                self.faults.append(f"nothing was archived for {ARCHIVED_WITHIN_S:g} s; archiver.log says why")
+                return False
             await asyncio.sleep(0.1)
+        return True
 
     @asynccontextmanager
     async def _server(self, rng: random.Random) -> AsyncIterator[Server]:
