@@ -118,7 +118,8 @@ class Disruptions:
         while (kind := self._next_kind(is_over())) is not None:
             self._tried[kind] += 1
             self._running[kind] += 1
-            self.injected[kind] += await self._kinds[kind](rng)
+            has_happened = await self._kinds[kind](rng)
+            self.injected[kind] += has_happened  # another lane may have added one meanwhile
             self._running[kind] -= 1
             await asyncio.sleep(rng.uniform(*PAUSE_S))
 
